@@ -1,0 +1,1 @@
+//! The actors of the line and the kit they stand on.

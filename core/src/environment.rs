@@ -1,0 +1,169 @@
+//! What an environment is: items to play, replies to the policy, and rewards.
+//!
+//! An environment is immutable and shared; everything that belongs to one play travels as values. The members of a
+//! group play the same [`Item`].
+
+use crate::backend::BackendError;
+use crate::chat::{Message, Renderer, Role};
+use crate::episode::Episode;
+use crate::ids::{PolicyVersion, Token};
+use crate::reward::{Metrics, Missing, Reward, Score};
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+/// One task: what the policy is shown first, and what the reward needs to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    /// Index within the environment's data.
+    pub index: u64,
+    /// The conversation so far; ends with a user message.
+    pub prompt: Vec<Message>,
+    /// The right answer, where there is one.
+    pub answer: Option<String>,
+    /// Whatever else the reward needs. Never shown to the policy.
+    pub info: serde_json::Value,
+}
+
+/// What follows an answer of the policy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// The episode is over.
+    Done,
+    /// The policy is asked again, with these messages appended to the conversation.
+    Continue(Vec<Message>),
+}
+
+/// What a reward can ask: log-probs under the weights that the config names for scoring.
+#[async_trait]
+pub trait Oracle: Send + Sync {
+    /// Log-prob of each token of `target` after `prefix`. Equal questions under equal weights are asked once.
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing>;
+
+    /// The most likely next tokens after `prefix`, best first, at most `k`.
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing>;
+}
+
+impl From<BackendError> for Missing {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
+            BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
+        }
+    }
+}
+
+/// Everything that a reward may use.
+#[derive(Clone, Copy)]
+pub struct Scene<'a> {
+    /// The item that was played.
+    pub item: &'a Item,
+    /// What the policy did.
+    pub episode: &'a Episode,
+    /// How the model reads conversations.
+    pub renderer: &'a dyn Renderer,
+    /// Answers log-prob queries.
+    pub oracle: &'a dyn Oracle,
+}
+
+impl Scene<'_> {
+    /// The last answer, as text.
+    #[must_use]
+    pub fn answer(&self) -> &str {
+        self.episode.turns.last().map_or("", |turn| turn.text.as_str())
+    }
+
+    /// Summed log-prob and number of tokens of `answer` as the assistant's reply to `messages`.
+    ///
+    /// # Errors
+    /// The query failed, or `answer` has no tokens.
+    pub async fn answer_logprob(&self, messages: &[Message], answer: &str) -> Result<(f64, usize), Missing> {
+        let prefix = self.renderer.prompt(messages);
+        let target = self.renderer.answer(answer);
+        if target.is_empty() {
+            return Err(Missing::Environment(format!("the answer {answer:?} has no tokens")));
+        }
+        let logprobs = self.oracle.logprobs(prefix.into(), target.into()).await?;
+        Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), logprobs.len()))
+    }
+
+    /// The version of the policy that played.
+    #[must_use]
+    pub fn policy(&self) -> PolicyVersion {
+        self.episode.policy
+    }
+}
+
+/// One weighted part of a [`Rubric`].
+#[async_trait]
+pub trait Criterion: Send + Sync {
+    /// Its name in the metrics.
+    fn name(&self) -> &str;
+
+    /// Its value for one episode.
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing>;
+}
+
+/// A reward that is a weighted sum of criteria.
+#[derive(Clone, Default)]
+pub struct Rubric {
+    parts: Vec<(f64, Arc<dyn Criterion>)>,
+}
+
+impl Rubric {
+    /// Adds a criterion.
+    #[must_use]
+    pub fn with(mut self, weight: f64, criterion: impl Criterion + 'static) -> Self {
+        self.parts.push((weight, Arc::new(criterion)));
+        self
+    }
+
+    /// The weighted sum; each criterion's value is a metric under its name. One missing value makes the whole
+    /// reward missing.
+    ///
+    /// # Errors
+    /// The first criterion that failed, or a sum that is not finite.
+    pub async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let mut metrics = Metrics::new();
+        let mut sum = 0.0;
+        for (weight, criterion) in &self.parts {
+            let value = criterion.value(scene).await?;
+            sum += weight * value;
+            metrics.insert(criterion.name().into(), value);
+        }
+        Ok(Score { reward: Reward::new(sum as f32)?, metrics })
+    }
+}
+
+/// A task with its rewards.
+#[async_trait]
+pub trait Environment: Send + Sync {
+    /// The id that configs use.
+    fn id(&self) -> &str;
+
+    /// Items in one cycle of its data.
+    fn items(&self) -> NonZeroU64;
+
+    /// Kinds of items that should take turns; item `i` is of kind `i % strata`.
+    fn strata(&self) -> NonZeroU64 {
+        NonZeroU64::MIN
+    }
+
+    /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
+    fn item(&self, index: u64) -> Item;
+
+    /// What the environment says after the policy's answer. Single-turn environments are done.
+    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+        debug_assert!(
+            conversation.last().is_none_or(|m| m.role == Role::Assistant),
+            "{} at {}",
+            self.id(),
+            item.index
+        );
+        Ok(Reply::Done)
+    }
+
+    /// The reward of a finished episode.
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing>;
+}

@@ -1,0 +1,20 @@
+//! Words and sums of the rollout line.
+//!
+//! Everything here is a value or a trait: no I/O, no clock, no runtime. Types keep their invariants by
+//! construction (a [`reward::Reward`] is finite, a [`datum::Datum`] has tensors of one length), so that whoever
+//! holds one need not check again.
+
+pub mod advantage;
+pub mod architecture;
+pub mod backend;
+pub mod chat;
+pub mod datum;
+pub mod environment;
+pub mod episode;
+pub mod ids;
+pub mod lora;
+pub mod loss;
+pub mod optim;
+pub mod reward;
+pub mod sampling;
+pub mod schedule;

@@ -1,0 +1,88 @@
+//! Rewards: a finite number, or a reason why there is none. Never a number in place of a failure.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// A finite reward.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f32", into = "f32")]
+pub struct Reward(f32);
+
+/// A reward that is NaN or infinite.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+#[error("the reward is {0}, it must be finite")]
+pub struct NotFinite(pub f32);
+
+impl Reward {
+    /// Takes a finite number.
+    ///
+    /// # Errors
+    /// Gives back what is NaN or infinite.
+    pub fn new(value: f32) -> Result<Self, NotFinite> {
+        if value.is_finite() { Ok(Self(value)) } else { Err(NotFinite(value)) }
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> f32 {
+        self.0
+    }
+}
+
+impl TryFrom<f32> for Reward {
+    type Error = NotFinite;
+    fn try_from(value: f32) -> Result<Self, NotFinite> {
+        Self::new(value)
+    }
+}
+
+impl From<Reward> for f32 {
+    fn from(reward: Reward) -> f32 {
+        reward.0
+    }
+}
+
+/// Numbers that explain a reward, by name.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// A reward with the numbers that went into it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// The reward.
+    pub reward: Reward,
+    /// What it was made of.
+    pub metrics: Metrics,
+}
+
+/// Why an episode has no reward, by what the line can do about it.
+#[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "why", rename_all = "snake_case")]
+pub enum Missing {
+    /// The service failed: the same scoring may succeed later.
+    #[error("the service failed while scoring: {0}")]
+    Service(String),
+    /// Scoring took longer than its limit.
+    #[error("scoring took longer than {0} s")]
+    TimedOut(u64),
+    /// The environment's own code failed on this item.
+    #[error("the environment failed: {0}")]
+    Environment(String),
+    /// The reward came out NaN or infinite.
+    #[error("the reward is not finite: {0}")]
+    NotFinite(String),
+}
+
+impl Missing {
+    /// Whether the same scoring may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Service(_) | Self::TimedOut(_))
+    }
+}
+
+impl From<NotFinite> for Missing {
+    fn from(error: NotFinite) -> Self {
+        Self::NotFinite(error.0.to_string())
+    }
+}

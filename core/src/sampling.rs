@@ -1,0 +1,174 @@
+//! What is asked of a sampler and what it answers.
+
+use crate::ids::Token;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// When a sample ends before `max_tokens`. The stop itself is part of the sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Stop {
+    /// The model's own end-of-sequence tokens.
+    ModelDefault,
+    /// Any of these tokens. An empty list means that nothing stops the sample early.
+    Tokens(Vec<Token>),
+    /// The first time the decoded text contains any of these strings.
+    Strings(Vec<String>),
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingParams {
+    /// Most tokens to sample.
+    pub max_tokens: usize,
+    /// Softmax temperature; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Keep this many most likely tokens; `None` keeps all.
+    pub top_k: Option<usize>,
+    /// Keep the smallest set of most likely tokens with at least this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Makes the sample repeatable; sample `i` of a request draws from its own stream of this seed.
+    pub seed: Option<u64>,
+    /// What ends a sample.
+    pub stop: Stop,
+}
+
+/// Parameters or prompts that no sampler can serve.
+#[derive(Debug, Error, PartialEq)]
+pub enum SamplingError {
+    /// A number is out of range.
+    #[error("{key} is {value}, it must {must}")]
+    Range {
+        /// Which parameter.
+        key: &'static str,
+        /// Its value.
+        value: f64,
+        /// What would be right.
+        must: &'static str,
+    },
+    /// There is no prompt.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// No sample is asked for.
+    #[error("num_samples is 0")]
+    NoSamples,
+    /// A stop string is empty and would stop everything.
+    #[error("a stop string is empty")]
+    EmptyStop,
+}
+
+impl SamplingParams {
+    /// Plain sampling from the model's distribution (temperature 1, nothing cut off).
+    #[must_use]
+    pub fn plain(max_tokens: usize) -> Self {
+        Self { max_tokens, temperature: 1.0, top_k: None, top_p: 1.0, seed: None, stop: Stop::ModelDefault }
+    }
+}
+
+/// One prompt, `num_samples` continuations of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleRequest {
+    /// Prompt tokens.
+    pub prompt: Arc<[Token]>,
+    /// Number of independent samples; they share one prefill.
+    pub num_samples: usize,
+    /// How to draw.
+    pub params: SamplingParams,
+    /// Whether to return the log-prob of each prompt token.
+    pub prompt_logprobs: bool,
+    /// Return the `k` most likely tokens at each prompt position; 0 for none.
+    pub topk_prompt_logprobs: usize,
+    /// Return the `k` most likely tokens at each sampled position; 0 for none.
+    pub topk_sample_logprobs: usize,
+}
+
+impl SampleRequest {
+    /// Samples only, no extras.
+    #[must_use]
+    pub fn new(prompt: Arc<[Token]>, num_samples: usize, params: SamplingParams) -> Self {
+        Self {
+            prompt,
+            num_samples,
+            params,
+            prompt_logprobs: false,
+            topk_prompt_logprobs: 0,
+            topk_sample_logprobs: 0,
+        }
+    }
+
+    /// The log-probs of `tokens` under the model, as a request (one token is sampled and ignored).
+    #[must_use]
+    pub fn score(tokens: Arc<[Token]>) -> Self {
+        Self {
+            prompt_logprobs: true,
+            ..Self::new(tokens, 1, SamplingParams { temperature: 0.0, ..SamplingParams::plain(1) })
+        }
+    }
+
+    /// Refuses what no sampler can serve.
+    ///
+    /// # Errors
+    /// Names the first parameter that is wrong.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let p = &self.params;
+        let range = |key, value: f64, must| Err(SamplingError::Range { key, value, must });
+        if self.prompt.is_empty() {
+            return Err(SamplingError::EmptyPrompt);
+        }
+        if self.num_samples == 0 {
+            return Err(SamplingError::NoSamples);
+        }
+        if p.max_tokens == 0 {
+            return range("max_tokens", 0.0, "be at least 1");
+        }
+        if !(p.temperature.is_finite() && p.temperature >= 0.0) {
+            return range("temperature", f64::from(p.temperature), "be finite and not negative");
+        }
+        if p.top_k == Some(0) {
+            return range("top_k", 0.0, "be at least 1");
+        }
+        if !(p.top_p > 0.0 && p.top_p <= 1.0) {
+            return range("top_p", f64::from(p.top_p), "lie in (0, 1]");
+        }
+        if matches!(&p.stop, Stop::Strings(strings) if strings.iter().any(String::is_empty)) {
+            return Err(SamplingError::EmptyStop);
+        }
+        Ok(())
+    }
+}
+
+/// Why a sample ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// A stop token or string.
+    Stop,
+    /// `max_tokens` or the context's end.
+    Length,
+}
+
+/// Tokens with the log-prob each had under the model at temperature 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Sampled tokens, the stop included.
+    pub tokens: Vec<Token>,
+    /// Log-prob of each, same length.
+    pub logprobs: Vec<f32>,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// The most likely tokens at each position, best first, if they were asked for.
+    pub topk: Option<Vec<Vec<(Token, f32)>>>,
+}
+
+/// Answer to a [`SampleRequest`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleResponse {
+    /// One entry per sample.
+    pub sequences: Vec<Sampled>,
+    /// Log-prob of each prompt token given those before it; the first has none.
+    pub prompt_logprobs: Option<Vec<Option<f32>>>,
+    /// The most likely tokens at each prompt position, best first; the first position has none.
+    pub topk_prompt_logprobs: Option<Vec<Option<Vec<(Token, f32)>>>>,
+    /// Prompt tokens that needed no computation, where the service tells.
+    pub cached_prompt_tokens: usize,
+}

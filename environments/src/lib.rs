@@ -1,0 +1,1 @@
+//! Environments, chat renderers and the registry.
