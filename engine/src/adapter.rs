@@ -1,0 +1,370 @@
+//! LoRA adapters: the trained values, their gradients, and the frozen snapshot that forward passes read.
+//!
+//! Many adapters share one frozen [`Model`](crate::model::Model). [`AdapterWeights`] never change after they are
+//! made, so a sample that runs while training goes on keeps the weights it began with.
+
+use crate::error::EngineError;
+use crate::kernel::Panels;
+use crate::real::Real;
+use minds_core::architecture::Architecture;
+use minds_core::lora::{LoraSpec, Target};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// A place in a block where one input feeds one or more linear layers, which are computed as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Site {
+    /// q, k and v.
+    Qkv,
+    /// The output projection.
+    O,
+    /// gate and up.
+    GateUp,
+    /// down.
+    Down,
+}
+
+impl Site {
+    pub(crate) const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
+
+    /// The linear layers of the site in the order of their output columns.
+    pub(crate) fn targets(self) -> &'static [Target] {
+        match self {
+            Self::Qkv => &[Target::QProj, Target::KProj, Target::VProj],
+            Self::O => &[Target::OProj],
+            Self::GateUp => &[Target::GateProj, Target::UpProj],
+            Self::Down => &[Target::DownProj],
+        }
+    }
+}
+
+/// Inputs and outputs of a target's linear layer.
+pub(crate) fn shape(arch: &Architecture, target: Target) -> (usize, usize) {
+    let (q, kv) = (arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim);
+    match target {
+        Target::QProj => (arch.dim, q),
+        Target::KProj | Target::VProj => (arch.dim, kv),
+        Target::OProj => (q, arch.dim),
+        Target::GateProj | Target::UpProj => (arch.dim, arch.ffn),
+        Target::DownProj => (arch.ffn, arch.dim),
+    }
+}
+
+/// Where the two matrices of one target lie within a layer's values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slot {
+    pub(crate) target: Target,
+    pub(crate) site: Site,
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+    /// Offset of `A` [rank, input] and of `B` [output, rank] within the layer.
+    pub(crate) a: usize,
+    pub(crate) b: usize,
+    /// First column of the target in the site's output and in the site's stacked low-rank activations.
+    pub(crate) column: usize,
+    pub(crate) lane: usize,
+}
+
+/// How an adapter's values lie in one flat vector: layer by layer, within a layer site by site, within a site all
+/// `A` and then all `B`, so that the `A` of layers that share an input form one matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Layout {
+    pub(crate) spec: LoraSpec,
+    pub(crate) layers: usize,
+    pub(crate) per_layer: usize,
+    pub(crate) slots: Vec<Slot>,
+}
+
+impl Layout {
+    fn new(arch: &Architecture, spec: &LoraSpec) -> Self {
+        let mut slots = Vec::new();
+        let mut offset = 0;
+        for site in Site::ALL {
+            let first = slots.len();
+            let (mut column, mut lane) = (0, 0);
+            for &target in site.targets() {
+                let (input, output) = shape(arch, target);
+                if spec.targets.contains(&target) {
+                    slots.push(Slot { target, site, input, output, a: offset, b: 0, column, lane });
+                    offset += spec.rank * input;
+                    lane += spec.rank;
+                }
+                column += output;
+            }
+            for slot in &mut slots[first..] {
+                slot.b = offset;
+                offset += slot.output * spec.rank;
+            }
+        }
+        Self { spec: spec.clone(), layers: arch.layers, per_layer: offset, slots }
+    }
+
+    /// The slots of one site.
+    pub(crate) fn site(&self, site: Site) -> &[Slot] {
+        let first = self.slots.iter().position(|s| s.site == site).unwrap_or(0);
+        let count = self.slots.iter().filter(|s| s.site == site).count();
+        &self.slots[first..first + count]
+    }
+
+    /// Width of a site's stacked low-rank activations.
+    pub(crate) fn width(&self, site: Site) -> usize {
+        self.site(site).len() * self.spec.rank
+    }
+}
+
+/// The two matrices of one target in one layer, laid out as PEFT stores them.
+#[derive(Clone, Copy, Debug)]
+pub struct LoraTensors<'a, T> {
+    /// Layer, counted from 0.
+    pub layer: usize,
+    /// Linear layer.
+    pub target: Target,
+    /// Inputs of the linear layer.
+    pub input: usize,
+    /// Outputs of the linear layer.
+    pub output: usize,
+    /// `lora_A.weight`, `[rank, input]`.
+    pub a: &'a [T],
+    /// `lora_B.weight`, `[output, rank]`.
+    pub b: &'a [T],
+}
+
+fn views<'a, T>(layout: &'a Layout, values: &'a [T]) -> impl Iterator<Item = LoraTensors<'a, T>> {
+    let rank = layout.spec.rank;
+    values.chunks(layout.per_layer.max(1)).enumerate().flat_map(move |(layer, values)| {
+        layout.slots.iter().map(move |s| LoraTensors {
+            layer,
+            target: s.target,
+            input: s.input,
+            output: s.output,
+            a: &values[s.a..s.a + rank * s.input],
+            b: &values[s.b..s.b + s.output * rank],
+        })
+    })
+}
+
+/// An adapter in training.
+#[derive(Clone, Debug)]
+pub struct Adapter<T> {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) values: Vec<T>,
+}
+
+impl<T: Real> Adapter<T> {
+    /// A fresh adapter: `A` uniform in ±1/sqrt(inputs), one random stream per layer and target; `B` zero, so that
+    /// the model starts unchanged.
+    ///
+    /// # Errors
+    /// A spec that cannot be built.
+    pub fn new(arch: &Architecture, spec: &LoraSpec) -> Result<Self, EngineError> {
+        spec.check().map_err(|e| EngineError::Adapter(e.to_string()))?;
+        let layout = Layout::new(arch, spec);
+        let mut values = vec![T::ZERO; layout.per_layer * layout.layers];
+        for (layer, values) in values.chunks_mut(layout.per_layer).enumerate() {
+            for slot in &layout.slots {
+                let mut random = ChaCha8Rng::seed_from_u64(spec.seed);
+                random.set_stream((layer * Target::ALL.len() + slot.target as usize) as u64);
+                let bound = 1.0 / (slot.input as f64).sqrt();
+                for value in &mut values[slot.a..slot.a + spec.rank * slot.input] {
+                    *value = T::from_f64(bound * (2.0 * unit(&mut random) - 1.0));
+                }
+            }
+        }
+        Ok(Self { layout: Arc::new(layout), values })
+    }
+
+    /// What the adapter is made of.
+    #[must_use]
+    pub fn spec(&self) -> &LoraSpec {
+        &self.layout.spec
+    }
+
+    /// All matrices, layer by layer.
+    pub fn tensors(&self) -> impl Iterator<Item = LoraTensors<'_, T>> {
+        views(&self.layout, &self.values)
+    }
+
+    /// All values in the order of [`Self::tensors`]' memory; gradients and moments have the same order.
+    #[must_use]
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// All values, writable.
+    pub fn values_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+
+    /// Replaces the matrices of one target in one layer.
+    ///
+    /// # Errors
+    /// The adapter has no such target or layer, or a matrix has another size.
+    pub fn set(&mut self, layer: usize, target: Target, a: &[T], b: &[T]) -> Result<(), EngineError> {
+        let rank = self.layout.spec.rank;
+        let slot = self.layout.slots.iter().find(|s| s.target == target);
+        let Some(slot) = slot.filter(|_| layer < self.layout.layers) else {
+            return Err(EngineError::Adapter(format!("it has no `{}` in layer {layer}", target.name())));
+        };
+        for (letter, given, expected) in [("A", a, rank * slot.input), ("B", b, slot.output * rank)] {
+            if given.len() != expected {
+                let name = format!("layer {layer} {} lora_{letter}", target.name());
+                return Err(EngineError::TensorLength { name, len: given.len(), expected });
+            }
+        }
+        let start = layer * self.layout.per_layer;
+        self.values[start + slot.a..][..a.len()].copy_from_slice(a);
+        self.values[start + slot.b..][..b.len()].copy_from_slice(b);
+        Ok(())
+    }
+
+    /// An immutable copy in the form that forward passes read.
+    #[must_use]
+    pub fn weights(&self) -> AdapterWeights<T> {
+        let layout = &self.layout;
+        let rank = layout.spec.rank;
+        let scale = T::from_f64(layout.spec.scale());
+        let sites = self
+            .values
+            .par_chunks(layout.per_layer)
+            .map(|values| {
+                Site::ALL.map(|site| {
+                    let slots = layout.site(site);
+                    let first = slots.first()?;
+                    let a = &values[first.a..first.a + slots.len() * rank * first.input];
+                    Some(SiteWeights {
+                        a: Panels::from_rows(a, slots.len() * rank, first.input),
+                        b: slots
+                            .iter()
+                            .map(|s| {
+                                let b = &values[s.b..s.b + s.output * rank];
+                                Panels::from_rows_with(s.output, rank, |o, r| scale * b[o * rank + r])
+                            })
+                            .collect(),
+                    })
+                })
+            })
+            .collect();
+        AdapterWeights { layout: layout.clone(), values: self.values.clone(), sites }
+    }
+
+    /// Gradients of nothing yet.
+    #[must_use]
+    pub fn zero_grads(&self) -> Grads<T> {
+        Grads { values: vec![T::ZERO; self.values.len()], layout: self.layout.clone() }
+    }
+}
+
+/// Uniform in [0, 1) with 53 bits, the same on every machine.
+pub(crate) fn unit(random: &mut impl Rng) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The adapter of one site in packed form.
+#[derive(Debug)]
+pub(crate) struct SiteWeights<T> {
+    /// All `A` of the site side by side.
+    pub(crate) a: Panels<T>,
+    /// `B` of each slot, with `alpha / rank` folded in.
+    pub(crate) b: Vec<Panels<T>>,
+}
+
+/// An immutable snapshot of an adapter. Share it with an `Arc`.
+#[derive(Debug)]
+pub struct AdapterWeights<T> {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) values: Vec<T>,
+    pub(crate) sites: Vec<[Option<SiteWeights<T>>; 4]>,
+}
+
+impl<T: Real> AdapterWeights<T> {
+    /// What the adapter is made of.
+    #[must_use]
+    pub fn spec(&self) -> &LoraSpec {
+        &self.layout.spec
+    }
+
+    /// All matrices, layer by layer.
+    pub fn tensors(&self) -> impl Iterator<Item = LoraTensors<'_, T>> {
+        views(&self.layout, &self.values)
+    }
+
+    pub(crate) fn site(&self, layer: usize, site: Site) -> Option<&SiteWeights<T>> {
+        self.sites[layer][site as usize].as_ref()
+    }
+
+    /// Refuses a model of another shape.
+    pub(crate) fn check(&self, arch: &Architecture) -> Result<(), EngineError> {
+        if *self.layout == Layout::new(arch, &self.layout.spec) {
+            return Ok(());
+        }
+        Err(EngineError::Adapter("it was made for a model of another shape".into()))
+    }
+}
+
+/// Accumulated gradients of an adapter's values, in the order of [`Adapter::values`].
+#[derive(Clone, Debug)]
+pub struct Grads<T> {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) values: Vec<T>,
+}
+
+impl<T: Real> Grads<T> {
+    /// All gradients.
+    #[must_use]
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// The gradients of each matrix, layer by layer.
+    pub fn tensors(&self) -> impl Iterator<Item = LoraTensors<'_, T>> {
+        views(&self.layout, &self.values)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.values.fill(T::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fresh_adapter_is_repeatable_bounded_and_has_zero_b() {
+        let arch = Architecture::tiny();
+        let spec = LoraSpec::all_linear(4, 7);
+        let (one, two) = (Adapter::<f32>::new(&arch, &spec).unwrap(), Adapter::new(&arch, &spec).unwrap());
+        assert_eq!(one.values, two.values);
+        let mut firsts = Vec::new();
+        for t in one.tensors() {
+            let bound = 1.0 / (t.input as f32).sqrt();
+            assert!(t.a.iter().all(|x| x.abs() <= bound && *x != 0.0));
+            assert!(t.a.iter().any(|x| x.abs() > 0.9 * bound));
+            assert!(t.b.iter().all(|x| *x == 0.0));
+            firsts.push((t.a[0] / bound).to_bits());
+        }
+        assert_eq!(firsts.len(), 14);
+        firsts.sort_unstable();
+        firsts.dedup();
+        assert_eq!(firsts.len(), 14, "streams repeat");
+    }
+
+    #[test]
+    fn set_writes_what_tensors_reads() {
+        let arch = Architecture::tiny();
+        let spec = LoraSpec { targets: vec![Target::UpProj, Target::QProj], ..LoraSpec::all_linear(2, 0) };
+        let mut adapter = Adapter::<f32>::new(&arch, &spec).unwrap();
+        let (a, b) = (vec![1.5; 2 * 64], vec![2.5; 2 * 176]);
+        adapter.set(1, Target::UpProj, &a, &b).unwrap();
+        let found: Vec<_> = adapter.tensors().filter(|t| t.b.iter().any(|x| *x != 0.0)).collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].layer, found[0].target), (1, Target::UpProj));
+        assert_eq!((found[0].a, found[0].b), (&a[..], &b[..]));
+        assert!(adapter.set(1, Target::VProj, &a, &b).is_err());
+        assert!(adapter.set(2, Target::UpProj, &a, &b).is_err());
+        assert!(adapter.set(0, Target::UpProj, &a[1..], &b).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! Attention of new positions over chains of segments, row-exact.
+//!
+//! Scores of 32 keys are one tile of the micro-kernel. The sum of a softmax runs lane by lane over the absolute
+//! position grid and the values are added in order of position; keys out of sight add exact zeros. So the bits do
+//! not depend on where a sequence was cut into segments or into calls.
+
+use crate::kernel::rows::fold;
+use crate::kernel::{Strips, TALLEST, WIDTH, tile, vectorized};
+use crate::kv::{Heads, Visible};
+use crate::real::Real;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Consecutive new positions of one sequence.
+pub(crate) struct Queries<'a, T> {
+    /// Their rows in the batch.
+    pub(crate) rows: Range<usize>,
+    /// Position of the first.
+    pub(crate) position: usize,
+    /// What the sequence consists of, the new positions included.
+    pub(crate) chain: Vec<Visible<'a, T>>,
+}
+
+/// Positions of one task.
+const BLOCK: usize = 16;
+
+/// Attends for all rows: reads the queries of `qkv` (`[q | k | v]`), writes the mixed values to `out`
+/// `[rows, heads * dim]` and the log of each softmax sum to `lse` `[rows, heads]`.
+pub(crate) fn attend<T: Real>(
+    heads: Heads,
+    qkv: &[T],
+    sequences: &[Queries<'_, T>],
+    out: &mut [T],
+    lse: &mut [T],
+) {
+    let tasks: Vec<_> = sequences
+        .iter()
+        .flat_map(|s| s.rows.clone().step_by(BLOCK).map(move |row| (s, row..(row + BLOCK).min(s.rows.end))))
+        .flat_map(|(s, rows)| (0..heads.kv_heads).map(move |head| (s, rows.clone(), head)))
+        .collect();
+    let run = |scratch: &mut Scratch<T>, (sequence, rows, kv_head): &(&Queries<'_, T>, Range<usize>, usize)| {
+        let first = sequence.position + rows.start - sequence.rows.start;
+        let block = Block { heads, qkv, rows: rows.clone(), first, kv_head: *kv_head };
+        (rows.start, *kv_head, block.attend(&sequence.chain, scratch))
+    };
+    // One position costs some 10 µs; a few are done here rather than handed out.
+    let done: Vec<_> = if tasks.len() <= 2 {
+        let mut scratch = Scratch::default();
+        tasks.iter().map(|task| run(&mut scratch, task)).collect()
+    } else {
+        tasks.par_iter().map_init(Scratch::default, run).collect()
+    };
+    let (group, width) = (heads.group(), heads.group() * heads.dim);
+    for (first, kv_head, (mixed, sums)) in done {
+        for (i, (mixed, sums)) in mixed.chunks(width).zip(sums.chunks(group)).enumerate() {
+            let row = first + i;
+            out[row * heads.q_width() + kv_head * width..][..width].copy_from_slice(mixed);
+            lse[row * heads.heads + kv_head * group..][..group].copy_from_slice(sums);
+        }
+    }
+}
+
+struct Scratch<T> {
+    strips: Strips<T>,
+    scores: Vec<T>,
+}
+
+impl<T: Real> Default for Scratch<T> {
+    fn default() -> Self {
+        Self { strips: Strips::default(), scores: Vec::new() }
+    }
+}
+
+/// Some positions of a sequence and the query heads of one key head: row `i` of the block is query head
+/// `i % group` of position `first + i / group`.
+struct Block<'a, T> {
+    heads: Heads,
+    qkv: &'a [T],
+    rows: Range<usize>,
+    first: usize,
+    kv_head: usize,
+}
+
+/// A cell of the grid within one segment: first position, and the lanes that exist.
+struct Cell<'a, T> {
+    visible: Visible<'a, T>,
+    index: usize,
+}
+
+impl<T: Real> Cell<'_, T> {
+    /// Lanes that a query at `position` sees.
+    fn lanes(&self, position: usize) -> Range<usize> {
+        let base = self.index * WIDTH;
+        let from = self.visible.start().max(base);
+        let to = self.visible.end().min(position + 1).min(base + WIDTH);
+        from - base..to.max(from) - base
+    }
+}
+
+impl<T: Real> Block<'_, T> {
+    fn attend(&self, chain: &[Visible<'_, T>], scratch: &mut Scratch<T>) -> (Vec<T>, Vec<T>) {
+        let (group, dim) = (self.heads.group(), self.heads.dim);
+        let count = self.rows.len() * group;
+        let end = self.first + self.rows.len();
+        let cells: Vec<Cell<'_, T>> = chain
+            .iter()
+            .flat_map(|&visible| visible.cells(end).map(move |index| Cell { visible, index }))
+            .collect();
+        let width = cells.len() * WIDTH;
+
+        scratch.strips.pack(count, dim, |i| {
+            let head = self.kv_head * group + i % group;
+            &self.qkv[(self.rows.start + i / group) * self.heads.qkv_width() + head * dim..]
+        });
+        if scratch.scores.len() < count * width {
+            scratch.scores.resize(count * width, T::ZERO);
+        }
+        let scores = &mut scratch.scores[..count * width];
+        for (column, cell) in cells.iter().enumerate() {
+            let keys = cell.visible.keys(cell.index, self.kv_head);
+            for strip in 0..scratch.strips.count() {
+                let rows = scratch.strips.rows(strip);
+                let mut c = [[T::ZERO; WIDTH]; TALLEST];
+                tile(scratch.strips.strip(strip), keys, &mut c[..rows.len()]);
+                for (row, c) in rows.zip(&c) {
+                    scores[row * width + column * WIDTH..][..WIDTH].copy_from_slice(c);
+                }
+            }
+        }
+
+        let scale = T::ONE / T::from_f64(dim as f64).sqrt();
+        let (mut lse, mut inverse) = (vec![T::ZERO; count], vec![T::ZERO; count]);
+        for (i, row) in scores.chunks_mut(width).enumerate() {
+            let position = self.first + i / group;
+            let (max, sum) = softmax(row, scale, |column| cells[column].lanes(position));
+            lse[i] = max + sum.ln();
+            inverse[i] = T::ONE / sum;
+        }
+
+        // The probabilities as left operand: depth is the position, so each cell continues the same sums.
+        let mut out = vec![T::ZERO; count * dim];
+        scratch.strips.pack(count, width, |i| &scores[i * width..]);
+        for strip in 0..scratch.strips.count() {
+            let rows = scratch.strips.rows(strip);
+            let weights = scratch.strips.strip(strip);
+            for panel in 0..self.heads.value_panels() {
+                let mut c = [[T::ZERO; WIDTH]; TALLEST];
+                for (cell, weights) in cells.iter().zip(weights.chunks(WIDTH * rows.len())) {
+                    tile(weights, cell.visible.values(cell.index, self.kv_head, panel), &mut c[..rows.len()]);
+                }
+                for (row, c) in rows.clone().zip(&c) {
+                    let columns = &mut out[row * dim..(row + 1) * dim];
+                    for (out, c) in columns.chunks_mut(WIDTH).nth(panel).into_iter().flatten().zip(c) {
+                        *out = *c * inverse[row];
+                    }
+                }
+            }
+        }
+        (out, lse)
+    }
+}
+
+/// Turns scores into `exp(scale * score - max)`, zero outside of the lanes in sight; gives the maximum of the scaled
+/// scores and the sum.
+fn softmax<T: Real>(row: &mut [T], scale: T, lanes: impl Fn(usize) -> Range<usize>) -> (T, T) {
+    vectorized(|| {
+        let (cells, _) = row.as_chunks_mut::<WIDTH>();
+        let mut max = [T::NEG_INFINITY; WIDTH];
+        for (column, cell) in cells.iter_mut().enumerate() {
+            let seen = lanes(column);
+            for (lane, (x, max)) in cell.iter_mut().zip(&mut max).enumerate() {
+                *x = if seen.start <= lane && lane < seen.end { *x * scale } else { T::NEG_INFINITY };
+                *max = if *x > *max { *x } else { *max };
+            }
+        }
+        let max = max.into_iter().fold(T::NEG_INFINITY, |m, x| if x > m { x } else { m });
+        let mut sums = [T::ZERO; WIDTH];
+        for cell in cells {
+            for (x, sum) in cell.iter_mut().zip(&mut sums) {
+                *x = (*x - max).exp();
+                *sum += *x;
+            }
+        }
+        (max, fold(sums))
+    })
+}

@@ -1,0 +1,7 @@
+//! Causal attention of grouped query heads.
+
+mod backward;
+mod forward;
+
+pub(crate) use backward::{Node, attend_backward};
+pub(crate) use forward::{Queries, attend};

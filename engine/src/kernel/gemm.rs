@@ -1,0 +1,126 @@
+//! Large matrix products through the `gemm` crate: fast, and with sums in an order of its choosing.
+//!
+//! The only file with `unsafe`: the crate takes raw pointers. [`View`] and [`ViewMut`] prove on construction that
+//! every element they can name lies within their slice.
+#![expect(unsafe_code, reason = "the gemm crate takes raw pointers; views check their bounds beforehand")]
+
+use crate::real::Real;
+use gemm::Parallelism;
+
+/// A matrix within a slice.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+/// Whether all elements of a matrix lie within `len`.
+fn fits(len: usize, rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> bool {
+    let last = |count: usize, stride: usize| count.checked_sub(1).and_then(|c| c.checked_mul(stride));
+    match (last(rows, row_stride), last(columns, column_stride)) {
+        (Some(r), Some(c)) => r.checked_add(c).is_some_and(|last| last < len) && len <= isize::MAX as usize,
+        _ => rows == 0 || columns == 0,
+    }
+}
+
+impl<'a, T: Real> View<'a, T> {
+    /// The first `columns` of each row; rows begin `stride` apart.
+    pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, stride: usize) -> Self {
+        assert!(fits(data.len(), rows, columns, stride, 1), "{rows} x {columns} by {stride} in {}", data.len());
+        Self { data, rows, columns, row_stride: stride, column_stride: 1 }
+    }
+
+    /// The transposed matrix.
+    pub(crate) fn t(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// A row-major matrix within a slice, to be written.
+pub(crate) struct ViewMut<'a, T> {
+    data: &'a mut [T],
+    rows: usize,
+    columns: usize,
+    stride: usize,
+}
+
+impl<'a, T: Real> ViewMut<'a, T> {
+    /// The first `columns` of each row; rows begin `stride` apart.
+    pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
+        assert!(fits(data.len(), rows, columns, stride, 1), "{rows} x {columns} by {stride} in {}", data.len());
+        assert!(columns <= stride || rows <= 1, "rows overlap");
+        Self { data, rows, columns, stride }
+    }
+}
+
+/// Who computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// The calling thread.
+    One,
+    /// The whole pool.
+    All,
+}
+
+/// `c = keep * c + factor * a · b`, where `keep` is 0 or 1.
+pub(crate) fn gemm<T: Real>(
+    c: ViewMut<'_, T>,
+    keep: bool,
+    factor: T,
+    a: View<'_, T>,
+    b: View<'_, T>,
+    threads: Threads,
+) {
+    assert!(
+        a.columns == b.rows && c.rows == a.rows && c.columns == b.columns,
+        "[{}, {}] = [{}, {}] x [{}, {}]",
+        c.rows,
+        c.columns,
+        a.rows,
+        a.columns,
+        b.rows,
+        b.columns
+    );
+    if c.rows == 0 || c.columns == 0 {
+        return;
+    }
+    let parallelism = match threads {
+        Threads::One => Parallelism::None,
+        Threads::All => Parallelism::Rayon(0),
+    };
+    // Strides fit an isize because the last element's offset does.
+    // SAFETY: each view names elements of its slice only (checked when it was made), the shapes agree (checked
+    // above), and `c` is borrowed mutably, so it overlaps neither `a` nor `b`.
+    unsafe {
+        gemm::gemm(
+            c.rows,
+            c.columns,
+            a.columns,
+            c.data.as_mut_ptr(),
+            1,
+            c.stride as isize,
+            keep,
+            a.data.as_ptr(),
+            a.column_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.column_stride as isize,
+            b.row_stride as isize,
+            T::ONE,
+            factor,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

@@ -1,0 +1,15 @@
+//! The arithmetic on matrices and rows.
+//!
+//! [`multiply`] and the row functions give every row the same bits whatever stands beside it; forward passes use
+//! nothing else. [`gemm`] is faster for large products and promises no such thing; only gradients use it.
+
+pub(crate) mod gemm;
+mod multiply;
+mod panels;
+pub(crate) mod rows;
+mod tile;
+
+pub(crate) use multiply::{Columns, ColumnsMut, Start, multiply};
+pub use panels::Panels;
+pub(crate) use panels::{Strips, WIDTH};
+pub(crate) use tile::{TALLEST, tile, vectorized};

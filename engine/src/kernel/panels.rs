@@ -1,0 +1,123 @@
+//! Matrices packed for the micro-kernel.
+
+use crate::real::Real;
+use super::tile::tallest;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Columns of a panel.
+pub const WIDTH: usize = 32;
+
+/// A frozen right operand `[depth, columns]` in panels of [`WIDTH`] columns, zero-padded: `[panel][depth][WIDTH]`.
+#[derive(Clone, Debug)]
+pub struct Panels<T> {
+    depth: usize,
+    columns: usize,
+    data: Vec<T>,
+}
+
+impl<T: Real> Panels<T> {
+    /// Packs a matrix given by its columns, `[columns, depth]`: the layout of a linear layer, `[out, in]`.
+    #[must_use]
+    pub fn from_rows(rows: &[T], columns: usize, depth: usize) -> Self {
+        assert_eq!(rows.len(), columns * depth, "the matrix is not {columns} x {depth}");
+        Self::from_rows_with(columns, depth, |c, d| rows[c * depth + d])
+    }
+
+    /// Packs the matrix with the element `value(column, depth)`.
+    #[must_use]
+    pub fn from_rows_with(columns: usize, depth: usize, value: impl Fn(usize, usize) -> T + Sync) -> Self {
+        let mut data = vec![T::ZERO; columns.div_ceil(WIDTH) * depth * WIDTH];
+        data.par_chunks_mut((depth * WIDTH).max(1)).enumerate().for_each(|(panel, data)| {
+            let first = panel * WIDTH;
+            for lane in 0..WIDTH.min(columns - first) {
+                for d in 0..depth {
+                    data[d * WIDTH + lane] = value(first + lane, d);
+                }
+            }
+        });
+        Self { depth, columns, data }
+    }
+
+    /// Rows of the matrix: the length of the sums.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Columns of the matrix.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Panel `index`, `[depth][WIDTH]`.
+    #[inline]
+    pub(crate) fn panel(&self, index: usize) -> &[T] {
+        let size = self.depth * WIDTH;
+        &self.data[index * size..(index + 1) * size]
+    }
+}
+
+/// A left operand `[rows, depth]` cut into strips of nearly equal height: `[strip][depth][height]`.
+#[derive(Debug, Default)]
+pub(crate) struct Strips<T> {
+    depth: usize,
+    /// Strips in all, height of the lower ones, and how many of them (the first) are one row taller.
+    count: usize,
+    height: usize,
+    taller: usize,
+    data: Vec<T>,
+}
+
+impl<T: Real> Strips<T> {
+    /// Packs `rows` rows; `row(i)` is row `i`. Reuses the memory.
+    pub(crate) fn pack<'a>(&mut self, rows: usize, depth: usize, row: impl Fn(usize) -> &'a [T] + Sync) {
+        let count = rows.div_ceil(tallest());
+        let height = rows.checked_div(count).unwrap_or(0);
+        let taller = rows - count * height;
+        (self.depth, self.count, self.height, self.taller) = (depth, count, height, taller);
+        if self.data.len() < rows * depth {
+            self.data.resize(rows * depth, T::ZERO);
+        }
+        let (tall, low) = self.data[..rows * depth].split_at_mut(taller * (height + 1) * depth);
+        let fill = |first: usize, height: usize, strip: &mut [T]| {
+            for h in 0..height {
+                let row = &row(first + h)[..depth];
+                for (slot, x) in strip[h..].iter_mut().step_by(height).zip(row) {
+                    *slot = *x;
+                }
+            }
+        };
+        let tall = tall.chunks_mut(((height + 1) * depth).max(1)).enumerate();
+        let low = low.chunks_mut((height * depth).max(1)).enumerate();
+        let base = taller * (height + 1);
+        if rows * depth < 1 << 16 {
+            tall.for_each(|(i, strip)| fill(i * (height + 1), height + 1, strip));
+            low.for_each(|(i, strip)| fill(base + i * height, height, strip));
+        } else {
+            let tall = tall.map(|(i, strip)| (i * (height + 1), height + 1, strip));
+            let low = low.map(|(i, strip)| (base + i * height, height, strip));
+            let strips: Vec<_> = tall.chain(low).collect();
+            strips.into_par_iter().for_each(|(first, height, strip)| fill(first, height, strip));
+        }
+    }
+
+    /// Number of strips.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Rows of strip `index`.
+    pub(crate) fn rows(&self, index: usize) -> Range<usize> {
+        let start = |i: usize| i * self.height + i.min(self.taller);
+        start(index)..start(index + 1)
+    }
+
+    /// Strip `index`, `[depth][height]`.
+    #[inline]
+    pub(crate) fn strip(&self, index: usize) -> &[T] {
+        let rows = self.rows(index);
+        &self.data[rows.start * self.depth..rows.end * self.depth]
+    }
+}

@@ -1,0 +1,95 @@
+//! The micro-kernel: up to 12 rows times one panel, accumulated in registers.
+//!
+//! Each element of the result is one accumulator that runs over the depth in order with fused multiply-add. Its bits
+//! therefore do not depend on the height of the tile, on the width of the registers, or on the other rows.
+
+use super::panels::WIDTH;
+use crate::real::Real;
+use pulp::{Arch, Simd, WithSimd};
+use std::sync::OnceLock;
+
+/// Most rows of a tile: 24 accumulators of the 32 AVX-512 registers.
+pub(crate) const TALLEST: usize = 12;
+
+/// The best instruction set of this machine, and the tallest tile whose accumulators fit its registers.
+fn machine() -> (Arch, usize) {
+    struct Tallest;
+    impl WithSimd for Tallest {
+        type Output = usize;
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            if S::REGISTER_COUNT >= 32 { TALLEST } else { TALLEST / 2 }
+        }
+    }
+    static MACHINE: OnceLock<(Arch, usize)> = OnceLock::new();
+    *MACHINE.get_or_init(|| {
+        let arch = Arch::new();
+        (arch, arch.dispatch(Tallest))
+    })
+}
+
+/// Tallest tile worth using here.
+pub(crate) fn tallest() -> usize {
+    machine().1
+}
+
+/// Runs a plain loop compiled for the best instruction set of this machine.
+#[inline(always)]
+pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
+    machine().0.dispatch(work)
+}
+
+/// `c += a · b` for a tile of `c.len()` rows: `a` is a strip `[depth][rows]`, `b` a panel `[depth][WIDTH]`.
+#[inline]
+pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]]) {
+    assert_eq!(a.len() * WIDTH, b.len() * c.len(), "the depths of the tile's operands differ");
+    machine().0.dispatch(Tile { a, b, c });
+}
+
+struct Tile<'a, T> {
+    a: &'a [T],
+    b: &'a [T],
+    c: &'a mut [[T; WIDTH]],
+}
+
+impl<T: Real> WithSimd for Tile<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { a, b, c } = self;
+        macro_rules! by_height {
+            ($($height:literal)*) => {
+                match c.len() {
+                    0 => {}
+                    $($height => accumulate::<S, T, $height>(simd, a, b, c),)*
+                    more => unreachable!("a tile of {more} rows"),
+                }
+            };
+        }
+        by_height!(1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+}
+
+#[inline(always)]
+fn accumulate<S: Simd, T: Real, const H: usize>(simd: S, a: &[T], b: &[T], c: &mut [[T; WIDTH]]) {
+    let vectors = WIDTH / T::lane_count::<S>();
+    let (steps, b) = (a.as_chunks::<H>().0, T::registers::<S>(b));
+    // Two registers of columns at a time: the whole panel under AVX-512, half of it under AVX2.
+    for first in (0..vectors).step_by(2) {
+        let mut sums = [[T::splat(simd, T::ZERO); 2]; H];
+        for (sums, c) in sums.iter_mut().zip(&*c) {
+            sums.copy_from_slice(&T::registers::<S>(c)[first..first + 2]);
+        }
+        for (a, b) in steps.iter().zip(b.chunks_exact(vectors)) {
+            let (left, right) = (b[first], b[first + 1]);
+            for h in 0..H {
+                let x = T::splat(simd, a[h]);
+                sums[h][0] = T::fused(simd, x, left, sums[h][0]);
+                sums[h][1] = T::fused(simd, x, right, sums[h][1]);
+            }
+        }
+        for (sums, c) in sums.iter().zip(&mut *c) {
+            T::registers_mut::<S>(c)[first..first + 2].copy_from_slice(sums);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Keys and values of the positions seen so far.
+//!
+//! A [`Kv`] holds the positions from its start to its end for all layers; what lies before is its parent's, which
+//! is immutable and may be shared by any number of children. Attention over a chain of segments gives the same
+//! bits as over one, because keys stand on an absolute grid of 32 positions.
+
+use crate::kernel::WIDTH;
+use crate::model::Model;
+use crate::real::Real;
+use minds_core::architecture::Architecture;
+use std::sync::Arc;
+
+/// Sizes of the heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) dim: usize,
+}
+
+impl Heads {
+    pub(crate) fn new(arch: &Architecture) -> Self {
+        Self { heads: arch.heads, kv_heads: arch.kv_heads, dim: arch.head_dim }
+    }
+
+    /// Query heads per key and value head.
+    pub(crate) fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Width of all queries of a position.
+    pub(crate) fn q_width(self) -> usize {
+        self.heads * self.dim
+    }
+
+    /// Width of all keys (or values) of a position.
+    pub(crate) fn kv_width(self) -> usize {
+        self.kv_heads * self.dim
+    }
+
+    /// Width of queries, keys and values of a position.
+    pub(crate) fn qkv_width(self) -> usize {
+        self.q_width() + 2 * self.kv_width()
+    }
+
+    /// Panels of value columns.
+    pub(crate) fn value_panels(self) -> usize {
+        self.dim.div_ceil(WIDTH)
+    }
+
+    /// Elements of one head's keys in a panel of positions, `[dim][WIDTH]`.
+    fn key_block(self) -> usize {
+        self.dim * WIDTH
+    }
+
+    /// Elements of one head's keys and values in a panel; values are `[column panel][position][WIDTH]`.
+    fn head_block(self) -> usize {
+        self.key_block() + self.value_panels() * WIDTH * WIDTH
+    }
+
+    /// Elements of a panel.
+    fn block(self) -> usize {
+        self.kv_heads * self.head_block()
+    }
+}
+
+/// Keys and values of consecutive positions in one layer, in panels on the absolute grid: lane `p % WIDTH` of a
+/// panel belongs to position `p`. Lanes outside of the segment are zero.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment<T> {
+    heads: Heads,
+    start: usize,
+    len: usize,
+    panels: Vec<T>,
+}
+
+impl<T: Real> Segment<T> {
+    pub(crate) fn new(heads: Heads, start: usize) -> Self {
+        Self { heads, start, len: 0, panels: Vec::new() }
+    }
+
+    /// Appends the keys and values of `rows`, `[q | k | v]` each.
+    pub(crate) fn append(&mut self, rows: &[T]) {
+        let heads = self.heads;
+        let (kv_width, count) = (heads.kv_width(), rows.len() / heads.qkv_width());
+        let grid = self.start / WIDTH;
+        let needed = ((self.start + self.len + count).div_ceil(WIDTH) - grid) * heads.block();
+        if needed > self.panels.len() {
+            self.panels.reserve_exact(needed - self.panels.len());
+            self.panels.resize(needed, T::ZERO);
+        }
+        for row in rows.chunks_exact(heads.qkv_width()) {
+            let position = self.start + self.len;
+            let lane = position % WIDTH;
+            let panel = &mut self.panels[(position / WIDTH - grid) * heads.block()..][..heads.block()];
+            let (keys, values) = row[heads.q_width()..].split_at(kv_width);
+            let rows = keys.chunks(heads.dim).zip(values.chunks(heads.dim));
+            for (block, (key, value)) in panel.chunks_mut(heads.head_block()).zip(rows) {
+                let (key_block, value_block) = block.split_at_mut(heads.key_block());
+                for (slot, x) in key_block[lane..].iter_mut().step_by(WIDTH).zip(key) {
+                    *slot = *x;
+                }
+                for (columns, x) in value_block.chunks_mut(WIDTH * WIDTH).zip(value.chunks(WIDTH)) {
+                    columns[lane * WIDTH..][..x.len()].copy_from_slice(x);
+                }
+            }
+            self.len += 1;
+        }
+    }
+
+    /// The positions before `end`.
+    pub(crate) fn until(&self, end: usize) -> Visible<'_, T> {
+        Visible { segment: self, end: end.min(self.start + self.len) }
+    }
+}
+
+/// The part of a segment that a sequence attends to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visible<'a, T> {
+    segment: &'a Segment<T>,
+    end: usize,
+}
+
+impl<'a, T: Real> Visible<'a, T> {
+    pub(crate) fn start(&self) -> usize {
+        self.segment.start
+    }
+
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Cells of the position grid that this part touches before `end`.
+    pub(crate) fn cells(&self, end: usize) -> std::ops::Range<usize> {
+        let grid = self.segment.start / WIDTH;
+        let end = end.min(self.end);
+        if end <= self.segment.start { grid..grid } else { grid..end.div_ceil(WIDTH) }
+    }
+
+    fn block(&self, cell: usize, kv_head: usize) -> &'a [T] {
+        let (heads, grid) = (self.segment.heads, self.segment.start / WIDTH);
+        let from = (cell - grid) * heads.block() + kv_head * heads.head_block();
+        &self.segment.panels[from..from + heads.head_block()]
+    }
+
+    /// One head's keys in a cell, `[dim][WIDTH]`.
+    pub(crate) fn keys(&self, cell: usize, kv_head: usize) -> &'a [T] {
+        &self.block(cell, kv_head)[..self.segment.heads.key_block()]
+    }
+
+    /// One head's values in a cell, one panel of columns, `[position][WIDTH]`.
+    pub(crate) fn values(&self, cell: usize, kv_head: usize, panel: usize) -> &'a [T] {
+        &self.block(cell, kv_head)[self.segment.heads.key_block() + panel * WIDTH * WIDTH..][..WIDTH * WIDTH]
+    }
+}
+
+/// One segment of a sequence's keys and values, for all layers.
+#[derive(Debug)]
+pub struct Kv<T> {
+    parent: Option<Arc<Kv<T>>>,
+    start: usize,
+    layers: Vec<Segment<T>>,
+}
+
+impl<T: Real> Kv<T> {
+    /// An empty sequence.
+    #[must_use]
+    pub fn root(model: &Model<T>) -> Self {
+        let arch = model.architecture();
+        Self { parent: None, start: 0, layers: vec![Segment::new(Heads::new(arch), 0); arch.layers] }
+    }
+
+    /// Continues after all positions of `parent`.
+    #[must_use]
+    pub fn child(parent: Arc<Self>) -> Self {
+        let at = parent.len();
+        Self::fork(parent, at)
+    }
+
+    /// Continues after the first `at` positions of `parent`, or after all when it has fewer.
+    #[must_use]
+    pub fn fork(parent: Arc<Self>, at: usize) -> Self {
+        let start = at.min(parent.len());
+        let layers = parent.layers.iter().map(|l| Segment::new(l.heads, start)).collect();
+        Self { parent: Some(parent), start, layers }
+    }
+
+    /// Positions from the beginning of the sequence to the end of this segment.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.start + self.layers.last().map_or(0, |l| l.len)
+    }
+
+    /// Whether the sequence has no position yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes held by this segment, without its parents.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|l| l.panels.capacity() * size_of::<T>()).sum()
+    }
+
+    pub(crate) fn segment_mut(&mut self, layer: usize) -> &mut Segment<T> {
+        &mut self.layers[layer]
+    }
+
+    /// What a sequence that ends with this segment sees in one layer, from its beginning on.
+    pub(crate) fn chain(&self, layer: usize) -> Vec<Visible<'_, T>> {
+        let (mut chain, mut node, mut end) = (Vec::new(), Some(self), usize::MAX);
+        while let Some(kv) = node {
+            if kv.start < end {
+                chain.push(kv.layers[layer].until(end));
+            }
+            end = end.min(kv.start);
+            node = kv.parent.as_deref();
+        }
+        chain.reverse();
+        chain
+    }
+
+    /// Whether the segment belongs to a model of this shape.
+    pub(crate) fn fits(&self, arch: &Architecture) -> bool {
+        self.layers.len() == arch.layers && self.layers.iter().all(|l| l.heads == Heads::new(arch))
+    }
+}

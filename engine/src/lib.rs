@@ -1,0 +1,16 @@
+//! The embedded engine: a Llama-family decoder with LoRA training and sampling on the CPU.
+//!
+//! A row's result never depends on its neighbours: whatever the batch, the split of the prompt or the sharing of
+//! prefixes, the same tokens give the same logits bit for bit, in sampling and in training alike.
+//! Everything runs inside the caller's rayon pool; nothing here starts a thread, waits or reads a clock.
+
+pub mod adapter;
+
+pub mod error;
+pub mod kernel;
+pub mod kv;
+pub mod loss;
+pub mod model;
+pub mod optim;
+pub mod real;
+pub mod train;
