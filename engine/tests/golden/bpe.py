@@ -166,3 +166,28 @@ def golden_tokenizer(gguf_path, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(case, ensure_ascii=True) for case in cases)
     target.write_text(f"[\n{lines}\n]\n")
+
+
+CHATS = [
+    [("user", "Hi!")],
+    [("system", "Be brief."), ("user", "What is 2 + 2?")],
+    [("user", "a"), ("assistant", "b"), ("user", " spaces \n kept ")],
+    [("system", "s"), ("user", "<|im_end|> {{ x }}"), ("assistant", "")],
+]
+
+
+def golden_chat(gguf_path, target):
+    """What jinja2 makes of the file's own template, with the settings that transformers uses."""
+    import gguf
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    field = gguf.GGUFReader(gguf_path).fields["tokenizer.chat_template"]
+    template = bytes(field.parts[field.data[0]]).decode()
+    compiled = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    cases = []
+    for chat in CHATS:
+        messages = [{"role": role, "content": content} for role, content in chat]
+        for add in (False, True):
+            text = compiled.render(messages=messages, add_generation_prompt=add, bos_token="<|im_start|>", eos_token="<|im_end|>")
+            cases.append({"messages": messages, "add_generation_prompt": add, "text": text})
+    target.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

@@ -376,9 +376,13 @@ def main():
     if len(sys.argv) > 1:
         sys.path.insert(0, str(HERE))
         golden_smollm2(sys.argv[1])
-        from bpe import golden_tokenizer
+        from bpe import golden_chat, golden_tokenizer
 
-        golden_tokenizer(sys.argv[1], HERE.parents[2] / "models" / "tests" / "golden" / "smollm2-tokens.json")
+        models = HERE.parents[2] / "models" / "tests" / "golden"
+        golden_tokenizer(sys.argv[1], models / "smollm2-tokens.json")
+        golden_chat(sys.argv[1], models / "smollm2-chat.json")
+    for path in HERE.rglob("*.safetensors"):
+        path.chmod(0o644)
 
 
 main()

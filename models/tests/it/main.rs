@@ -1,0 +1,13 @@
+//! Integration tests of the model files: what is read is right, what is damaged is refused.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod cache;
+mod fetch;
+mod folder;
+mod gguf;
+mod hub;
+mod make;
+mod pip;
+mod smollm2;
+mod template;
+mod tokenizer;
