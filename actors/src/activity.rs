@@ -1,0 +1,141 @@
+//! Who was busy when: the shares of time that say whether stages overlap.
+//!
+//! Time is split at every change of who is busy; each stretch counts once for every stage busy in it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::time::Instant;
+
+/// Work whose overlap is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A sample request is under way.
+    Sampling,
+    /// A reward is being computed.
+    Scoring,
+    /// A forward_backward or optim_step is under way.
+    Training,
+}
+
+/// Seconds since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// Wall time.
+    pub wall: f64,
+    /// At least one sample request under way.
+    pub sampling: f64,
+    /// At least one reward being computed.
+    pub scoring: f64,
+    /// The trainer busy.
+    pub training: f64,
+    /// The trainer busy while sampling or scoring went on.
+    pub overlap: f64,
+}
+
+impl Shares {
+    /// Share of the trainer's busy time in which sampling or scoring went on beside it.
+    #[must_use]
+    pub fn overlap_share(&self) -> f64 {
+        if self.training > 0.0 { self.overlap / self.training } else { 0.0 }
+    }
+
+    /// The time since an earlier reading.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            wall: self.wall - earlier.wall,
+            sampling: self.sampling - earlier.sampling,
+            scoring: self.scoring - earlier.scoring,
+            training: self.training - earlier.training,
+            overlap: self.overlap - earlier.overlap,
+        }
+    }
+}
+
+/// The clockwork. Cheap to clone.
+#[derive(Clone)]
+pub struct Activity {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    since: Instant,
+    busy: [u32; 3],
+    shares: Shares,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        let state = State { since: Instant::now(), busy: [0; 3], shares: Shares::default() };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+}
+
+impl Activity {
+    /// Marks the start of a piece of work; its end is the guard's drop.
+    #[must_use]
+    pub fn enter(&self, work: Work) -> Busy {
+        self.advance(|busy| busy[work as usize] += 1);
+        Busy { activity: self.clone(), work }
+    }
+
+    /// The shares until now.
+    #[must_use]
+    pub fn shares(&self) -> Shares {
+        self.advance(|_| ())
+    }
+
+    fn advance(&self, change: impl FnOnce(&mut [u32; 3])) -> Shares {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let seconds = (now - state.since).as_secs_f64();
+        state.since = now;
+        let [sampling, scoring, training] = state.busy.map(|n| n > 0);
+        let add = |share: &mut f64, on: bool| *share += if on { seconds } else { 0.0 };
+        let shares = &mut state.shares;
+        add(&mut shares.wall, true);
+        add(&mut shares.sampling, sampling);
+        add(&mut shares.scoring, scoring);
+        add(&mut shares.training, training);
+        add(&mut shares.overlap, training && (sampling || scoring));
+        change(&mut state.busy);
+        state.shares
+    }
+}
+
+/// A piece of work under way.
+#[must_use = "the work ends when this is dropped"]
+pub struct Busy {
+    activity: Activity,
+    work: Work,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.activity.advance(|busy| busy[self.work as usize] -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn stretches_count_once_for_every_stage_busy_in_them() {
+        let activity = Activity::default();
+        let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+        pass(1).await;
+        let sampling = activity.enter(Work::Sampling);
+        pass(2).await;
+        let second = activity.enter(Work::Sampling);
+        let training = activity.enter(Work::Training);
+        pass(3).await;
+        drop((sampling, second));
+        pass(4).await;
+        drop(training);
+        let shares = activity.shares();
+        let expected = Shares { wall: 10.0, sampling: 5.0, scoring: 0.0, training: 7.0, overlap: 3.0 };
+        assert_eq!(shares, expected);
+        assert!((shares.overlap_share() - 3.0 / 7.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,103 @@
+//! The books of the batcher: members by group, and complete groups by age. Pure.
+
+use crate::parcels::{Group, Judged, Member, ReadyGroup};
+use minds_core::advantage::{Estimator, is_constant};
+use minds_core::episode::Episode;
+use minds_core::ids::{GroupId, PolicyVersion};
+use minds_core::reward::{Reward, Score};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Members by group, until a group is complete.
+#[derive(Default)]
+pub struct GroupBook {
+    open: BTreeMap<GroupId, BTreeMap<u32, Outcome>>,
+}
+
+type Outcome = Result<(Episode, Score), String>;
+
+/// A group all of whose members have come back.
+pub struct Complete {
+    /// The group.
+    pub group: Arc<Group>,
+    members: BTreeMap<u32, Outcome>,
+}
+
+impl GroupBook {
+    /// Enters a member; gives the group back when it was the last. A member that comes twice counts once.
+    pub fn add(&mut self, judged: Judged) -> Option<Complete> {
+        let Judged { group, member, outcome } = judged;
+        let members = self.open.entry(group.id).or_default();
+        members.entry(member).or_insert(outcome);
+        if members.len() < group.component.group_size.get() as usize {
+            return None;
+        }
+        let members = self.open.remove(&group.id)?;
+        Some(Complete { group, members })
+    }
+}
+
+impl Complete {
+    /// Computes advantages and builds data.
+    ///
+    /// # Errors
+    /// Too few members have a reward, or an episode makes no datum. The first cause.
+    pub fn build(self, estimator: Estimator, min_share: f64) -> Result<ReadyGroup, String> {
+        let Self { group, members } = self;
+        let size = members.len();
+        let mut missing = Vec::new();
+        let mut judged = Vec::new();
+        for outcome in members.into_values() {
+            match outcome {
+                Ok(scored) => judged.push(scored),
+                Err(why) => missing.push(why),
+            }
+        }
+        let needed = ((size as f64 * min_share).ceil() as usize).clamp(size.min(2), size);
+        if judged.len() < needed {
+            let cause = missing.first().map_or("no member came back", String::as_str);
+            let have = judged.len();
+            return Err(format!("{have} of {size} members have a reward, {needed} are needed: {cause}"));
+        }
+        let rewards: Vec<Reward> = judged.iter().map(|(_, score)| score.reward).collect();
+        let constant = is_constant(&rewards) && (rewards.len() > 1 || estimator != Estimator::None);
+        let advantages = estimator.advantages(&rewards);
+        let members: Vec<Member> = judged
+            .into_iter()
+            .zip(advantages)
+            .map(|((episode, score), advantage)| Member { episode, score, advantage })
+            .collect();
+        let mut data = Vec::new();
+        if !constant || estimator == Estimator::None {
+            for member in &members {
+                data.extend(member.episode.data(member.advantage).map_err(|e| e.to_string())?);
+            }
+        }
+        let oldest = members.iter().map(|m| m.episode.policy).min().unwrap_or(PolicyVersion(0));
+        Ok(ReadyGroup { group, members, missing: missing.len() as u32, constant, data, oldest })
+    }
+}
+
+/// Complete groups, oldest weights first, then in the order in which they were opened.
+#[derive(Default)]
+pub struct ReadyBook {
+    ready: BTreeMap<(PolicyVersion, GroupId), ReadyGroup>,
+}
+
+impl ReadyBook {
+    /// Enters a group.
+    pub fn add(&mut self, group: ReadyGroup) {
+        self.ready.insert((group.oldest, group.group.id), group);
+    }
+
+    /// Groups that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Takes the `count` oldest.
+    pub fn take(&mut self, count: usize) -> Vec<ReadyGroup> {
+        std::iter::from_fn(|| self.ready.pop_first()).take(count).map(|(_, group)| group).collect()
+    }
+}

@@ -1,0 +1,110 @@
+//! Opens groups while credits last.
+//!
+//! The item at a position is a function of seed and position alone, so what is opened never depends on timing. No
+//! more groups are opened than the remaining steps can train.
+
+use crate::kit::Outlet;
+use crate::ledger::{Counts, Ledger, Settled};
+use crate::parcels::{Component, Group};
+use actix::fut::ActorFutureExt;
+use actix::prelude::{Actor, ActorContext, AsyncContext, Context, WrapFuture};
+use minds_core::ids::GroupId;
+use minds_core::schedule::Schedule;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The first stage.
+pub struct Feeder {
+    /// Which item comes when.
+    pub schedule: Schedule,
+    /// The environments, by index in the schedule.
+    pub components: Arc<[Arc<Component>]>,
+    /// Where groups are opened.
+    pub ledger: Ledger,
+    /// Positions that an earlier part of the run has settled.
+    pub skip: Settled,
+    /// How much may be opened.
+    pub allowance: Allowance,
+    /// Turns true when the run stops.
+    pub stop: watch::Receiver<bool>,
+    /// To the sampler.
+    pub groups: Outlet<Arc<Group>>,
+}
+
+/// How many groups may be open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Most groups started and not settled.
+    pub credits: u64,
+    /// Groups that the remaining steps will train.
+    pub wanted: u64,
+}
+
+impl Allowance {
+    /// Whether one more may be opened.
+    #[must_use]
+    pub fn allows(&self, counts: &Counts) -> bool {
+        counts.in_flight() < self.credits && counts.trained + counts.in_flight() < self.wanted
+    }
+}
+
+impl Actor for Feeder {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let feeding = feed(
+            self.schedule.clone(),
+            self.components.clone(),
+            self.ledger.clone(),
+            self.skip.clone(),
+            self.allowance,
+            self.stop.clone(),
+            self.groups.clone(),
+        );
+        ctx.spawn(feeding.into_actor(self).map(|(), _, ctx| ctx.stop()));
+    }
+}
+
+/// Ends when the run stops or the sampler has gone.
+async fn feed(
+    schedule: Schedule,
+    components: Arc<[Arc<Component>]>,
+    ledger: Ledger,
+    skip: Settled,
+    allowance: Allowance,
+    mut stop: watch::Receiver<bool>,
+    groups: Outlet<Arc<Group>>,
+) {
+    let mut counts = ledger.watch();
+    for position in (0_u64..).filter(|p| !skip.contains(*p)) {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
+        }
+        let id = GroupId(position);
+        let key = schedule.item(position);
+        let component = components[usize::from(key.component)].clone();
+        let item = component.environment.item(key.item);
+        let group = Group { id, key, component, item, credit: ledger.open(id) };
+        if groups.send(Arc::new(group)).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_and_the_end_of_the_run_both_bound_what_is_open() {
+        let allowance = Allowance { credits: 4, wanted: 10 };
+        let counts = |opened, trained, failed| Counts { opened, trained, failed, ..Counts::default() };
+        assert!(allowance.allows(&counts(3, 0, 0)));
+        assert!(!allowance.allows(&counts(4, 0, 0)), "four are in flight");
+        assert!(allowance.allows(&counts(9, 9, 0)));
+        assert!(!allowance.allows(&counts(10, 9, 0)), "nine trained and one in flight make ten");
+        assert!(allowance.allows(&counts(10, 8, 1)), "a failed group is replaced");
+    }
+}

@@ -1,0 +1,101 @@
+//! Starting actors and watching them.
+//!
+//! The mailbox's capacity is set before the first message can arrive. An actor that panics is made anew as often as
+//! its budget allows, and its lanes are bound to the successor; when the budget is spent, its stage has ended and
+//! says why. `actix::Supervisor` can do neither: a panic kills it together with its actor.
+
+use actix::dev::channel;
+use actix::{Actor, Addr, Context};
+use std::any::Any;
+use std::num::NonZeroUsize;
+use tokio::task::JoinHandle;
+use tracing::error;
+
+/// How a stage ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It stopped of its own accord, or nobody can send to it any more.
+    Finished,
+    /// It panicked more often than its budget allows. The last panic's words.
+    Panicked(String),
+    /// It was aborted.
+    Aborted,
+}
+
+/// A launched actor.
+pub struct Stage {
+    name: &'static str,
+    warden: JoinHandle<Exit>,
+}
+
+impl Stage {
+    /// The name it was launched with.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Waits for its end.
+    pub async fn ended(self) -> Exit {
+        self.warden.await.unwrap_or(Exit::Aborted)
+    }
+
+    /// A future of its end that leaves the stage with its owner.
+    pub async fn watch(&mut self) -> Exit {
+        (&mut self.warden).await.unwrap_or(Exit::Aborted)
+    }
+}
+
+/// Starts an actor on the current local task set and watches it.
+///
+/// `make` builds it, and builds it again after a panic, at most `restarts` times; `bind` connects its lanes.
+pub fn launch<A, Make, Bind>(
+    name: &'static str,
+    capacity: NonZeroUsize,
+    restarts: u32,
+    mut make: Make,
+    mut bind: Bind,
+) -> Stage
+where
+    A: Actor<Context = Context<A>>,
+    Make: FnMut() -> A + 'static,
+    Bind: FnMut(&Addr<A>) + 'static,
+{
+    let mut start = move || {
+        let (sender, receiver) = channel::channel(capacity.get());
+        let life = Context::with_receiver(receiver).into_future(make());
+        let life = actix_rt::spawn(life);
+        bind(&Addr::new(sender));
+        life
+    };
+    let mut life = start();
+    let warden = actix_rt::spawn(async move {
+        let mut left = restarts;
+        loop {
+            let why = match life.await {
+                Ok(()) => return Exit::Finished,
+                Err(end) => match end.try_into_panic() {
+                    Ok(panic) => panic_words(&*panic),
+                    Err(_) => return Exit::Aborted,
+                },
+            };
+            error!(stage = name, restarts_left = left, %why, "stage panicked");
+            if left == 0 {
+                return Exit::Panicked(why);
+            }
+            left -= 1;
+            life = start();
+        }
+    });
+    Stage { name, warden }
+}
+
+/// What a panic said.
+#[must_use]
+pub fn panic_words(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it said nothing".into())
+}

@@ -1,0 +1,218 @@
+//! Credits and verdicts: the only flow control of the line.
+//!
+//! A group is opened with a credit and leaves with exactly one verdict, whatever happens to the tasks and messages
+//! that carry it: a credit that is dropped without a verdict gives the verdict "failed: lost". So credits are
+//! conserved across errors, panics and cancellations by construction.
+
+use minds_core::ids::GroupId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// How a group ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", content = "why", rename_all = "snake_case")]
+pub enum Verdict {
+    /// It was part of an optimizer step.
+    Trained,
+    /// It had nothing to teach.
+    Filtered,
+    /// It was too old.
+    Dropped,
+    /// Something went wrong; the first cause.
+    Failed(String),
+}
+
+/// Numbers that always balance: `opened = trained + filtered + dropped + failed + in flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Groups opened.
+    pub opened: u64,
+    /// Groups trained.
+    pub trained: u64,
+    /// Groups without signal.
+    pub filtered: u64,
+    /// Groups dropped as stale.
+    pub dropped: u64,
+    /// Groups that failed.
+    pub failed: u64,
+    /// Groups that failed since the last one that was trained or filtered.
+    pub failed_in_a_row: u64,
+}
+
+impl Counts {
+    /// Groups that have left.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.trained + self.filtered + self.dropped + self.failed
+    }
+
+    /// Groups opened and not yet settled.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.opened - self.settled()
+    }
+}
+
+/// Which positions of the schedule are settled: all below `below`, and those of `also`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settled {
+    below: u64,
+    also: BTreeSet<u64>,
+}
+
+impl Settled {
+    /// Whether a position is settled.
+    #[must_use]
+    pub fn contains(&self, position: u64) -> bool {
+        position < self.below || self.also.contains(&position)
+    }
+
+    fn insert(&mut self, position: u64) {
+        self.also.insert(position);
+        while self.also.remove(&self.below) {
+            self.below += 1;
+        }
+    }
+}
+
+/// The book of all groups. Cheap to clone.
+#[derive(Clone)]
+pub struct Ledger {
+    book: Arc<Mutex<Book>>,
+    counts: watch::Sender<Counts>,
+}
+
+#[derive(Default)]
+struct Book {
+    settled: Settled,
+    first_failure: Option<String>,
+    last_failure: Option<(GroupId, String)>,
+}
+
+impl Ledger {
+    /// A book that starts where `settled` of an earlier run ended.
+    #[must_use]
+    pub fn new(settled: Settled) -> Self {
+        let book = Book { settled, ..Book::default() };
+        Self { book: Arc::new(Mutex::new(book)), counts: watch::Sender::new(Counts::default()) }
+    }
+
+    /// Opens a group.
+    #[must_use]
+    pub fn open(&self, group: GroupId) -> Credit {
+        self.counts.send_modify(|counts| counts.opened += 1);
+        Credit { group, ledger: self.clone(), settled: false.into() }
+    }
+
+    /// Follows the counts.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Counts> {
+        self.counts.subscribe()
+    }
+
+    /// The counts now.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        *self.counts.borrow()
+    }
+
+    /// Which positions are settled now, for a checkpoint.
+    #[must_use]
+    pub fn settled(&self) -> Settled {
+        self.lock().settled.clone()
+    }
+
+    /// Cause of the first and of the latest failure.
+    #[must_use]
+    pub fn failures(&self) -> Option<(String, GroupId, String)> {
+        let book = self.lock();
+        let (group, last) = book.last_failure.clone()?;
+        Some((book.first_failure.clone()?, group, last))
+    }
+
+    fn settle(&self, group: GroupId, verdict: &Verdict) {
+        {
+            let mut book = self.lock();
+            book.settled.insert(group.0);
+            if let Verdict::Failed(why) = verdict {
+                book.first_failure.get_or_insert_with(|| why.clone());
+                book.last_failure = Some((group, why.clone()));
+            }
+        }
+        self.counts.send_modify(|counts| match verdict {
+            Verdict::Trained => {
+                counts.trained += 1;
+                counts.failed_in_a_row = 0;
+            }
+            Verdict::Filtered => {
+                counts.filtered += 1;
+                counts.failed_in_a_row = 0;
+            }
+            Verdict::Dropped => counts.dropped += 1,
+            Verdict::Failed(_) => {
+                counts.failed += 1;
+                counts.failed_in_a_row += 1;
+            }
+        });
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to be in flight. Lives inside its group.
+pub struct Credit {
+    group: GroupId,
+    ledger: Ledger,
+    settled: std::sync::atomic::AtomicBool,
+}
+
+impl Credit {
+    /// Gives the verdict. Only the first one counts; tells whether this was it.
+    pub fn settle(&self, verdict: &Verdict) -> bool {
+        let first = !self.settled.swap(true, std::sync::atomic::Ordering::AcqRel);
+        if first {
+            self.ledger.settle(self.group, verdict);
+        }
+        first
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.settle(&Verdict::Failed("lost on the way".into()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credit_comes_back_exactly_once() {
+        let ledger = Ledger::new(Settled::default());
+        let credits: Vec<Credit> = (0..4).map(|n| ledger.open(GroupId(n))).collect();
+        assert_eq!(ledger.counts().in_flight(), 4);
+        assert!(credits[0].settle(&Verdict::Trained));
+        assert!(!credits[0].settle(&Verdict::Dropped), "the first verdict stands");
+        credits[1].settle(&Verdict::Filtered);
+        drop(credits);
+        let counts = ledger.counts();
+        assert_eq!((counts.trained, counts.filtered, counts.dropped, counts.failed), (1, 1, 0, 2));
+        assert_eq!((counts.opened, counts.in_flight()), (4, 0));
+        assert_eq!(ledger.failures().unwrap().0, "lost on the way");
+    }
+
+    #[test]
+    fn settled_positions_are_remembered_across_gaps() {
+        let mut settled = Settled::default();
+        for position in [1, 3, 0] {
+            settled.insert(position);
+        }
+        assert_eq!((settled.below, settled.also.len()), (2, 1));
+        assert_eq!((0..5).map(|p| settled.contains(p)).collect::<Vec<_>>(), [true, true, false, true, false]);
+    }
+}

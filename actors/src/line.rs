@@ -1,0 +1,313 @@
+//! Wires the stages into a line and follows it to its end.
+//!
+//! Back to front, each stage gets the outlet to the next; a lane's capacity is large enough that no lane blocks
+//! before the credits do. The outside sees events, the board, and one switch: stop.
+
+use crate::activity::Activity;
+use crate::batcher::{self, AdvantageBatcher};
+use crate::feeder::{Allowance, Feeder};
+use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, lane, launch};
+use crate::ledger::{Ledger, Settled};
+use crate::parcels::{Component, StepDone};
+use crate::policy::{Policy, Queries};
+use crate::retry::Retry;
+use crate::sampler::Sampler;
+use crate::scorer::Scorer;
+use crate::trainer::{self, Finish, Links, Saved, Trainer};
+use futures::future::select_all;
+use minds_core::backend::{SamplingBackend, TrainingBackend};
+use minds_core::environment::Oracle;
+use minds_core::ids::PolicyVersion;
+use minds_core::schedule::{self, Schedule, ScheduleError};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// What the line tells the outside, in the order in which it happened.
+pub enum Event {
+    /// An optimizer step is done and its weights are published.
+    Step(StepDone),
+    /// A state has been saved.
+    Saved(Saved),
+    /// The run is over, as asked or because all steps are done.
+    Ended {
+        /// Steps done.
+        step: u64,
+    },
+    /// The run cannot go on; the first cause.
+    Failed(String),
+}
+
+/// Sizes and limits of a line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Seed of items and samples.
+    pub seed: u64,
+    /// Steps by which the weights that play may lie behind those in training. 0: strictly on-policy.
+    pub max_steps_off_policy: u64,
+    /// Rewards computed at a time.
+    pub scorers: NonZeroUsize,
+    /// Restarts of each stage after a panic.
+    pub restarts: u32,
+    /// Groups that may fail one after the other before the run ends with an error.
+    pub max_failed_in_a_row: u64,
+    /// What to do when the service fails.
+    pub retry: Retry,
+    /// How groups become batches.
+    pub batch: batcher::Options,
+    /// What a step is made of.
+    pub train: trainer::Options,
+}
+
+impl Options {
+    /// Most groups started and not yet settled.
+    #[must_use]
+    pub fn credits(&self) -> u64 {
+        self.batch.groups_per_batch.get() as u64 * (self.max_steps_off_policy + 1)
+    }
+}
+
+/// Where a run goes on from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Start {
+    /// Steps that the weights have behind them.
+    pub step: u64,
+    /// Positions of the schedule that they have behind them.
+    pub settled: Settled,
+}
+
+/// What the line works with.
+pub struct Parts {
+    /// The environments.
+    pub components: Vec<Component>,
+    /// The adapter in training.
+    pub training: Arc<dyn TrainingBackend>,
+    /// Samples from the weights as they are now.
+    pub sampler: Arc<dyn SamplingBackend>,
+    /// Whose log-probs count; without one, those of the policy that played.
+    pub judge: Option<Arc<dyn Oracle>>,
+    /// Counts the rewards' questions.
+    pub queries: Arc<Queries>,
+    /// Threads for heavy sums.
+    pub pool: CpuPool,
+}
+
+/// A running line. Lives on the local task set on which it was started.
+pub struct Line {
+    events: mpsc::Receiver<Event>,
+    stages: Vec<Stage>,
+    stop: watch::Sender<bool>,
+    finish: Outlet<Finish>,
+    ledger: Ledger,
+    max_failed_in_a_row: u64,
+    board: Board,
+    activity: Activity,
+    lanes: Vec<Box<dyn Fn() -> LaneStats>>,
+    over: bool,
+}
+
+impl Line {
+    /// Launches all stages.
+    ///
+    /// # Errors
+    /// A mixture from which nothing can be drawn.
+    pub fn start(options: &Options, parts: Parts, start: Start) -> Result<Self, ScheduleError> {
+        let mixture: Vec<_> = parts
+            .components
+            .iter()
+            .map(|c| schedule::Component {
+                weight: c.weight,
+                items: c.environment.items().get(),
+                strata: c.environment.strata().get(),
+            })
+            .collect();
+        let schedule = Schedule::new(options.seed, &mixture)?;
+        let components: Arc<[Arc<Component>]> = parts.components.into_iter().map(Arc::new).collect();
+        let members = components.iter().map(|c| c.group_size.get()).max().unwrap_or(1);
+        let credits = NonZeroUsize::new(options.credits() as usize).unwrap_or(NonZeroUsize::MIN);
+        let everyone =
+            credits.saturating_mul(NonZeroUsize::new(members as usize).unwrap_or(NonZeroUsize::MIN));
+        let two = NonZeroUsize::MIN.saturating_add(1);
+
+        let (groups, to_sampler) = lane("groups", credits);
+        let (episodes, to_scorer) = lane("episodes", options.scorers);
+        let (scored, to_batcher) = lane("scored", everyone);
+        let (batches, to_trainer) = lane("batches", two);
+        let (finish, to_end) = lane("finish", NonZeroUsize::MIN);
+
+        let board = Board::default();
+        let activity = Activity::default();
+        let ledger = Ledger::new(start.settled.clone());
+        let (stop, stopping) = watch::channel(false);
+        let (event, events) = mpsc::channel(8);
+        let first = Policy::new(PolicyVersion(start.step), parts.sampler, parts.queries.clone());
+        let (publish, policy) = watch::channel(Arc::new(first));
+        let lanes: Vec<Box<dyn Fn() -> LaneStats>> =
+            vec![gauge(&groups), gauge(&episodes), gauge(&scored), gauge(&batches)];
+
+        let links = Links {
+            training: parts.training,
+            policy: publish,
+            queries: parts.queries,
+            ledger: ledger.clone(),
+            activity: activity.clone(),
+            board: board.clone(),
+            events: event,
+            stop: stopping.clone(),
+        };
+        // A trainer that panicked does not know which of its requests took effect: no restart.
+        let trainer =
+            launch("trainer", two, 0, once(Trainer::new(options.train.clone(), links, start.step)), {
+                move |addr| {
+                    to_trainer.bind(addr);
+                    to_end.bind(addr);
+                }
+            });
+        // Half-collected groups live in the batcher: a new one could never complete them.
+        let make = once(AdvantageBatcher::new(options.batch, parts.pool, board.clone(), batches));
+        let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
+        let scorer = Scorer {
+            judge: parts.judge,
+            retry: options.retry,
+            activity: activity.clone(),
+            board: board.clone(),
+            scored,
+        };
+        let scorer =
+            launch("scorer", options.scorers, options.restarts, move || scorer.clone(), bind(to_scorer));
+        let sampler = Sampler {
+            policy,
+            seed: options.seed,
+            retry: options.retry,
+            activity: activity.clone(),
+            board: board.clone(),
+            episodes,
+        };
+        let sampler = launch("sampler", credits, options.restarts, move || sampler.clone(), bind(to_sampler));
+        let steps_left = options.train.max_steps.saturating_sub(start.step);
+        let feeder = Feeder {
+            schedule,
+            components,
+            ledger: ledger.clone(),
+            skip: start.settled,
+            allowance: Allowance {
+                credits: options.credits(),
+                wanted: steps_left * options.batch.groups_per_batch.get() as u64,
+            },
+            stop: stopping,
+            groups,
+        };
+        let feeder = launch("feeder", NonZeroUsize::MIN, 0, once(feeder), |_| ());
+
+        Ok(Self {
+            events,
+            stages: vec![feeder, sampler, scorer, batcher, trainer],
+            stop,
+            finish,
+            ledger,
+            max_failed_in_a_row: options.max_failed_in_a_row,
+            board,
+            activity,
+            lanes,
+            over: false,
+        })
+    }
+
+    /// The next event; `None` after the run's last one.
+    pub async fn next(&mut self) -> Option<Event> {
+        if self.over {
+            return None;
+        }
+        let mut counts = self.ledger.watch();
+        let limit = self.max_failed_in_a_row;
+        let event = tokio::select! {
+            biased;
+            event = self.events.recv() => {
+                event.unwrap_or_else(|| Event::Failed("the trainer ended without a word".into()))
+            }
+            why = broken(&mut self.stages) => Event::Failed(why),
+            _ = counts.wait_for(|c| c.failed_in_a_row >= limit) => Event::Failed(self.too_many_failures()),
+        };
+        self.over = matches!(event, Event::Ended { .. } | Event::Failed(_));
+        Some(event)
+    }
+
+    /// Opens no more groups, lets the step under way end, saves, and ends.
+    pub fn stop(&self) {
+        if !self.stop.send_replace(true) {
+            let finish = self.finish.clone();
+            // If the trainer has already gone, its end is among the events.
+            tokio::spawn(async move { drop(finish.send(Finish).await) });
+        }
+    }
+
+    /// The book of groups.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What every stage last said about itself.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Who is busy when.
+    #[must_use]
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Depth and traffic of the lanes, in the order of the stages.
+    #[must_use]
+    pub fn lanes(&self) -> Vec<LaneStats> {
+        self.lanes.iter().map(|stats| stats()).collect()
+    }
+
+    fn too_many_failures(&self) -> String {
+        let limit = self.max_failed_in_a_row;
+        match self.ledger.failures() {
+            Some((first, group, last)) if first == last => {
+                format!("{limit} groups in a row failed, the last was {group}: {last}")
+            }
+            Some((first, group, last)) => {
+                format!(
+                    "{limit} groups in a row failed, the last was {group}: {last}; the run's first failure: {first}"
+                )
+            }
+            None => format!("{limit} groups in a row failed"),
+        }
+    }
+}
+
+/// Waits until a stage has panicked for good. Stages that end otherwise are taken off the list.
+async fn broken(stages: &mut Vec<Stage>) -> String {
+    while !stages.is_empty() {
+        let (exit, index, _) = select_all(stages.iter_mut().map(|stage| Box::pin(stage.watch()))).await;
+        let stage = stages.swap_remove(index);
+        if let Exit::Panicked(why) = exit {
+            return format!("the {} panicked: {why}", stage.name());
+        }
+    }
+    std::future::pending().await
+}
+
+fn gauge<M: Send + 'static>(outlet: &Outlet<M>) -> Box<dyn Fn() -> LaneStats> {
+    let outlet = outlet.clone();
+    Box::new(move || outlet.stats())
+}
+
+fn bind<A, M>(inlet: Inlet<M>) -> impl FnMut(&actix::Addr<A>)
+where
+    M: Send + 'static,
+    A: actix::Actor<Context = actix::Context<A>> + actix::Handler<crate::kit::Parcel<M>>,
+{
+    move |addr| inlet.bind(addr)
+}
+
+/// For a stage that is never made anew.
+fn once<A>(actor: A) -> impl FnMut() -> A {
+    let mut actor = Some(actor);
+    move || actor.take().expect("a stage without restarts is made once")
+}

@@ -1,0 +1,113 @@
+//! What travels along the line, in the order of the stages.
+
+use crate::ledger::Credit;
+use crate::policy::Policy;
+use minds_core::chat::Renderer;
+use minds_core::datum::Datum;
+use minds_core::environment::{Environment, Item};
+use minds_core::episode::Episode;
+use minds_core::ids::{GroupId, ItemKey, PolicyVersion};
+use minds_core::reward::{Metrics, Score};
+use minds_core::sampling::SamplingParams;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One environment of the mixture, with how it is played.
+pub struct Component {
+    /// Name in metrics.
+    pub name: String,
+    /// The task.
+    pub environment: Arc<dyn Environment>,
+    /// How the model reads conversations.
+    pub renderer: Arc<dyn Renderer>,
+    /// Rollouts per group.
+    pub group_size: NonZeroU32,
+    /// How answers are drawn. The seed is set per request.
+    pub sampling: SamplingParams,
+    /// Most answers per episode.
+    pub max_turns: u32,
+    /// Longest that one reward may take.
+    pub score_timeout: Duration,
+    /// Share of the run; 0 leaves it out.
+    pub weight: f64,
+}
+
+/// Feeder → Sampler: an item to be played by `component.group_size` rollouts.
+pub struct Group {
+    /// Its name; also its position in the schedule.
+    pub id: GroupId,
+    /// Which item.
+    pub key: ItemKey,
+    /// How it is played.
+    pub component: Arc<Component>,
+    /// What is played.
+    pub item: Item,
+    /// Its right to be in flight.
+    pub credit: Credit,
+}
+
+/// Sampler → Scorer: a finished rollout, or why there is none.
+pub struct Played {
+    /// The group it belongs to.
+    pub group: Arc<Group>,
+    /// Position in the group.
+    pub member: u32,
+    /// The weights that played.
+    pub policy: Arc<Policy>,
+    /// The episode, or the cause of its failure.
+    pub outcome: Result<Episode, String>,
+}
+
+/// Scorer → AdvantageBatcher: a rollout with its reward, or why it has none.
+pub struct Judged {
+    /// The group it belongs to.
+    pub group: Arc<Group>,
+    /// Position in the group.
+    pub member: u32,
+    /// Episode and reward, or the cause of the failure.
+    pub outcome: Result<(Episode, Score), String>,
+}
+
+/// One rollout of a group that is ready for training.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// What the policy did.
+    pub episode: Episode,
+    /// What it earned.
+    pub score: Score,
+    /// What it earned beside its siblings.
+    pub advantage: f32,
+}
+
+/// A complete group.
+pub struct ReadyGroup {
+    /// The group.
+    pub group: Arc<Group>,
+    /// Those members that have a reward.
+    pub members: Vec<Member>,
+    /// Members that failed.
+    pub missing: u32,
+    /// Whether all rewards are equal.
+    pub constant: bool,
+    /// Data of all members; empty for a constant group, whose gradient is zero.
+    pub data: Vec<Datum>,
+    /// The oldest weights among its members.
+    pub oldest: PolicyVersion,
+}
+
+/// AdvantageBatcher → Trainer: groups for one optimizer step, oldest first.
+pub struct Batch {
+    /// The groups.
+    pub groups: Vec<ReadyGroup>,
+}
+
+/// Trainer → outside: one optimizer step is done.
+pub struct StepDone {
+    /// Steps done so far, this one included.
+    pub step: u64,
+    /// Numbers of the step, by name.
+    pub metrics: Metrics,
+    /// What was trained.
+    pub groups: Vec<ReadyGroup>,
+}

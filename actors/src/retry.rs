@@ -1,0 +1,47 @@
+//! Trying again what a service failed to do.
+
+use minds_core::backend::BackendError;
+use std::future::Future;
+use std::time::Duration;
+use tracing::warn;
+
+/// How often and how patiently.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Retry {
+    /// Tries after the first.
+    pub retries: u32,
+    /// Pause before the first retry; doubles each time.
+    pub first_pause: Duration,
+    /// Longest pause.
+    pub longest_pause: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { retries: 5, first_pause: Duration::from_millis(500), longest_pause: Duration::from_secs(10) }
+    }
+}
+
+impl Retry {
+    /// Repeats an operation as long as its error says that the same request may succeed later.
+    ///
+    /// # Errors
+    /// The last error.
+    pub async fn run<T, F>(&self, what: &str, mut operation: impl FnMut() -> F) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        let mut pause = self.first_pause;
+        for left in (0..=self.retries).rev() {
+            match operation().await {
+                Err(error) if error.is_retryable() && left > 0 => {
+                    warn!(what, %error, retries_left = left, "service failed, trying again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(self.longest_pause);
+                }
+                result => return result,
+            }
+        }
+        unreachable!("the last try returns its result")
+    }
+}

@@ -1,0 +1,101 @@
+//! Judges each episode as soon as it has ended, while its siblings are still being sampled.
+//!
+//! Every member leaves exactly once, with a reward or with the cause of its absence; a failure never becomes a
+//! number. How many rewards are computed at a time is the capacity of the stage's lane.
+
+use crate::activity::{Activity, Work};
+use crate::kit::{Board, Outlet, Parcel, panic_words};
+use crate::parcels::{Judged, Played};
+use crate::retry::Retry;
+use actix::prelude::{Actor, Context, Handler};
+use futures::FutureExt;
+use minds_core::environment::{Oracle, Scene};
+use minds_core::episode::Episode;
+use minds_core::reward::{Missing, Score};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tracing::warn;
+
+const NAME: &str = "scorer";
+
+/// The third stage. Cheap to clone: each episode is judged by a task of its own.
+#[derive(Clone)]
+pub struct Scorer {
+    /// Whose log-probs count; without one, those of the policy that played.
+    pub judge: Option<Arc<dyn Oracle>>,
+    /// What to do when the service fails.
+    pub retry: Retry,
+    /// Who is busy when.
+    pub activity: Activity,
+    /// Where the stage tells how it is.
+    pub board: Board,
+    /// To the batcher.
+    pub scored: Outlet<Judged>,
+}
+
+impl Actor for Scorer {
+    type Context = Context<Self>;
+}
+
+impl Handler<Parcel<Played>> for Scorer {
+    type Result = ();
+
+    fn handle(&mut self, parcel: Parcel<Played>, _: &mut Self::Context) {
+        let (played, slot) = parcel.open();
+        let stage = self.clone();
+        tokio::spawn(async move {
+            stage.judge(played).await;
+            drop(slot);
+        });
+    }
+}
+
+impl Scorer {
+    async fn judge(&self, played: Played) {
+        self.board.update(NAME, |s| s.busy += 1);
+        let outcome = match &played.outcome {
+            Ok(episode) => {
+                self.score(&played, episode).await.map(|s| (episode.clone(), s)).map_err(|e| e.to_string())
+            }
+            Err(why) => Err(why.clone()),
+        };
+        self.board.update(NAME, |s| {
+            s.busy -= 1;
+            if outcome.is_ok() { s.done += 1 } else { s.failed += 1 }
+        });
+        let Played { group, member, .. } = played;
+        // A refusal means that the run is over; dropping the last member gives the credit back.
+        drop(self.scored.send(Judged { group, member, outcome }).await);
+    }
+
+    async fn score(&self, played: &Played, episode: &Episode) -> Result<Score, Missing> {
+        let component = &played.group.component;
+        let scene = Scene {
+            item: &played.group.item,
+            episode,
+            renderer: &*component.renderer,
+            oracle: self.judge.as_deref().unwrap_or(&played.policy.oracle),
+        };
+        let limit = component.score_timeout;
+        let mut pause = self.retry.first_pause;
+        for left in (0..=self.retry.retries).rev() {
+            let busy = self.activity.enter(Work::Scoring);
+            let guarded = AssertUnwindSafe(component.environment.score(scene)).catch_unwind();
+            let result = match tokio::time::timeout(limit, guarded).await {
+                Ok(Ok(result)) => result,
+                Ok(Err(panic)) => Err(Missing::Environment(format!("it panicked: {}", panic_words(&*panic)))),
+                Err(_) => Err(Missing::TimedOut(limit.as_secs())),
+            };
+            drop(busy);
+            match result {
+                Err(missing) if missing.is_retryable() && left > 0 => {
+                    warn!(episode = %episode.id, %missing, retries_left = left, "no reward, trying again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(self.retry.longest_pause);
+                }
+                result => return result,
+            }
+        }
+        unreachable!("the last try returns its result")
+    }
+}

@@ -1,0 +1,124 @@
+//! The numbers of one step. Names follow tinker-cookbook where the meaning is the same.
+
+use super::Options;
+use crate::parcels::{Member, ReadyGroup};
+use minds_core::backend::{Forward, OptimStep};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::reward::Metrics;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Where the trainer's time went.
+#[derive(Clone, Copy)]
+pub(super) struct Timing {
+    /// From submission to the step's results.
+    pub(super) train: Duration,
+    /// Waiting for the batch.
+    pub(super) idle: Duration,
+}
+
+#[expect(clippy::too_many_arguments, reason = "the parts of one step, used once")]
+pub(super) fn metrics(
+    options: &Options,
+    step: u64,
+    groups: &[ReadyGroup],
+    staleness: &[u64],
+    data: &[Datum],
+    forward: Option<&Forward>,
+    optim: Option<&OptimStep>,
+    timing: Timing,
+) -> Metrics {
+    let mut out = Metrics::new();
+    let mut put = |name: &str, value: f64| {
+        out.insert(name.into(), value);
+    };
+    put("step", step as f64);
+    put("progress/done_frac", step as f64 / options.max_steps as f64);
+    put("optim/lr", options.adam.learning_rate);
+    put("time/train", timing.train.as_secs_f64());
+    put("time/trainer_idle", timing.idle.as_secs_f64());
+    spread(staleness.iter().map(|s| *s as f64), "async/staleness", &mut put);
+    let members = || groups.iter().flat_map(|g| &g.members);
+    put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
+    put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
+    put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
+    let logprobs = || members().flat_map(|m| &m.episode.turns).flat_map(|t| &t.answer.logprobs);
+    put("optim/entropy", -mean(logprobs().map(|lp| f64::from(*lp))));
+    if let Some(forward) = forward {
+        let gaps: Vec<f64> = gaps(data, forward).collect();
+        put("optim/kl_sample_train_v1", mean(gaps.iter().copied()));
+        put("optim/kl_sample_train_v2", 0.5 * mean(gaps.iter().map(|g| g * g)));
+        put("optim/max_abs_logprob_gap", gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
+        forward.metrics.iter().for_each(|(name, value)| put(name, *value));
+    }
+    if let Some(optim) = optim {
+        optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
+    }
+    put("optim/stepped", if optim.is_some() { 1.0 } else { 0.0 });
+    environment("env/all", groups.iter(), &mut put);
+    let mut by_name: BTreeMap<&str, Vec<&ReadyGroup>> = BTreeMap::new();
+    for group in groups {
+        by_name.entry(&group.group.component.name).or_default().push(group);
+    }
+    for (name, groups) in by_name {
+        environment(&format!("env/{name}"), groups.into_iter(), &mut put);
+    }
+    out
+}
+
+/// `q - p` for every token that was sampled: log-prob at sampling time minus log-prob before the step. A target
+/// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare.
+fn gaps<'a>(data: &'a [Datum], forward: &'a Forward) -> impl Iterator<Item = f64> + 'a {
+    data.iter().zip(&forward.logprobs).flat_map(|(datum, now)| {
+        let LossInputs::Policy { logprobs, .. } = datum.inputs() else { return Vec::new() };
+        logprobs
+            .iter()
+            .zip(now)
+            .filter(|(q, _)| **q != 0.0)
+            .map(|(q, p)| f64::from(*q) - f64::from(*p))
+            .collect()
+    })
+}
+
+fn environment<'a>(
+    prefix: &str,
+    groups: impl Iterator<Item = &'a ReadyGroup> + Clone,
+    put: &mut impl FnMut(&str, f64),
+) {
+    let members: Vec<&Member> = groups.clone().flat_map(|g| &g.members).collect();
+    let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
+    put(&format!("{prefix}/reward/total"), mean(rewards()));
+    put(&format!("{prefix}/reward/std"), {
+        let centre = mean(rewards());
+        mean(rewards().map(|r| (r - centre).powi(2))).sqrt()
+    });
+    put(&format!("{prefix}/total_episodes"), members.len() as f64);
+    put(&format!("{prefix}/missing_episodes"), groups.clone().map(|g| f64::from(g.missing)).sum());
+    put(&format!("{prefix}/by_group/frac_mixed"), mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
+    let turns = || members.iter().map(|m| m.episode.turns.len());
+    put(&format!("{prefix}/turns_per_episode"), mean(turns().map(|n| n as f64)));
+    let tokens: usize = members.iter().map(|m| m.episode.sampled_tokens()).sum();
+    put(&format!("{prefix}/ac_tokens_per_turn"), tokens as f64 / turns().sum::<usize>() as f64);
+    let complete = members.iter().flat_map(|m| &m.episode.turns).map(|t| f64::from(u8::from(t.complete)));
+    put(&format!("{prefix}/stop/complete"), mean(complete));
+    let mut named: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for (name, value) in members.iter().flat_map(|m| &m.score.metrics) {
+        let (sum, count) = named.entry(name).or_default();
+        *sum += value;
+        *count += 1.0;
+    }
+    for (name, (sum, count)) in named {
+        put(&format!("{prefix}/{name}"), sum / count);
+    }
+}
+
+fn spread(values: impl Iterator<Item = f64> + Clone, prefix: &str, put: &mut impl FnMut(&str, f64)) {
+    put(&format!("{prefix}_mean"), mean(values.clone()));
+    put(&format!("{prefix}_max"), values.clone().fold(f64::NEG_INFINITY, f64::max));
+    put(&format!("{prefix}_min"), values.fold(f64::INFINITY, f64::min));
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
