@@ -133,7 +133,7 @@ def adapter_for(model, rank, alpha, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in wrapped.named_parameters():
         if "lora_" in name:
-            scale = 0.2 if "lora_A" in name else 0.1
+            scale = 0.2 if "lora_A" in name else 0.02
             # Through f32, because that is what the files hold.
             parameter.data = (scale * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
     return wrapped
@@ -240,15 +240,15 @@ def golden_training(name, model):
 
 
 def golden_adam(name, parameters, gradients):
-    """Three AdamW steps; step n takes the gradients of the n-th loss. Clipping bites in some of them."""
+    """Three AdamW steps; step n takes the scaled gradients of the n-th loss. The third is too small to be clipped."""
     settings = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     trained = {key: torch.nn.Parameter(p.detach().double().clone()) for key, p in parameters.items()}
     optimizer = torch.optim.AdamW(trained.values(), **settings)
-    steps, norms = ["cross_entropy", "importance_sampling", "ppo"], []
+    steps, scales, norms = ["cross_entropy", "importance_sampling", "ppo"], [1.0, 0.5, 1e-4], []
     saved = {}
-    for number, loss in enumerate(steps, 1):
+    for number, (loss, scale) in enumerate(zip(steps, scales), 1):
         for key, parameter in trained.items():
-            parameter.grad = gradients[f"{loss}/{key}"].double()
+            parameter.grad = scale * gradients[f"{loss}/{key}"].double()
         norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), 0.5)))
         optimizer.step()
         if number in (1, 3):
@@ -265,6 +265,7 @@ def golden_adam(name, parameters, gradients):
             "weight_decay": 0.1,
             "grad_clip_norm": 0.5,
             "gradients_of": steps,
+            "gradients_times": scales,
             "norms_before_clipping": norms,
         },
     )
