@@ -77,15 +77,20 @@ impl Scene<'_> {
     /// Summed log-prob and number of tokens of `answer` as the assistant's reply to `messages`.
     ///
     /// # Errors
-    /// The query failed, or `answer` has no tokens.
+    /// The query failed or came back with another number of log-probs, or `answer` has no tokens.
     pub async fn answer_logprob(&self, messages: &[Message], answer: &str) -> Result<(f64, usize), Missing> {
         let prefix = self.renderer.prompt(messages);
         let target = self.renderer.answer(answer);
-        if target.is_empty() {
+        let tokens = target.len();
+        if tokens == 0 {
             return Err(Missing::Environment(format!("the answer {answer:?} has no tokens")));
         }
         let logprobs = self.oracle.logprobs(prefix.into(), target.into()).await?;
-        Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), logprobs.len()))
+        // A sum over fewer tokens would look like a better answer.
+        if logprobs.len() != tokens {
+            return Err(Missing::Service(format!("{} log-probs came for {tokens} tokens", logprobs.len())));
+        }
+        Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), tokens))
     }
 
     /// The version of the policy that played.
