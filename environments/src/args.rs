@@ -1,0 +1,191 @@
+//! Arguments of environments: one table per environment says what exists, what is allowed and what is the default.
+//!
+//! The table is the documentation and the check at once, so the two cannot disagree. What it lets through has every
+//! key, each of the right type and in range; an argument that would be ignored is an error too.
+
+use crate::error::{EnvError, nearest};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::fmt::Write;
+
+/// What an argument may be, and what it is when it is left out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag(bool),
+    /// A whole number from `min` to `max`.
+    Whole {
+        /// Where it is left out.
+        default: i64,
+        /// Smallest allowed.
+        min: i64,
+        /// Largest allowed.
+        max: i64,
+    },
+    /// A number from `min` to `max`.
+    Number {
+        /// Where it is left out.
+        default: f64,
+        /// Smallest allowed.
+        min: f64,
+        /// Largest allowed.
+        max: f64,
+    },
+    /// One of these words; the first where it is left out.
+    Choice(&'static [&'static str]),
+}
+
+/// One argument of an environment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arg {
+    /// Its key.
+    pub name: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// The argument and the value (as a word) without which this one has no effect.
+    pub only_with: Option<(&'static str, &'static str)>,
+    /// What it does, in one line.
+    pub about: &'static str,
+}
+
+impl Arg {
+    /// Its value where it is left out.
+    #[must_use]
+    pub fn default(&self) -> Value {
+        match self.kind {
+            Kind::Flag(default) => default.into(),
+            Kind::Whole { default, .. } => default.into(),
+            Kind::Number { default, .. } => default.into(),
+            Kind::Choice(words) => words.first().copied().into(),
+        }
+    }
+
+    /// What it may be, in words.
+    #[must_use]
+    pub fn allowed(&self) -> String {
+        match self.kind {
+            Kind::Flag(_) => "true or false".into(),
+            Kind::Whole { min, max, .. } => format!("a whole number from {min} to {max}"),
+            Kind::Number { min, max, .. } => format!("a number from {min} to {max}"),
+            Kind::Choice(words) => words.iter().enumerate().fold(String::new(), |mut text, (i, word)| {
+                let join = if i == 0 { "" } else { " or " };
+                write!(text, "{join}\"{word}\"").expect("writing to a string cannot fail");
+                text
+            }),
+        }
+    }
+
+    fn allows(&self, value: &Value) -> bool {
+        match self.kind {
+            Kind::Flag(_) => value.is_boolean(),
+            Kind::Whole { min, max, .. } => value.as_i64().is_some_and(|n| (min..=max).contains(&n)),
+            Kind::Number { min, max, .. } => value.as_f64().is_some_and(|x| (min..=max).contains(&x)),
+            Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+        }
+    }
+}
+
+/// The arguments as given, completed with defaults.
+///
+/// # Errors
+/// A key that the table lacks, a value that it does not allow, or an argument without effect.
+pub(crate) fn resolve(
+    env: &'static str,
+    table: &'static [Arg],
+    given: &Map<String, Value>,
+) -> Result<Map<String, Value>, EnvError> {
+    let names = || table.iter().map(|arg| arg.name);
+    if let Some(key) = given.keys().find(|key| names().all(|name| name != **key)) {
+        let allowed = names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        return Err(EnvError::UnknownArg { env, key: key.clone(), allowed, nearest: nearest(key, names()) });
+    }
+    let mut resolved = Map::new();
+    for arg in table {
+        let value = given.get(arg.name).cloned().unwrap_or_else(|| arg.default());
+        if !arg.allows(&value) {
+            let (value, allowed) = (value.to_string(), arg.allowed());
+            return Err(EnvError::WrongArg { env, key: arg.name, value, allowed });
+        }
+        resolved.insert(arg.name.into(), value);
+    }
+    for arg in table.iter().filter(|arg| given.contains_key(arg.name)) {
+        let Some((other, word)) = arg.only_with else { continue };
+        if resolved.get(other).is_none_or(|value| as_word(value) != word) {
+            let needs = format!("`{other}` = {word}");
+            return Err(EnvError::NoEffect { env, key: arg.name, needs });
+        }
+    }
+    Ok(resolved)
+}
+
+/// The resolved arguments as the environment's own type, whose fields are the keys of its table.
+pub(crate) fn read<T: DeserializeOwned>(
+    env: &'static str,
+    resolved: Map<String, Value>,
+) -> Result<T, EnvError> {
+    let value = Value::Object(resolved);
+    serde_json::from_value(value)
+        .map_err(|e| EnvError::Data { env, why: format!("its table of arguments: {e}") })
+}
+
+fn as_word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const TABLE: &[Arg] = &[
+        Arg { name: "task", kind: Kind::Choice(&["near", "far"]), only_with: None, about: "" },
+        Arg { name: "shots", kind: Kind::Whole { default: 3, min: 0, max: 4 }, only_with: None, about: "" },
+        Arg {
+            name: "width",
+            kind: Kind::Number { default: 1.0, min: 0.1, max: 9.0 },
+            only_with: Some(("task", "far")),
+            about: "",
+        },
+        Arg { name: "loud", kind: Kind::Flag(false), only_with: None, about: "" },
+    ];
+
+    fn check(given: Value) -> Result<Value, String> {
+        let given = given.as_object().expect("a table").clone();
+        resolve("e", TABLE, &given).map(Value::Object).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_is_left_out_takes_its_default() {
+        let all = json!({"task": "near", "shots": 3, "width": 1.0, "loud": false});
+        assert_eq!(check(json!({})), Ok(all));
+        let all = json!({"task": "far", "shots": 0, "width": 2, "loud": true});
+        assert_eq!(check(all.clone()), Ok(all));
+    }
+
+    #[test]
+    fn mistakes_are_answered_with_what_would_be_right() {
+        for (given, error) in [
+            (
+                json!({"shot": 1}),
+                "`e` takes no argument `shot`; it takes `task`, `shots`, `width`, `loud` (did you mean `shots`?)",
+            ),
+            (
+                json!({"temperature": 1}),
+                "`e` takes no argument `temperature`; it takes `task`, `shots`, `width`, `loud`",
+            ),
+            (json!({"shots": 5}), "`shots` of `e` is 5, it must be a whole number from 0 to 4"),
+            (json!({"shots": -1}), "`shots` of `e` is -1, it must be a whole number from 0 to 4"),
+            (json!({"shots": 1.5}), "`shots` of `e` is 1.5, it must be a whole number from 0 to 4"),
+            (json!({"shots": "3"}), "`shots` of `e` is \"3\", it must be a whole number from 0 to 4"),
+            (json!({"task": "mid"}), "`task` of `e` is \"mid\", it must be \"near\" or \"far\""),
+            (json!({"task": "far", "width": 0}), "`width` of `e` is 0, it must be a number from 0.1 to 9"),
+            (json!({"loud": 1}), "`loud` of `e` is 1, it must be true or false"),
+            (
+                json!({"width": 2}),
+                "`width` of `e` has an effect only with `task` = far: leave it out, or change that",
+            ),
+        ] {
+            assert_eq!(check(given), Err(error.to_owned()));
+        }
+    }
+}

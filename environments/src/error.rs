@@ -1,0 +1,106 @@
+//! Why an environment cannot be loaded. All of it is for the person who wrote the config: nothing here is worth a
+//! retry.
+
+use thiserror::Error;
+
+/// An environment that cannot be loaded.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum EnvError {
+    /// No environment has this id.
+    #[error(
+        "there is no environment `{id}`; this version has {known}{}. Environments that are Python packages are not \
+         supported yet",
+        hint(.nearest)
+    )]
+    Unknown {
+        /// The id as given.
+        id: String,
+        /// All ids.
+        known: String,
+        /// The id that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// The environment takes no argument of this name.
+    #[error("`{env}` takes no argument `{key}`; it takes {allowed}{}", hint(.nearest))]
+    UnknownArg {
+        /// The environment.
+        env: &'static str,
+        /// The argument as given.
+        key: String,
+        /// All arguments.
+        allowed: String,
+        /// The argument that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// An argument has the wrong type or lies out of range.
+    #[error("`{key}` of `{env}` is {value}, it must be {allowed}")]
+    WrongArg {
+        /// The environment.
+        env: &'static str,
+        /// The argument.
+        key: &'static str,
+        /// Its value, as JSON.
+        value: String,
+        /// What would be right.
+        allowed: String,
+    },
+    /// An argument is given that the other arguments leave without effect.
+    #[error("`{key}` of `{env}` has an effect only with {needs}: leave it out, or change that")]
+    NoEffect {
+        /// The environment.
+        env: &'static str,
+        /// The argument.
+        key: &'static str,
+        /// The setting that would give it an effect.
+        needs: String,
+    },
+    /// The environment's own data is wrong: a bug of this crate.
+    #[error("the data of `{env}` is wrong: {why}")]
+    Data {
+        /// The environment.
+        env: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+fn hint(nearest: &Option<&'static str>) -> String {
+    nearest.map_or(String::new(), |name| format!(" (did you mean `{name}`?)"))
+}
+
+/// The name that looks most like `wrong`, if it is near enough to be meant.
+pub(crate) fn nearest(wrong: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let enough = (wrong.chars().count() / 3).max(2);
+    names.map(|name| (edits(wrong, name), name)).filter(|(d, _)| *d <= enough).min().map(|(_, name)| name)
+}
+
+/// Insertions, deletions and replacements from one text to the other (Levenshtein).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_offered_only_when_it_is_near() {
+        let names = || ["shots", "task", "width"].into_iter();
+        assert_eq!(nearest("shot", names()), Some("shots"));
+        assert_eq!(nearest("tasks", names()), Some("task"));
+        assert_eq!(nearest("wdith", names()), Some("width"));
+        assert_eq!(nearest("temperature", names()), None);
+        assert_eq!(edits("kitten", "sitting"), 3);
+    }
+}

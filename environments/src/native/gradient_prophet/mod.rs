@@ -1,0 +1,109 @@
+//! Predict what a lesson does to a reader: how much more it expects an answer, or which answers it changes most.
+//!
+//! The reader is the model itself, or whichever weights the run names for scoring. It is asked twice: the probe alone
+//! (prior), and the probe after the lesson as an earlier exchange (posterior), both as chat. What is asked depends on
+//! the item alone, never on the policy's answer, so all members of a group ask the same questions.
+//!
+//! | task | answer | truth | reward | invalid |
+//! |---|---|---|---|---|
+//! | `in_context` | `[number]` | change of the target's log-prob | `1 / (1 + (error / width)^2)`, in (0, 1] | 0 |
+//! | `surprise` | `[order of the probes]` | order by KL(posterior ∥ prior) of the first token | Spearman, in [-1, 1] | -1 |
+//!
+//! A query that fails makes the reward missing; it is never left out, nor replaced by a number.
+
+mod bank;
+mod in_context;
+mod ranking;
+mod reward;
+mod surprise;
+
+pub use ranking::{divergence, spearman};
+pub use reward::{BestConstant, RewardForm, best_constant};
+
+use crate::args::{self, Arg, Kind};
+use crate::error::EnvError;
+use crate::registry::EnvInfo;
+use bank::{Bank, Lesson, Probe};
+use in_context::InContext;
+use minds_core::chat::Message;
+use minds_core::environment::Environment;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use surprise::Surprise;
+
+const ID: &str = "gradient_prophet";
+
+/// What the registry knows of it.
+pub const INFO: EnvInfo = EnvInfo {
+    id: ID,
+    about: "predict what a lesson does to the log-probs of the model's own answers",
+    args: ARGS,
+    load,
+};
+
+const ARGS: &[Arg] = &[
+    Arg {
+        name: "task",
+        kind: Kind::Choice(&["in_context", "surprise"]),
+        only_with: None,
+        about: "in_context: predict one change of log-prob; surprise: order the probes of a lesson",
+    },
+    Arg {
+        name: "shots",
+        kind: Kind::Whole { default: 3, min: 0, max: 4 },
+        only_with: None,
+        about: "examples before the question; without any, hardly an answer is valid",
+    },
+    Arg {
+        name: "reward_form",
+        kind: Kind::Choice(&["per_token", "sum", "log"]),
+        only_with: Some(("task", "in_context")),
+        about: "the change per token, of the whole target, or of the whole target with errors on a log scale",
+    },
+    Arg {
+        name: "width",
+        kind: Kind::Number { default: 1.0, min: 0.05, max: 50.0 },
+        only_with: Some(("task", "in_context")),
+        about: "the error that is worth half the reward",
+    },
+];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Options {
+    task: Task,
+    shots: usize,
+    reward_form: RewardForm,
+    width: f64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Task {
+    InContext,
+    Surprise,
+}
+
+fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let bank = Bank::builtin(seed)?;
+    Ok(match options.task {
+        Task::InContext => Arc::new(InContext::new(bank, options.shots, options.reward_form, options.width)?),
+        Task::Surprise => Arc::new(Surprise::new(bank, options.shots)?),
+    })
+}
+
+/// What the reader is asked without the lesson.
+fn prior(probe: &Probe) -> [Message; 1] {
+    [Message::user(&*probe.question)]
+}
+
+/// What the reader is asked after the lesson.
+fn posterior(lesson: &Lesson, probe: &Probe) -> [Message; 3] {
+    [Message::user(&*lesson.question), Message::assistant(&*lesson.answer), Message::user(&*probe.question)]
+}
+
+/// An item that names no lesson: its index does not come from this environment.
+fn no_such_item(index: u64) -> minds_core::reward::Missing {
+    minds_core::reward::Missing::Environment(format!("{ID} has no item {index}"))
+}

@@ -1,0 +1,18 @@
+//! Environments written here. Each is immutable once loaded, and what it asks of an
+//! [`Oracle`](minds_core::environment::Oracle) depends on the item alone, so that a group asks it once.
+
+pub mod gradient_prophet;
+pub mod target_number;
+
+use minds_core::environment::Scene;
+
+/// The last answer, if the policy ended its turn properly. An answer that was cut off, or that goes on after its
+/// stop, is not a whole answer and cannot be valid.
+fn whole_answer<'a>(scene: &Scene<'a>) -> Option<&'a str> {
+    scene.episode.turns.last().filter(|turn| turn.complete).map(|turn| turn.text.as_str())
+}
+
+/// 1 for yes, 0 for no: how metrics say it.
+fn flag(yes: bool) -> f64 {
+    f64::from(u8::from(yes))
+}

@@ -1,0 +1,166 @@
+//! Name a number near a target, as a JSON array: the smallest task that shows whether a run learns at all.
+//!
+//! The target is either hidden and fixed (`json_hidden`: the policy has to find it by trial) or shown and different
+//! from item to item (`json_target`: the policy has to copy it). The reward needs no model:
+//! `0.2 format + 0.8 / (1 + ((x - target) / 1.5)^2)`, 0 for an answer that is not an array of one number. Every valid
+//! reward is above 0.2. A policy that learns gets from 0.4 to 1.0 within 60 steps of 16 rollouts.
+
+use crate::args::{self, Arg, Kind};
+use crate::error::EnvError;
+use crate::native::{flag, whole_answer};
+use crate::parse::lone_number;
+use crate::registry::EnvInfo;
+use async_trait::async_trait;
+use minds_core::chat::Message;
+use minds_core::environment::{Criterion, Environment, Item, Rubric, Scene};
+use minds_core::reward::{Missing, Score};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+const ID: &str = "target_number";
+
+/// What the registry knows of it.
+pub const INFO: EnvInfo = EnvInfo {
+    id: ID,
+    about: "name a number near a target, as a JSON array; rewards need no model",
+    args: ARGS,
+    load,
+};
+
+const ARGS: &[Arg] = &[
+    Arg {
+        name: "shown",
+        kind: Kind::Flag(false),
+        only_with: None,
+        about: "whether the prompt tells the target; then it is -9 to 9 by item",
+    },
+    Arg {
+        name: "target",
+        kind: Kind::Number { default: 3.0, min: -5.0, max: 5.0 },
+        only_with: Some(("shown", "false")),
+        about: "the hidden target",
+    },
+    Arg {
+        name: "shots",
+        kind: Kind::Whole { default: 3, min: 0, max: 4 },
+        only_with: None,
+        about: "examples before the question; without any, hardly an answer is valid",
+    },
+];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Options {
+    shown: bool,
+    target: f64,
+    shots: usize,
+}
+
+/// The targets that are shown are `-SPAN..=SPAN`.
+const SPAN: i64 = 9;
+
+const SYSTEM: &str = "You reply with JSON only.";
+
+/// Answers of the examples where the target is hidden. They are spread out: a policy starts by copying them.
+const HIDDEN_SHOTS: [&str; 4] = ["[2.5]", "[-1.3]", "[0.4]", "[-4]"];
+
+/// Targets and answers of the examples where it is shown. They miss by 1 to 2.5, so that there is something to learn.
+const SHOWN_SHOTS: [(i64, &str); 4] = [(5, "[6.1]"), (-7, "[-4.5]"), (0, "[1.5]"), (-2, "[-3]")];
+
+fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let resolved = args::resolve(ID, ARGS, given)?;
+    let options = args::read(ID, resolved)?;
+    let rubric = Rubric::default().with(0.2, Format).with(0.8, Closeness { width: 1.5 });
+    Ok(Arc::new(TargetNumber { options, rubric }))
+}
+
+struct TargetNumber {
+    options: Options,
+    rubric: Rubric,
+}
+
+fn question(target: Option<i64>) -> Message {
+    Message::user(match target {
+        None => "Write a JSON array that holds one number from -5 to 5.".to_owned(),
+        Some(target) => format!("Write a JSON array that holds one number close to {target}."),
+    })
+}
+
+#[async_trait]
+impl Environment for TargetNumber {
+    fn id(&self) -> &str {
+        ID
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        if self.options.shown {
+            NonZeroU64::MIN.saturating_add(2 * SPAN.unsigned_abs())
+        } else {
+            NonZeroU64::MIN
+        }
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let index = index % self.items();
+        let shown = self.options.shown.then(|| i64::try_from(index).unwrap_or_default() - SPAN);
+        let mut prompt = vec![Message::system(SYSTEM)];
+        for i in 0..self.options.shots.min(HIDDEN_SHOTS.len()) {
+            let (target, answer) = SHOWN_SHOTS[i];
+            prompt.push(question(shown.map(|_| target)));
+            prompt.push(Message::assistant(if shown.is_some() { answer } else { HIDDEN_SHOTS[i] }));
+        }
+        prompt.push(question(shown));
+        let target = shown.map_or(self.options.target, |target| target as f64);
+        Item { index, prompt, answer: Some(format!("[{target}]")), info: json!({ "target": target }) }
+    }
+
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let mut score = self.rubric.score(scene).await?;
+        if let Some(x) = prediction(&scene) {
+            score.metrics.insert("prediction".into(), x);
+            score.metrics.insert("error".into(), (x - target(scene.item)?).abs());
+        }
+        Ok(score)
+    }
+}
+
+fn prediction(scene: &Scene<'_>) -> Option<f64> {
+    whole_answer(scene).and_then(lone_number)
+}
+
+fn target(item: &Item) -> Result<f64, Missing> {
+    let target = item.info.get("target").and_then(Value::as_f64);
+    target.ok_or_else(|| Missing::Environment(format!("item {} of {ID} has no target", item.index)))
+}
+
+/// Whether the answer is an array of one number.
+struct Format;
+
+#[async_trait]
+impl Criterion for Format {
+    fn name(&self) -> &str {
+        "valid"
+    }
+
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+        Ok(flag(prediction(&scene).is_some()))
+    }
+}
+
+/// How near the number is: 1 on the target, a half at a distance of `width`, 0 without a number.
+struct Closeness {
+    width: f64,
+}
+
+#[async_trait]
+impl Criterion for Closeness {
+    fn name(&self) -> &str {
+        "closeness"
+    }
+
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+        let target = target(scene.item)?;
+        Ok(prediction(&scene).map_or(0.0, |x| 1.0 / (1.0 + ((x - target) / self.width).powi(2))))
+    }
+}

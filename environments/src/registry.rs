@@ -1,0 +1,99 @@
+//! Environments by id. An id may be written as the path of its folder: only the last part of it counts.
+//!
+//! Every call of [`load`] makes an environment of its own. Nothing is cached and nothing is global, so two components
+//! of a run cannot get each other's data.
+
+use crate::args::Arg;
+use crate::error::{EnvError, nearest};
+use crate::native::{gradient_prophet, target_number};
+use minds_core::environment::Environment;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What is known of an environment before it is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct EnvInfo {
+    /// The id that configs use.
+    pub id: &'static str,
+    /// What it is, in one line.
+    pub about: &'static str,
+    /// Its arguments.
+    pub args: &'static [Arg],
+    pub(crate) load: Loader,
+}
+
+pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environment>, EnvError>;
+
+const ENVIRONMENTS: &[EnvInfo] = &[gradient_prophet::INFO, target_number::INFO];
+
+/// Every environment, with its arguments.
+#[must_use]
+pub fn list() -> &'static [EnvInfo] {
+    ENVIRONMENTS
+}
+
+/// The environment of this id, with these arguments. `seed` orders its data where the order is free.
+///
+/// # Errors
+/// The id is unknown, or an argument is unknown, wrong or without effect.
+pub fn load(id: &str, args: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let name = id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let Some(info) = ENVIRONMENTS.iter().find(|info| info.id == name) else {
+        let ids = || ENVIRONMENTS.iter().map(|info| info.id);
+        let known = ids().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ");
+        return Err(EnvError::Unknown { id: id.into(), known, nearest: nearest(name, ids()) });
+    };
+    (info.load)(args, seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_may_be_the_path_of_a_folder() {
+        for id in [
+            "gradient_prophet",
+            "./environments/gradient_prophet",
+            "environments/gradient_prophet",
+            "./environments/gradient_prophet/",
+        ] {
+            assert_eq!(load(id, &Map::new(), 0).expect(id).id(), "gradient_prophet");
+        }
+    }
+
+    #[test]
+    fn an_unknown_id_is_answered_with_the_known_ones() {
+        let error = |id| load(id, &Map::new(), 0).err().expect("unknown").to_string();
+        assert_eq!(
+            error("./environments/ghost_trace"),
+            "there is no environment `./environments/ghost_trace`; this version has `gradient_prophet`, \
+             `target_number`. Environments that are Python packages are not supported yet"
+        );
+        assert!(error("gradient-prophet").contains("did you mean `gradient_prophet`?"));
+        assert!(error("").contains("there is no environment ``"));
+    }
+
+    #[test]
+    fn every_environment_loads_with_the_defaults_of_its_table() {
+        for info in list() {
+            let defaults: Map<String, Value> = info
+                .args
+                .iter()
+                .filter(|arg| {
+                    arg.only_with.is_none_or(|(other, word)| {
+                        info.args
+                            .iter()
+                            .any(|a| a.name == other && a.default().to_string().trim_matches('"') == word)
+                    })
+                })
+                .map(|arg| (arg.name.to_owned(), arg.default()))
+                .collect();
+            let (explicit, implicit) = (load(info.id, &defaults, 1), load(info.id, &Map::new(), 1));
+            let (explicit, implicit) = (explicit.expect(info.id), implicit.expect(info.id));
+            assert_eq!(explicit.id(), info.id);
+            assert_eq!(explicit.item(0), implicit.item(0));
+            assert!(!info.about.is_empty() && info.args.iter().all(|arg| !arg.about.is_empty()));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Renderers: conversations to tokens, the way a family of models was trained to read them.
+//!
+//! A message can never become a control token: its content is always encoded as plain text, and markers are looked
+//! up in the tokenizer by name. A renderer whose markers the tokenizer lacks is refused when it is made, not when it
+//! is used.
+//!
+//! | name | prompt | stop |
+//! |---|---|---|
+//! | `role_colon` | `User: …\n\nAssistant:` | the text `\n\nUser:`, or the model's own stop |
+//! | `chatml` | `<\|im_start\|>user\n…<\|im_end\|>\n` with SmolLM2's default system line | `<\|im_end\|>` |
+//! | `qwen3` | ChatML without a default system line | `<\|im_end\|>` |
+//! | `qwen3_disable_thinking` | the same, the answer after an empty think block | `<\|im_end\|>` |
+//! | `qwen3_instruct` | as `qwen3`; answers have no think block | `<\|im_end\|>` |
+//! | `llama3` | `<\|start_header_id\|>user<\|end_header_id\|>\n\n…<\|eot_id\|>` | `<\|eot_id\|>` |
+
+mod chatml;
+mod llama3;
+mod marked;
+mod qwen3;
+mod role_colon;
+
+use minds_core::chat::{Renderer, Tokenizer};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Names that [`renderer`] knows.
+pub const NAMES: [&str; 6] =
+    ["role_colon", "chatml", "qwen3", "qwen3_disable_thinking", "qwen3_instruct", "llama3"];
+
+/// Names of renderers that exist elsewhere and are not written yet.
+const LATER: [&str; 3] = ["deepseekv3", "gpt_oss", "kimi_k2"];
+
+/// A renderer that cannot be made.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum RenderError {
+    /// No renderer has this name.
+    #[error("there is no renderer `{name}`; this version knows {}{}", NAMES.join(", "), later(.name))]
+    Unknown {
+        /// The name asked for.
+        name: String,
+    },
+    /// The tokenizer belongs to another family of models.
+    #[error(
+        "the renderer `{renderer}` needs the control token `{token}` of {family} models, which this model's tokenizer \
+         lacks: choose another renderer (`role_colon` needs none)"
+    )]
+    MissingToken {
+        /// The renderer asked for.
+        renderer: &'static str,
+        /// The token that is missing.
+        token: &'static str,
+        /// Models that have it.
+        family: &'static str,
+    },
+}
+
+fn later(name: &str) -> String {
+    let is_later = LATER.iter().any(|known| name.starts_with(known));
+    if is_later { format!(" ({name} is planned for a later version)") } else { String::new() }
+}
+
+/// The renderer of this name over a model's tokenizer.
+///
+/// # Errors
+/// The name is unknown, or the tokenizer lacks a control token that the renderer needs.
+pub fn renderer(name: &str, tokenizer: Arc<dyn Tokenizer>) -> Result<Arc<dyn Renderer>, RenderError> {
+    Ok(match name {
+        "role_colon" => Arc::new(role_colon::RoleColon::new(tokenizer)),
+        "chatml" => Arc::new(chatml::ChatMl::new(tokenizer)?),
+        "qwen3" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::Thinking)?),
+        "qwen3_disable_thinking" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::DisableThinking)?),
+        "qwen3_instruct" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::Instruct)?),
+        "llama3" => Arc::new(llama3::Llama3::new(tokenizer)?),
+        _ => return Err(RenderError::Unknown { name: name.into() }),
+    })
+}
+
+/// The renderer that a base model was trained with, by the model's name (`owner/name`, the owner may be left out).
+/// `None` for models that no renderer here fits, and for those whose name says nothing.
+#[must_use]
+pub fn recommended(base_model_name: &str) -> Option<&'static str> {
+    let name = base_model_name.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let has = |part: &str| name.split('-').any(|p| p == part);
+    if name == "tiny-random" || has("base") {
+        return Some("role_colon");
+    }
+    if has("vl") || has("vision") || has("guard") || has("embedding") || has("reranker") {
+        return None;
+    }
+    if name.starts_with("smollm2-") {
+        return Some(if has("instruct") { "chatml" } else { "role_colon" });
+    }
+    if name.starts_with("qwen3-") {
+        let is_instruct = has("instruct") || has("coder");
+        return Some(if is_instruct { "qwen3_instruct" } else { "qwen3" });
+    }
+    if ["llama-3-", "llama-3.1-", "llama-3.2-", "llama-3.3-", "meta-llama-3-", "meta-llama-3.1-"]
+        .iter()
+        .any(|family| name.starts_with(family))
+    {
+        return Some(if has("instruct") { "llama3" } else { "role_colon" });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_models_have_the_renderer_they_were_trained_with() {
+        for (model, name) in [
+            ("tiny-random", Some("role_colon")),
+            ("HuggingFaceTB/SmolLM2-135M-Instruct", Some("chatml")),
+            ("smollm2-135m-instruct", Some("chatml")),
+            ("HuggingFaceTB/SmolLM2-135M", Some("role_colon")),
+            ("Qwen/Qwen3-8B", Some("qwen3")),
+            ("Qwen/Qwen3-30B-A3B", Some("qwen3")),
+            ("Qwen/Qwen3-8B-Base", Some("role_colon")),
+            ("Qwen/Qwen3-4B-Instruct-2507", Some("qwen3_instruct")),
+            ("Qwen/Qwen3-30B-A3B-Thinking-2507", Some("qwen3")),
+            ("Qwen/Qwen3-VL-8B-Instruct", None),
+            ("Qwen/Qwen3.5-9B", None),
+            ("meta-llama/Llama-3.1-8B-Instruct", Some("llama3")),
+            ("meta-llama/Llama-3.2-1B", Some("role_colon")),
+            ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
+            ("meta-llama/Llama-4-Scout", None),
+            ("somebody/something", None),
+            ("", None),
+        ] {
+            assert_eq!(recommended(model), name, "{model}");
+            assert!(name.is_none_or(|n| NAMES.contains(&n)));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let error = RenderError::Unknown { name: "kimi_k2".into() }.to_string();
+        assert_eq!(
+            error,
+            "there is no renderer `kimi_k2`; this version knows role_colon, chatml, qwen3, qwen3_disable_thinking, \
+             qwen3_instruct, llama3 (kimi_k2 is planned for a later version)"
+        );
+    }
+}

@@ -1,0 +1,294 @@
+use crate::support::{Bytes, CHATML, LLAMA, TWO_BREAKS, renderer, sampled};
+use minds_core::chat::{Message, Parsed, Role, Termination, Tokenizer};
+use minds_core::ids::Token;
+use minds_core::sampling::Stop;
+use minds_environments::render::{self, RenderError};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const THINK: [&str; 5] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"];
+
+/// Every renderer with a tokenizer of its family.
+fn all() -> Vec<(&'static str, Arc<Bytes>)> {
+    let tokenizer = |name| match name {
+        "llama3" => Bytes::with(&LLAMA),
+        "chatml" | "role_colon" => Bytes::chatml(),
+        _ => Bytes::with(&THINK),
+    };
+    render::NAMES.into_iter().map(|name| (name, tokenizer(name))).collect()
+}
+
+fn conversation() -> Vec<Message> {
+    vec![Message::system("Be brief."), Message::user("Hi"), Message::assistant("Ho"), Message::user("Why?")]
+}
+
+#[test]
+fn prompts_read_as_the_family_was_trained() {
+    for (name, prompt) in [
+        ("role_colon", "System: Be brief.\n\nUser: Hi\n\nAssistant: Ho\n\nUser: Why?\n\nAssistant:"),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo\
+             <|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen3",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo\
+             <|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen3_disable_thinking",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo\
+             <|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        ),
+        (
+            "qwen3_instruct",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo\
+             <|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\nHo<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+    ] {
+        let (_, tokenizer) = all().into_iter().find(|(known, _)| *known == name).expect(name);
+        let renderer = renderer(name, tokenizer.clone());
+        assert_eq!(renderer.name(), name);
+        let tokens = renderer.prompt(&conversation());
+        assert_eq!(tokenizer.spell(&tokens), prompt, "{name}");
+        // Markers are control tokens, not their spelling.
+        assert_eq!(tokens, tokenizer.encode_with_controls(prompt), "{name}");
+    }
+}
+
+/// SmolLM2's template, written out.
+fn smollm2_template(messages: &[Message]) -> String {
+    let mut text = String::new();
+    for (i, message) in messages.iter().enumerate() {
+        if i == 0 && message.role != Role::System {
+            text.push_str(
+                "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\
+                 <|im_end|>\n",
+            );
+        }
+        let (role, content) = (message.role.name(), &message.content);
+        text.push_str(&format!("<|im_start|>{role}\n{content}<|im_end|>\n"));
+    }
+    text + "<|im_start|>assistant\n"
+}
+
+#[test]
+fn chatml_brings_the_default_system_line_only_where_none_comes_first() {
+    let tokenizer = Bytes::chatml();
+    let renderer = renderer("chatml", tokenizer.clone());
+    let late = [Message::user("Hi"), Message::system("Be brief."), Message::user("Why?")];
+    for messages in [&conversation()[..], &conversation()[1..], &late, &[]] {
+        let expected = tokenizer.encode_with_controls(&smollm2_template(messages));
+        assert_eq!(renderer.prompt(messages), expected, "{messages:?}");
+    }
+}
+
+#[test]
+fn chatml_encodes_header_and_content_in_one_piece_and_the_others_apart() {
+    let breaks = |name: &str, tokenizer: Arc<Bytes>| {
+        let tokens = renderer(name, tokenizer).prompt(&[Message::system("\nHi")]);
+        tokens.iter().filter(|t| **t == TWO_BREAKS).count()
+    };
+    assert_eq!(breaks("chatml", Bytes::chatml()), 1);
+    assert_eq!(breaks("qwen3", Bytes::with(&THINK)), 0);
+}
+
+#[test]
+fn think_tags_that_are_ordinary_tokens_are_written_as_text() {
+    let tokenizer = Bytes::with(&CHATML);
+    let tokens = renderer("qwen3_disable_thinking", tokenizer.clone()).prompt(&[Message::user("Hi")]);
+    assert!(tokens.ends_with(&tokenizer.encode("assistant\n<think>\n\n</think>\n\n")));
+}
+
+#[test]
+fn role_colon_starts_with_the_models_own_start_where_it_has_one() {
+    let tokenizer = Arc::new(Bytes { controls: vec!["<s>"], stops: vec![], bos: Some("<s>") });
+    let tokens = renderer("role_colon", tokenizer.clone()).prompt(&[Message::user("Hi")]);
+    assert_eq!(tokenizer.spell(&tokens), "<s>User: Hi\n\nAssistant:");
+}
+
+#[test]
+fn a_tokenizer_of_another_family_is_refused_by_the_missing_token() {
+    let error = |name: &str, controls: &[&'static str]| {
+        render::renderer(name, Bytes::with(controls)).err().expect(name)
+    };
+    let missing = |renderer, token, family| RenderError::MissingToken { renderer, token, family };
+    assert_eq!(error("chatml", &LLAMA), missing("chatml", "<|im_start|>", "ChatML (SmolLM2)"));
+    assert_eq!(error("qwen3", &["<|im_start|>"]), missing("qwen3", "<|im_end|>", "Qwen3"));
+    assert_eq!(error("llama3", &CHATML), missing("llama3", "<|begin_of_text|>", "Llama 3"));
+    assert_eq!(
+        error("llama3", &LLAMA[..3]).to_string(),
+        "the renderer `llama3` needs the control token `<|eot_id|>` of Llama 3 models, which this model's tokenizer \
+         lacks: choose another renderer (`role_colon` needs none)"
+    );
+    assert!(render::renderer("role_colon", Bytes::with(&[])).is_ok());
+    for name in ["deepseekv3", "gpt_oss_low_reasoning", "kimi_k2", "chat_ml", ""] {
+        let error = render::renderer(name, Bytes::chatml()).err().expect(name);
+        assert_eq!(error, RenderError::Unknown { name: name.into() });
+    }
+}
+
+#[test]
+fn stops_are_the_tokens_that_parse_looks_for() {
+    for (name, tokenizer) in all() {
+        let expected = match name {
+            "role_colon" => Stop::Strings(vec!["\n\nUser:".into()]),
+            "llama3" => Stop::Tokens(vec![tokenizer.named("<|eot_id|>")]),
+            _ => Stop::Tokens(vec![tokenizer.named("<|im_end|>")]),
+        };
+        assert_eq!(renderer(name, tokenizer).stop(), expected, "{name}");
+    }
+}
+
+fn parsed(text: &str, termination: Termination) -> Parsed {
+    Parsed { text: text.into(), termination }
+}
+
+#[test]
+fn one_stop_at_the_end_is_a_stop_none_a_cut_and_all_else_malformed() {
+    use Termination::{Cut, Malformed, Stop};
+    let tokenizer = Bytes::chatml();
+    for name in ["chatml", "qwen3", "qwen3_disable_thinking", "qwen3_instruct"] {
+        let renderer = renderer(name, tokenizer.clone());
+        for (text, result) in [
+            ("[3]<|im_end|>", parsed("[3]", Stop)),
+            ("<|im_end|>", parsed("", Stop)),
+            ("[3]", parsed("[3]", Cut)),
+            ("", parsed("", Cut)),
+            ("[3]<|im_end|><|im_end|>", parsed("[3]", Malformed)),
+            ("[3]<|im_end|>[3]", parsed("[3][3]", Malformed)),
+            ("[3]<|im_start|><|im_end|>", parsed("[3]", Malformed)),
+            ("[3]<|endoftext|><|im_end|>", parsed("[3]", Malformed)),
+            ("[3]<|endoftext|>", parsed("[3]", Malformed)),
+        ] {
+            let sampled = sampled(tokenizer.encode_with_controls(text));
+            assert_eq!(renderer.parse(&sampled), result, "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn only_the_thinking_renderer_cuts_thoughts_off() {
+    let tokenizer = Bytes::chatml();
+    let answer = "<think>\nhm\n</think>\n\n[3]";
+    let sampled = sampled(tokenizer.encode_with_controls(&format!("{answer}<|im_end|>")));
+    for (name, text) in [("qwen3", "[3]"), ("qwen3_instruct", answer), ("chatml", answer)] {
+        assert_eq!(renderer(name, tokenizer.clone()).parse(&sampled).text, text, "{name}");
+    }
+}
+
+#[test]
+fn role_colon_ends_with_the_next_users_label_or_a_stop_of_the_model() {
+    use Termination::{Cut, Malformed, Stop};
+    let tokenizer = Bytes::chatml();
+    let renderer = renderer("role_colon", tokenizer.clone());
+    for (text, result) in [
+        (" [3]\n\nUser:", parsed("[3]", Stop)),
+        ("[3]\n\nUser:", parsed("[3]", Stop)),
+        ("  [3]\n\n\n\nUser:", parsed(" [3]\n\n", Stop)),
+        (" [3]<|im_end|>", parsed("[3]", Stop)),
+        (" [3]<|endoftext|>", parsed("[3]", Stop)),
+        (" [3]", parsed("[3]", Cut)),
+        (" [3]\n\nUser", parsed("[3]\n\nUser", Cut)),
+        ("", parsed("", Cut)),
+        (" [3]\n\nUser: hi", parsed("[3]\n\nUser: hi", Malformed)),
+        (" [3]\n\nUser:<|im_end|>", parsed("[3]\n\nUser:", Malformed)),
+        (" [3]<|im_end|>\n\nUser:", parsed("[3]\n\nUser:", Malformed)),
+        (" [3]<|im_end|><|im_end|>", parsed("[3]", Malformed)),
+    ] {
+        let sampled = sampled(tokenizer.encode_with_controls(text));
+        assert_eq!(renderer.parse(&sampled), result, "{text:?}");
+    }
+}
+
+/// Text that tries to be more than text.
+fn content() -> impl Strategy<Value = String> {
+    let names: Vec<&'static str> =
+        CHATML.into_iter().chain(LLAMA).chain(["<think>", "\n\nUser:", "\n"]).collect();
+    let piece = prop_oneof![prop::sample::select(names).prop_map(String::from), "\\PC{0,6}"];
+    prop::collection::vec(piece, 0..5).prop_map(|pieces| pieces.concat())
+}
+
+fn messages() -> impl Strategy<Value = Vec<Message>> {
+    let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant]);
+    prop::collection::vec((role, content()).prop_map(|(role, content)| Message { role, content }), 0..5)
+}
+
+fn controls(tokens: &[Token]) -> Vec<Token> {
+    tokens.iter().copied().filter(|token| *token >= 1000).collect()
+}
+
+proptest! {
+    #[test]
+    fn content_never_adds_a_control_token(messages in messages()) {
+        for (name, tokenizer) in all() {
+            let renderer = renderer(name, tokenizer);
+            let bland = messages.iter().map(|m| Message { role: m.role, content: "x".into() });
+            let expected = controls(&renderer.prompt(&bland.collect::<Vec<_>>()));
+            prop_assert_eq!(controls(&renderer.prompt(&messages)), expected, "{}", name);
+            for message in &messages {
+                prop_assert!(controls(&renderer.answer(&message.content)).is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn chatml_is_the_template_for_any_content_without_markers(texts in prop::collection::vec("[a-z\n ]{0,8}", 0..4)) {
+        let tokenizer = Bytes::chatml();
+        let messages: Vec<Message> = texts.into_iter().map(Message::user).collect();
+        let expected = tokenizer.encode_with_controls(&smollm2_template(&messages));
+        prop_assert_eq!(renderer("chatml", tokenizer).prompt(&messages), expected);
+    }
+
+    #[test]
+    fn an_answer_that_is_rendered_is_parsed_back(text in "[^<\n]{0,12}") {
+        for (name, tokenizer) in all() {
+            let renderer = renderer(name, tokenizer.clone());
+            let mut tokens = renderer.answer(&text);
+            prop_assert_eq!(renderer.parse(&sampled(tokens.clone())).termination, Termination::Cut);
+            match renderer.stop() {
+                Stop::Tokens(stops) => tokens.push(stops[0]),
+                Stop::Strings(stops) => tokens.extend(tokenizer.encode(&stops[0])),
+                Stop::ModelDefault => unreachable!("every renderer names its stop"),
+            }
+            prop_assert_eq!(renderer.parse(&sampled(tokens)), parsed(&text, Termination::Stop), "{}", name);
+        }
+    }
+
+    #[test]
+    fn parsing_never_panics(tokens in prop::collection::vec(prop_oneof![0_u32..260, 1000_u32..1010], 0..20)) {
+        for (name, tokenizer) in all() {
+            let has_stop = tokens.iter().any(|t| *t >= 1000);
+            let parsed = renderer(name, tokenizer).parse(&sampled(tokens.clone()));
+            prop_assert!(has_stop || name == "role_colon" || parsed.termination == Termination::Cut);
+        }
+    }
+
+    /// What makes several turns one training sequence. With thinking disabled the prompt holds an empty think block
+    /// that the history lacks.
+    #[test]
+    fn the_next_prompt_extends_what_was_sampled(answer in "[a-z ]{0,8}") {
+        for (name, tokenizer) in all().into_iter().filter(|(name, _)| *name != "qwen3_disable_thinking") {
+            let renderer = renderer(name, tokenizer.clone());
+            let mut messages = vec![Message::user("Hi")];
+            let mut history = renderer.prompt(&messages);
+            history.extend(renderer.answer(&answer));
+            match renderer.stop() {
+                Stop::Tokens(stops) => history.push(stops[0]),
+                Stop::Strings(stops) => history.extend(tokenizer.encode(&stops[0])),
+                Stop::ModelDefault => unreachable!("every renderer names its stop"),
+            }
+            messages.extend([Message::assistant(answer.clone()), Message::user("Why?")]);
+            prop_assert!(renderer.prompt(&messages).starts_with(&history), "{}", name);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Fakes: a tokenizer over bytes, a reader whose log-probs a test scripts, and episodes of one answer.
+
+use async_trait::async_trait;
+use minds_core::chat::{Message, Renderer, Tokenizer};
+use minds_core::environment::{Environment, Item, Oracle, Scene};
+use minds_core::episode::{Episode, Turn};
+use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
+use minds_core::reward::{Missing, Score};
+use minds_core::sampling::{Sampled, StopReason};
+use minds_environments::registry;
+use serde_json::Value;
+use std::sync::{Arc, Mutex};
+
+/// One token per byte, except that two line breaks are one token; control tokens from 1000 on.
+#[derive(Clone)]
+pub struct Bytes {
+    pub controls: Vec<&'static str>,
+    pub stops: Vec<&'static str>,
+    pub bos: Option<&'static str>,
+}
+
+/// The token of two line breaks: it shows where texts were encoded in one piece.
+pub const TWO_BREAKS: Token = 256;
+
+pub const CHATML: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+pub const LLAMA: [&str; 4] = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
+
+impl Bytes {
+    pub fn with(controls: &[&'static str]) -> Arc<Self> {
+        Arc::new(Self { controls: controls.to_vec(), stops: vec![], bos: None })
+    }
+
+    pub fn chatml() -> Arc<Self> {
+        Arc::new(Self { controls: CHATML.to_vec(), stops: vec!["<|im_end|>", "<|endoftext|>"], bos: None })
+    }
+
+    pub fn named(&self, name: &str) -> Token {
+        self.control(name).expect(name)
+    }
+
+    /// Tokens of a text in which control tokens are spelled out: what a chat template's output becomes.
+    pub fn encode_with_controls(&self, text: &str) -> Vec<Token> {
+        let first = self.controls.iter().filter_map(|name| text.find(name).map(|at| (at, *name))).min();
+        let Some((at, name)) = first else { return self.encode(text) };
+        let mut tokens = self.encode(&text[..at]);
+        tokens.push(self.named(name));
+        tokens.extend(self.encode_with_controls(&text[at + name.len()..]));
+        tokens
+    }
+
+    /// The text of tokens with control tokens spelled out.
+    pub fn spell(&self, tokens: &[Token]) -> String {
+        let mut text = String::new();
+        for run in tokens.chunk_by(|a, b| *a < 1000 && *b < 1000) {
+            match run {
+                [control] if *control >= 1000 => text.push_str(self.controls[*control as usize - 1000]),
+                plain => text.push_str(&self.decode(plain)),
+            }
+        }
+        text
+    }
+}
+
+impl Tokenizer for Bytes {
+    fn encode(&self, text: &str) -> Vec<Token> {
+        let mut tokens: Vec<Token> = Vec::new();
+        let mut bytes = text.bytes().peekable();
+        while let Some(byte) = bytes.next() {
+            let is_pair = byte == b'\n' && bytes.next_if_eq(&b'\n').is_some();
+            tokens.push(if is_pair { TWO_BREAKS } else { byte.into() });
+        }
+        tokens
+    }
+
+    fn control(&self, name: &str) -> Option<Token> {
+        (1000..).zip(&self.controls).find(|(_, known)| **known == name).map(|(token, _)| token)
+    }
+
+    fn decode(&self, tokens: &[Token]) -> String {
+        let mut bytes = Vec::new();
+        for token in tokens {
+            match *token {
+                TWO_BREAKS => bytes.extend(b"\n\n"),
+                token => bytes.extend(u8::try_from(token).ok()),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn vocab(&self) -> usize {
+        1000 + self.controls.len()
+    }
+
+    fn stop_tokens(&self) -> Vec<Token> {
+        self.stops.iter().map(|name| self.named(name)).collect()
+    }
+
+    fn bos(&self) -> Option<Token> {
+        self.bos.map(|name| self.named(name))
+    }
+}
+
+pub fn renderer(name: &str, tokenizer: Arc<Bytes>) -> Arc<dyn Renderer> {
+    minds_environments::render::renderer(name, tokenizer).expect(name)
+}
+
+pub fn sampled(tokens: Vec<Token>) -> Sampled {
+    Sampled { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+}
+
+/// A question to the reader, spelled out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Query {
+    Logprobs { prefix: String, target: String },
+    NextTokens { prefix: String, k: usize },
+}
+
+type PerToken = Box<dyn Fn(&str, &str) -> f32 + Send + Sync>;
+type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync>;
+
+/// A reader that reads ChatML, answers by script and remembers what it was asked.
+pub struct Reader {
+    pub tokenizer: Arc<Bytes>,
+    pub renderer: Arc<dyn Renderer>,
+    per_token: PerToken,
+    next: Next,
+    /// The number of the query that fails, from 0.
+    fails_at: Option<usize>,
+    /// Log-probs that are left out at the end of each answer.
+    short_by: usize,
+    asked: Mutex<Vec<Query>>,
+}
+
+impl Reader {
+    pub fn new() -> Self {
+        let tokenizer = Bytes::chatml();
+        Self {
+            renderer: renderer("chatml", tokenizer.clone()),
+            tokenizer,
+            per_token: Box::new(|_, _| -1.0),
+            next: Box::new(|_| Ok(vec![(65, -0.5), (66, -1.5)])),
+            fails_at: None,
+            short_by: 0,
+            asked: Mutex::default(),
+        }
+    }
+
+    /// The log-prob of each token of a target (second) after a prefix (first).
+    pub fn expecting(mut self, per_token: impl Fn(&str, &str) -> f32 + Send + Sync + 'static) -> Self {
+        self.per_token = Box::new(per_token);
+        self
+    }
+
+    /// The most likely tokens after a prefix.
+    pub fn continuing(
+        mut self,
+        next: impl Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync + 'static,
+    ) -> Self {
+        self.next = Box::new(next);
+        self
+    }
+
+    /// Fails at the query of this number, from 0.
+    pub fn failing_at(self, query: usize) -> Self {
+        Self { fails_at: Some(query), ..self }
+    }
+
+    /// Leaves log-probs out at the end of each answer.
+    pub fn short_by(self, tokens: usize) -> Self {
+        Self { short_by: tokens, ..self }
+    }
+
+    pub fn asked(&self) -> Vec<Query> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn ask(&self, query: Query) -> Result<(), Missing> {
+        let mut asked = self.asked.lock().unwrap();
+        asked.push(query);
+        if self.fails_at == Some(asked.len() - 1) { Err(Missing::Service("away".into())) } else { Ok(()) }
+    }
+
+    /// The score of one answer that ended with its stop.
+    pub fn score(&self, env: &dyn Environment, item: &Item, answer: &str) -> Result<Score, Missing> {
+        self.score_episode(env, item, &episode(answer, true))
+    }
+
+    pub fn score_episode(
+        &self,
+        env: &dyn Environment,
+        item: &Item,
+        episode: &Episode,
+    ) -> Result<Score, Missing> {
+        let scene = Scene { item, episode, renderer: &*self.renderer, oracle: self };
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(env.score(scene))
+    }
+}
+
+#[async_trait]
+impl Oracle for Reader {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        let (text, answer) = (self.tokenizer.spell(&prefix), self.tokenizer.spell(&target));
+        self.ask(Query::Logprobs { prefix: text.clone(), target: answer.clone() })?;
+        Ok(vec![(self.per_token)(&text, &answer); target.len() - self.short_by].into())
+    }
+
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        let text = self.tokenizer.spell(&prefix);
+        self.ask(Query::NextTokens { prefix: text.clone(), k })?;
+        (self.next)(&text).map(Into::into)
+    }
+}
+
+/// An episode of one turn.
+pub fn episode(answer: &str, complete: bool) -> Episode {
+    Episode {
+        id: EpisodeId { group: GroupId(0), member: 0 },
+        item: ItemKey { component: 0, item: 0 },
+        policy: PolicyVersion(0),
+        turns: vec![Turn { prompt: vec![1].into(), answer: sampled(vec![2]), text: answer.into(), complete }],
+    }
+}
+
+pub fn load(id: &str, args: Value) -> Arc<dyn Environment> {
+    registry::load(id, args.as_object().expect("a table"), 0).expect("the arguments are right")
+}
+
+pub fn last(item: &Item) -> &Message {
+    item.prompt.last().expect("a prompt is never empty")
+}
+
+/// The value of a line of an item's question, for example of `Probe: …`.
+pub fn line<'a>(item: &'a Item, label: &str) -> &'a str {
+    let mut lines = last(item).content.lines();
+    lines.find_map(|line| line.strip_prefix(label)).unwrap_or_default().trim()
+}
