@@ -171,11 +171,11 @@ impl Reader {
     }
 
     pub fn asked(&self) -> Vec<Query> {
-        self.asked.lock().unwrap().clone()
+        self.asked.lock().expect("no test panics while it asks").clone()
     }
 
     fn ask(&self, query: Query) -> Result<(), Missing> {
-        let mut asked = self.asked.lock().unwrap();
+        let mut asked = self.asked.lock().expect("no test panics while it asks");
         asked.push(query);
         if self.fails_at == Some(asked.len() - 1) { Err(Missing::Service("away".into())) } else { Ok(()) }
     }
@@ -192,7 +192,7 @@ impl Reader {
         episode: &Episode,
     ) -> Result<Score, Missing> {
         let scene = Scene { item, episode, renderer: &*self.renderer, oracle: self };
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(env.score(scene))
+        tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(env.score(scene))
     }
 }
 

@@ -74,10 +74,13 @@ fn metrics_tell_the_parts_of_the_reward() {
     let env = load("target_number", json!({}));
     let score = Reader::new().score(&*env, &env.item(0), "[1.5]").expect("scored");
     let metrics: Vec<_> = score.metrics.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    assert_eq!(metrics, [("closeness", 0.5), ("error", 1.5), ("prediction", 1.5), ("valid", 1.0)]);
+    assert_eq!(
+        metrics,
+        [("closeness", 0.5), ("error", 1.5), ("format", 1.0), ("prediction", 1.5), ("valid", 1.0)]
+    );
     let score = Reader::new().score(&*env, &env.item(0), "no").expect("scored");
     let metrics: Vec<_> = score.metrics.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    assert_eq!(metrics, [("closeness", 0.0), ("valid", 0.0)]);
+    assert_eq!(metrics, [("closeness", 0.0), ("format", 0.0), ("valid", 0.0)]);
 }
 
 #[test]

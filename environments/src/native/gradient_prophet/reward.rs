@@ -30,7 +30,7 @@ impl RewardForm {
     /// How far `prediction` lies from `truth`, on the form's scale.
     #[must_use]
     pub fn error(self, prediction: f64, truth: f64) -> f64 {
-        (self.to_scale(prediction) - self.to_scale(truth)).abs()
+        (self.scaled(prediction) - self.scaled(truth)).abs()
     }
 
     /// `1 / (1 + (error / width)^2)`: 1 for the truth, a half at an error of `width`.
@@ -39,11 +39,11 @@ impl RewardForm {
         1.0 / (1.0 + (self.error(prediction, truth) / width).powi(2))
     }
 
-    fn to_scale(self, change: f64) -> f64 {
+    fn scaled(self, change: f64) -> f64 {
         if self == Self::Log { change.asinh() } else { change }
     }
 
-    fn from_scale(self, value: f64) -> f64 {
+    fn unscaled(self, value: f64) -> f64 {
         if self == Self::Log { value.sinh() } else { value }
     }
 }
@@ -63,15 +63,15 @@ pub struct BestConstant {
 /// what: report rewards minus this number.
 #[must_use]
 pub fn best_constant(truths: &[f64], form: RewardForm, width: f64) -> Option<BestConstant> {
-    let scaled: Vec<f64> = truths.iter().map(|truth| form.to_scale(*truth)).collect();
+    let places: Vec<f64> = truths.iter().map(|truth| form.scaled(*truth)).collect();
     let weight = |c: f64, t: f64| 1.0 / (1.0 + ((c - t) / width).powi(2));
-    let mean = |c: f64| scaled.iter().map(|t| weight(c, *t)).sum::<f64>() / scaled.len() as f64;
+    let mean = |c: f64| places.iter().map(|t| weight(c, *t)).sum::<f64>() / places.len() as f64;
     // The mean reward has several peaks. Mean shift (Comaniciu & Meer 2002, "Mean Shift", §2) climbs from every truth
     // to the peak above it; the derivative of the Lorentzian makes the squared reward the weight of the shift.
     let climb = |start: f64| {
         let mut c = start;
         for _ in 0..200 {
-            let (sum, total) = scaled.iter().fold((0.0, 0.0), |(sum, total), t| {
+            let (sum, total) = places.iter().fold((0.0, 0.0), |(sum, total), t| {
                 let w = weight(c, *t).powi(2);
                 (sum + w * t, total + w)
             });
@@ -83,9 +83,9 @@ pub fn best_constant(truths: &[f64], form: RewardForm, width: f64) -> Option<Bes
         }
         c
     };
-    let peaks = scaled.iter().map(|start| climb(*start)).map(|c| (mean(c), c));
+    let peaks = places.iter().map(|start| climb(*start)).map(|c| (mean(c), c));
     let (reward, c) = peaks.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    Some(BestConstant { answer: form.from_scale(c), reward })
+    Some(BestConstant { answer: form.unscaled(c), reward })
 }
 
 #[cfg(test)]

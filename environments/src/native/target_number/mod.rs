@@ -117,7 +117,9 @@ impl Environment for TargetNumber {
 
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let mut score = self.rubric.score(scene).await?;
-        if let Some(x) = prediction(&scene) {
+        let prediction = prediction(&scene);
+        score.metrics.insert("valid".into(), flag(prediction.is_some()));
+        if let Some(x) = prediction {
             score.metrics.insert("prediction".into(), x);
             score.metrics.insert("error".into(), (x - target(scene.item)?).abs());
         }
@@ -140,7 +142,7 @@ struct Format;
 #[async_trait]
 impl Criterion for Format {
     fn name(&self) -> &str {
-        "valid"
+        "format"
     }
 
     async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
