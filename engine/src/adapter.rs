@@ -317,6 +317,11 @@ impl<T: Real> Grads<T> {
         &self.values
     }
 
+    /// All gradients, writable.
+    pub fn values_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+
     /// The gradients of each matrix, layer by layer.
     pub fn tensors(&self) -> impl Iterator<Item = LoraTensors<'_, T>> {
         views(&self.layout, &self.values)
@@ -336,7 +341,7 @@ mod tests {
     fn a_fresh_adapter_is_repeatable_bounded_and_has_zero_b() {
         let arch = Architecture::tiny();
         let spec = LoraSpec::all_linear(4, 7);
-        let (one, two) = (Adapter::<f32>::new(&arch, &spec).unwrap(), Adapter::new(&arch, &spec).unwrap());
+        let (one, two) = (Adapter::<f32>::new(&arch, &spec).unwrap(), Adapter::<f32>::new(&arch, &spec).unwrap());
         assert_eq!(one.values, two.values);
         let mut firsts = Vec::new();
         for t in one.tensors() {

@@ -5,12 +5,16 @@
 //! Everything runs inside the caller's rayon pool; nothing here starts a thread, waits or reads a clock.
 
 pub mod adapter;
-
+mod attention;
 pub mod error;
-pub mod kernel;
+mod kernel;
 pub mod kv;
 pub mod loss;
 pub mod model;
 pub mod optim;
 pub mod real;
 pub mod train;
+pub mod checkpoint;
+pub mod local;
+pub mod runtime;
+pub mod sample;

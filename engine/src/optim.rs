@@ -63,7 +63,7 @@ pub fn adam_step<T: Real>(
     let exponent = i32::try_from(step).unwrap_or(i32::MAX);
     let correction1 = 1.0 - params.beta1.powi(exponent);
     let correction2 = (1.0 - params.beta2.powi(exponent)).sqrt();
-    let [beta1, beta2, clip_t, eps] = [params.beta1, params.beta2, clip, params.eps].map(T::from_f64);
+    let [beta2, clip_t, eps] = [params.beta2, clip, params.eps].map(T::from_f64);
     let [keep1, keep2] = [1.0 - params.beta1, 1.0 - params.beta2].map(T::from_f64);
     let decay = T::from_f64(1.0 - params.learning_rate * params.weight_decay);
     let size = T::from_f64(params.learning_rate / correction1);
@@ -73,8 +73,8 @@ pub fn adam_step<T: Real>(
     let mut finite = true;
     for (((p, m), v), g) in values.iter_mut().zip(&mut m).zip(&mut v).zip(&grads.values) {
         let g = *g * clip_t;
-        *m = beta1 * *m + keep1 * g;
-        *v = beta2 * *v + keep2 * g * g;
+        *m += (g - *m) * keep1;
+        *v = *v * beta2 + keep2 * g * g;
         let denominator = v.sqrt() / root + eps;
         // A value that never had a gradient stays, even with eps = 0 (torch would divide zero by zero).
         let change = if *m == T::ZERO { T::ZERO } else { size * *m / denominator };

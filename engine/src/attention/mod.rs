@@ -3,5 +3,5 @@
 mod backward;
 mod forward;
 
-pub(crate) use backward::{Node, attend_backward};
+pub(crate) use backward::{Attended, Node, attend_backward};
 pub(crate) use forward::{Queries, attend};

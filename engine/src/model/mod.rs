@@ -1,55 +1,106 @@
-//! The frozen decoder: loading, and running new tokens through it.
+//! The frozen decoder: its weights, and running new tokens through it.
+//!
+//! A [`Model`] never changes after it is made; any number of adapters, samplers and trainers share one.
 
+mod batch;
 mod decoder;
+mod load;
+mod rope;
 
-pub use decoder::{Extend, Hidden, extend, log_sum_exp, logits};
+pub use crate::kernel::rows::log_sum_exp;
+pub use decoder::{Extend, Hidden, extend, logits};
 
-use crate::error::EngineError;
+pub(crate) use batch::{Activations, Batch, Scratch, Span};
+pub(crate) use decoder::check_tokens;
+pub(crate) use rope::rotate_back;
+
+use crate::adapter::Site;
+use crate::kernel::{Columns, ColumnsMut, Panels, Start, multiply};
+use crate::kv::Heads;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
+use minds_core::ids::Token;
 
 /// A frozen model. Share it with an `Arc`.
 #[derive(Debug)]
 pub struct Model<T> {
     arch: Architecture,
+    /// `[vocab, dim]`.
     embedding: Vec<T>,
+    pub(crate) layers: Vec<Layer<T>>,
+    pub(crate) norm: Vec<T>,
+    head: Panels<T>,
+    /// The head's rows `[vocab, dim]` where it is not the embedding.
+    untied: Option<Vec<T>>,
+    frequencies: Vec<f64>,
+}
+
+/// The weights of one block.
+#[derive(Debug)]
+pub(crate) struct Layer<T> {
+    pub(crate) input_norm: Vec<T>,
+    pub(crate) post_norm: Vec<T>,
+    /// In the order of [`Site::ALL`].
+    linear: [Linear<T>; 4],
+    /// Per-head norms of q and k.
+    pub(crate) qk_norm: Option<(Vec<T>, Vec<T>)>,
+}
+
+impl<T> Layer<T> {
+    pub(crate) fn linear(&self, site: Site) -> &Linear<T> {
+        &self.linear[site as usize]
+    }
+}
+
+/// The linear layers of one site as one: packed for the forward pass, by rows for the backward pass.
+#[derive(Debug)]
+pub(crate) struct Linear<T> {
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+    pub(crate) panels: Panels<T>,
+    /// `[output, input]`.
+    pub(crate) rows: Vec<T>,
+    pub(crate) bias: Option<Vec<T>>,
 }
 
 impl<T: Real> Model<T> {
-    /// Reads all weights through `tensor`, which gives the values of a tensor of Hugging Face's name in Hugging
-    /// Face's layout (linear layers `[out, in]`).
-    ///
-    /// # Errors
-    /// An unusable architecture, a failing source, or a tensor of another size.
-    pub fn load<E>(
-        arch: Architecture,
-        tensor: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
-    ) -> Result<Self, EngineError>
-    where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let _ = (arch, tensor);
-        todo!()
-    }
-
-    /// A model of seeded random weights, for tests.
-    ///
-    /// # Errors
-    /// An unusable architecture.
-    pub fn random(arch: Architecture, seed: u64) -> Result<Self, EngineError> {
-        let _ = seed;
-        Ok(Self { arch, embedding: vec![] })
-    }
-
     /// The shape of the model.
     #[must_use]
     pub fn architecture(&self) -> &Architecture {
         &self.arch
     }
 
-    /// Bytes of all weights.
+    /// Bytes of all weights in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.embedding.len()
+        let linear = |l: &Linear<T>| 2 * l.rows.len();
+        let blocks: usize = self.layers.iter().flat_map(|l| &l.linear).map(linear).sum();
+        let head = self.head.depth() * self.head.columns() + self.untied.as_ref().map_or(0, Vec::len);
+        (self.embedding.len() + blocks + head) * size_of::<T>()
+    }
+
+    pub(crate) fn heads(&self) -> Heads {
+        Heads::new(&self.arch)
+    }
+
+    pub(crate) fn eps(&self) -> T {
+        T::from_f64(self.arch.rms_eps)
+    }
+
+    /// Embeddings of tokens, `[tokens, dim]`.
+    pub(crate) fn embed(&self, tokens: impl Iterator<Item = Token>) -> Vec<T> {
+        let dim = self.arch.dim;
+        tokens.flat_map(|t| &self.embedding[t as usize * dim..(t as usize + 1) * dim]).copied().collect()
+    }
+
+    /// Logits of normalised hidden states, `[rows, vocab]`.
+    pub(crate) fn head(&self, hidden: &[T], out: &mut [T]) {
+        let (hidden, out) = (Columns::all(hidden, self.arch.dim), ColumnsMut::all(out, self.arch.vocab));
+        multiply(hidden, &self.head, out, Start::Zero);
+    }
+
+    /// The head's weights `[vocab, dim]`.
+    pub(crate) fn head_rows(&self) -> &[T] {
+        self.untied.as_ref().unwrap_or(&self.embedding)
     }
 }

@@ -1,4 +1,12 @@
 //! Losses of data, and their gradients with respect to an adapter.
+//!
+//! Log-probs have the very bits that sampling gave them under the same weights. Gradients are exact sums over all
+//! data, however data share their beginnings. A call that fails changes nothing.
+
+mod backward;
+mod head;
+mod pass;
+mod plan;
 
 use crate::adapter::{AdapterWeights, Grads};
 use crate::error::EngineError;
@@ -6,6 +14,7 @@ use crate::model::Model;
 use crate::real::Real;
 use minds_core::datum::Datum;
 use minds_core::loss::Loss;
+use pass::{Pass, run};
 
 /// For which positions log-probs are computed; the others are reported as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +24,21 @@ pub enum LogprobRows {
     All,
     /// Positions with a non-zero weight or advantage, or a non-zero sampling log-prob.
     Trained,
+}
+
+/// How a pass is carried out. No setting changes the result beyond rounding of gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassOptions {
+    /// For which positions log-probs are reported.
+    pub rows: LogprobRows,
+    /// Whether data with a common beginning share its rows.
+    pub share_prefixes: bool,
+}
+
+impl Default for PassOptions {
+    fn default() -> Self {
+        Self { rows: LogprobRows::All, share_prefixes: true }
+    }
 }
 
 /// Losses and log-probs of a pass.
@@ -29,16 +53,15 @@ pub struct ForwardOut<T> {
 /// Computes losses without gradients.
 ///
 /// # Errors
-/// Data that the model cannot read, or a loss that is not finite.
+/// Data that the model cannot read, or numbers that are not finite.
 pub fn forward<T: Real>(
     model: &Model<T>,
     adapter: Option<&AdapterWeights<T>>,
     data: &[Datum],
     loss: Loss,
-    rows: LogprobRows,
+    options: PassOptions,
 ) -> Result<ForwardOut<T>, EngineError> {
-    let _ = (model, adapter, data, loss, rows);
-    todo!()
+    run(&Pass { model, adapter, data, loss, options }, None)
 }
 
 /// Computes losses and adds their gradients to `grads`.
@@ -50,9 +73,19 @@ pub fn forward_backward<T: Real>(
     adapter: &AdapterWeights<T>,
     data: &[Datum],
     loss: Loss,
-    rows: LogprobRows,
+    options: PassOptions,
     grads: &mut Grads<T>,
 ) -> Result<ForwardOut<T>, EngineError> {
-    let _ = (model, adapter, data, loss, rows, grads);
-    todo!()
+    if grads.layout != adapter.layout {
+        return Err(EngineError::Adapter("the gradients belong to another adapter".into()));
+    }
+    let mut added = vec![T::ZERO; grads.values.len()];
+    let out = run(&Pass { model, adapter: Some(adapter), data, loss, options }, Some(&mut added))?;
+    if !added.iter().all(|g| g.is_finite()) {
+        return Err(EngineError::NotFinite { what: "gradient" });
+    }
+    for (sum, g) in grads.values.iter_mut().zip(added) {
+        *sum += g;
+    }
+    Ok(out)
 }

@@ -1,0 +1,133 @@
+//! The hand-written derivative of the decoder with respect to an adapter; base weights are frozen.
+
+use super::plan::Rows;
+use crate::adapter::{AdapterWeights, Layout, Site};
+use crate::attention::{Attended, attend_backward};
+use crate::kernel::gemm::{Threads, View, ViewMut, gemm};
+use crate::kernel::rows::{for_rows, gated, gated_backward, rms_norm, rms_norm_backward, rms_norm_backward_row};
+use crate::kernel::vectorized;
+use crate::model::{Activations, Batch, Layer, Linear, Model, rotate_back};
+use crate::real::Real;
+
+/// Adds the gradients of all adapter values to `grads`; `d` is the derivative with respect to the decoder's last
+/// residual stream, for the trained rows only.
+pub(crate) fn backward<T: Real>(
+    model: &Model<T>,
+    adapter: &AdapterWeights<T>,
+    rows: &Rows,
+    batch: &Batch<'_, T>,
+    tape: &[Activations<T>],
+    mut d: Vec<T>,
+    grads: &mut [T],
+) {
+    let arch = model.architecture();
+    let (heads, count, eps) = (model.heads(), rows.trained_rows, model.eps());
+    let (dim, ffn) = (arch.dim, arch.ffn);
+    let layout = &adapter.layout;
+    let mut normed = vec![T::ZERO; count * dim];
+    let mut d_normed = vec![T::ZERO; count * dim];
+    let mut activated = vec![T::ZERO; count * ffn];
+    let mut d_activated = vec![T::ZERO; count * ffn];
+    let mut d_gate_up = vec![T::ZERO; count * 2 * ffn];
+    let mut d_mixed = vec![T::ZERO; count * heads.q_width()];
+    for (index, (layer, a)) in model.layers.iter().zip(tape).enumerate().rev() {
+        let values = &adapter.values[index * layout.per_layer..][..layout.per_layer];
+        let grads = &mut grads[index * layout.per_layer..][..layout.per_layer];
+        let mut through = |site: Site, x: &[T], d_y: &[T], d_x: Option<&mut [T]>| {
+            let low = &a.low[site as usize];
+            Through { linear: layer.linear(site), site, layout, values, x, low, d_y, count }.run(d_x, grads);
+        };
+
+        gated(&a.gate_up, ffn, &mut activated);
+        through(Site::Down, &activated, &d, Some(&mut d_activated));
+        gated_backward(&a.gate_up, ffn, &d_activated, &mut d_gate_up);
+        rms_norm(&a.middle, &layer.post_norm, eps, &mut normed);
+        through(Site::GateUp, &normed, &d_gate_up, Some(&mut d_normed));
+        rms_norm_backward(&a.middle, &layer.post_norm, eps, &d_normed, &mut d);
+
+        through(Site::O, &a.mixed, &d, Some(&mut d_mixed));
+        let attended = Attended { qkv: &a.qkv, out: &a.mixed, lse: &a.lse };
+        let mut d_qkv = attend_backward(heads, &rows.nodes[..rows.trained_nodes], &attended, &d_mixed);
+        unrotate(model, layer, batch, a, &mut d_qkv);
+        rms_norm(&a.x, &layer.input_norm, eps, &mut normed);
+        if index == 0 {
+            // Below are only frozen embeddings.
+            through(Site::Qkv, &normed, &d_qkv, None);
+        } else {
+            through(Site::Qkv, &normed, &d_qkv, Some(&mut d_normed));
+            rms_norm_backward(&a.x, &layer.input_norm, eps, &d_normed, &mut d);
+        }
+    }
+}
+
+/// From rotated (and normed) q and k back to the projections.
+fn unrotate<T: Real>(
+    model: &Model<T>,
+    layer: &Layer<T>,
+    batch: &Batch<'_, T>,
+    a: &Activations<T>,
+    d_qkv: &mut [T],
+) {
+    let (heads, eps) = (model.heads(), model.eps());
+    let (q_width, width) = (heads.q_width(), heads.qkv_width());
+    for_rows(d_qkv, width, |i, row| {
+        let angles = &batch.angles[i * heads.dim..(i + 1) * heads.dim];
+        vectorized(|| {
+            row[..q_width + heads.kv_width()].chunks_mut(heads.dim).for_each(|head| rotate_back(head, angles));
+        });
+        if let Some((q_gain, k_gain)) = &layer.qk_norm {
+            for h in 0..heads.heads + heads.kv_heads {
+                let gain = if h < heads.heads { q_gain } else { k_gain };
+                let head = &mut row[h * heads.dim..(h + 1) * heads.dim];
+                let d = head.to_vec();
+                head.fill(T::ZERO);
+                rms_norm_backward_row(&a.raw_qk[i * width + h * heads.dim..][..heads.dim], gain, eps, &d, head);
+            }
+        }
+    });
+}
+
+/// The linear layers of one site with their adapters: `y = x W + s (x Aᵀ) Bᵀ`.
+struct Through<'a, T> {
+    linear: &'a Linear<T>,
+    site: Site,
+    layout: &'a Layout,
+    values: &'a [T],
+    x: &'a [T],
+    low: &'a [T],
+    d_y: &'a [T],
+    count: usize,
+}
+
+impl<T: Real> Through<'_, T> {
+    /// Sets `d_x`, adds to the gradients of `A` and `B`.
+    fn run(self, mut d_x: Option<&mut [T]>, grads: &mut [T]) {
+        let Self { linear, layout, count, .. } = self;
+        let (input, output, rank) = (linear.input, linear.output, layout.spec.rank);
+        let (slots, width) = (layout.site(self.site), layout.width(self.site));
+        let scale = T::from_f64(layout.spec.scale());
+        if let Some(d_x) = d_x.as_deref_mut() {
+            let weights = View::new(&linear.rows, output, input, input);
+            let d_y = View::new(self.d_y, count, output, output);
+            gemm(ViewMut::new(d_x, count, input, input), false, T::ONE, d_y, weights, Threads::All);
+        }
+        let Some(first) = slots.first() else { return };
+        let mut d_low = vec![T::ZERO; count * width];
+        for slot in slots {
+            let d_y = View::new(&self.d_y[slot.column..], count, slot.output, output);
+            let low = View::new(&self.low[slot.lane..], count, rank, width);
+            let b = View::new(&self.values[slot.b..], slot.output, rank, rank);
+            let d_b = ViewMut::new(&mut grads[slot.b..], slot.output, rank, rank);
+            gemm(d_b, true, scale, d_y.t(), low, Threads::All);
+            let d_low = ViewMut::new(&mut d_low[slot.lane..], count, rank, width);
+            gemm(d_low, false, scale, d_y, b, Threads::All);
+        }
+        let d_low = View::new(&d_low, count, width, width);
+        let x = View::new(self.x, count, input, input);
+        gemm(ViewMut::new(&mut grads[first.a..], width, input, input), true, T::ONE, d_low.t(), x, Threads::All);
+        if let Some(d_x) = d_x {
+            let a = View::new(&self.values[first.a..], width, input, input);
+            gemm(ViewMut::new(d_x, count, input, input), true, T::ONE, d_low, a, Threads::All);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The head: logits, log-probs, losses and their derivative, for the rows that need them.
+
+use super::ForwardOut;
+use super::pass::{Pass, normed};
+use crate::error::EngineError;
+use crate::kernel::gemm::{Threads, View, ViewMut, gemm};
+use crate::kernel::rows::{log_sum_exp, rms_norm_backward};
+use crate::kernel::vectorized;
+use crate::loss::token_loss;
+use crate::real::Real;
+use rayon::prelude::*;
+
+/// A target to look up in a row of logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pick<T> {
+    pub(crate) row: usize,
+    pub(crate) datum: usize,
+    pub(crate) position: usize,
+    pub(crate) target: usize,
+    pub(crate) sampled: T,
+    pub(crate) carrier: T,
+}
+
+/// Rows of logits in memory at a time: 128 rows of 49152 are 25 MB.
+const ROWS: usize = 128;
+
+/// Writes log-probs and adds losses to `out`; gives the derivative with respect to the first `trained` rows of
+/// `last`. `picks` are in order of their rows; several may share one.
+pub(crate) fn head<T: Real>(
+    pass: &Pass<'_, T>,
+    picks: Vec<Pick<T>>,
+    last: &[T],
+    trained: usize,
+    out: &mut ForwardOut<T>,
+) -> Result<Vec<T>, EngineError> {
+    let arch = pass.model.architecture();
+    let (dim, vocab) = (arch.dim, arch.vocab);
+    let mut d_last = vec![T::ZERO; trained * dim];
+    let rows: Vec<&[Pick<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
+    let carries = |row: &&[Pick<T>]| row[0].row < trained && row.iter().any(|p| p.carrier != T::ZERO);
+    let (carrying, plain): (Vec<_>, Vec<_>) = rows.into_iter().partition(carries);
+    let chunks = carrying.chunks(ROWS).map(|c| (c, true)).chain(plain.chunks(ROWS).map(|c| (c, false)));
+    let mut logits = Vec::new();
+    for (rows, with_gradients) in chunks {
+        let chosen = rows.iter().flat_map(|r| &last[r[0].row * dim..(r[0].row + 1) * dim]).copied();
+        let last: Vec<T> = chosen.collect();
+        logits.resize(rows.len() * vocab, T::ZERO);
+        pass.model.head(&normed(pass.model, &last), &mut logits);
+        let results: Vec<Vec<(T, T)>> = logits
+            .par_chunks_mut(vocab)
+            .zip(rows)
+            .map(|(logits, picks)| row(pass, logits, picks, with_gradients))
+            .collect();
+        for (pick, (logprob, loss)) in rows.iter().copied().flatten().zip(results.iter().flatten()) {
+            if !logprob.is_finite() {
+                return Err(EngineError::NotFinite { what: "log-prob" });
+            }
+            out.logprobs[pick.datum][pick.position] = *logprob;
+            out.loss += loss.to_f64();
+        }
+        if with_gradients {
+            let (mut d_hidden, count) = (vec![T::ZERO; rows.len() * dim], rows.len());
+            let weights = View::new(pass.model.head_rows(), vocab, dim, dim);
+            let d_logits = View::new(&logits, count, vocab, vocab);
+            gemm(ViewMut::new(&mut d_hidden, count, dim, dim), false, T::ONE, d_logits, weights, Threads::All);
+            let mut d_chosen = vec![T::ZERO; count * dim];
+            rms_norm_backward(&last, &pass.model.norm, pass.model.eps(), &d_hidden, &mut d_chosen);
+            for (picks, d) in rows.iter().zip(d_chosen.chunks(dim)) {
+                d_last[picks[0].row * dim..][..dim].copy_from_slice(d);
+            }
+        }
+    }
+    if !out.loss.is_finite() {
+        return Err(EngineError::NotFinite { what: "loss" });
+    }
+    Ok(d_last)
+}
+
+/// Log-prob and loss of each pick; turns the logits into their derivative if asked.
+fn row<T: Real>(pass: &Pass<'_, T>, logits: &mut [T], picks: &[Pick<T>], with_gradients: bool) -> Vec<(T, T)> {
+    let lse = log_sum_exp(logits);
+    let results: Vec<(T, T, T)> = picks
+        .iter()
+        .map(|p| {
+            let logprob = logits[p.target] - lse;
+            let (loss, slope) = token_loss(pass.loss, logprob, p.sampled, p.carrier);
+            (logprob, loss, slope)
+        })
+        .collect();
+    if with_gradients {
+        let total: T = results.iter().map(|(_, _, slope)| *slope).sum();
+        vectorized(|| logits.iter_mut().for_each(|x| *x = -total * (*x - lse).exp()));
+        for (pick, (_, _, slope)) in picks.iter().zip(&results) {
+            logits[pick.target] += *slope;
+        }
+    }
+    results.into_iter().map(|(logprob, loss, _)| (logprob, loss)).collect()
+}

@@ -1,0 +1,168 @@
+//! One pass over all data, micro-batch by micro-batch.
+
+use super::backward::backward;
+use super::head::{Pick, head};
+use super::plan::{Need, Rows, plan};
+use super::{ForwardOut, LogprobRows, PassOptions};
+use crate::adapter::{AdapterWeights, Site};
+use crate::attention::{Queries, attend};
+use crate::error::EngineError;
+use crate::kernel::rows::rms_norm;
+use crate::kv::Segment;
+use crate::model::{Activations, Batch, Model, Scratch, Span, check_tokens};
+use crate::real::Real;
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::loss::Loss;
+
+/// What a pass is about.
+pub(crate) struct Pass<'a, T> {
+    pub(crate) model: &'a Model<T>,
+    pub(crate) adapter: Option<&'a AdapterWeights<T>>,
+    pub(crate) data: &'a [Datum],
+    pub(crate) loss: Loss,
+    pub(crate) options: PassOptions,
+}
+
+/// Activations kept for the backward pass of one micro-batch, at most.
+const KEPT_BYTES: usize = 1 << 30;
+
+/// Runs the pass; with `grads`, adds the gradients to them.
+pub(crate) fn run<T: Real>(pass: &Pass<'_, T>, mut grads: Option<&mut [T]>) -> Result<ForwardOut<T>, EngineError> {
+    check(pass)?;
+    let needs: Vec<Need<'_>> = pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
+    let mut out =
+        ForwardOut { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
+    // The memory of one micro-batch serves the next.
+    let mut tape = vec![Activations::default()];
+    for rows in plan(&needs, cap(pass), pass.options.share_prefixes) {
+        if rows.trained_rows > 0 {
+            tape.resize_with(pass.model.layers.len(), Activations::default);
+        }
+        let (batch, last) = trunk(pass, &rows, &mut tape);
+        let trained = grads.as_ref().map_or(0, |_| rows.trained_rows);
+        let picks = picks(pass, &rows);
+        let d_last = head(pass, picks, &last, trained, &mut out)?;
+        if let (Some(grads), Some(adapter), true) = (grads.as_deref_mut(), pass.adapter, trained > 0) {
+            backward(pass.model, adapter, &rows, &batch, &tape, d_last, grads);
+        }
+    }
+    Ok(out)
+}
+
+/// Runs all rows through the decoder; gives the residual stream at its end. With one element, `tape` is reused from
+/// block to block, otherwise each block keeps its own.
+fn trunk<'a, T: Real>(
+    pass: &Pass<'a, T>,
+    rows: &Rows,
+    tape: &mut [Activations<T>],
+) -> (Batch<'a, T>, Vec<T>) {
+    let model = pass.model;
+    let (heads, width) = (model.heads(), model.heads().qkv_width());
+    let span = |adapter| Span { rows: 0..rows.tokens.len(), adapter };
+    let batch = Batch::new(model, pass.adapter.map(span).into_iter().collect(), rows.positions());
+    let (mut x, mut scratch) = (model.embed(rows.tokens.iter().copied()), Scratch::default());
+    for (index, layer) in model.layers.iter().enumerate() {
+        let a = if rows.trained_rows > 0 { &mut tape[index] } else { &mut tape[0] };
+        std::mem::swap(&mut a.x, &mut x);
+        layer.before_attention(model, index, &batch, a, &mut scratch);
+        let segments: Vec<Segment<T>> = rows
+            .nodes
+            .iter()
+            .map(|node| {
+                let mut segment = Segment::new(heads, node.position);
+                segment.append(&a.qkv[node.rows.start * width..node.rows.end * width]);
+                segment
+            })
+            .collect();
+        let sequences: Vec<_> = rows
+            .nodes
+            .iter()
+            .zip(&segments)
+            .map(|(node, own)| {
+                let prefix = rows.nodes.iter().zip(&segments).find(|(n, _)| n.rows == node.prefix);
+                let prefix = prefix.map(|(_, segment)| segment.until(node.position));
+                let chain = prefix.into_iter().chain([own.until(usize::MAX)]).collect();
+                Queries { rows: node.rows.clone(), position: node.position, chain }
+            })
+            .collect();
+        attend(heads, &a.qkv, &sequences, &mut a.mixed, &mut a.lse);
+        layer.after_attention(model, index, &batch, a, &mut scratch, &mut x);
+    }
+    (batch, x)
+}
+
+/// Normalised hidden states of some rows of the decoder's last residual stream.
+pub(crate) fn normed<T: Real>(model: &Model<T>, last: &[T]) -> Vec<T> {
+    let mut out = vec![T::ZERO; last.len()];
+    rms_norm(last, &model.norm, model.eps(), &mut out);
+    out
+}
+
+/// The targets to look up, in order of their rows.
+fn picks<T: Real>(pass: &Pass<'_, T>, rows: &Rows) -> Vec<Pick<T>> {
+    let mut picks = Vec::new();
+    for (member, prefix, own) in &rows.members {
+        let datum = &pass.data[*member];
+        for (position, row) in prefix.clone().chain(own.clone()).enumerate() {
+            let (sampled, carrier) = tensors(datum, position);
+            if pass.options.rows == LogprobRows::All || sampled != 0.0 || carrier != 0.0 {
+                picks.push(Pick {
+                    row,
+                    datum: *member,
+                    position,
+                    target: datum.targets()[position] as usize,
+                    sampled: T::from_f64(f64::from(sampled)),
+                    carrier: T::from_f64(f64::from(carrier)),
+                });
+            }
+        }
+    }
+    picks.sort_by_key(|pick| pick.row);
+    picks
+}
+
+/// Sampling log-prob and carrier (weight or advantage) of a position.
+fn tensors(datum: &Datum, position: usize) -> (f32, f32) {
+    match datum.inputs() {
+        LossInputs::Weights(weights) => (0.0, weights[position]),
+        LossInputs::Policy { logprobs, advantages } => (logprobs[position], advantages[position]),
+    }
+}
+
+fn need(datum: &Datum, rows: LogprobRows, with_gradients: bool) -> Need<'_> {
+    let needed = |t: &usize| tensors(datum, *t) != (0.0, 0.0);
+    let len = match rows {
+        LogprobRows::All => datum.len(),
+        LogprobRows::Trained => (0..datum.len()).rev().find(needed).map_or(0, |last| last + 1),
+    };
+    Need { input: &datum.input()[..len], trained: with_gradients && datum.trained_tokens() > 0 }
+}
+
+/// Rows of a micro-batch.
+fn cap<T: Real>(pass: &Pass<'_, T>) -> usize {
+    const MOST: usize = 4096;
+    let (arch, heads) = (pass.model.architecture(), pass.model.heads());
+    let low: usize = Site::ALL.map(|s| pass.adapter.map_or(0, |a| a.layout.width(s))).iter().sum();
+    let raw = if arch.qk_norm { heads.qkv_width() } else { 0 };
+    let block = 2 * arch.dim + heads.qkv_width() + raw + heads.q_width() + heads.heads + 2 * arch.ffn + low;
+    (KEPT_BYTES / (block * arch.layers * size_of::<T>())).clamp(1, MOST)
+}
+
+fn check<T: Real>(pass: &Pass<'_, T>) -> Result<(), EngineError> {
+    let arch = pass.model.architecture();
+    if let Some(adapter) = pass.adapter {
+        adapter.check(arch)?;
+    }
+    for (index, datum) in pass.data.iter().enumerate() {
+        check_tokens(pass.model, datum.input())?;
+        check_tokens(pass.model, datum.targets())?;
+        if datum.len() > arch.context {
+            return Err(EngineError::TooLong { len: datum.len(), context: arch.context });
+        }
+        let weighted = matches!(datum.inputs(), LossInputs::Weights(_));
+        if weighted != (pass.loss == Loss::CrossEntropy) {
+            return Err(EngineError::LossInputs { datum: index, loss: pass.loss.name() });
+        }
+    }
+    Ok(())
+}
