@@ -8,6 +8,8 @@ pub mod advantage;
 pub mod architecture;
 pub mod backend;
 pub mod chat;
+#[cfg(feature = "contract")]
+pub mod contract;
 pub mod datum;
 pub mod environment;
 pub mod episode;

@@ -2,19 +2,19 @@
 //!
 //! A row's result never depends on its neighbours: whatever the batch, the split of the prompt or the sharing of
 //! prefixes, the same tokens give the same logits bit for bit, in sampling and in training alike.
-//! Everything runs inside the caller's rayon pool; nothing here starts a thread, waits or reads a clock.
+//! Only [`runtime`] starts threads and reads a clock; everything else runs inside the caller's rayon pool.
 
 pub mod adapter;
 mod attention;
+pub mod checkpoint;
 pub mod error;
 mod kernel;
 pub mod kv;
+pub mod local;
 pub mod loss;
 pub mod model;
 pub mod optim;
 pub mod real;
-pub mod train;
-pub mod checkpoint;
-pub mod local;
 pub mod runtime;
 pub mod sample;
+pub mod train;

@@ -1,0 +1,96 @@
+//! Adapters on disk: whole or not at all, and nothing believed that was not checked.
+//!
+//! A checkpoint is a folder in PEFT's format (`adapter_config.json`, `adapter_model.safetensors`), with
+//! `optimizer.safetensors` beside it where training goes on from it. It is written under another name, synced and
+//! renamed, so a name either has all of its files or does not exist. Reading checks names, shapes, types and
+//! values, and that the base model is the one the adapter was trained on.
+
+mod adapter;
+mod base;
+mod optimizer;
+mod store;
+mod tensors;
+
+pub use adapter::{read_adapter, write_adapter};
+pub use base::BaseModel;
+pub use optimizer::{read_optimizer, write_optimizer};
+pub use store::{Kind, Place, Store, check_name};
+
+use minds_core::backend::BackendError;
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error as ThisError;
+
+/// Why weights were not saved or loaded.
+#[derive(Debug, ThisError)]
+pub enum CheckpointError {
+    /// The name could be mistaken for a path: choose another.
+    #[error(
+        "`{0}` cannot be a name: use 1 to 128 of A-Z, a-z, 0-9, `.`, `_` and `-`, no `..` and no dot at the beginning"
+    )]
+    Name(String),
+    /// The path has another form.
+    #[error(
+        "`{0}` is no path of weights: they read tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
+    )]
+    Path(String),
+    /// The name is taken: choose another.
+    #[error("the name is taken: `{0}` exists, choose another")]
+    Taken(String),
+    /// Nothing was saved there.
+    #[error("no weights are saved at `{0}`")]
+    Missing(String),
+    /// The disk failed: free space or mend it, then try again.
+    #[error("failed to {doing} `{file}`")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        file: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A file is not what it should be: take another checkpoint.
+    #[error("`{file}` is damaged or foreign: {why}")]
+    File {
+        /// Which file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A tensor is not what it should be: take another checkpoint.
+    #[error("the tensor `{tensor}` of `{file}` {why}")]
+    Tensor {
+        /// Which tensor.
+        tensor: String,
+        /// Of which file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl CheckpointError {
+    pub(crate) fn io(doing: &'static str, file: &Path) -> impl FnOnce(io::Error) -> Self {
+        let file = file.to_owned();
+        move |source| Self::Io { doing, file, source }
+    }
+
+    pub(crate) fn file(file: &Path, why: impl Into<String>) -> Self {
+        Self::File { file: file.to_owned(), why: why.into() }
+    }
+
+    pub(crate) fn tensor(file: &Path, tensor: &str, why: impl Into<String>) -> Self {
+        Self::Tensor { tensor: tensor.into(), file: file.to_owned(), why: why.into() }
+    }
+}
+
+impl From<CheckpointError> for BackendError {
+    fn from(error: CheckpointError) -> Self {
+        match error.source() {
+            Some(source) => Self::Unavailable(format!("{error}: {source}")),
+            None => Self::Rejected(error.to_string()),
+        }
+    }
+}

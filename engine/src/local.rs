@@ -1,0 +1,166 @@
+//! The embedded service: the engine behind the traits that a remote service stands behind too.
+//!
+//! Requests are checked before they are queued. Training requests of an adapter run in the order of the calls;
+//! samplers hold weights that no later training changes.
+
+mod archive;
+mod training;
+
+pub use training::LocalTraining;
+
+use crate::checkpoint::{CheckpointError, Kind, Place, Store};
+use crate::model::Model;
+use crate::optim::AdamState;
+use crate::runtime::{Engine, EngineOptions, Snapshot, StartError, Stats};
+use crate::train::LogprobRows;
+use archive::Archive;
+use async_trait::async_trait;
+use minds_core::backend::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
+use minds_core::chat::Tokenizer;
+use minds_core::lora::LoraSpec;
+use minds_core::sampling::{SampleRequest, SampleResponse};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use thiserror::Error;
+
+/// Why the service did not start.
+#[derive(Debug, Error)]
+pub enum LocalError {
+    /// No threads: try with fewer.
+    #[error(transparent)]
+    Engine(#[from] StartError),
+    /// The folder for weights is unusable: name another.
+    #[error("the state folder is unusable")]
+    State(#[from] CheckpointError),
+}
+
+/// A model on this machine's processor, as a service.
+pub struct LocalService {
+    engine: Arc<Engine>,
+    archive: Arc<Archive>,
+    runs: AtomicU64,
+}
+
+impl LocalService {
+    /// Starts the engine. Without a tokenizer there are no stop strings.
+    ///
+    /// # Errors
+    /// No threads, or an unusable state folder.
+    pub fn start(
+        model: Arc<Model<f32>>,
+        tokenizer: Option<Arc<dyn Tokenizer>>,
+        options: &EngineOptions,
+    ) -> Result<Self, LocalError> {
+        let store = options.state_dir.clone().map(Store::new).transpose()?;
+        let archive = Archive::new(model.clone(), options.base_model.clone(), store);
+        let engine = Engine::start(model, tokenizer, options)?;
+        Ok(Self { engine: Arc::new(engine), archive: Arc::new(archive), runs: AtomicU64::new(1) })
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// A new adapter that keeps its weights under a run name of the caller's choice, or under a free one, and
+    /// reports log-probs for `rows`.
+    ///
+    /// # Errors
+    /// A spec that cannot be built, or an unusable or unwritable run name.
+    pub async fn training(
+        &self,
+        run: Option<&str>,
+        spec: LoraSpec,
+        rows: LogprobRows,
+    ) -> Result<LocalTraining, BackendError> {
+        spec.check().map_err(|e| BackendError::Rejected(e.to_string()))?;
+        let run = self.run(run)?;
+        LocalTraining::create(self.engine.clone(), self.archive.clone(), run, spec, rows).await
+    }
+
+    /// An adapter that goes on from saved weights, with the spec they were saved with.
+    ///
+    /// # Errors
+    /// Weights that are missing, damaged or of another base model, or an unusable run name.
+    pub async fn training_from(
+        &self,
+        run: Option<&str>,
+        path: &str,
+        with_optimizer: bool,
+        rows: LogprobRows,
+    ) -> Result<LocalTraining, BackendError> {
+        let place: Place = path.parse()?;
+        let archive = self.archive.clone();
+        let load = move || {
+            let adapter = archive.load(&place)?;
+            let optimizer = if with_optimizer {
+                archive.load_optimizer(&place, &adapter)?
+            } else {
+                AdamState::new(&adapter)
+            };
+            Ok((adapter, optimizer))
+        };
+        let (adapter, optimizer) = self.engine.train(load).await?;
+        let run = self.run(run)?;
+        Ok(LocalTraining::of(self.engine.clone(), self.archive.clone(), run, adapter, optimizer, rows))
+    }
+
+    fn run(&self, run: Option<&str>) -> Result<String, BackendError> {
+        match run {
+            Some(run) => {
+                Place::new(run, Kind::Training, "any")?;
+                Ok(run.into())
+            }
+            None => match self.archive.claim_run()? {
+                Some(run) => Ok(run),
+                None => Ok(format!("run-{}", self.runs.fetch_add(1, Ordering::Relaxed))),
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl Service for LocalService {
+    fn info(&self) -> ServiceInfo {
+        let arch = self.engine.model().architecture();
+        ServiceInfo {
+            name: "embedded".into(),
+            base_model: self.archive.base_name().into(),
+            context: arch.context,
+            vocab: arch.vocab,
+            topk_prompt_logprobs: true,
+        }
+    }
+
+    async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
+        Ok(Arc::new(self.training(None, spec, LogprobRows::All).await?))
+    }
+
+    async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+        Ok(Arc::new(LocalSampler { engine: self.engine.clone(), snapshot: None }))
+    }
+
+    /// Loads behind the training requests that are queued already, so that a save among them is found.
+    async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+        let place: Place = path.parse()?;
+        let archive = self.archive.clone();
+        let load = move || Ok(Arc::new(Snapshot::new(archive.load(&place)?.weights())));
+        let snapshot = self.engine.train(load).await?;
+        Ok(Arc::new(LocalSampler { engine: self.engine.clone(), snapshot: Some(snapshot) }))
+    }
+}
+
+/// Samples from one snapshot of an adapter, or from the base model.
+#[derive(Clone)]
+pub struct LocalSampler {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) snapshot: Option<Arc<Snapshot>>,
+}
+
+#[async_trait]
+impl SamplingBackend for LocalSampler {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
+        self.engine.sample(self.snapshot.clone(), request)?.await
+    }
+}

@@ -1,0 +1,73 @@
+//! The service's checkpoints: a store, and the base model that they belong to.
+
+use crate::adapter::Adapter;
+use crate::checkpoint::{
+    BaseModel, Kind, Place, Store, read_adapter, read_optimizer, write_adapter, write_optimizer,
+};
+use crate::model::Model;
+use crate::optim::AdamState;
+use minds_core::backend::BackendError;
+use std::sync::{Arc, OnceLock};
+
+/// Saves and loads for one base model. Its methods run the model and touch the disk: call them in a training job.
+pub(super) struct Archive {
+    model: Arc<Model<f32>>,
+    name: String,
+    base: OnceLock<BaseModel>,
+    store: Option<Store>,
+}
+
+impl Archive {
+    pub(super) fn new(model: Arc<Model<f32>>, name: String, store: Option<Store>) -> Self {
+        Self { model, name, base: OnceLock::new(), store }
+    }
+
+    pub(super) fn base_name(&self) -> &str {
+        &self.name
+    }
+
+    /// A free run name, if there is a store to keep runs apart.
+    pub(super) fn claim_run(&self) -> Result<Option<String>, BackendError> {
+        Ok(self.store.as_ref().map(|store| store.claim_run("run")).transpose()?)
+    }
+
+    /// Saves an adapter, with its optimizer for a training checkpoint.
+    pub(super) fn save(
+        &self,
+        place: &Place,
+        adapter: &Adapter<f32>,
+        optimizer: &AdamState<f32>,
+    ) -> Result<(), BackendError> {
+        let base = self.base()?;
+        Ok(self.store()?.save(place, |folder| {
+            write_adapter(folder, adapter, base)?;
+            if place.kind() == Kind::Training { write_optimizer(folder, adapter, optimizer) } else { Ok(()) }
+        })?)
+    }
+
+    pub(super) fn load(&self, place: &Place) -> Result<Adapter<f32>, BackendError> {
+        Ok(read_adapter(&self.store()?.open(place)?, self.base()?)?)
+    }
+
+    pub(super) fn load_optimizer(
+        &self,
+        place: &Place,
+        adapter: &Adapter<f32>,
+    ) -> Result<AdamState<f32>, BackendError> {
+        Ok(read_optimizer(&self.store()?.open(place)?, adapter)?)
+    }
+
+    fn store(&self) -> Result<&Store, BackendError> {
+        self.store.as_ref().ok_or_else(|| {
+            BackendError::Unsupported("weights are kept only if the engine has a state folder".into())
+        })
+    }
+
+    fn base(&self) -> Result<&BaseModel, BackendError> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let base = BaseModel::of(&self.name, &self.model).map_err(|e| BackendError::Lost(e.to_string()))?;
+        Ok(self.base.get_or_init(|| base))
+    }
+}

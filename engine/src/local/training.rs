@@ -1,0 +1,292 @@
+//! One adapter in training on the embedded engine.
+//!
+//! A job works on copies and puts them in place at its end: a refused or broken job leaves weights, gradients and
+//! moments as they were.
+
+use super::LocalSampler;
+use super::archive::Archive;
+use crate::adapter::{Adapter, Grads};
+use crate::checkpoint::{Kind, Place};
+use crate::error::EngineError;
+use crate::model::Model;
+use crate::optim::{AdamState, adam_step};
+use crate::runtime::{Engine, Snapshot};
+use crate::train::{self, ForwardOut, LogprobRows, PassOptions};
+use minds_core::architecture::Architecture;
+use minds_core::backend::{BackendError, Export, Forward, OptimStep, Pending, TrainingBackend};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An adapter of the embedded engine.
+pub struct LocalTraining {
+    engine: Arc<Engine>,
+    archive: Arc<Archive>,
+    run: String,
+    spec: LoraSpec,
+    rows: LogprobRows,
+    /// Locked by the training thread only.
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    adapter: Adapter<f32>,
+    grads: Grads<f32>,
+    optimizer: AdamState<f32>,
+    /// The adapter as it is, once somebody needed it packed.
+    snapshot: Option<Arc<Snapshot>>,
+}
+
+impl State {
+    fn new(adapter: Adapter<f32>, optimizer: AdamState<f32>) -> Self {
+        Self { grads: adapter.zero_grads(), optimizer, snapshot: None, adapter }
+    }
+
+    fn snapshot(&mut self) -> Arc<Snapshot> {
+        let make = || Arc::new(Snapshot::new(self.adapter.weights()));
+        self.snapshot.get_or_insert_with(make).clone()
+    }
+}
+
+impl LocalTraining {
+    /// A fresh adapter.
+    pub(super) async fn create(
+        engine: Arc<Engine>,
+        archive: Arc<Archive>,
+        run: String,
+        spec: LoraSpec,
+        rows: LogprobRows,
+    ) -> Result<Self, BackendError> {
+        let model = engine.model().clone();
+        let adapter =
+            engine.train(move || Adapter::new(model.architecture(), &spec).map_err(refused)).await?;
+        let optimizer = AdamState::new(&adapter);
+        Ok(Self::of(engine, archive, run, adapter, optimizer, rows))
+    }
+
+    pub(super) fn of(
+        engine: Arc<Engine>,
+        archive: Arc<Archive>,
+        run: String,
+        adapter: Adapter<f32>,
+        optimizer: AdamState<f32>,
+        rows: LogprobRows,
+    ) -> Self {
+        let spec = adapter.spec().clone();
+        let state = Arc::new(Mutex::new(State::new(adapter, optimizer)));
+        Self { engine, archive, run, spec, rows, state }
+    }
+
+    /// The run under which weights are saved.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// What the adapter is made of.
+    #[must_use]
+    pub fn spec(&self) -> &LoraSpec {
+        &self.spec
+    }
+
+    /// Queues a job on the state.
+    fn submit<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut State) -> Result<T, BackendError> + Send + 'static,
+    ) -> Pending<T> {
+        let state = self.state.clone();
+        self.engine.train(move || job(&mut lock(&state)))
+    }
+
+    fn pass(&self, data: Vec<Datum>, loss: Loss, with_gradients: bool) -> Pending<Forward> {
+        let model = self.engine.model().clone();
+        if let Err(error) = check_data(model.architecture(), &data, loss) {
+            return refuse(error);
+        }
+        // Forward has no gradients to save work for, so it always answers in full.
+        let rows = if with_gradients { self.rows } else { LogprobRows::All };
+        let options = PassOptions { rows, ..PassOptions::default() };
+        let note = self.engine.note_trained(data.iter().map(Datum::len).sum());
+        self.submit(move |state| {
+            let snapshot = state.snapshot();
+            let out = if with_gradients {
+                let mut grads = state.grads.clone();
+                let out = backward(&model, &snapshot, &data, loss, options, &mut grads)?;
+                state.grads = grads;
+                out
+            } else {
+                train::forward(&model, Some(snapshot.weights()), &data, loss, options).map_err(refused)?
+            };
+            note();
+            Ok(answer(out, &data, rows))
+        })
+    }
+
+    fn save(&self, kind: Kind, name: &str) -> Result<Pending<(Arc<Snapshot>, String)>, BackendError> {
+        let place = Place::new(&self.run, kind, name)?;
+        let archive = self.archive.clone();
+        Ok(self.submit(move |state| {
+            archive.save(&place, &state.adapter, &state.optimizer)?;
+            Ok((state.snapshot(), place.to_string()))
+        }))
+    }
+}
+
+impl TrainingBackend for LocalTraining {
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+        self.pass(data, loss, false)
+    }
+
+    /// With [`LogprobRows::Trained`], log-probs of positions that carry no loss are NaN: they were not computed.
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+        self.pass(data, loss, true)
+    }
+
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
+        if let Err(error) = params.check() {
+            return refuse(BackendError::Rejected(error.to_string()));
+        }
+        let note = self.engine.note_step();
+        self.submit(move |state| {
+            let stats = adam_step(&mut state.adapter, &state.grads, &mut state.optimizer, &params);
+            let stats = stats.map_err(refused)?;
+            state.grads.clear();
+            state.snapshot = None;
+            note();
+            let metrics = [("grad_norm", stats.grad_norm), ("grad_clip", stats.clip)];
+            Ok(OptimStep { metrics: metrics.map(|(key, value)| (key.to_owned(), value)).into() })
+        })
+    }
+
+    fn save_state(&self, name: &str) -> Pending<String> {
+        match self.save(Kind::Training, name) {
+            Ok(saved) => Box::pin(async move { Ok(saved.await?.1) }),
+            Err(error) => refuse(error),
+        }
+    }
+
+    fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
+        let place: Place = match path.parse() {
+            Ok(place) => place,
+            Err(error) => return refuse(BackendError::from(error)),
+        };
+        let (archive, spec) = (self.archive.clone(), self.spec.clone());
+        self.submit(move |state| {
+            let adapter = archive.load(&place)?;
+            check_spec(&spec, adapter.spec())?;
+            let optimizer = if with_optimizer {
+                archive.load_optimizer(&place, &adapter)?
+            } else {
+                AdamState::new(&adapter)
+            };
+            *state = State::new(adapter, optimizer);
+            Ok(())
+        })
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        let saved: Pending<(Arc<Snapshot>, Option<String>)> = match name.map(|n| self.save(Kind::Sampler, n))
+        {
+            None => self.submit(|state| Ok((state.snapshot(), None))),
+            Some(Ok(saved)) => Box::pin(async move { saved.await.map(|(s, path)| (s, Some(path))) }),
+            Some(Err(error)) => return refuse(error),
+        };
+        let engine = self.engine.clone();
+        Box::pin(async move {
+            let (snapshot, path) = saved.await?;
+            Ok(Export { sampler: Arc::new(LocalSampler { engine, snapshot: Some(snapshot) }), path })
+        })
+    }
+}
+
+fn backward(
+    model: &Model<f32>,
+    snapshot: &Snapshot,
+    data: &[Datum],
+    loss: Loss,
+    options: PassOptions,
+    grads: &mut Grads<f32>,
+) -> Result<ForwardOut<f32>, BackendError> {
+    let out =
+        train::forward_backward(model, snapshot.weights(), data, loss, options, grads).map_err(refused)?;
+    if grads.values().iter().all(|g| g.is_finite()) {
+        return Ok(out);
+    }
+    Err(BackendError::Rejected("the sum of the gradients is not finite; they were left as they were".into()))
+}
+
+/// The pass as the traits report it.
+fn answer(out: ForwardOut<f32>, data: &[Datum], rows: LogprobRows) -> Forward {
+    let mut logprobs = out.logprobs;
+    if rows == LogprobRows::Trained {
+        for (logprobs, datum) in logprobs.iter_mut().zip(data) {
+            let skipped = |t: usize| match datum.inputs() {
+                LossInputs::Weights(weights) => weights[t] == 0.0,
+                LossInputs::Policy { logprobs, advantages } => logprobs[t] == 0.0 && advantages[t] == 0.0,
+            };
+            for (position, logprob) in logprobs.iter_mut().enumerate().filter(|(t, _)| skipped(*t)) {
+                debug_assert_eq!(*logprob, 0.0, "position {position} was computed");
+                *logprob = f32::NAN;
+            }
+        }
+    }
+    Forward { logprobs, metrics: BTreeMap::from([("loss:sum".to_owned(), out.loss)]) }
+}
+
+/// Refuses data that no pass can read, before it waits in the queue.
+fn check_data(arch: &Architecture, data: &[Datum], loss: Loss) -> Result<(), BackendError> {
+    if data.is_empty() {
+        return Err(BackendError::Rejected("there are no data".into()));
+    }
+    for (index, datum) in data.iter().enumerate() {
+        let wrong = |error: EngineError| BackendError::Rejected(format!("datum {index}: {error}"));
+        let mut tokens = datum.input().iter().chain(datum.targets());
+        if let Some(token) = tokens.find(|token| **token as usize >= arch.vocab) {
+            return Err(wrong(EngineError::Token { token: *token, vocab: arch.vocab }));
+        }
+        if datum.len() > arch.context {
+            return Err(wrong(EngineError::TooLong { len: datum.len(), context: arch.context }));
+        }
+        if matches!(datum.inputs(), LossInputs::Weights(_)) != (loss == Loss::CrossEntropy) {
+            return Err(refused(EngineError::LossInputs { datum: index, loss: loss.name() }));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses weights of another form; the seed may differ.
+fn check_spec(own: &LoraSpec, other: &LoraSpec) -> Result<(), BackendError> {
+    let form = |spec: &LoraSpec| {
+        let mut targets = spec.targets.clone();
+        targets.sort_unstable();
+        (spec.rank, spec.alpha.to_bits(), targets)
+    };
+    if form(own) == form(other) {
+        return Ok(());
+    }
+    Err(BackendError::Rejected(format!(
+        "the saved adapter has rank {}, alpha {} and {} targets, this one rank {}, alpha {} and {}",
+        other.rank,
+        other.alpha,
+        other.targets.len(),
+        own.rank,
+        own.alpha,
+        own.targets.len()
+    )))
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A job that panicked had changed nothing yet.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn refused(error: EngineError) -> BackendError {
+    BackendError::Rejected(error.to_string())
+}
+
+fn refuse<T: Send + 'static>(error: BackendError) -> Pending<T> {
+    Box::pin(std::future::ready(Err(error)))
+}

@@ -1,0 +1,302 @@
+//! The engine at work: one thread samples, one trains, both at once.
+//!
+//! Sampling batches whatever is there at each step; training runs strictly in the order of submission. Neither
+//! waits for the other: each has a thread pool of its own as wide as the cores it may use, so that the operating
+//! system shares the cores fairly while both are busy and leaves them all to one while the other has nothing to
+//! do. (In one shared pool a decode step that waits for its last piece would pick up a whole training pass and
+//! stand still until that ends.) Weights under a sample never change, and a panic costs the request that met it.
+
+mod budget;
+mod job;
+mod options;
+mod prefix;
+mod sampler;
+mod stats;
+mod trainer;
+
+pub use options::EngineOptions;
+pub use stats::Stats;
+
+use crate::adapter::AdapterWeights;
+use crate::model::Model;
+use crate::sample::{NotFinite, Seeds, StopRule};
+use budget::Budget;
+use job::Ticket;
+use minds_core::backend::{BackendError, Pending};
+use minds_core::chat::Tokenizer;
+use minds_core::ids::Token;
+use minds_core::sampling::{SampleRequest, SampleResponse};
+use prefix::PrefixCache;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use sampler::Sampler;
+use stats::Counters;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use thiserror::Error;
+use tokio::sync::oneshot;
+use trainer::Task;
+
+/// Samples that one request may ask for.
+const MOST_SAMPLES: usize = 4096;
+
+/// The machine refused what the engine needs: start it with fewer threads.
+#[derive(Debug, Error)]
+#[error("failed to start the threads of the engine")]
+pub struct StartError(#[source] Box<dyn std::error::Error + Send + Sync>);
+
+/// An adapter that never changes, with a name for the prefix cache.
+#[derive(Debug)]
+pub struct Snapshot {
+    id: u64,
+    weights: AdapterWeights<f32>,
+}
+
+impl Snapshot {
+    /// Takes an adapter as it is.
+    #[must_use]
+    pub fn new(weights: AdapterWeights<f32>) -> Self {
+        // 0 is the base model without an adapter.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), weights }
+    }
+
+    /// The adapter.
+    #[must_use]
+    pub fn weights(&self) -> &AdapterWeights<f32> {
+        &self.weights
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+/// A running engine. Dropping it ends its threads after the operations they are in; what is still queued then is
+/// answered with [`BackendError::Lost`].
+pub struct Engine {
+    model: Arc<Model<f32>>,
+    tokenizer: Option<Arc<dyn Tokenizer>>,
+    stop_tokens: Arc<[Token]>,
+    budget: Budget,
+    max_waiting: u64,
+    seeds: Seeds,
+    counters: Arc<Counters>,
+    stopping: Arc<AtomicBool>,
+    requests: Sender<Ticket>,
+    tasks: Sender<Task>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The operating system gives no more threads.
+    pub fn start(
+        model: Arc<Model<f32>>,
+        tokenizer: Option<Arc<dyn Tokenizer>>,
+        options: &EngineOptions,
+    ) -> Result<Self, StartError> {
+        let stop_tokens = match (&tokenizer, options.stop_tokens.is_empty()) {
+            (Some(tokenizer), true) => tokenizer.stop_tokens(),
+            _ => options.stop_tokens.clone(),
+        };
+        let budget = Budget::new(model.architecture(), options.kv_bytes, options.max_rows.get());
+        let counters = Arc::new(Counters::default());
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (requests, inbox) = channel();
+        let sampler = Sampler {
+            model: model.clone(),
+            requests: inbox,
+            counters: counters.clone(),
+            stopping: stopping.clone(),
+            waiting: VecDeque::new(),
+            open: Vec::new(),
+            budget: budget.clone(),
+            cache: PrefixCache::new(options.prefix_bytes),
+        };
+        let sampling_pool = pool("sample", options)?;
+        let training_pool = pool("train", options)?;
+        let (tasks, queue) = channel();
+        let for_trainer = (counters.clone(), stopping.clone());
+        let threads = vec![
+            thread("sampler", move || sampler.run(&sampling_pool))?,
+            thread("trainer", move || trainer::run(&queue, &training_pool, &for_trainer.0, &for_trainer.1))?,
+        ];
+        Ok(Self {
+            model,
+            tokenizer,
+            stop_tokens: stop_tokens.into(),
+            budget,
+            max_waiting: options.max_waiting as u64,
+            seeds: Seeds::new(options.seed),
+            counters,
+            stopping,
+            requests,
+            tasks,
+            threads,
+        })
+    }
+
+    /// The model under all adapters.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model<f32>> {
+        &self.model
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.counters.snapshot()
+    }
+
+    /// Queues a sampling request under a snapshot, or under the base model. Dropping the answer abandons the
+    /// request at the next step.
+    ///
+    /// # Errors
+    /// A request that could never be served is refused at once; a full queue asks to come back later.
+    pub fn sample(
+        &self,
+        snapshot: Option<Arc<Snapshot>>,
+        request: SampleRequest,
+    ) -> Result<Pending<SampleResponse>, BackendError> {
+        let (rule, max_new) = self.check(&request)?;
+        let need = self.budget.need(request.prompt.len(), max_new);
+        if !self.budget.can_ever_fit(need) {
+            return Err(BackendError::Rejected(format!(
+                "a prompt of {} tokens and a sample of {max_new} need {} bytes of keys and values, the budget is {}: \
+                 shorten them or raise kv_bytes",
+                request.prompt.len(),
+                need.prompt_bytes + need.row_bytes,
+                self.budget.total_bytes
+            )));
+        }
+        if self.counters.waiting.fetch_add(1, Ordering::Relaxed) >= self.max_waiting {
+            self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(BackendError::Unavailable(format!(
+                "{} sampling requests wait already",
+                self.max_waiting
+            )));
+        }
+        let seed = request.params.seed.unwrap_or_else(|| self.seeds.next_seed());
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Ticket { request, snapshot, rule, seed, max_new, need, reply }).ok();
+        Ok(pending(answer))
+    }
+
+    /// Queues a job behind all earlier ones. It runs even if the answer is dropped.
+    pub fn train<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
+    ) -> Pending<T> {
+        let (reply, answer) = oneshot::channel();
+        let task: Task = Box::new(move || {
+            reply.send(guarded("a training job", job)).ok();
+        });
+        self.tasks.send(task).ok();
+        pending(answer)
+    }
+
+    /// What a job calls when so many tokens went through training.
+    pub(crate) fn note_trained(&self, tokens: usize) -> impl FnOnce() + Send + 'static {
+        let counters = self.counters.clone();
+        move || stats::add(&counters.trained_tokens, tokens)
+    }
+
+    /// What a job calls when it made an optimizer step.
+    pub(crate) fn note_step(&self) -> impl FnOnce() + Send + 'static {
+        let counters = self.counters.clone();
+        move || stats::add(&counters.optim_steps, 1)
+    }
+
+    /// Ends the threads after the operations they are in, and waits for that.
+    pub fn stop(mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        drop(self);
+        for thread in threads {
+            // A thread that panicked has stopped too.
+            thread.join().ok();
+        }
+    }
+
+    /// Refuses what cannot be served; answers with the stop rule and the most tokens of a sample.
+    fn check(&self, request: &SampleRequest) -> Result<(StopRule, usize), BackendError> {
+        let refuse = |text: String| Err(BackendError::Rejected(text));
+        if let Err(error) = request.check() {
+            return refuse(error.to_string());
+        }
+        let (vocab, context) = (self.model.architecture().vocab, self.model.architecture().context);
+        if let Some(token) = request.prompt.iter().find(|token| **token as usize >= vocab) {
+            return refuse(format!("prompt token {token} is outside of the vocabulary of {vocab}"));
+        }
+        if request.num_samples > MOST_SAMPLES {
+            return refuse(format!(
+                "num_samples is {}, at most {MOST_SAMPLES} are possible",
+                request.num_samples
+            ));
+        }
+        let scores = request.prompt_logprobs || request.topk_prompt_logprobs > 0;
+        let len = request.prompt.len();
+        // A prompt that fills the context can be scored, though nothing can follow it.
+        if len > context || (len == context && !scores) {
+            return refuse(format!("a prompt of {len} tokens leaves no room in the context of {context}"));
+        }
+        let rule = StopRule::new(&request.params.stop, &self.stop_tokens, self.tokenizer.as_ref());
+        let Some(rule) = rule else {
+            return Err(BackendError::Unsupported(
+                "stop strings need a tokenizer, the engine has none".into(),
+            ));
+        };
+        Ok((rule, request.params.max_tokens.min(context - len)))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work`; a panic becomes an error that names it.
+pub(crate) fn guarded<T>(
+    what: &str,
+    work: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        Err(BackendError::Unavailable(format!("{what} met a bug: {}", panic_text(&*panic))))
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+fn pending<T: Send + 'static>(answer: oneshot::Receiver<Result<T, BackendError>>) -> Pending<T> {
+    Box::pin(async move {
+        answer.await.unwrap_or_else(|_| Err(BackendError::Lost("the engine has stopped".into())))
+    })
+}
+
+fn pool(name: &'static str, options: &EngineOptions) -> Result<ThreadPool, StartError> {
+    ThreadPoolBuilder::new()
+        .num_threads(options.threads.map_or(0, |n| n.get()))
+        .thread_name(move |index| format!("{name}-{index}"))
+        .build()
+        .map_err(|e| StartError(Box::new(e)))
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    Builder::new().name(name.into()).spawn(body).map_err(|e| StartError(Box::new(e)))
+}
+
+impl From<NotFinite> for BackendError {
+    fn from(error: NotFinite) -> Self {
+        Self::Rejected(error.to_string())
+    }
+}

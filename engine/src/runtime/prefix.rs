@@ -1,0 +1,183 @@
+//! Keys and values of recent prompts, for prompts that begin alike.
+//!
+//! Reuse changes no bit of any result: keys and values of a position depend only on the tokens up to it. What is
+//! kept is bounded in bytes; the least recently used goes first.
+
+use super::budget::PAGE;
+use crate::kv::Kv;
+use minds_core::ids::Token;
+use std::sync::Arc;
+
+/// Segments that may hang on each other; a prompt beyond is computed anew.
+const DEEPEST: usize = 8;
+
+/// Recent prompts by weights and tokens.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    limit: usize,
+    bytes: usize,
+    /// Least recently used first.
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    snapshot: u64,
+    tokens: Arc<[Token]>,
+    logprobs: Option<Arc<[Option<f32>]>>,
+    kv: Shared,
+}
+
+/// Keys and values that others may continue from.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) kv: Arc<Kv<f32>>,
+    /// Bytes kept alive: of this segment and all before it.
+    pub(crate) bytes: usize,
+    /// Segments up to this one.
+    pub(crate) depth: usize,
+}
+
+/// The beginning of a prompt that need not be computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Hit {
+    /// Positions that are there.
+    pub(crate) len: usize,
+    /// Where they are.
+    pub(crate) from: Shared,
+    /// Log-probs of the tokens up to and including position `len`, if they were asked for.
+    pub(crate) logprobs: Option<Arc<[Option<f32>]>>,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, bytes: 0, entries: Vec::new() }
+    }
+
+    /// Whether a prompt of this size will be kept.
+    pub(crate) fn accepts(&self, bytes: usize) -> bool {
+        bytes <= self.limit
+    }
+
+    /// The longest beginning of `tokens` that is kept, in whole pages and short of the last token. With `scored`,
+    /// only where the log-probs are known too.
+    pub(crate) fn find(&mut self, snapshot: u64, tokens: &[Token], scored: bool) -> Option<Hit> {
+        let usable = |e: &Entry| {
+            if e.snapshot != snapshot || e.kv.depth >= DEEPEST || (scored && e.logprobs.is_none()) {
+                return 0;
+            }
+            reusable(&e.tokens, tokens, scored)
+        };
+        let (index, len) = self.entries.iter().map(usable).enumerate().max_by_key(|(_, len)| *len)?;
+        if len == 0 {
+            return None;
+        }
+        let entry = self.entries.remove(index);
+        let hit = Hit { len, from: entry.kv.clone(), logprobs: entry.logprobs.clone().filter(|_| scored) };
+        self.entries.push(entry);
+        Some(hit)
+    }
+
+    /// Keeps a prompt, unless it is too large or kept already.
+    pub(crate) fn keep(
+        &mut self,
+        snapshot: u64,
+        tokens: &Arc<[Token]>,
+        logprobs: Option<Arc<[Option<f32>]>>,
+        kv: &Shared,
+    ) {
+        if tokens.len() <= PAGE || kv.bytes > self.limit {
+            return;
+        }
+        let covers = |e: &Entry| {
+            e.snapshot == snapshot
+                && e.tokens.starts_with(tokens)
+                && (logprobs.is_none() || e.logprobs.is_some())
+        };
+        if self.entries.iter().any(covers) {
+            return;
+        }
+        while self.bytes + kv.bytes > self.limit {
+            let oldest = self.entries.remove(0);
+            self.bytes -= oldest.kv.bytes;
+        }
+        self.bytes += kv.bytes;
+        self.entries.push(Entry { snapshot, tokens: tokens.clone(), logprobs, kv: kv.clone() });
+    }
+}
+
+/// Positions of `tokens` that a kept prompt can serve.
+pub(crate) fn reusable(kept: &[Token], tokens: &[Token], scored: bool) -> usize {
+    let common = kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    // The last position is computed for its logits. The log-prob of the token at `len` comes from the position
+    // before it, which is not computed, so the kept prompt must go on with the same token.
+    let limit = if scored { common.saturating_sub(1) } else { common };
+    limit.min(tokens.len().saturating_sub(1)) / PAGE * PAGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use minds_core::architecture::Architecture;
+
+    fn shared(bytes: usize) -> Shared {
+        let model = Model::random(Architecture::tiny(), 0).unwrap();
+        Shared { kv: Arc::new(Kv::root(&model)), bytes, depth: 1 }
+    }
+
+    fn prompt(len: u32) -> Arc<[Token]> {
+        (0..len).collect()
+    }
+
+    #[test]
+    fn reuse_is_whole_pages_short_of_the_last_token() {
+        let kept = prompt(100);
+        let mut other: Vec<Token> = kept.to_vec();
+        other[70] = 1000;
+        for (tokens, scored, len) in [
+            (&kept[..], false, 96),
+            (&kept[..97], false, 96),
+            (&kept[..96], false, 64),
+            (&kept[..97], true, 96),
+            (&kept[..96], true, 64),
+            (&other[..], false, 64),
+            (&kept[..32], false, 0),
+            (&kept[..0], false, 0),
+        ] {
+            assert_eq!(reusable(&kept, tokens, scored), len, "{} {scored}", tokens.len());
+        }
+        // Token 64 differs: the kept log-prob at 64 is that of another token.
+        other[64] = 1000;
+        assert_eq!(reusable(&kept, &other, false), 64);
+        assert_eq!(reusable(&kept, &other, true), 32);
+    }
+
+    #[test]
+    fn weights_are_never_confused_and_scores_only_served_where_known() {
+        let mut cache = PrefixCache::new(1000);
+        cache.keep(1, &prompt(80), None, &shared(10));
+        assert_eq!(cache.find(1, &prompt(80), false).unwrap().len, 64);
+        assert!(cache.find(2, &prompt(80), false).is_none());
+        assert!(cache.find(1, &prompt(80), true).is_none());
+        cache.keep(1, &prompt(80), Some(vec![None; 80].into()), &shared(10));
+        assert_eq!(cache.find(1, &prompt(80), true).unwrap().len, 64);
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_bytes_stay_bounded() {
+        let mut cache = PrefixCache::new(30);
+        for snapshot in 0..3 {
+            cache.keep(snapshot, &prompt(64), None, &shared(10));
+        }
+        assert!(cache.find(0, &prompt(64), false).is_some());
+        cache.keep(3, &prompt(64), None, &shared(10));
+        assert_eq!(cache.bytes, 30);
+        let found: Vec<bool> = (0..4).map(|s| cache.find(s, &prompt(64), false).is_some()).collect();
+        assert_eq!(found, [true, false, true, true]);
+        cache.keep(4, &prompt(64), None, &shared(31));
+        assert!(cache.find(4, &prompt(64), false).is_none());
+        cache.keep(3, &prompt(60), None, &shared(10));
+        assert_eq!(cache.entries.len(), 3, "a beginning of what is kept adds nothing");
+    }
+}

@@ -1,0 +1,28 @@
+//! The training queue: one thread, strictly in the order of submission.
+//!
+//! A job that panics answers with an error and the next one runs. What a job changes it changes at its end, so a
+//! panic leaves its adapter as it was.
+
+use super::stats::{Counters, timed};
+use rayon::ThreadPool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+
+/// Work that answers through a channel of its own and never panics.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// Runs tasks until the engine is dropped or stopped. Tasks still queued are then lost.
+pub(crate) fn run(
+    tasks: &Receiver<Task>,
+    pool: &ThreadPool,
+    counters: &Arc<Counters>,
+    stopping: &AtomicBool,
+) {
+    while let Ok(task) = tasks.recv() {
+        if stopping.load(Ordering::Relaxed) {
+            return;
+        }
+        timed(&counters.training_nanos, || pool.install(task));
+    }
+}

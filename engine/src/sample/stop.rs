@@ -1,0 +1,190 @@
+//! When a sample ends.
+//!
+//! The token that completes a stop is the sample's last; nothing after it is ever drawn. Text is decoded piece by
+//! piece: each token is decoded at most a bounded number of times, and a character whose bytes are spread over
+//! several tokens is seen whole.
+
+use minds_core::chat::Tokenizer;
+use minds_core::ids::Token;
+use minds_core::sampling::Stop;
+use std::fmt;
+use std::sync::Arc;
+
+/// Tokens that are decoded again and again while the text ends within a character. Only a run of broken bytes is
+/// longer.
+const WINDOW: usize = 64;
+
+/// What ends the samples of one request.
+#[derive(Clone)]
+pub enum StopRule {
+    /// Any of these tokens.
+    Tokens(Arc<[Token]>),
+    /// Any of these strings in the decoded text.
+    Strings {
+        /// The strings; none is empty.
+        strings: Arc<[String]>,
+        /// How tokens become text. Texts of consecutive tokens must concatenate, as those of byte-level
+        /// vocabularies do.
+        tokenizer: Arc<dyn Tokenizer>,
+    },
+}
+
+impl fmt::Debug for StopRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens(tokens) => f.debug_tuple("Tokens").field(tokens).finish(),
+            Self::Strings { strings, .. } => f.debug_tuple("Strings").field(strings).finish(),
+        }
+    }
+}
+
+impl StopRule {
+    /// Resolves a request's stop; `None` if it needs text and there is no tokenizer.
+    #[must_use]
+    pub fn new(stop: &Stop, default: &Arc<[Token]>, tokenizer: Option<&Arc<dyn Tokenizer>>) -> Option<Self> {
+        Some(match stop {
+            Stop::ModelDefault => Self::Tokens(default.clone()),
+            Stop::Tokens(tokens) => Self::Tokens(tokens.as_slice().into()),
+            Stop::Strings(strings) if strings.is_empty() => Self::Tokens(Arc::new([])),
+            Stop::Strings(strings) => {
+                Self::Strings { strings: strings.as_slice().into(), tokenizer: tokenizer?.clone() }
+            }
+        })
+    }
+}
+
+/// Whether a sample goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It does.
+    Open,
+    /// The last token completed a stop.
+    Stopped,
+}
+
+/// Watches one sample for its stop.
+#[derive(Clone, Debug)]
+pub struct StopScan {
+    rule: StopRule,
+    /// End of the settled text, just long enough that a stop can begin in it.
+    tail: String,
+    /// Tokens whose text is settled.
+    settled: usize,
+}
+
+impl StopScan {
+    /// A scan that has seen nothing.
+    #[must_use]
+    pub fn new(rule: StopRule) -> Self {
+        Self { rule, tail: String::new(), settled: 0 }
+    }
+
+    /// Looks at the sample after one more token.
+    pub fn look(&mut self, tokens: &[Token]) -> Ending {
+        let (strings, tokenizer) = match &self.rule {
+            StopRule::Tokens(stops) => {
+                let stopped = tokens.last().is_some_and(|last| stops.contains(last));
+                return if stopped { Ending::Stopped } else { Ending::Open };
+            }
+            StopRule::Strings { strings, tokenizer } => (strings, tokenizer),
+        };
+        let text = format!("{}{}", self.tail, tokenizer.decode(&tokens[self.settled..]));
+        if strings.iter().any(|s| text.contains(s.as_str())) {
+            return Ending::Stopped;
+        }
+        if !text.ends_with(char::REPLACEMENT_CHARACTER) || tokens.len() - self.settled >= WINDOW {
+            let longest = strings.iter().map(String::len).max().unwrap_or(0);
+            let mut from = (text.len() + 1).saturating_sub(longest);
+            while !text.is_char_boundary(from) {
+                from -= 1;
+            }
+            self.tail = text[from..].into();
+            self.settled = tokens.len();
+        }
+        Ending::Open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Token = byte; remembers how much it was asked to decode.
+    struct Bytes(Mutex<usize>);
+
+    impl Tokenizer for Bytes {
+        fn encode(&self, text: &str) -> Vec<Token> {
+            text.bytes().map(Token::from).collect()
+        }
+        fn control(&self, _: &str) -> Option<Token> {
+            None
+        }
+        fn decode(&self, tokens: &[Token]) -> String {
+            *self.0.lock().unwrap() += tokens.len();
+            String::from_utf8_lossy(&tokens.iter().map(|t| *t as u8).collect::<Vec<_>>()).into_owned()
+        }
+        fn vocab(&self) -> usize {
+            256
+        }
+        fn stop_tokens(&self) -> Vec<Token> {
+            vec![]
+        }
+        fn bos(&self) -> Option<Token> {
+            None
+        }
+    }
+
+    /// Feeds the bytes of `text` one by one; how many were taken, the stop included, and how many decoded.
+    fn taken(text: &[u8], stops: &[&str]) -> (Option<usize>, usize) {
+        let counting = Arc::new(Bytes(Mutex::new(0)));
+        let tokenizer: Arc<dyn Tokenizer> = counting.clone();
+        let stop = Stop::Strings(stops.iter().map(|s| (*s).into()).collect());
+        let none: Arc<[Token]> = Arc::new([]);
+        let mut scan = StopScan::new(StopRule::new(&stop, &none, Some(&tokenizer)).unwrap());
+        let tokens: Vec<Token> = text.iter().map(|b| Token::from(*b)).collect();
+        let end = (1..=tokens.len()).find(|n| scan.look(&tokens[..*n]) == Ending::Stopped);
+        let decoded = *counting.0.lock().unwrap();
+        (end, decoded)
+    }
+
+    #[test]
+    fn a_string_stops_at_the_token_that_completes_it() {
+        for (text, stops, end) in [
+            ("abcdef", vec!["cd"], Some(4)),
+            ("abcdef", vec!["f", "b"], Some(2)),
+            ("aaab", vec!["aab"], Some(4)),
+            ("abcdef", vec!["x"], None),
+            ("né!", vec!["é"], Some(3)),
+            ("日本語", vec!["本"], Some(6)),
+            ("日本語", vec!["日本語"], Some(9)),
+            ("abc", vec!["abcd"], None),
+        ] {
+            assert_eq!(taken(text.as_bytes(), &stops).0, end, "{text} {stops:?}");
+        }
+    }
+
+    #[test]
+    fn text_is_decoded_once_and_broken_bytes_a_bounded_number_of_times() {
+        assert_eq!(taken("x".repeat(1000).as_bytes(), &["yy"]).1, 1000);
+        let mut broken = vec![0xff; 1000];
+        broken.extend(b"stop");
+        let (end, decoded) = taken(&broken, &["stop"]);
+        assert_eq!(end, Some(1004));
+        assert!(decoded < 1004 * WINDOW, "{decoded}");
+    }
+
+    #[test]
+    fn an_empty_list_never_stops_and_the_default_is_the_models() {
+        let default: Arc<[Token]> = Arc::new([9]);
+        let ending = |stop: Stop, tokens: &[Token]| {
+            StopScan::new(StopRule::new(&stop, &default, None).unwrap()).look(tokens)
+        };
+        assert_eq!(ending(Stop::ModelDefault, &[9]), Ending::Stopped);
+        assert_eq!(ending(Stop::ModelDefault, &[9, 8]), Ending::Open);
+        assert_eq!(ending(Stop::Tokens(vec![]), &[9]), Ending::Open);
+        assert_eq!(ending(Stop::Tokens(vec![1, 2]), &[2]), Ending::Stopped);
+        assert_eq!(ending(Stop::Strings(vec![]), &[9]), Ending::Open);
+        assert!(StopRule::new(&Stop::Strings(vec!["x".into()]), &default, None).is_none());
+    }
+}
