@@ -52,6 +52,18 @@ fn p1_surprise_comes_from_the_twenty_likeliest_tokens_of_both_prompts() {
 }
 
 #[test]
+fn p1_surprise_is_the_divergence_of_the_posterior_from_the_prior() {
+    let reader = Reader::new().continuing(|prefix| {
+        let is_taught = prefix.matches("<|im_start|>user").count() > 1;
+        let (a, b): (f32, f32) = if is_taught { (0.8, 0.1) } else { (0.5, 0.4) };
+        Ok(vec![(65, a.ln()), (66, b.ln())])
+    });
+    let score = reader.score(&*surprise(), &surprise().item(0), "?").expect("invalid");
+    // 0.8 ln (0.8 / 0.5) + 0.1 ln (0.1 / 0.4), the rest being 0.1 in both. The other way round it is 0.3195.
+    assert!((score.metrics["largest_surprise"] - 0.2374).abs() < 1e-4, "{:?}", score.metrics);
+}
+
+#[test]
 fn p1_a_service_without_top_k_is_answered_with_what_to_use_instead() {
     let env = surprise();
     for answer in [Ok(vec![]), Err(Missing::Environment("no top-k here".into()))] {
