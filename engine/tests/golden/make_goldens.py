@@ -1,12 +1,13 @@
 """Makes the golden files of this folder with torch, transformers, peft and gguf. README.md says how to run it.
 
-Everything is seeded; nothing here is used at run time. What is compared is written in float64 arithmetic where the
-model is tiny (Rust computes in f32, so the golden is the truth and not another rounding), and in float32 for SmolLM2.
+Everything is seeded; nothing here is used at run time. Tiny models are computed in float64 throughout, so that a
+golden is the truth and not another rounding; SmolLM2 in float32.
 """
 
 import json
 import math
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,47 @@ def randomise(model, seed):
             parameter.data = 1.5 * noise / math.sqrt(parameter.shape[1])
 
 
+def inverse_frequencies(config, dim):
+    """transformers computes them in float32; this is the same in float64."""
+    rope = config.rope_parameters
+    inverse = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    if rope["rope_type"] == "llama3":
+        wavelength = 2 * math.pi / inverse
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = (rope["original_max_position_embeddings"] / wavelength - low) / (high - low)
+        smooth = smooth.clamp(0, 1)
+        inverse = (1 - smooth) * inverse / rope["factor"] + smooth * inverse
+    return inverse
+
+
+def in_double(model):
+    """Float64 without the casts to float32 that transformers keeps in norms and rotations."""
+    model.double()
+
+    def norm(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    def rotary(self, x, position_ids):
+        angles = position_ids[..., None].double() * self.exact
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos(), angles.sin()
+
+    ids = torch.tensor([tokens(3, model.config.vocab_size, 90)])
+    with torch.no_grad():
+        before = model(ids).logits
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(norm, module)
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.exact = inverse_frequencies(model.config, 2 * module.inv_freq.numel())
+            assert torch.allclose(module.exact, module.inv_freq.double(), rtol=1e-5, atol=0)
+            module.forward = types.MethodType(rotary, module)
+    with torch.no_grad():
+        moved = float((model(ids).logits - before).abs().max())
+    assert 0 < moved < 1e-4, moved
+    return model
+
+
 def numbers(tensor):
     """Shortest decimals that give back the same f32."""
     return [float(str(np.float32(v))) for v in tensor.detach().double().flatten().tolist()]
@@ -105,7 +147,7 @@ def golden_tiny(name, model):
     model.float()
     folder = HERE / f"tiny-{name}"
     model.save_pretrained(folder)
-    model.double()
+    in_double(model)
     # 80 tokens pass llama3-rope's original context of 64.
     ids = tokens(1, model.config.vocab_size, 80)
     logits, picked = next_logprobs(model, ids)
@@ -175,7 +217,7 @@ def make_data(model, seed):
 
 
 def loss_of(name, config, lp, datum):
-    w, q, a = (torch.tensor(datum[k], dtype=lp.dtype) for k in ("weights", "logprobs", "advantages"))
+    w, q, a = (torch.tensor(datum[k], dtype=torch.float32).to(lp.dtype) for k in ("weights", "logprobs", "advantages"))
     r = torch.exp(lp - q)
     lo, hi = config.get("clip_low_threshold"), config.get("clip_high_threshold")
     if name == "cross_entropy":
@@ -198,16 +240,16 @@ LOSSES = [
 
 
 def golden_training(name, model):
-    model.double()
     wrapped = adapter_for(model, rank=4, alpha=32, seed=77)
     folder = HERE / f"tiny-{name}-adapter"
-    wrapped.float().save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    file = folder / "adapter_model.safetensors"
+    save_file({key: value.float() for key, value in load_file(file).items()}, file, metadata={"format": "pt"})
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = f"tiny-{name}"
     config["target_modules"] = sorted(config["target_modules"])
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    wrapped.double()
     parameters = lora_parameters(wrapped)
     assert sorted(parameters) == sorted(load_file(folder / "adapter_model.safetensors"))
 

