@@ -2,9 +2,12 @@
 //!
 //! Sampling batches whatever is there at each step; training runs strictly in the order of submission. Neither
 //! waits for the other: each has a thread pool of its own as wide as the cores it may use, so that the operating
-//! system shares the cores fairly while both are busy and leaves them all to one while the other has nothing to
-//! do. (In one shared pool a decode step that waits for its last piece would pick up a whole training pass and
-//! stand still until that ends.) Weights under a sample never change, and a panic costs the request that met it.
+//! system shares the cores between them while both are busy and leaves them all to one while the other has nothing
+//! to do. Weights under a sample never change, and a panic costs the request that met it.
+//!
+//! Why not one pool: a decode step that waits for its last piece there picks up pieces of the training pass. With
+//! the test model, 16 samples beside training passes ran at 17 % of their speed alone, with two pools at 62 %
+//! (training kept 68 % and 70 %); a model of 19 million weights showed no difference (28 Nov, 2 shared cores).
 
 mod budget;
 mod job;
