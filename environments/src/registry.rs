@@ -65,10 +65,14 @@ mod tests {
     #[test]
     fn an_unknown_id_is_answered_with_the_known_ones() {
         let error = |id| load(id, &Map::new(), 0).err().expect("unknown").to_string();
+        let known: Vec<String> = list().iter().map(|info| format!("`{}`", info.id)).collect();
         assert_eq!(
             error("./environments/ghost_trace"),
-            "there is no environment `./environments/ghost_trace`; this version has `gradient_prophet`, \
-             `target_number`. Environments that are Python packages are not supported yet"
+            format!(
+                "there is no environment `./environments/ghost_trace`; this version has {}. Environments that are \
+                 Python packages are not supported yet",
+                known.join(", ")
+            )
         );
         assert!(error("gradient-prophet").contains("did you mean `gradient_prophet`?"));
         assert!(error("").contains("there is no environment ``"));
