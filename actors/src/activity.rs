@@ -72,7 +72,6 @@ impl Default for Activity {
 
 impl Activity {
     /// Marks the start of a piece of work; its end is the guard's drop.
-    #[must_use]
     pub fn enter(&self, work: Work) -> Busy {
         self.advance(|busy| busy[work as usize] += 1);
         Busy { activity: self.clone(), work }

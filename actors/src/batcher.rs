@@ -101,6 +101,7 @@ impl Handler<Parcel<Judged>> for AdvantageBatcher {
 impl AdvantageBatcher {
     fn collect(&mut self, ready: ReadyGroup, ctx: &mut Context<Self>) {
         self.board.update(NAME, |s| s.done += 1);
+        ready.group.credit.ready();
         if ready.constant && self.options.constant == ConstantGroups::Replace {
             ready.group.credit.settle(&Verdict::Filtered);
             return;

@@ -7,6 +7,7 @@
 use minds_core::ids::GroupId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -37,7 +38,8 @@ pub struct Counts {
     pub dropped: u64,
     /// Groups that failed.
     pub failed: u64,
-    /// Groups that failed since the last one that was trained or filtered.
+    /// Groups that failed since the last one that was ready for training. Groups of a batch that was refused were
+    /// ready and are not among them: refused batches have their own limit.
     pub failed_in_a_row: u64,
 }
 
@@ -103,7 +105,7 @@ impl Ledger {
     #[must_use]
     pub fn open(&self, group: GroupId) -> Credit {
         self.counts.send_modify(|counts| counts.opened += 1);
-        Credit { group, ledger: self.clone(), settled: false.into() }
+        Credit { group, ledger: self.clone(), ready: false.into(), settled: false.into() }
     }
 
     /// Follows the counts.
@@ -132,7 +134,7 @@ impl Ledger {
         Some((book.first_failure.clone()?, group, last))
     }
 
-    fn settle(&self, group: GroupId, verdict: &Verdict) {
+    fn settle(&self, group: GroupId, ready: bool, verdict: &Verdict) {
         {
             let mut book = self.lock();
             book.settled.insert(group.0);
@@ -142,18 +144,12 @@ impl Ledger {
             }
         }
         self.counts.send_modify(|counts| match verdict {
-            Verdict::Trained => {
-                counts.trained += 1;
-                counts.failed_in_a_row = 0;
-            }
-            Verdict::Filtered => {
-                counts.filtered += 1;
-                counts.failed_in_a_row = 0;
-            }
+            Verdict::Trained => counts.trained += 1,
+            Verdict::Filtered => counts.filtered += 1,
             Verdict::Dropped => counts.dropped += 1,
             Verdict::Failed(_) => {
                 counts.failed += 1;
-                counts.failed_in_a_row += 1;
+                counts.failed_in_a_row += u64::from(!ready);
             }
         });
     }
@@ -167,15 +163,22 @@ impl Ledger {
 pub struct Credit {
     group: GroupId,
     ledger: Ledger,
-    settled: std::sync::atomic::AtomicBool,
+    ready: AtomicBool,
+    settled: AtomicBool,
 }
 
 impl Credit {
+    /// Notes that the group has come through playing and scoring.
+    pub fn ready(&self) {
+        self.ready.store(true, Ordering::Release);
+        self.ledger.counts.send_modify(|counts| counts.failed_in_a_row = 0);
+    }
+
     /// Gives the verdict. Only the first one counts; tells whether this was it.
     pub fn settle(&self, verdict: &Verdict) -> bool {
-        let first = !self.settled.swap(true, std::sync::atomic::Ordering::AcqRel);
+        let first = !self.settled.swap(true, Ordering::AcqRel);
         if first {
-            self.ledger.settle(self.group, verdict);
+            self.ledger.settle(self.group, self.ready.load(Ordering::Acquire), verdict);
         }
         first
     }
@@ -204,6 +207,20 @@ mod tests {
         assert_eq!((counts.trained, counts.filtered, counts.dropped, counts.failed), (1, 1, 0, 2));
         assert_eq!((counts.opened, counts.in_flight()), (4, 0));
         assert_eq!(ledger.failures().unwrap().0, "lost on the way");
+    }
+
+    #[test]
+    fn a_row_of_failures_ends_with_a_group_that_is_ready_and_a_refused_one_adds_nothing() {
+        let ledger = Ledger::new(Settled::default());
+        let failed = |n| drop(ledger.open(GroupId(n)));
+        (0..3).for_each(failed);
+        assert_eq!(ledger.counts().failed_in_a_row, 3);
+        let good = ledger.open(GroupId(3));
+        good.ready();
+        assert_eq!(ledger.counts().failed_in_a_row, 0, "though it is not trained yet");
+        failed(4);
+        good.settle(&Verdict::Failed("the batch was refused".into()));
+        assert_eq!((ledger.counts().failed_in_a_row, ledger.counts().failed), (1, 5));
     }
 
     #[test]

@@ -6,13 +6,16 @@
 
 pub mod activity;
 pub mod batcher;
+pub mod deadline;
 pub mod feeder;
 pub mod kit;
 pub mod ledger;
 pub mod line;
+pub mod memory;
 pub mod parcels;
 pub mod policy;
 pub mod retry;
 pub mod sampler;
 pub mod scorer;
+pub mod shadow_trainer;
 pub mod trainer;

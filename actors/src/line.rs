@@ -6,7 +6,7 @@
 use crate::activity::Activity;
 use crate::batcher::{self, AdvantageBatcher};
 use crate::feeder::{Allowance, Feeder};
-use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, lane, launch};
+use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
 use crate::parcels::{Component, StepDone};
 use crate::policy::{Policy, Queries};
@@ -22,6 +22,7 @@ use minds_core::schedule::{self, Schedule, ScheduleError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
+use tracing::error;
 
 /// What the line tells the outside, in the order in which it happened.
 pub enum Event {
@@ -92,7 +93,8 @@ pub struct Parts {
     pub pool: CpuPool,
 }
 
-/// A running line. Lives on the local task set on which it was started.
+/// A running line. Lives on the local task set on which it was started, and ends when it is dropped: whatever is
+/// under way is then given up.
 pub struct Line {
     events: mpsc::Receiver<Event>,
     stages: Vec<Stage>,
@@ -103,6 +105,8 @@ pub struct Line {
     board: Board,
     activity: Activity,
     lanes: Vec<Box<dyn Fn() -> LaneStats>>,
+    /// Whether the run is being ended early, after a last checkpoint.
+    giving_up: bool,
     over: bool,
 }
 
@@ -140,13 +144,15 @@ impl Line {
         let ledger = Ledger::new(start.settled.clone());
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
-        let first = Policy::new(PolicyVersion(start.step), parts.sampler, parts.queries.clone());
+        let deadlines = options.retry.deadlines;
+        let sampler = deadlines.sampler(parts.sampler);
+        let first = Policy::new(PolicyVersion(start.step), sampler, parts.queries.clone());
         let (publish, policy) = watch::channel(Arc::new(first));
         let lanes: Vec<Box<dyn Fn() -> LaneStats>> =
             vec![gauge(&groups), gauge(&episodes), gauge(&scored), gauge(&batches)];
 
         let links = Links {
-            training: parts.training,
+            training: deadlines.training(parts.training),
             policy: publish,
             queries: parts.queries,
             ledger: ledger.clone(),
@@ -156,13 +162,12 @@ impl Line {
             stop: stopping.clone(),
         };
         // A trainer that panicked does not know which of its requests took effect: no restart.
-        let trainer =
-            launch("trainer", two, 0, once(Trainer::new(options.train.clone(), links, start.step)), {
-                move |addr| {
-                    to_trainer.bind(addr);
-                    to_end.bind(addr);
-                }
-            });
+        let (trainer, closer) = Trainer::new(options.train.clone(), links, start.step);
+        let trainer = launch("trainer", two, 0, once(trainer), move |addr| {
+            to_trainer.bind(addr);
+            to_end.bind(addr);
+        });
+        let closer = attend("closer", closer);
         // Half-collected groups live in the batcher: a new one could never complete them.
         let make = once(AdvantageBatcher::new(options.batch, parts.pool, board.clone(), batches));
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
@@ -201,7 +206,7 @@ impl Line {
 
         Ok(Self {
             events,
-            stages: vec![feeder, sampler, scorer, batcher, trainer],
+            stages: vec![feeder, sampler, scorer, batcher, trainer, closer],
             stop,
             finish,
             ledger,
@@ -209,24 +214,31 @@ impl Line {
             board,
             activity,
             lanes,
+            giving_up: false,
             over: false,
         })
     }
 
-    /// The next event; `None` after the run's last one.
+    /// The next event; `None` after the run's last one. May be dropped while it waits: no event is lost.
     pub async fn next(&mut self) -> Option<Event> {
         if self.over {
             return None;
         }
         let mut counts = self.ledger.watch();
         let limit = self.max_failed_in_a_row;
-        let event = tokio::select! {
-            biased;
-            event = self.events.recv() => {
-                event.unwrap_or_else(|| Event::Failed("the trainer ended without a word".into()))
+        let event = loop {
+            tokio::select! {
+                biased;
+                Some(event) = self.events.recv() => break event,
+                why = broken(&mut self.stages) => break Event::Failed(why),
+                _ = counts.wait_for(|c| c.failed_in_a_row >= limit), if !self.giving_up => {
+                    // The weights are good: they are saved before the run ends.
+                    let why = self.too_many_failures();
+                    error!(%why, "giving up after the step under way");
+                    self.giving_up = true;
+                    self.end(Some(why));
+                }
             }
-            why = broken(&mut self.stages) => Event::Failed(why),
-            _ = counts.wait_for(|c| c.failed_in_a_row >= limit) => Event::Failed(self.too_many_failures()),
         };
         self.over = matches!(event, Event::Ended { .. } | Event::Failed(_));
         Some(event)
@@ -234,10 +246,14 @@ impl Line {
 
     /// Opens no more groups, lets the step under way end, saves, and ends.
     pub fn stop(&self) {
+        self.end(None);
+    }
+
+    fn end(&self, why: Option<String>) {
         if !self.stop.send_replace(true) {
             let finish = self.finish.clone();
             // If the trainer has already gone, its end is among the events.
-            tokio::spawn(async move { drop(finish.send(Finish).await) });
+            tokio::spawn(async move { drop(finish.send(Finish(why)).await) });
         }
     }
 

@@ -27,7 +27,7 @@ pub struct Component {
     pub sampling: SamplingParams,
     /// Most answers per episode.
     pub max_turns: u32,
-    /// Longest that one reward may take.
+    /// Longest that one reward may take, or one reply of the environment.
     pub score_timeout: Duration,
     /// Share of the run; 0 leaves it out.
     pub weight: f64,
@@ -88,7 +88,7 @@ pub struct ReadyGroup {
     pub members: Vec<Member>,
     /// Members that failed.
     pub missing: u32,
-    /// Whether all rewards are equal.
+    /// Whether there is nothing to learn from it: all advantages are zero.
     pub constant: bool,
     /// Data of all members; empty for a constant group, whose gradient is zero.
     pub data: Vec<Datum>,

@@ -3,15 +3,16 @@
 //! Every version carries its own memory of answers, so an answer can never come from other weights, and the memory
 //! goes when the last episode of that version has been judged.
 
+use crate::memory::Memory;
 use async_trait::async_trait;
-use dashmap::DashMap;
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::BoxFuture;
 use minds_core::backend::SamplingBackend;
 use minds_core::environment::Oracle;
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -42,54 +43,39 @@ pub struct Queries {
     pub remembered: AtomicU64,
 }
 
-/// Most answers kept per version. A full memory starts anew; answers under way are not lost to those who wait.
-const MEMORY: usize = 1 << 14;
-
-type Answer<T> = Shared<BoxFuture<'static, Result<Arc<[T]>, Missing>>>;
-type Memory<K, T> = DashMap<K, Answer<T>>;
+type Tokens = Arc<[Token]>;
+/// Tokens with their log-probs, best first.
+type Likely = Arc<[(Token, f32)]>;
 
 /// Asks a sampler for log-probs; equal questions are asked once, also while the answer is under way.
 pub struct Interviewer {
     sampler: Arc<dyn SamplingBackend>,
     queries: Arc<Queries>,
-    logprobs: Memory<(Arc<[Token]>, Arc<[Token]>), f32>,
-    next: Memory<(Arc<[Token]>, usize), (Token, f32)>,
+    logprobs: Memory<(Tokens, Tokens), Arc<[f32]>>,
+    next: Memory<(Tokens, usize), Likely>,
 }
 
 impl Interviewer {
     /// Nothing asked yet.
     #[must_use]
     pub fn new(sampler: Arc<dyn SamplingBackend>, queries: Arc<Queries>) -> Self {
-        Self { sampler, queries, logprobs: DashMap::new(), next: DashMap::new() }
+        Self { sampler, queries, logprobs: Memory::default(), next: Memory::default() }
     }
 
-    async fn once<K, T>(
+    async fn once<K, V>(
         &self,
-        memory: &Memory<K, T>,
+        memory: &Memory<K, V>,
         key: K,
-        ask: impl FnOnce() -> BoxFuture<'static, Result<Arc<[T]>, Missing>>,
-    ) -> Result<Arc<[T]>, Missing>
+        ask: impl FnOnce() -> BoxFuture<'static, Result<V, Missing>>,
+    ) -> Result<V, Missing>
     where
-        K: Eq + std::hash::Hash + Clone,
+        K: Eq + Hash + Clone,
+        V: Clone,
     {
-        if memory.len() >= MEMORY {
-            memory.clear();
-        }
-        let mut first = false;
-        let answer = memory
-            .entry(key.clone())
-            .or_insert_with(|| {
-                first = true;
-                ask().shared()
-            })
-            .clone();
-        let counter = if first { &self.queries.sent } else { &self.queries.remembered };
+        let (answer, sent) = memory.once(key, ask).await;
+        let counter = if sent { &self.queries.sent } else { &self.queries.remembered };
         counter.fetch_add(1, Relaxed);
-        let result = answer.await;
-        if result.is_err() {
-            memory.remove(&key); // whoever asks again, asks the service
-        }
-        result
+        answer
     }
 }
 

@@ -1,5 +1,6 @@
 //! Trying again what a service failed to do.
 
+use crate::deadline::Deadlines;
 use minds_core::backend::BackendError;
 use std::future::Future;
 use std::time::Duration;
@@ -14,11 +15,18 @@ pub struct Retry {
     pub first_pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
+    /// How long each try may take.
+    pub deadlines: Deadlines,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { retries: 5, first_pause: Duration::from_millis(500), longest_pause: Duration::from_secs(10) }
+        Self {
+            retries: 5,
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(10),
+            deadlines: Deadlines::default(),
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Plays groups: one request for the first answer of all members, then each member on its own.
 //!
 //! Every member leaves exactly once, as an episode or as the cause of its failure. The policy version is stamped
-//! when the group's first request is sent. A group's slot is kept until its last member has left.
+//! when the group's first request is sent. A sample that cannot be trained costs only its own
+//! member. A group's slot is kept until its last member has left.
 
 use crate::activity::{Activity, Work};
-use crate::kit::{Board, Outlet, Parcel};
+use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Group, Played};
 use crate::policy::Policy;
 use crate::retry::Retry;
@@ -50,7 +51,10 @@ impl Handler<Parcel<Arc<Group>>> for Sampler {
         let (group, slot) = parcel.open();
         let stage = self.clone();
         tokio::spawn(async move {
-            stage.play(group).await;
+            tokio::select! {
+                () = stage.play(group) => {}
+                () = stage.episodes.closed() => {} // nobody will take the episodes
+            }
             drop(slot);
         });
     }
@@ -59,19 +63,20 @@ impl Handler<Parcel<Arc<Group>>> for Sampler {
 impl Sampler {
     async fn play(&self, group: Arc<Group>) {
         self.board.update(NAME, |s| s.busy += 1);
+        // The version is stamped here, before the first await.
         let policy = self.policy.borrow().clone();
         let size = group.component.group_size.get();
-        let prompt: Arc<[Token]> = group.component.renderer.prompt(&group.item.prompt).into();
-        let first = self.answer(&group, &policy, prompt.clone(), size, [0, 0]).await;
-        let members: Vec<Result<Sampled, String>> = match first {
-            Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(why) => vec![Err(why); size as usize],
+        let (prompt, firsts) = match unpanicked(self.open(&group, &policy)).await.and_then(|opened| opened) {
+            Ok(opened) => opened,
+            Err(why) => (Arc::default(), vec![Err(why); size as usize]),
         };
-        join_all((0_u32..).zip(members).map(|(member, first)| {
+        join_all((0_u32..).zip(firsts).map(|(member, first)| {
             let (group, policy, prompt) = (group.clone(), policy.clone(), prompt.clone());
             async move {
                 let outcome = match first {
-                    Ok(first) => self.finish(&group, &policy, member, prompt, first).await,
+                    Ok(first) => unpanicked(self.finish(&group, &policy, member, prompt, first))
+                        .await
+                        .and_then(|episode| episode),
                     Err(why) => Err(why),
                 };
                 self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
@@ -81,6 +86,14 @@ impl Sampler {
         }))
         .await;
         self.board.update(NAME, |s| s.busy -= 1);
+    }
+
+    /// The first prompt, and every member's first answer to it from one request.
+    async fn open(&self, group: &Group, policy: &Policy) -> Result<(Arc<[Token]>, Vec<Answer>), String> {
+        let prompt: Arc<[Token]> = group.component.renderer.prompt(&group.item.prompt).into();
+        let size = group.component.group_size.get();
+        let answers = self.answer(group, policy, prompt.clone(), size, [0, 0]).await?;
+        Ok((prompt, answers))
     }
 
     /// Plays one member from its first answer to its end.
@@ -104,19 +117,25 @@ impl Sampler {
             if turns.len() as u32 >= component.max_turns {
                 break;
             }
-            match component.environment.reply(&group.item, &conversation).await.map_err(|e| e.to_string())? {
+            let reply = component.environment.reply(&group.item, &conversation);
+            let limit = component.score_timeout;
+            let reply = tokio::time::timeout(limit, reply)
+                .await
+                .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
+            match reply.map_err(|e| e.to_string())? {
                 Reply::Done => break,
                 Reply::Continue(messages) => conversation.extend(messages),
             }
             prompt = component.renderer.prompt(&conversation).into();
             let stream = [u64::from(member) + 1, turns.len() as u64];
             let mut answers = self.answer(group, policy, prompt.clone(), 1, stream).await?;
-            answer = answers.pop().ok_or("the service returned no sample")?;
+            answer = answers.pop().ok_or("the service returned no sample")??;
         }
         let id = EpisodeId { group: group.id, member };
         Ok(Episode { id, item: group.key, policy: policy.version, turns })
     }
 
+    /// One request; an error of one sample is no error of its siblings.
     async fn answer(
         &self,
         group: &Group,
@@ -124,7 +143,7 @@ impl Sampler {
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],
-    ) -> Result<Vec<Sampled>, String> {
+    ) -> Result<Vec<Answer>, String> {
         let seed = seed(self.seed, group.id.0, stream);
         let params = SamplingParams { seed: Some(seed), ..group.component.sampling.clone() };
         let request = SampleRequest::new(prompt, count as usize, params);
@@ -135,10 +154,25 @@ impl Sampler {
         if sequences.len() != count as usize {
             return Err(format!("{count} samples were asked for, {} came back", sequences.len()));
         }
-        match sequences.iter().position(|s| s.tokens.is_empty() || s.tokens.len() != s.logprobs.len()) {
-            Some(bad) => Err(format!("sample {bad} came back with tokens without log-probs, or empty")),
-            None => Ok(sequences),
-        }
+        Ok(sequences.into_iter().map(check).collect())
+    }
+}
+
+/// A sample, or why it cannot be trained.
+type Answer = Result<Sampled, String>;
+
+fn check(sampled: Sampled) -> Answer {
+    let Sampled { tokens, logprobs, .. } = &sampled;
+    if tokens.is_empty() || tokens.len() != logprobs.len() {
+        return Err(format!(
+            "a sample of {} tokens came back with {} log-probs",
+            tokens.len(),
+            logprobs.len()
+        ));
+    }
+    match logprobs.iter().position(|lp| !lp.is_finite()) {
+        Some(at) => Err(format!("token {at} of a sample came back with the log-prob {}", logprobs[at])),
+        None => Ok(sampled),
     }
 }
 

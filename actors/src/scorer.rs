@@ -4,15 +4,13 @@
 //! number. How many rewards are computed at a time is the capacity of the stage's lane.
 
 use crate::activity::{Activity, Work};
-use crate::kit::{Board, Outlet, Parcel, panic_words};
+use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Judged, Played};
 use crate::retry::Retry;
 use actix::prelude::{Actor, Context, Handler};
-use futures::FutureExt;
 use minds_core::environment::{Oracle, Scene};
 use minds_core::episode::Episode;
 use minds_core::reward::{Missing, Score};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tracing::warn;
 
@@ -44,7 +42,10 @@ impl Handler<Parcel<Played>> for Scorer {
         let (played, slot) = parcel.open();
         let stage = self.clone();
         tokio::spawn(async move {
-            stage.judge(played).await;
+            tokio::select! {
+                () = stage.judge(played) => {}
+                () = stage.scored.closed() => {} // nobody will take the reward
+            }
             drop(slot);
         });
     }
@@ -80,10 +81,10 @@ impl Scorer {
         let mut pause = self.retry.first_pause;
         for left in (0..=self.retry.retries).rev() {
             let busy = self.activity.enter(Work::Scoring);
-            let guarded = AssertUnwindSafe(component.environment.score(scene)).catch_unwind();
-            let result = match tokio::time::timeout(limit, guarded).await {
+            let scoring = unpanicked(component.environment.score(scene));
+            let result = match tokio::time::timeout(limit, scoring).await {
                 Ok(Ok(result)) => result,
-                Ok(Err(panic)) => Err(Missing::Environment(format!("it panicked: {}", panic_words(&*panic)))),
+                Ok(Err(panic)) => Err(Missing::Environment(panic)),
                 Err(_) => Err(Missing::TimedOut(limit.as_secs())),
             };
             drop(busy);

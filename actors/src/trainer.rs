@@ -2,7 +2,8 @@
 //!
 //! `forward_backward`, `optim_step` and the export of a step are submitted back to back; the next batch goes out as
 //! soon as the step's result is in, while the export is still being made. A batch that the service refuses leaves
-//! the weights untouched and its groups with the verdict "failed". Credits come back after the new weights are
+//! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
+//! "failed". Credits come back after the new weights are
 //! published, so that a group opened with them can play the new weights.
 
 mod closing;
@@ -15,11 +16,12 @@ use crate::line::Event;
 use crate::parcels::{Batch, ReadyGroup};
 use crate::policy::{Policy, Queries};
 use actix::fut::ActorFutureExt;
-use actix::prelude::{Actor, ActorContext, AsyncContext, Context, Handler, WrapFuture};
+use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use closing::{Closer, Finished};
 use minds_core::backend::{BackendError, TrainingBackend};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
+use std::future::Future;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -57,8 +59,8 @@ pub struct Saved {
     pub settled: Settled,
 }
 
-/// Line → Trainer: save and end.
-pub struct Finish;
+/// Line → Trainer: save and end; the cause, if it is not as asked.
+pub struct Finish(pub Option<String>);
 
 /// What the trainer stands on.
 #[derive(Clone)]
@@ -89,25 +91,37 @@ pub struct Trainer {
     refused: u32,
     idle_since: Instant,
     closing: mpsc::Sender<Finished>,
-    /// Batches that came after the stop: never trained, and not given up before the last checkpoint is made.
+    /// Set when the last word has gone to the closer.
+    over: bool,
+    /// Batches that came after the stop. They are kept as long as the stage: given up, their groups would count as
+    /// failed in the last checkpoint. For the same reason the stage never stops by itself, which would drop what
+    /// is in its mailbox.
     parked: Vec<Batch>,
 }
 
 impl Trainer {
-    /// A trainer whose weights have `step` steps behind them.
-    ///
-    /// Must be called on a runtime: it spawns the task that closes steps.
-    #[must_use]
-    pub fn new(options: Options, links: Links, step: u64) -> Self {
+    /// A trainer whose weights have `step` steps behind them, and the task that closes its steps, to be run beside it.
+    pub fn new(
+        options: Options,
+        links: Links,
+        step: u64,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         // Two steps can wait to be closed; then the next one waits too.
         let (closing, finished) = mpsc::channel(2);
-        tokio::spawn(Closer { options: options.clone(), links: links.clone() }.run(finished));
-        Self { options, links, step, refused: 0, idle_since: Instant::now(), closing, parked: Vec::new() }
+        let closer = Closer::new(options.clone(), links.clone(), step).run(finished);
+        let (idle_since, parked) = (Instant::now(), Vec::new());
+        (Self { options, links, step, refused: 0, idle_since, closing, over: false, parked }, closer)
     }
 }
 
 impl Actor for Trainer {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        if self.step >= self.options.max_steps {
+            self.end(None, ctx);
+        }
+    }
 }
 
 impl Handler<Parcel<Batch>> for Trainer {
@@ -115,7 +129,7 @@ impl Handler<Parcel<Batch>> for Trainer {
 
     fn handle(&mut self, parcel: Parcel<Batch>, ctx: &mut Self::Context) {
         let (batch, slot) = parcel.open();
-        if *self.links.stop.borrow() || self.step >= self.options.max_steps {
+        if self.over || *self.links.stop.borrow() {
             self.parked.push(batch);
             return;
         }
@@ -123,6 +137,7 @@ impl Handler<Parcel<Batch>> for Trainer {
             options: self.options.clone(),
             links: self.links.clone(),
             step: self.step,
+            refused: self.refused,
             idle: self.idle_since.elapsed(),
             closing: self.closing.clone(),
         };
@@ -137,8 +152,8 @@ impl Handler<Parcel<Finish>> for Trainer {
     type Result = ();
 
     fn handle(&mut self, parcel: Parcel<Finish>, ctx: &mut Self::Context) {
-        let (Finish, _slot) = parcel.open();
-        self.end(ctx);
+        let (Finish(why), _slot) = parcel.open();
+        self.end(why, ctx);
     }
 }
 
@@ -150,7 +165,7 @@ impl Trainer {
                 self.refused = 0;
                 self.links.board.update(NAME, |s| s.done += 1);
                 if self.step >= self.options.max_steps {
-                    self.end(ctx);
+                    self.end(None, ctx);
                 }
             }
             Outcome::Refused(why) => {
@@ -158,28 +173,26 @@ impl Trainer {
                 self.links.board.update(NAME, |s| s.failed += 1);
                 error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused, weights untouched");
                 if self.refused >= self.options.max_refused {
-                    self.fail(format!("{} batches in a row were refused: {why}", self.refused), ctx);
+                    self.end(Some(format!("{} batches in a row were refused: {why}", self.refused)), ctx);
                 }
             }
-            Outcome::Fatal(why) => self.fail(why, ctx),
+            Outcome::Fatal(why) => self.tell(Finished::Failed(why), ctx),
         }
     }
 
-    /// Saves and ends, after all steps before.
-    fn end(&mut self, ctx: &mut Context<Self>) {
-        let (closing, step) = (self.closing.clone(), self.step);
-        let parked = std::mem::take(&mut self.parked);
-        let last = async move {
-            // The closer is gone only if the outside is, and then nobody waits for the end.
-            drop(closing.send(Finished::End { step, parked }).await);
-        };
-        ctx.wait(last.into_actor(self).map(|(), _, ctx| ctx.stop()));
+    /// Saves and ends, after all steps before; `why` if it is not as asked.
+    fn end(&mut self, why: Option<String>, ctx: &mut Context<Self>) {
+        self.tell(Finished::End { step: self.step, why }, ctx);
     }
 
-    fn fail(&mut self, why: String, ctx: &mut Context<Self>) {
+    /// Says the last word.
+    fn tell(&mut self, last: Finished, ctx: &mut Context<Self>) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
         let closing = self.closing.clone();
-        let last = async move { drop(closing.send(Finished::Failed(why)).await) };
-        ctx.wait(last.into_actor(self).map(|(), _, ctx| ctx.stop()));
+        // The closer is gone only if it panicked, and then the run has ended with its words.
+        ctx.wait(async move { drop(closing.send(last).await) }.into_actor(self));
     }
 }
 
@@ -194,6 +207,8 @@ struct Step {
     options: Options,
     links: Links,
     step: u64,
+    /// Batches refused for this step so far.
+    refused: u32,
     idle: std::time::Duration,
     closing: mpsc::Sender<Finished>,
 }
@@ -218,7 +233,11 @@ impl Step {
         let started = Instant::now();
         let training = &self.links.training;
         let save = self.options.save_every > 0 && (self.step + 1).is_multiple_of(self.options.save_every);
-        let name = format!("{:06}", self.step + 1);
+        // A service gives each name once, and a batch that was refused has used its own up.
+        let name = match self.refused {
+            0 => format!("{:06}", self.step + 1),
+            n => format!("{:06}-{n}", self.step + 1),
+        };
 
         let (forward, optim, export) = if data.is_empty() {
             // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
@@ -230,11 +249,14 @@ impl Step {
             let forward = training.forward_backward(data.clone(), self.options.loss);
             let optim = training.optim_step(self.options.adam);
             let export = training.export_sampler(save.then_some(name.as_str()));
-            let results = (forward.await, optim.await);
+            let results = match forward.await {
+                Ok(forward) => optim.await.map(|optim| (forward, optim)).map_err(|error| (true, error)),
+                Err(error) => Err((false, error)),
+            };
             drop(busy);
             match results {
-                (Ok(forward), Ok(optim)) => (Some(forward), Some(optim), export),
-                (Err(error), _) | (_, Err(error)) => return self.refuse(&batch.groups, error),
+                Ok((forward, optim)) => (Some(forward), Some(optim), export),
+                Err((accumulated, error)) => return self.refuse(&batch.groups, accumulated, error),
             }
         };
         let state = save.then(|| training.save_state(&name));
@@ -256,19 +278,21 @@ impl Step {
             export,
             state: state.map(|pending| (name, pending)),
         };
-        // The closer is gone only if the outside is.
         match self.closing.send(finished).await {
             Ok(()) => Outcome::Stepped,
-            Err(_) => Outcome::Fatal("nobody follows the run any more".into()),
+            Err(_) => Outcome::Fatal("nobody closes the steps any more".into()),
         }
     }
 
-    fn refuse(&self, groups: &[ReadyGroup], error: BackendError) -> Outcome {
+    /// `accumulated`: whether the batch's gradients were made before the error.
+    fn refuse(&self, groups: &[ReadyGroup], accumulated: bool, error: BackendError) -> Outcome {
         for group in groups {
             group.group.credit.settle(&Verdict::Failed(format!("the batch was refused: {error}")));
         }
         match error {
             BackendError::Lost(why) => Outcome::Fatal(format!("the training session is lost: {why}")),
+            // Nothing but a step clears gradients: the next batch would be trained together with this one.
+            other if accumulated => Outcome::Fatal(format!("the optimizer's step failed: {other}")),
             other => Outcome::Refused(other.to_string()),
         }
     }

@@ -6,12 +6,12 @@ use minds_core::episode::Episode;
 use minds_core::ids::{GroupId, PolicyVersion};
 use minds_core::reward::{Reward, Score};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Members by group, until a group is complete.
 #[derive(Default)]
 pub struct GroupBook {
-    open: BTreeMap<GroupId, BTreeMap<u32, Outcome>>,
+    open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, Outcome>)>,
 }
 
 type Outcome = Result<(Episode, Score), String>;
@@ -27,12 +27,17 @@ impl GroupBook {
     /// Enters a member; gives the group back when it was the last. A member that comes twice counts once.
     pub fn add(&mut self, judged: Judged) -> Option<Complete> {
         let Judged { group, member, outcome } = judged;
-        let members = self.open.entry(group.id).or_default();
+        if !self.open.contains_key(&group.id) {
+            // A group that lost a member can never be complete; it is gone once nobody else holds it.
+            self.open.retain(|_, (group, _)| group.strong_count() > 0);
+        }
+        let (_, members) =
+            self.open.entry(group.id).or_insert_with(|| (Arc::downgrade(&group), BTreeMap::new()));
         members.entry(member).or_insert(outcome);
         if members.len() < group.component.group_size.get() as usize {
             return None;
         }
-        let members = self.open.remove(&group.id)?;
+        let (_, members) = self.open.remove(&group.id)?;
         Some(Complete { group, members })
     }
 }
@@ -60,15 +65,17 @@ impl Complete {
             return Err(format!("{have} of {size} members have a reward, {needed} are needed: {cause}"));
         }
         let rewards: Vec<Reward> = judged.iter().map(|(_, score)| score.reward).collect();
-        let constant = is_constant(&rewards) && (rewards.len() > 1 || estimator != Estimator::None);
         let advantages = estimator.advantages(&rewards);
+        // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
+        let constant =
+            advantages.iter().all(|a| *a == 0.0) || (estimator != Estimator::None && is_constant(&rewards));
         let members: Vec<Member> = judged
             .into_iter()
             .zip(advantages)
             .map(|((episode, score), advantage)| Member { episode, score, advantage })
             .collect();
         let mut data = Vec::new();
-        if !constant || estimator == Estimator::None {
+        if !constant {
             for member in &members {
                 data.extend(member.episode.data(member.advantage).map_err(|e| e.to_string())?);
             }

@@ -2,11 +2,13 @@
 //!
 //! The mailbox's capacity is set before the first message can arrive. An actor that panics is made anew as often as
 //! its budget allows, and its lanes are bound to the successor; when the budget is spent, its stage has ended and
-//! says why. `actix::Supervisor` can do neither: a panic kills it together with its actor.
+//! says why. `actix::Supervisor` can do neither: a panic kills it together with its actor. A stage that is dropped
+//! ends at once, and its lanes close.
 
 use actix::dev::channel;
 use actix::{Actor, Addr, Context};
 use std::any::Any;
+use std::future::Future;
 use std::num::NonZeroUsize;
 use tokio::task::JoinHandle;
 use tracing::error;
@@ -22,10 +24,11 @@ pub enum Exit {
     Aborted,
 }
 
-/// A launched actor.
+/// A launched actor, or a task that is watched like one. Ends when it is dropped.
+#[must_use = "a stage ends when it is dropped"]
 pub struct Stage {
     name: &'static str,
-    warden: JoinHandle<Exit>,
+    warden: Life<Exit>,
 }
 
 impl Stage {
@@ -36,13 +39,22 @@ impl Stage {
     }
 
     /// Waits for its end.
-    pub async fn ended(self) -> Exit {
-        self.warden.await.unwrap_or(Exit::Aborted)
+    pub async fn ended(mut self) -> Exit {
+        self.watch().await
     }
 
     /// A future of its end that leaves the stage with its owner.
     pub async fn watch(&mut self) -> Exit {
-        (&mut self.warden).await.unwrap_or(Exit::Aborted)
+        (&mut self.warden.0).await.unwrap_or(Exit::Aborted)
+    }
+}
+
+/// A task that is aborted when its handle is dropped: a plain handle would leave it running unseen.
+struct Life<T>(JoinHandle<T>);
+
+impl<T> Drop for Life<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -64,7 +76,7 @@ where
     let mut start = move || {
         let (sender, receiver) = channel::channel(capacity.get());
         let life = Context::with_receiver(receiver).into_future(make());
-        let life = actix_rt::spawn(life);
+        let life = Life(actix_rt::spawn(life));
         bind(&Addr::new(sender));
         life
     };
@@ -72,22 +84,34 @@ where
     let warden = actix_rt::spawn(async move {
         let mut left = restarts;
         loop {
-            let why = match life.await {
-                Ok(()) => return Exit::Finished,
-                Err(end) => match end.try_into_panic() {
-                    Ok(panic) => panic_words(&*panic),
-                    Err(_) => return Exit::Aborted,
-                },
-            };
+            let exit = exit_of((&mut life.0).await);
+            let Exit::Panicked(why) = &exit else { return exit };
             error!(stage = name, restarts_left = left, %why, "stage panicked");
             if left == 0 {
-                return Exit::Panicked(why);
+                return exit;
             }
             left -= 1;
             life = start();
         }
     });
-    Stage { name, warden }
+    Stage { name, warden: Life(warden) }
+}
+
+/// Runs a future beside the actors and watches it like one; it is never made anew.
+pub fn attend(name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> Stage {
+    let mut life = Life(tokio::spawn(work));
+    let warden = actix_rt::spawn(async move { exit_of((&mut life.0).await) });
+    Stage { name, warden: Life(warden) }
+}
+
+fn exit_of(end: Result<(), tokio::task::JoinError>) -> Exit {
+    match end {
+        Ok(()) => Exit::Finished,
+        Err(end) => match end.try_into_panic() {
+            Ok(panic) => Exit::Panicked(panic_words(&*panic)),
+            Err(_) => Exit::Aborted,
+        },
+    }
 }
 
 /// What a panic said.
@@ -98,4 +122,16 @@ pub fn panic_words(panic: &(dyn Any + Send)) -> String {
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "it said nothing".into())
+}
+
+/// Runs a future to its end even if it panics.
+///
+/// # Errors
+/// The panic's words.
+pub async fn unpanicked<T>(work: impl Future<Output = T>) -> Result<T, String> {
+    use futures::FutureExt;
+    std::panic::AssertUnwindSafe(work)
+        .catch_unwind()
+        .await
+        .map_err(|panic| format!("it panicked: {}", panic_words(&*panic)))
 }

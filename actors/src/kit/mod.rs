@@ -9,5 +9,5 @@ mod pool;
 
 pub use board::{Board, StageSnapshot};
 pub use lane::{Inlet, LaneStats, Outlet, Parcel, Room, SendError, Slot, lane};
-pub use launch::{Exit, Stage, launch, panic_words};
+pub use launch::{Exit, Stage, attend, launch, panic_words, unpanicked};
 pub use pool::{CpuPool, PoolError};

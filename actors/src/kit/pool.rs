@@ -30,11 +30,12 @@ pub struct CpuPool {
 }
 
 impl CpuPool {
-    /// Starts `threads` threads with room for as many waiting jobs again.
+    /// Starts `threads` threads, at least one, with room for as many waiting jobs again.
     ///
     /// # Errors
     /// The operating system refused a thread.
     pub fn start(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
         let (sender, jobs) = bounded::<Job>(threads);
         for n in 0..threads {
             let jobs = jobs.clone();

@@ -3,7 +3,7 @@
 use super::{Links, Options, Saved};
 use crate::ledger::Verdict;
 use crate::line::Event;
-use crate::parcels::{Batch, ReadyGroup, StepDone};
+use crate::parcels::{ReadyGroup, StepDone};
 use crate::policy::Policy;
 use minds_core::backend::{BackendError, Export, Pending};
 use minds_core::ids::PolicyVersion;
@@ -24,51 +24,53 @@ pub(super) enum Finished {
         /// Name and answer of a save that was submitted after the step.
         state: Option<(String, Pending<String>)>,
     },
-    /// The run is over: save what there is. Parked batches keep their credits until then.
-    End { step: u64, parked: Vec<Batch> },
+    /// The run is over: save what there is. `why` if it is not as asked.
+    End { step: u64, why: Option<String> },
     /// The run cannot go on.
     Failed(String),
 }
 
 pub(super) struct Closer {
-    pub(super) options: Options,
-    pub(super) links: Links,
+    options: Options,
+    links: Links,
+    /// The step at which the run began.
+    first: u64,
+    /// The latest step that was saved.
+    saved: Option<u64>,
 }
 
 impl Closer {
-    pub(super) async fn run(self, mut finished: mpsc::Receiver<Finished>) {
-        let mut saved = None;
+    pub(super) fn new(options: Options, links: Links, first: u64) -> Self {
+        // Nothing is left to do for a run that went on from its last step, and that step is saved.
+        let saved = (first >= options.max_steps).then_some(first);
+        Self { options, links, first, saved }
+    }
+
+    pub(super) async fn run(mut self, mut finished: mpsc::Receiver<Finished>) {
         while let Some(next) = finished.recv().await {
-            let (event, last) = match next {
+            let last = match next {
                 Finished::Step { step, metrics, groups, export, state } => {
-                    match self.close(step, metrics, groups, export, state, &mut saved).await {
+                    match self.close(step, metrics, groups, export, state).await {
                         Ok(()) => continue,
-                        Err(why) => (Event::Failed(why), true),
+                        Err(why) => Event::Failed(why),
                     }
                 }
-                Finished::End { step, parked } => {
-                    let event = self.end(step, saved).await;
-                    drop(parked);
-                    (event, true)
-                }
-                Finished::Failed(why) => (Event::Failed(why), true),
+                Finished::End { step, why } => self.end(step, why).await,
+                Finished::Failed(why) => Event::Failed(why),
             };
             // The outside may have gone; then nobody waits for the event.
-            drop(self.links.events.send(event).await);
-            if last {
-                return;
-            }
+            drop(self.links.events.send(last).await);
+            return;
         }
     }
 
     async fn close(
-        &self,
+        &mut self,
         step: u64,
         mut metrics: Metrics,
         groups: Vec<ReadyGroup>,
         export: Pending<Export>,
         state: Option<(String, Pending<String>)>,
-        saved: &mut Option<u64>,
     ) -> Result<(), String> {
         let started = Instant::now();
         let export = export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
@@ -83,40 +85,41 @@ impl Closer {
         metrics.insert("scorer/queries_remembered".into(), queries.remembered.load(Relaxed) as f64);
         self.tell(Event::Step(StepDone { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {
+            let settled = self.links.ledger.settled();
             let state_path =
                 pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
-            *saved = Some(step);
-            self.tell(Event::Saved(self.saved(name, step, state_path, export.path))).await?;
+            self.saved = Some(step);
+            let sampler_path = export.path;
+            self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled })).await?;
         }
         Ok(())
     }
 
-    /// Saves under the step's name, unless that step has just been saved.
-    async fn end(&self, step: u64, saved: Option<u64>) -> Event {
-        if saved == Some(step) {
-            return Event::Ended { step };
+    /// Saves under the step's name, unless that step has just been saved or nothing was done.
+    async fn end(&self, step: u64, why: Option<String>) -> Event {
+        let nothing_done = why.is_some() && step == self.first;
+        let saving = if self.saved == Some(step) || nothing_done { Ok(()) } else { self.save(step).await };
+        match (why, saving) {
+            (None, Ok(())) => Event::Ended { step },
+            (Some(why), Ok(())) => Event::Failed(why),
+            (None, Err(error)) => Event::Failed(error),
+            (Some(why), Err(error)) => Event::Failed(format!("{why}; then it {error}")),
         }
+    }
+
+    async fn save(&self, step: u64) -> Result<(), String> {
+        // What is settled from here on is not part of these weights.
+        let settled = self.links.ledger.settled();
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
-        let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
-        match both.await {
-            Ok((state_path, export)) => {
-                let saved = self.saved(name, step, state_path, export.path);
-                if self.tell(Event::Saved(saved)).await.is_err() {
-                    return Event::Failed("nobody follows the run any more".into());
-                }
-                Event::Ended { step }
-            }
-            Err(error) => Event::Failed(format!("failed to save the state of step {step}: {error}")),
-        }
-    }
-
-    fn saved(&self, name: String, step: u64, state_path: String, sampler_path: Option<String>) -> Saved {
-        Saved { name, step, state_path, sampler_path, settled: self.links.ledger.settled() }
+        let both = async { Ok::<_, BackendError>((state.await?, export.await?.path)) };
+        let (state_path, sampler_path) =
+            both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+        self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled })).await
     }
 
     async fn tell(&self, event: Event) -> Result<(), String> {
-        self.links.events.send(event).await.map_err(|_| "nobody follows the run any more".into())
+        self.links.events.send(event).await.map_err(|_| "lost its follower".into())
     }
 }

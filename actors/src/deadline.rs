@@ -1,0 +1,141 @@
+//! Every wait on a service ends: one that is not answered in time becomes an error that names what was waited for.
+//!
+//! The wrappers stand between the stages and the service, so that no stage can forget a limit. A wait begins when
+//! its answer is first asked for, not when the request was queued behind others.
+
+use async_trait::async_trait;
+use minds_core::backend::{
+    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend,
+};
+use minds_core::datum::Datum;
+use minds_core::ids::Token;
+use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::sampling::{SampleRequest, SampleResponse};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long an answer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// A sample or a log-prob query.
+    pub sampling: Duration,
+    /// A pass, a step, a save, a load, an export.
+    pub training: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { sampling: Duration::from_secs(10 * 60), training: Duration::from_secs(30 * 60) }
+    }
+}
+
+impl Deadlines {
+    /// The same sampler, whose answers come in time or not at all.
+    #[must_use]
+    pub fn sampler(self, inner: Arc<dyn SamplingBackend>) -> Arc<dyn SamplingBackend> {
+        Arc::new(Timed { inner, limits: self })
+    }
+
+    /// The same adapter, whose answers come in time or not at all, and so do those of its exports.
+    #[must_use]
+    pub fn training(self, inner: Arc<dyn TrainingBackend>) -> Arc<dyn TrainingBackend> {
+        Arc::new(Timed { inner, limits: self })
+    }
+
+    /// The same service, whose answers come in time or not at all, and so do those of all that it makes.
+    #[must_use]
+    pub fn service(self, inner: Arc<dyn Service>) -> Arc<dyn Service> {
+        Arc::new(Timed { inner, limits: self })
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    what: &'static str,
+    answer: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+        Err(BackendError::Unavailable(format!("{what} was not answered within {} s", limit.as_secs())))
+    })
+}
+
+struct Timed<T: ?Sized> {
+    limits: Deadlines,
+    inner: Arc<T>,
+}
+
+#[async_trait]
+impl SamplingBackend for Timed<dyn SamplingBackend> {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
+        within(self.limits.sampling, "sample", self.inner.sample(request)).await
+    }
+
+    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        within(self.limits.sampling, "logprobs", self.inner.logprobs(tokens)).await
+    }
+}
+
+impl Timed<dyn TrainingBackend> {
+    fn pending<T: 'static>(&self, what: &'static str, answer: Pending<T>) -> Pending<T> {
+        Box::pin(within(self.limits.training, what, answer))
+    }
+}
+
+impl TrainingBackend for Timed<dyn TrainingBackend> {
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+        self.pending("forward", self.inner.forward(data, loss))
+    }
+
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+        self.pending("forward_backward", self.inner.forward_backward(data, loss))
+    }
+
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
+        self.pending("optim_step", self.inner.optim_step(params))
+    }
+
+    fn save_state(&self, name: &str) -> Pending<String> {
+        self.pending("save_state", self.inner.save_state(name))
+    }
+
+    fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
+        self.pending("load_state", self.inner.load_state(path, with_optimizer))
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        let (limits, export) = (self.limits, self.inner.export_sampler(name));
+        self.pending(
+            "export_sampler",
+            Box::pin(async move {
+                let Export { sampler, path } = export.await?;
+                Ok(Export { sampler: limits.sampler(sampler), path })
+            }),
+        )
+    }
+}
+
+#[async_trait]
+impl Service for Timed<dyn Service> {
+    fn info(&self) -> ServiceInfo {
+        self.inner.info()
+    }
+
+    async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
+        let training =
+            within(self.limits.training, "create_training", self.inner.create_training(spec)).await?;
+        Ok(self.limits.training(training))
+    }
+
+    async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+        let sampler = within(self.limits.training, "base_sampler", self.inner.base_sampler()).await?;
+        Ok(self.limits.sampler(sampler))
+    }
+
+    async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+        let sampler = within(self.limits.training, "sampler_from", self.inner.sampler_from(path)).await?;
+        Ok(self.limits.sampler(sampler))
+    }
+}

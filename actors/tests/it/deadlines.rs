@@ -1,0 +1,36 @@
+//! Every wait on the service ends and says what it waited for.
+
+use crate::testkit::{World, local, seconds};
+
+#[tokio::test(start_paused = true)]
+async fn a_sample_that_never_comes_is_asked_again() {
+    local(async {
+        let mut world = World::new(1, 0, 1);
+        world.sampling.latency = Box::new(|n| seconds(if n == 0 { 1_000_000 } else { 1 }));
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert!((run.elapsed() - 602.0).abs() < 0.1, "ten minutes, a pause, a second: {}", run.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trainer_that_never_answers_ends_the_run_by_name() {
+    local(async {
+        let world = World::new(1, 0, 1);
+        world.training.unplugged.send_replace(false);
+        let why = world.start().end().await.unwrap_err();
+        assert!(why.contains("forward_backward was not answered within 1800 s"), "{why}");
+
+        let mut world = World::new(1, 0, 1);
+        world.training.export = seconds(1_000_000);
+        let why = world.start().end().await.unwrap_err();
+        assert!(why.contains("export_sampler was not answered within 1800 s"), "{why}");
+
+        let mut world = World::new(1, 0, 1);
+        world.training.save = seconds(1_000_000);
+        let why = world.start().end().await.unwrap_err();
+        assert!(why.contains("save_state was not answered within 1800 s"), "{why}");
+    })
+    .await;
+}

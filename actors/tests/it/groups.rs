@@ -1,0 +1,189 @@
+//! Groups that lose members, and runs that lose groups.
+
+use crate::testkit::{Judge, World, local, seconds};
+use minds_core::backend::BackendError;
+use minds_core::reward::Missing;
+
+/// Member 1 of every group fares badly; the others earn 0, 2 and 3.
+async fn one_bad_member(bad: Judge) {
+    local(async {
+        let what = format!("{bad:?}");
+        let mut world = World::new(2, 1, 2);
+        world.group_size = 4;
+        world.environment.judge = Box::new(move |id, _| match id.member {
+            1 => bad.clone(),
+            n => Judge::Reward(n as f32),
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(2), "{what}");
+        for group in run.steps.iter().flat_map(|step| &step.groups) {
+            assert_eq!(group.missing, 1, "{what}");
+            let members: Vec<u32> = group.members.iter().map(|m| m.episode.id.member).collect();
+            assert_eq!(members, [0, 2, 3], "{what}");
+            let mean = 5.0 / 3.0;
+            for (member, reward) in group.members.iter().zip([0.0, 2.0, 3.0]) {
+                assert!((member.advantage - (reward - mean)).abs() < 1e-6, "{what}");
+            }
+            assert_eq!(group.data.len(), 3, "{what}");
+        }
+        assert_eq!(run.metric("env/all/missing_episodes"), [2.0, 2.0], "{what}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_reward_is_never_a_number_and_survivors_are_centred() {
+    one_bad_member(Judge::Panic("boom")).await;
+    one_bad_member(Judge::Never).await;
+    one_bad_member(Judge::Reward(f32::NAN)).await;
+    one_bad_member(Judge::Missing(Missing::Environment("broken".into()))).await;
+    one_bad_member(Judge::Missing(Missing::Service("away".into()))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_few_survivors_fail_the_group_and_a_row_of_them_ends_the_run_with_the_first_cause() {
+    local(async {
+        let mut world = World::new(2, 1, 5);
+        world.group_size = 4;
+        world.options.batch.min_share = 0.9;
+        world.options.max_failed_in_a_row = 5;
+        world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
+            (0, 1) => Judge::Panic("the first cause"),
+            (_, 1) => Judge::Missing(Missing::Environment("a later cause".into())),
+            (_, n) => Judge::Reward(n as f32),
+        });
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        for part in ["5 groups in a row failed", "3 of 4 members", "a later cause", "the first cause"] {
+            assert!(why.contains(part), "{why}");
+        }
+        assert!(run.calls().is_empty(), "nothing reached the service, and nothing new was there to be saved");
+        let counts = run.line.ledger().counts();
+        assert!(counts.failed >= 5 && counts.trained == 0, "{counts:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes() {
+    local(async {
+        let mut world = World::new(1, 7, 8);
+        world.options.max_failed_in_a_row = 2;
+        world.training.unplugged.send_replace(false);
+        world.environment.judge = Box::new(|id, _| match id.group.0 % 2 {
+            0 => Judge::Reward(id.member as f32),
+            _ => Judge::Missing(Missing::Environment("odd".into())),
+        });
+        // One group is ready before the next has come back.
+        world.environment.latency = Box::new(|id, _| seconds(id.group.0));
+        let mut run = world.start();
+        run.pass(seconds(600)).await;
+        assert!(run.line.ledger().counts().failed >= 6, "{:?}", run.line.ledger().counts());
+        run.script.unplugged.send_replace(true);
+        assert_eq!(run.end().await, Ok(8));
+        assert!(run.trained.iter().all(|id| id % 2 == 0));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_gives_up_saves_what_it_has() {
+    local(async {
+        let mut world = World::new(1, 0, 9);
+        world.options.max_failed_in_a_row = 3;
+        world.environment.judge = Box::new(|id, _| match id.group.0 {
+            0 | 1 => Judge::Reward(id.member as f32),
+            _ => Judge::Missing(Missing::Environment("broken".into())),
+        });
+        let mut run = world.start();
+        assert!(run.end().await.unwrap_err().contains("broken"));
+        let [saved] = &run.saved[..] else { panic!("{:?}", run.saved) };
+        assert_eq!((saved.name.as_str(), saved.step), ("000002-stop", 2));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reward_whose_service_was_away_is_tried_again() {
+    local(async {
+        let mut world = World::new(1, 0, 1);
+        world.environment.judge = Box::new(|id, attempt| match attempt {
+            0 => Judge::Missing(Missing::Service("away".into())),
+            1 => Judge::Never,
+            _ => Judge::Reward(id.member as f32),
+        });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert_eq!(run.steps[0].groups[0].missing, 0);
+        let elapsed = run.elapsed();
+        assert!((elapsed - 62.0).abs() < 0.1, "two pauses and one limit: {elapsed}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sampler_that_was_away_is_asked_again_with_the_same_seed_and_a_refusal_fails_the_group() {
+    local(async {
+        let mut world = World::new(1, 0, 2);
+        world.sampling.answer = Box::new(|n, _| match n {
+            0 => Err(BackendError::Unavailable("away".into())),
+            2 => Err(BackendError::Rejected("no such token".into())),
+            _ => Ok(()),
+        });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert_eq!(run.groups(), [[0], [2]]);
+        let seeds: Vec<u64> = run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect();
+        assert_eq!(seeds.len(), 4);
+        assert_eq!(seeds[0], seeds[1]);
+        assert!(seeds[1] != seeds[2] && seeds[2] != seeds[3]);
+        assert!(run.line.ledger().failures().unwrap().0.contains("no such token"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
+    local(async {
+        let mut world = World::new(1, 0, 3);
+        world.group_size = 4;
+        world.sampling.answer = Box::new(|n, samples| {
+            match n {
+                0 => samples[2].logprobs[1] = f32::NAN,
+                1 => samples[2].logprobs.truncate(1),
+                _ => samples[2].tokens.clear(),
+            }
+            Ok(())
+        });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        for step in &run.steps {
+            let members: Vec<u32> = step.groups[0].members.iter().map(|m| m.episode.id.member).collect();
+            assert_eq!(members, [0, 1, 3]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_words() {
+    local(async {
+        let mut world = World::new(1, 0, 1);
+        world.sampling.answer = Box::new(|n, samples| {
+            assert_ne!(n, 0, "sampler bug");
+            if n == 1 {
+                samples.pop();
+            }
+            Ok(())
+        });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert_eq!(run.groups(), [[2]]);
+        let (first, group, last) = run.line.ledger().failures().unwrap();
+        assert!(first.contains("it panicked") && first.contains("sampler bug"), "{first}");
+        assert!(group.0 == 1 && last.contains("2 samples were asked for, 1 came back"), "{last}");
+        let busy: u64 = run.line.board().read().iter().map(|(_, stage)| stage.busy).sum();
+        assert_eq!(busy, 0);
+    })
+    .await;
+}

@@ -1,0 +1,11 @@
+//! The line against a scripted service and environment, in virtual time on one thread.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod deadlines;
+mod flow;
+mod groups;
+mod shadow;
+mod steps;
+mod stopping;
+mod testkit;
+mod turns;

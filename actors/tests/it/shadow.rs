@@ -1,0 +1,123 @@
+//! Shadow adapters measure one gradient step.
+
+use crate::testkit::{ScriptedService, TrainingScript, local, seconds};
+use minds_core::backend::{BackendError, Service};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::lora::LoraSpec;
+use minds_core::optim::AdamParams;
+use minds_core::reward::Missing;
+use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
+use minds_stages::retry::Retry;
+use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer, Shift};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::oneshot;
+
+struct Shadows {
+    service: Arc<ScriptedService>,
+    measures: Outlet<Measure>,
+    _stage: Stage,
+}
+
+impl Shadows {
+    fn start(adapters: usize, script: TrainingScript) -> Self {
+        let service = Arc::new(ScriptedService { script: Arc::new(script), ..ScriptedService::default() });
+        let adapters = NonZeroUsize::new(adapters).unwrap();
+        let retry = Retry { retries: 0, ..Retry::default() };
+        let options =
+            Options { adapters, lora: LoraSpec::all_linear(8, 1), adam: AdamParams::default(), retry };
+        let stage = ShadowTrainer::new(options, service.clone(), Board::default());
+        let (measures, inlet) = lane("measures", NonZeroUsize::new(8).unwrap());
+        let capacity = NonZeroUsize::new(8).unwrap();
+        let stage = launch("shadow_trainer", capacity, 0, move || stage.clone(), move |a| inlet.bind(a));
+        Self { service, measures, _stage: stage }
+    }
+
+    async fn measure(&self) -> Result<Shift, Missing> {
+        let (reply, answer) = oneshot::channel();
+        let text = Datum::new(vec![1, 2], vec![2, 3], LossInputs::Weights(vec![0.0, 1.0])).unwrap();
+        let (probe_prefix, probe_target) = ([5, 6].into(), [7, 8].into());
+        assert!(self.measures.send(Measure { text, probe_prefix, probe_target, reply }).await.is_ok());
+        answer.await.unwrap()
+    }
+
+    /// Adapters made so far.
+    fn made(&self) -> usize {
+        self.service.made.lock().unwrap().len()
+    }
+}
+
+/// Two target tokens at -1 before the step and -1/2 after it.
+const EXPECTED: Shift = Shift { before: -2.0, after: -1.0 };
+
+#[tokio::test(start_paused = true)]
+async fn measurements_share_a_pool_that_never_outgrows_its_size() {
+    local(async {
+        let script = TrainingScript { forward_backward: seconds(10), ..TrainingScript::default() };
+        let shadows = Shadows::start(2, script);
+        let begun = tokio::time::Instant::now();
+        let all = futures::future::join_all((0..5).map(|_| shadows.measure())).await;
+        assert_eq!(all, vec![Ok(EXPECTED); 5], "each from the start, whatever was measured before");
+        let elapsed = begun.elapsed().as_secs_f64();
+        assert!((elapsed - 30.0).abs() < 0.1, "five on two adapters take three rounds: {elapsed} s");
+        assert_eq!((shadows.made(), shadows.service.most.load(Relaxed)), (2, 2));
+        let queries = shadows.service.sampling.queries.load(Relaxed);
+        assert_eq!(queries, 1 + 5, "the probe is measured once before and after every step");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adapter_is_saved_once_and_reset_before_every_measurement() {
+    local(async {
+        let shadows = Shadows::start(1, TrainingScript::default());
+        let trained = shadows.service.create_training(LoraSpec::all_linear(8, 1)).await.unwrap();
+        drop(trained.optim_step(AdamParams::default()));
+        for _ in 0..2 {
+            assert_eq!(shadows.measure().await, Ok(EXPECTED));
+        }
+        let made = shadows.service.made.lock().unwrap();
+        let calls = |n: usize| made[n].upgrade().unwrap().calls.lock().unwrap().clone();
+        assert_eq!(calls(0), ["optim"], "the adapter in training is left alone");
+        let round = ["load state/shadow-start true", "fb", "optim", "export -"];
+        let expected = [&["save shadow-start", "export -"][..], &round, &round].concat();
+        assert_eq!(calls(1), expected);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_missing_and_a_broken_adapter_is_replaced() {
+    local(async {
+        let refuse = |n| match n {
+            0 => Err(BackendError::Rejected("too long".into())),
+            1 => Err(BackendError::Lost("gone".into())),
+            _ => Ok(()),
+        };
+        let script = TrainingScript { refuse: Box::new(refuse), ..TrainingScript::default() };
+        let shadows = Shadows::start(1, script);
+        let refused = shadows.measure().await;
+        assert!(matches!(&refused, Err(Missing::Environment(why)) if why == "too long"), "{refused:?}");
+        // Counted per adapter: the next pass of the same adapter is number 1.
+        let lost = shadows.measure().await;
+        assert!(matches!(&lost, Err(Missing::Service(why)) if why == "gone"), "{lost:?}");
+        assert_eq!(shadows.made(), 1, "a refused text has not harmed it");
+        let refused = shadows.measure().await;
+        assert!(matches!(refused, Err(Missing::Environment(_))), "a new adapter counts anew");
+        assert_eq!((shadows.made(), shadows.service.most.load(Relaxed)), (2, 1), "one at a time");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_that_never_answers_is_given_up_by_name() {
+    local(async {
+        let script = TrainingScript::default();
+        script.unplugged.send_replace(false);
+        let shadows = Shadows::start(1, script);
+        let hung = shadows.measure().await;
+        assert!(matches!(&hung, Err(Missing::Service(why)) if why.contains("forward_backward")), "{hung:?}");
+    })
+    .await;
+}

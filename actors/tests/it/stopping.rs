@@ -1,0 +1,101 @@
+//! Stopping, going on, and being dropped.
+
+use crate::testkit::{World, local, seconds};
+use minds_stages::line::Start;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Steps of 10 s, groups that are ready after 1 s.
+fn world(k: u64, steps: u64) -> World {
+    let mut world = World::new(1, k, steps);
+    world.sampling.latency = Box::new(|_| seconds(1));
+    world.training.forward_backward = seconds(10);
+    world.training.save = seconds(5);
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopping_ends_the_step_under_way_and_saves_only_what_is_trained() {
+    local(async {
+        // Four groups under way: one in training, one in the trainer's mailbox, one in the batcher, one in play.
+        let mut run = world(3, 20).start();
+        run.until_step(1).await;
+        run.pass(seconds(5)).await;
+        run.line.stop();
+        run.line.stop();
+        assert_eq!(run.end().await, Ok(2));
+        assert!((run.elapsed() - 26.0).abs() < 0.1, "step 2 until 21 s, then 5 s to save: {}", run.elapsed());
+        let [saved] = &run.saved[..] else { panic!("{:?}", run.saved) };
+        assert_eq!((saved.name.as_str(), saved.step), ("000002-stop", 2));
+        let opened = run.line.ledger().counts().opened;
+        let settled: BTreeSet<u64> = (0..opened + 10).filter(|p| saved.settled.contains(*p)).collect();
+        assert_eq!(settled, run.trained);
+        assert_eq!(run.line.ledger().counts().in_flight(), 3, "none of them was given up");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_stopped_before_its_first_step_saves_the_start() {
+    local(async {
+        let mut run = world(1, 5).start();
+        run.line.stop();
+        assert_eq!(run.end().await, Ok(0));
+        assert_eq!(run.saved[0].name, "000000-stop");
+        assert_eq!(run.saved[0].settled, Start::default().settled);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_seeds() {
+    local(async {
+        let whole = world(2, 6);
+        let mut whole = whole.start();
+        whole.end().await.unwrap();
+        let mut first = world(2, 6);
+        // Group 1 is slow: the settled positions have a gap.
+        first.sampling.latency = Box::new(|n| seconds(if n == 1 { 1000 } else { 1 }));
+        let mut first = first.start();
+        first.until_step(3).await;
+        first.line.stop();
+        let step = first.end().await.unwrap();
+        let settled = first.saved[0].settled.clone();
+        assert!(!settled.contains(1) && settled.contains(2), "{settled:?}");
+
+        let mut second = world(2, 6).start_from(Start { step, settled });
+        assert_eq!(second.end().await, Ok(6));
+        assert!(first.trained.is_disjoint(&second.trained));
+        let union: BTreeSet<u64> = first.trained.union(&second.trained).copied().collect();
+        assert_eq!(union, whole.trained, "each scheduled group once");
+        let drawn = |run: &crate::testkit::Run| run.environment.drawn.lock().unwrap().clone();
+        let whole_items = drawn(&whole);
+        let replayed: Vec<u64> = second.trained.iter().map(|id| whole_items[*id as usize]).collect();
+        assert_eq!(drawn(&second), replayed, "the same items in the same order");
+        let seeds = |run: &crate::testkit::Run| -> Vec<u64> {
+            run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect()
+        };
+        let whole_seeds = seeds(&whole);
+        let replayed: Vec<u64> = second.trained.iter().map(|id| whole_seeds[*id as usize]).collect();
+        assert_eq!(seeds(&second), replayed);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_line_gives_up_all_that_is_under_way() {
+    local(async {
+        let mut world = World::new(2, 1, 9);
+        world.sampling.latency = Box::new(|n| seconds(if n > 2 { 500 } else { 1 }));
+        world.environment.latency = Box::new(|id, _| seconds(if id.group.0 == 2 { 50 } else { 1 }));
+        let run = world.start();
+        run.pass(seconds(5)).await;
+        assert!(Arc::strong_count(&run.environment) > 1);
+        let (environment, training) = (run.environment.clone(), run.training.clone());
+        drop(run);
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        assert_eq!(Arc::strong_count(&environment), 1, "no stage, group or task is left");
+        assert_eq!(Arc::strong_count(&training), 1);
+    })
+    .await;
+}

@@ -1,0 +1,130 @@
+//! A scripted environment and a renderer of bytes.
+
+use async_trait::async_trait;
+use minds_core::chat::{Message, Parsed, Renderer, Role, Termination};
+use minds_core::environment::{Environment, Item, Reply, Scene};
+use minds_core::ids::{EpisodeId, Token};
+use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::sampling::{Sampled, Stop};
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// What a reward does.
+#[derive(Clone, Debug)]
+pub enum Judge {
+    Reward(f32),
+    Missing(Missing),
+    Panic(&'static str),
+    Never,
+}
+
+type Script<T> = Box<dyn Fn(EpisodeId, u32) -> T + Send + Sync>;
+
+pub struct ScriptedEnvironment {
+    /// The reward of an episode at its n-th try, counted from 0.
+    pub judge: Script<Judge>,
+    /// How long it takes.
+    pub latency: Script<Duration>,
+    /// Answers per episode.
+    pub turns: usize,
+    /// How many times a reward asks the oracle the same question of all episodes.
+    pub questions: usize,
+    /// Panics when this item is drawn, counted from 0.
+    pub broken_item: Option<u64>,
+    /// Items drawn, in order.
+    pub drawn: Mutex<Vec<u64>>,
+    tries: Mutex<HashMap<EpisodeId, u32>>,
+    pub replies: AtomicU64,
+}
+
+impl Default for ScriptedEnvironment {
+    fn default() -> Self {
+        Self {
+            judge: super::reward_by_member(),
+            latency: Box::new(|_, _| Duration::ZERO),
+            turns: 1,
+            questions: 0,
+            broken_item: None,
+            drawn: Mutex::default(),
+            tries: Mutex::default(),
+            replies: AtomicU64::new(0),
+        }
+    }
+}
+
+#[async_trait]
+impl Environment for ScriptedEnvironment {
+    fn id(&self) -> &str {
+        "scripted"
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        NonZeroU64::new(1000).unwrap()
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let number = self.drawn.lock().unwrap().len() as u64;
+        assert_ne!(self.broken_item, Some(number), "no such item");
+        self.drawn.lock().unwrap().push(index);
+        let prompt = vec![Message::user(format!("item {index}"))];
+        Item { index, prompt, answer: None, info: serde_json::Value::Null }
+    }
+
+    async fn reply(&self, _: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+        self.replies.fetch_add(1, Relaxed);
+        let answers = conversation.iter().filter(|m| m.role == Role::Assistant).count();
+        if answers >= self.turns {
+            return Ok(Reply::Done);
+        }
+        Ok(Reply::Continue(vec![Message::user(format!("go on {answers}"))]))
+    }
+
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let id = scene.episode.id;
+        let attempt = {
+            let mut tries = self.tries.lock().unwrap();
+            let tries = tries.entry(id).or_default();
+            *tries += 1;
+            *tries - 1
+        };
+        tokio::time::sleep((self.latency)(id, attempt)).await;
+        for _ in 0..self.questions {
+            scene.oracle.logprobs([1, 2].into(), [3].into()).await?;
+        }
+        match (self.judge)(id, attempt) {
+            Judge::Reward(value) => Ok(Score { reward: Reward::new(value)?, metrics: Metrics::new() }),
+            Judge::Missing(missing) => Err(missing),
+            Judge::Panic(words) => panic!("{words}"),
+            Judge::Never => std::future::pending().await,
+        }
+    }
+}
+
+/// Every byte is a token; a conversation is its messages in one row.
+pub struct ScriptedRenderer;
+
+impl Renderer for ScriptedRenderer {
+    fn name(&self) -> &str {
+        "bytes"
+    }
+
+    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+        messages.iter().flat_map(|m| m.content.bytes()).map(Token::from).collect()
+    }
+
+    fn answer(&self, text: &str) -> Vec<Token> {
+        text.bytes().map(Token::from).collect()
+    }
+
+    fn stop(&self) -> Stop {
+        Stop::ModelDefault
+    }
+
+    fn parse(&self, sampled: &Sampled) -> Parsed {
+        let text = sampled.tokens.iter().map(|t| char::from(*t as u8)).collect();
+        Parsed { text, termination: Termination::Stop }
+    }
+}

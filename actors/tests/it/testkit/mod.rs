@@ -1,0 +1,9 @@
+//! A world in which every latency, failure and gate is scripted, and all that was asked of it is recorded.
+
+mod environment;
+mod service;
+mod world;
+
+pub use environment::{Judge, ScriptedEnvironment, ScriptedRenderer};
+pub use service::{Sampler, ScriptedService, Training, TrainingScript};
+pub use world::{Run, World, local, reward_by_member, seconds};

@@ -1,0 +1,225 @@
+//! Sets a line up against the script and follows it, checking the books at every event.
+
+use super::service::Sampling;
+use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, TrainingScript};
+use minds_core::advantage::Estimator;
+use minds_core::ids::EpisodeId;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::sampling::SamplingParams;
+use minds_stages::batcher::{self, ConstantGroups};
+use minds_stages::deadline::Deadlines;
+use minds_stages::kit::CpuPool;
+use minds_stages::line::{Event, Line, Options, Parts, Start};
+use minds_stages::parcels::{Component, StepDone};
+use minds_stages::policy::Queries;
+use minds_stages::retry::Retry;
+use minds_stages::trainer::{self, Saved};
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::LocalSet;
+use tokio::time::Instant;
+
+pub fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// Runs on a local task set, as actors must.
+pub async fn local<T>(test: impl Future<Output = T>) -> T {
+    LocalSet::new().run_until(test).await
+}
+
+/// Rewards 0, 1, 2, … by member, so that no group is constant.
+pub fn reward_by_member() -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> {
+    Box::new(|id, _| Judge::Reward(id.member as f32))
+}
+
+/// Everything a run depends on.
+pub struct World {
+    pub environment: ScriptedEnvironment,
+    pub sampling: Sampling,
+    pub training: TrainingScript,
+    pub options: Options,
+    pub group_size: u32,
+    pub max_turns: u32,
+    pub score_timeout: Duration,
+}
+
+impl World {
+    /// `groups` groups of two per step, `k` steps off-policy, `steps` steps.
+    pub fn new(groups: usize, k: u64, steps: u64) -> Self {
+        let options = Options {
+            seed: 7,
+            max_steps_off_policy: k,
+            scorers: NonZeroUsize::new(64).unwrap(),
+            restarts: 0,
+            max_failed_in_a_row: 100,
+            retry: Retry {
+                retries: 2,
+                first_pause: seconds(1),
+                longest_pause: seconds(1),
+                deadlines: Deadlines::default(),
+            },
+            batch: batcher::Options {
+                groups_per_batch: NonZeroUsize::new(groups).unwrap(),
+                estimator: Estimator::GroupMean,
+                constant: ConstantGroups::Keep,
+                min_share: 0.5,
+            },
+            train: trainer::Options {
+                loss: Loss::ImportanceSampling,
+                adam: AdamParams::default(),
+                max_steps: steps,
+                save_every: 0,
+                max_refused: 3,
+            },
+        };
+        Self {
+            environment: ScriptedEnvironment::default(),
+            sampling: Sampling::default(),
+            training: TrainingScript::default(),
+            options,
+            group_size: 2,
+            max_turns: 1,
+            score_timeout: seconds(60),
+        }
+    }
+
+    pub fn start(self) -> Run {
+        self.start_from(Start::default())
+    }
+
+    pub fn start_from(self, start: Start) -> Run {
+        let (environment, sampling) = (Arc::new(self.environment), Arc::new(self.sampling));
+        let script = Arc::new(self.training);
+        let training = Training::new(script.clone(), sampling.clone(), start.step);
+        let queries = Arc::new(Queries::default());
+        let component = Component {
+            name: "scripted".into(),
+            environment: environment.clone(),
+            renderer: Arc::new(ScriptedRenderer),
+            group_size: NonZeroU32::new(self.group_size).unwrap(),
+            sampling: SamplingParams::plain(8),
+            max_turns: self.max_turns,
+            score_timeout: self.score_timeout,
+            weight: 1.0,
+        };
+        let parts = Parts {
+            components: vec![component],
+            training: training.clone(),
+            sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
+            judge: None,
+            queries: queries.clone(),
+            pool: CpuPool::inline(),
+        };
+        let line = Line::start(&self.options, parts, start).unwrap();
+        let (options, begun) = (self.options, Instant::now());
+        let (steps, saved, trained) = Default::default();
+        Run { line, options, environment, sampling, script, training, queries, begun, steps, saved, trained }
+    }
+}
+
+/// A running line with all that was seen of it.
+pub struct Run {
+    pub line: Line,
+    pub options: Options,
+    pub environment: Arc<ScriptedEnvironment>,
+    pub sampling: Arc<Sampling>,
+    pub script: Arc<TrainingScript>,
+    pub training: Arc<Training>,
+    pub queries: Arc<Queries>,
+    begun: Instant,
+    pub steps: Vec<StepDone>,
+    pub saved: Vec<Saved>,
+    /// Groups of all steps.
+    pub trained: BTreeSet<u64>,
+}
+
+impl Run {
+    /// Follows the run to its end; the words of its failure, if it failed.
+    pub async fn end(&mut self) -> Result<u64, String> {
+        loop {
+            let day = Duration::from_secs(24 * 3600);
+            let event = tokio::time::timeout(day, self.line.next()).await.expect("the run hangs");
+            match event.expect("the run ends with an event") {
+                Event::Step(step) => self.enter(step),
+                Event::Saved(saved) => self.saved.push(saved),
+                Event::Ended { step } => {
+                    self.check();
+                    assert_eq!(self.line.ledger().counts().trained, self.trained.len() as u64);
+                    assert!(self.line.next().await.is_none());
+                    return Ok(step);
+                }
+                Event::Failed(why) => {
+                    self.check();
+                    assert!(self.line.next().await.is_none());
+                    return Err(why);
+                }
+            }
+            self.check();
+        }
+    }
+
+    /// Follows the run until it has done `count` steps.
+    pub async fn until_step(&mut self, count: usize) {
+        while self.steps.len() < count {
+            match self.line.next().await.expect("the run goes on") {
+                Event::Step(step) => self.enter(step),
+                Event::Saved(saved) => self.saved.push(saved),
+                Event::Ended { .. } => panic!("the run ended early"),
+                Event::Failed(why) => panic!("{why}"),
+            }
+            self.check();
+        }
+    }
+
+    /// Lets time pass.
+    pub async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+        self.check();
+    }
+
+    pub fn elapsed(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    fn enter(&mut self, step: StepDone) {
+        let expected = self.steps.last().map_or(step.step, |last| last.step + 1);
+        assert_eq!(step.step, expected, "steps are told in order");
+        for group in &step.groups {
+            assert!(self.trained.insert(group.group.id.0), "{} was trained twice", group.group.id);
+        }
+        self.steps.push(step);
+    }
+
+    /// The books against what the environment and the events say.
+    pub fn check(&self) {
+        let counts = self.line.ledger().counts();
+        assert_eq!(counts.opened, self.environment.drawn.lock().unwrap().len() as u64, "items drawn");
+        let settled = counts.trained + counts.filtered + counts.dropped + counts.failed;
+        assert!(settled <= counts.opened, "{counts:?}");
+        assert!(counts.opened - settled <= self.options.credits(), "{counts:?}");
+        assert!(
+            counts.trained >= self.trained.len() as u64,
+            "a step was told before its verdicts: {counts:?}"
+        );
+        assert!(self.trained.iter().all(|id| self.line.ledger().settled().contains(*id)));
+    }
+
+    /// One number of every step.
+    pub fn metric(&self, name: &str) -> Vec<f64> {
+        self.steps.iter().map(|step| step.metrics[name]).collect()
+    }
+
+    /// Ids of the groups of every step.
+    pub fn groups(&self) -> Vec<Vec<u64>> {
+        self.steps.iter().map(|step| step.groups.iter().map(|g| g.group.id.0).collect()).collect()
+    }
+
+    pub fn calls(&self) -> Vec<String> {
+        self.training.calls.lock().unwrap().clone()
+    }
+}

@@ -1,0 +1,87 @@
+//! Episodes of several turns, and questions to the oracle.
+
+use crate::testkit::{Run, World, local, seconds};
+use minds_core::backend::BackendError;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+
+async fn play(env_turns: usize, max_turns: u32) -> Run {
+    let mut world = World::new(2, 0, 2);
+    world.environment.turns = env_turns;
+    world.max_turns = max_turns;
+    let mut run = world.start();
+    run.end().await.unwrap();
+    run
+}
+
+fn seeds(run: &Run) -> BTreeSet<u64> {
+    run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_share_the_first_request_and_go_on_alone_with_seeds_of_their_own() {
+    local(async {
+        let run = play(3, 8).await;
+        let asked = run.sampling.asked.lock().unwrap().clone();
+        // Four groups: one request for both members, then two more for each of the two.
+        assert_eq!(asked.len(), 4 * (1 + 2 * 2));
+        assert_eq!(asked.iter().filter(|a| a.samples == 2).count(), 4);
+        assert_eq!(seeds(&run).len(), asked.len(), "all seeds differ");
+        assert_eq!(seeds(&run), seeds(&play(3, 8).await), "and come again");
+        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members) {
+            let turns = &member.episode.turns;
+            assert_eq!(turns.len(), 3);
+            let first = [&turns[0].prompt[..], &turns[0].answer.tokens].concat();
+            assert!(turns[1].prompt.starts_with(&first), "a prompt holds all that was said before");
+        }
+        let data = run.training.data.lock().unwrap();
+        assert!(data.iter().all(|batch| batch.len() == 4), "one datum per episode");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_turns_ends_an_episode_without_asking_the_environment() {
+    local(async {
+        let run = play(10, 2).await;
+        let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members);
+        assert!(episodes().all(|m| m.episode.turns.len() == 2));
+        assert_eq!(run.environment.replies.load(Relaxed), episodes().count() as u64);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_that_ask_the_same_question_share_one_query_per_version() {
+    local(async {
+        let mut world = World::new(2, 0, 2);
+        world.group_size = 4;
+        world.environment.questions = 2;
+        world.sampling.query_latency = Box::new(|_| seconds(5));
+        let mut run = world.start();
+        run.end().await.unwrap();
+        // Two steps, so two versions; 8 episodes with two questions each per step.
+        assert_eq!(run.sampling.queries.load(Relaxed), 2);
+        assert_eq!(run.queries.sent.load(Relaxed), 2);
+        assert_eq!(run.queries.remembered.load(Relaxed), 2 * (8 * 2 - 1));
+        assert_eq!(run.elapsed(), 10.0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_query_that_failed_or_hangs_is_asked_anew() {
+    local(async {
+        let mut world = World::new(1, 0, 1);
+        world.group_size = 4;
+        world.environment.questions = 1;
+        world.sampling.query =
+            Box::new(|n| if n == 0 { Err(BackendError::Unavailable("away".into())) } else { Ok(()) });
+        world.sampling.query_latency = Box::new(|n| seconds(if n == 1 { 1_000_000 } else { 5 }));
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert_eq!(run.steps[0].groups[0].missing, 0);
+        assert_eq!(run.sampling.queries.load(Relaxed), 3, "once for all members at each try");
+    })
+    .await;
+}
