@@ -341,7 +341,8 @@ mod tests {
     fn a_fresh_adapter_is_repeatable_bounded_and_has_zero_b() {
         let arch = Architecture::tiny();
         let spec = LoraSpec::all_linear(4, 7);
-        let (one, two) = (Adapter::<f32>::new(&arch, &spec).unwrap(), Adapter::<f32>::new(&arch, &spec).unwrap());
+        let (one, two) =
+            (Adapter::<f32>::new(&arch, &spec).unwrap(), Adapter::<f32>::new(&arch, &spec).unwrap());
         assert_eq!(one.values, two.values);
         let mut firsts = Vec::new();
         for t in one.tensors() {

@@ -4,7 +4,7 @@
 //! is immutable and may be shared by any number of children. Attention over a chain of segments gives the same
 //! bits as over one, because keys stand on an absolute grid of 32 positions.
 
-use crate::kernel::WIDTH;
+use crate::kernel::{Aligned, WIDTH};
 use crate::model::Model;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
@@ -66,17 +66,17 @@ impl Heads {
 
 /// Keys and values of consecutive positions in one layer, in panels on the absolute grid: lane `p % WIDTH` of a
 /// panel belongs to position `p`. Lanes outside of the segment are zero.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Segment<T> {
     heads: Heads,
     start: usize,
     len: usize,
-    panels: Vec<T>,
+    panels: Aligned<T>,
 }
 
 impl<T: Real> Segment<T> {
     pub(crate) fn new(heads: Heads, start: usize) -> Self {
-        Self { heads, start, len: 0, panels: Vec::new() }
+        Self { heads, start, len: 0, panels: Aligned::zeros(0) }
     }
 
     /// Appends the keys and values of `rows`, `[q | k | v]` each.
@@ -86,8 +86,7 @@ impl<T: Real> Segment<T> {
         let grid = self.start / WIDTH;
         let needed = ((self.start + self.len + count).div_ceil(WIDTH) - grid) * heads.block();
         if needed > self.panels.len() {
-            self.panels.reserve_exact(needed - self.panels.len());
-            self.panels.resize(needed, T::ZERO);
+            self.panels.grow(needed);
         }
         for row in rows.chunks_exact(heads.qkv_width()) {
             let position = self.start + self.len;
@@ -167,7 +166,11 @@ impl<T: Real> Kv<T> {
     #[must_use]
     pub fn root(model: &Model<T>) -> Self {
         let arch = model.architecture();
-        Self { parent: None, start: 0, layers: vec![Segment::new(Heads::new(arch), 0); arch.layers] }
+        Self {
+            parent: None,
+            start: 0,
+            layers: (0..arch.layers).map(|_| Segment::new(Heads::new(arch), 0)).collect(),
+        }
     }
 
     /// Continues after all positions of `parent`.
@@ -200,7 +203,7 @@ impl<T: Real> Kv<T> {
     /// Bytes held by this segment, without its parents.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|l| l.panels.capacity() * size_of::<T>()).sum()
+        self.layers.iter().map(|l| l.panels.bytes()).sum()
     }
 
     pub(crate) fn segment_mut(&mut self, layer: usize) -> &mut Segment<T> {

@@ -55,8 +55,7 @@ mod tests {
         let (found, found_slope) = token_loss(loss, -1.0, -1.0 - ratio.ln(), carrier);
         assert!((found - value).abs() < 1e-14, "{loss:?} {ratio} {carrier}: value {found}");
         assert!((found_slope - slope).abs() < 1e-14, "{loss:?} {ratio} {carrier}: slope {found_slope}");
-        let (single, single_slope) =
-            token_loss(loss, -1.0f32, (-1.0 - ratio.ln()) as f32, carrier as f32);
+        let (single, single_slope) = token_loss(loss, -1.0f32, (-1.0 - ratio.ln()) as f32, carrier as f32);
         assert!((f64::from(single) - value).abs() < 1e-6 && (f64::from(single_slope) - slope).abs() < 1e-6);
     }
 

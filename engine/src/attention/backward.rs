@@ -112,25 +112,29 @@ impl<T: Real> Block<'_, T> {
             }
             let k_column = q_width + self.kv_head * dim;
             let v_column = k_column + self.heads.kv_width();
-            let column = |column: usize| View::new(&self.forward.qkv[keys.start * stride + column..], n, dim, stride);
+            let column =
+                |column: usize| View::new(&self.forward.qkv[keys.start * stride + column..], n, dim, stride);
             let (k, v) = (column(k_column), column(v_column));
             let (q_view, d_o_view) = (View::new(&q, count, dim, dim), View::new(&d_o, count, dim, dim));
             let (mut p, mut d_s) = (vec![T::ZERO; count * n], vec![T::ZERO; count * n]);
             gemm(ViewMut::new(&mut p, count, n, n), false, T::ONE, q_view, k.t(), Threads::One);
             gemm(ViewMut::new(&mut d_s, count, n, n), false, T::ONE, d_o_view, v.t(), Threads::One);
             let causal = keys.start == self.node.rows.start;
-            vectorized(|| {
-                for (i, (p, d_s)) in p.chunks_mut(n).zip(d_s.chunks_mut(n)).enumerate() {
-                    let row = self.rows.start + i / group;
-                    let seen = if causal { row + 1 - keys.start } else { n };
-                    for (p, d_s) in p[..seen].iter_mut().zip(&mut d_s[..seen]) {
-                        *p = (*p - lse[i]).exp();
-                        *d_s = *p * (*d_s - pull[i]);
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (i, (p, d_s)) in p.chunks_mut(n).zip(d_s.chunks_mut(n)).enumerate() {
+                        let row = self.rows.start + i / group;
+                        let seen = if causal { row + 1 - keys.start } else { n };
+                        for (p, d_s) in p[..seen].iter_mut().zip(&mut d_s[..seen]) {
+                            *p = (*p - lse[i]).exp();
+                            *d_s = *p * (*d_s - pull[i]);
+                        }
+                        p[seen..].fill(T::ZERO);
+                        d_s[seen..].fill(T::ZERO);
                     }
-                    p[seen..].fill(T::ZERO);
-                    d_s[seen..].fill(T::ZERO);
-                }
-            });
+                },
+            );
             let (p, d_s) = (View::new(&p, count, n, n), View::new(&d_s, count, n, n));
             gemm(ViewMut::new(&mut d_q, count, dim, dim), true, scale, d_s, k, Threads::One);
             for (column, left, right) in [(k_column, d_s, q_view), (v_column, p, d_o_view)] {

@@ -5,7 +5,7 @@
 //! not depend on where a sequence was cut into segments or into calls.
 
 use crate::kernel::rows::fold;
-use crate::kernel::{Strips, TALLEST, WIDTH, tile, vectorized};
+use crate::kernel::{Start, Strips, Sums, WIDTH, tile, vectorized};
 use crate::kv::{Heads, Visible};
 use crate::real::Real;
 use rayon::prelude::*;
@@ -38,7 +38,8 @@ pub(crate) fn attend<T: Real>(
         .flat_map(|s| s.rows.clone().step_by(BLOCK).map(move |row| (s, row..(row + BLOCK).min(s.rows.end))))
         .flat_map(|(s, rows)| (0..heads.kv_heads).map(move |head| (s, rows.clone(), head)))
         .collect();
-    let run = |scratch: &mut Scratch<T>, (sequence, rows, kv_head): &(&Queries<'_, T>, Range<usize>, usize)| {
+    let run = |scratch: &mut Scratch<T>,
+               (sequence, rows, kv_head): &(&Queries<'_, T>, Range<usize>, usize)| {
         let first = sequence.position + rows.start - sequence.rows.start;
         let block = Block { heads, qkv, rows: rows.clone(), first, kv_head: *kv_head };
         (rows.start, *kv_head, block.attend(&sequence.chain, scratch))
@@ -116,14 +117,15 @@ impl<T: Real> Block<'_, T> {
             scratch.scores.resize(count * width, T::ZERO);
         }
         let scores = &mut scratch.scores[..count * width];
+        let mut sums = Sums::zeros();
         for (column, cell) in cells.iter().enumerate() {
             let keys = cell.visible.keys(cell.index, self.kv_head);
             for strip in 0..scratch.strips.count() {
                 let rows = scratch.strips.rows(strip);
-                let mut c = [[T::ZERO; WIDTH]; TALLEST];
-                tile(scratch.strips.strip(strip), keys, &mut c[..rows.len()]);
-                for (row, c) in rows.zip(&c) {
-                    scores[row * width + column * WIDTH..][..WIDTH].copy_from_slice(c);
+                let sums = &mut sums.0[..rows.len()];
+                tile(scratch.strips.strip(strip), keys, sums, Start::Zero);
+                for (row, sums) in rows.zip(sums) {
+                    scores[row * width + column * WIDTH..][..WIDTH].copy_from_slice(sums);
                 }
             }
         }
@@ -144,15 +146,17 @@ impl<T: Real> Block<'_, T> {
             let rows = scratch.strips.rows(strip);
             let weights = scratch.strips.strip(strip);
             for panel in 0..self.heads.value_panels() {
-                let mut c = [[T::ZERO; WIDTH]; TALLEST];
+                let sums = &mut sums.0[..rows.len()];
+                let mut start = Start::Zero;
                 for (cell, weights) in cells.iter().zip(weights.chunks(WIDTH * rows.len())) {
-                    tile(weights, cell.visible.values(cell.index, self.kv_head, panel), &mut c[..rows.len()]);
+                    let values = cell.visible.values(cell.index, self.kv_head, panel);
+                    tile(weights, values, sums, start);
+                    start = Start::Output;
                 }
-                for (row, c) in rows.clone().zip(&c) {
-                    let columns = &mut out[row * dim..(row + 1) * dim];
-                    for (out, c) in columns.chunks_mut(WIDTH).nth(panel).into_iter().flatten().zip(c) {
-                        *out = *c * inverse[row];
-                    }
+                let columns = panel * WIDTH..dim.min((panel + 1) * WIDTH);
+                for (row, sums) in rows.clone().zip(sums) {
+                    let out = &mut out[row * dim..(row + 1) * dim][columns.clone()];
+                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum * inverse[row]);
                 }
             }
         }
@@ -163,24 +167,27 @@ impl<T: Real> Block<'_, T> {
 /// Turns scores into `exp(scale * score - max)`, zero outside of the lanes in sight; gives the maximum of the scaled
 /// scores and the sum.
 fn softmax<T: Real>(row: &mut [T], scale: T, lanes: impl Fn(usize) -> Range<usize>) -> (T, T) {
-    vectorized(|| {
-        let (cells, _) = row.as_chunks_mut::<WIDTH>();
-        let mut max = [T::NEG_INFINITY; WIDTH];
-        for (column, cell) in cells.iter_mut().enumerate() {
-            let seen = lanes(column);
-            for (lane, (x, max)) in cell.iter_mut().zip(&mut max).enumerate() {
-                *x = if seen.start <= lane && lane < seen.end { *x * scale } else { T::NEG_INFINITY };
-                *max = if *x > *max { *x } else { *max };
+    vectorized(
+        #[inline(always)]
+        || {
+            let (cells, _) = row.as_chunks_mut::<WIDTH>();
+            let mut max = [T::NEG_INFINITY; WIDTH];
+            for (column, cell) in cells.iter_mut().enumerate() {
+                let seen = lanes(column);
+                for (lane, (x, max)) in cell.iter_mut().zip(&mut max).enumerate() {
+                    *x = if seen.start <= lane && lane < seen.end { *x * scale } else { T::NEG_INFINITY };
+                    *max = if *x > *max { *x } else { *max };
+                }
             }
-        }
-        let max = max.into_iter().fold(T::NEG_INFINITY, |m, x| if x > m { x } else { m });
-        let mut sums = [T::ZERO; WIDTH];
-        for cell in cells {
-            for (x, sum) in cell.iter_mut().zip(&mut sums) {
-                *x = (*x - max).exp();
-                *sum += *x;
+            let max = max.into_iter().fold(T::NEG_INFINITY, |m, x| if x > m { x } else { m });
+            let mut sums = [T::ZERO; WIDTH];
+            for cell in cells {
+                for (x, sum) in cell.iter_mut().zip(&mut sums) {
+                    *x = (*x - max).exp();
+                    *sum += *x;
+                }
             }
-        }
-        (max, fold(sums))
-    })
+            (max, fold(sums))
+        },
+    )
 }

@@ -29,7 +29,11 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize, column_strid
 impl<'a, T: Real> View<'a, T> {
     /// The first `columns` of each row; rows begin `stride` apart.
     pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, columns, stride, 1), "{rows} x {columns} by {stride} in {}", data.len());
+        assert!(
+            fits(data.len(), rows, columns, stride, 1),
+            "{rows} x {columns} by {stride} in {}",
+            data.len()
+        );
         Self { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
@@ -56,7 +60,11 @@ pub(crate) struct ViewMut<'a, T> {
 impl<'a, T: Real> ViewMut<'a, T> {
     /// The first `columns` of each row; rows begin `stride` apart.
     pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, columns, stride, 1), "{rows} x {columns} by {stride} in {}", data.len());
+        assert!(
+            fits(data.len(), rows, columns, stride, 1),
+            "{rows} x {columns} by {stride} in {}",
+            data.len()
+        );
         assert!(columns <= stride || rows <= 1, "rows overlap");
         Self { data, rows, columns, stride }
     }

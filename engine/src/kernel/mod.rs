@@ -3,13 +3,15 @@
 //! [`multiply`] and the row functions give every row the same bits whatever stands beside it; forward passes use
 //! nothing else. [`gemm`] is faster for large products and promises no such thing; only gradients use it.
 
+mod aligned;
 pub(crate) mod gemm;
 mod multiply;
 mod panels;
 pub(crate) mod rows;
 mod tile;
 
-pub(crate) use multiply::{Columns, ColumnsMut, Start, multiply};
+pub(crate) use aligned::Aligned;
+pub(crate) use multiply::{Columns, ColumnsMut, multiply};
 pub use panels::Panels;
 pub(crate) use panels::{Strips, WIDTH};
-pub(crate) use tile::{TALLEST, tile, vectorized};
+pub(crate) use tile::{Start, Sums, tile, vectorized};

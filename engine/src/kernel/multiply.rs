@@ -4,7 +4,7 @@
 //! not: no sum is ever cut.
 
 use super::panels::{Panels, Strips, WIDTH};
-use super::tile::{TALLEST, tile};
+use super::tile::{Start, Sums, TALLEST, tile};
 use crate::real::Real;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -36,15 +36,6 @@ impl<'a, T> ColumnsMut<'a, T> {
     pub(crate) fn all(data: &'a mut [T], stride: usize) -> Self {
         Self { data, stride, first: 0 }
     }
-}
-
-/// Where the sums begin.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// At zero.
-    Zero,
-    /// At what the output holds.
-    Output,
 }
 
 /// A share of the output: some rows, some panels, and the slices that belong to both.
@@ -111,25 +102,44 @@ fn split<'a, T: Real>(
 }
 
 fn run<T: Real>(mut share: Share<'_, T>, strips: &Strips<T>, w: &Panels<T>, start: Start) {
+    // This much of a panel stays in the first-level cache while the strips pass. Storing the sums in between and
+    // loading them again does not change their bits.
+    let step = if share.strips.len() > 2 { (32 << 10) / (WIDTH * size_of::<T>()) } else { usize::MAX };
     let top = strips.rows(share.strips.start).start;
+    let mut sums = Sums::zeros();
     for (column, panel) in share.panels.enumerate() {
         let (from, b) = (column * WIDTH, w.panel(panel));
-        let columns = from..from + WIDTH.min(w.columns() - panel * WIDTH);
-        for strip in share.strips.clone() {
-            let rows = strips.rows(strip);
-            let rows = &mut share.rows[rows.start - top..rows.end - top];
-            let mut c = [[T::ZERO; WIDTH]; TALLEST];
-            let c = &mut c[..rows.len()];
-            if start == Start::Output {
-                for (c, row) in c.iter_mut().zip(&*rows) {
-                    c[..columns.len()].copy_from_slice(&row[columns.clone()]);
+        let columns = WIDTH.min(w.columns() - panel * WIDTH);
+        let mut depth = 0usize;
+        loop {
+            let part = depth..depth.saturating_add(step).min(w.depth());
+            let start = if part.start > 0 { Start::Output } else { start };
+            let b = &b[part.start * WIDTH..part.end * WIDTH];
+            for strip in share.strips.clone() {
+                let rows = strips.rows(strip);
+                let rows = &mut share.rows[rows.start - top..rows.end - top];
+                let sums = &mut sums.0[..rows.len()];
+                if start == Start::Output {
+                    sums.iter_mut().zip(&*rows).for_each(|(sums, row)| copy(&row[from..], sums, columns));
                 }
+                let a = &strips.strip(strip)[part.start * rows.len()..part.end * rows.len()];
+                tile(a, b, sums, start);
+                sums.iter().zip(rows).for_each(|(sums, row)| copy(sums, &mut row[from..], columns));
             }
-            tile(strips.strip(strip), b, c);
-            for (c, row) in c.iter().zip(rows) {
-                row[columns.clone()].copy_from_slice(&c[..columns.len()]);
+            depth = part.end;
+            if depth >= w.depth() {
+                break;
             }
         }
+    }
+}
+
+/// Copies the first `columns` elements; a full panel without calling `memcpy`.
+#[inline(always)]
+fn copy<T: Real>(from: &[T], to: &mut [T], columns: usize) {
+    match (from.first_chunk::<WIDTH>(), to.first_chunk_mut::<WIDTH>()) {
+        (Some(from), Some(to)) if columns == WIDTH => *to = *from,
+        _ => to[..columns].copy_from_slice(&from[..columns]),
     }
 }
 
@@ -158,7 +168,8 @@ mod tests {
                 let (row, column) = (i / (n + 3), i % (n + 3));
                 let mut exact = f64::from(*before);
                 if (1..=n).contains(&column) {
-                    let dot = |d: usize| f64::from(x[row * (k + 2) + 2 + d]) * f64::from(w[(column - 1) * k + d]);
+                    let dot =
+                        |d: usize| f64::from(x[row * (k + 2) + 2 + d]) * f64::from(w[(column - 1) * k + d]);
                     exact += (0..k).map(dot).sum::<f64>();
                 }
                 assert!((f64::from(*found) - exact).abs() < 1e-5, "{m}x{k}x{n} at {row},{column}");

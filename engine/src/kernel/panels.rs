@@ -1,7 +1,8 @@
 //! Matrices packed for the micro-kernel.
 
-use crate::real::Real;
+use super::aligned::Aligned;
 use super::tile::tallest;
+use crate::real::Real;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -9,11 +10,11 @@ use std::ops::Range;
 pub const WIDTH: usize = 32;
 
 /// A frozen right operand `[depth, columns]` in panels of [`WIDTH`] columns, zero-padded: `[panel][depth][WIDTH]`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Panels<T> {
     depth: usize,
     columns: usize,
-    data: Vec<T>,
+    data: Aligned<T>,
 }
 
 impl<T: Real> Panels<T> {
@@ -27,7 +28,7 @@ impl<T: Real> Panels<T> {
     /// Packs the matrix with the element `value(column, depth)`.
     #[must_use]
     pub fn from_rows_with(columns: usize, depth: usize, value: impl Fn(usize, usize) -> T + Sync) -> Self {
-        let mut data = vec![T::ZERO; columns.div_ceil(WIDTH) * depth * WIDTH];
+        let mut data = Aligned::zeros(columns.div_ceil(WIDTH) * depth * WIDTH);
         data.par_chunks_mut((depth * WIDTH).max(1)).enumerate().for_each(|(panel, data)| {
             let first = panel * WIDTH;
             for lane in 0..WIDTH.min(columns - first) {

@@ -62,10 +62,13 @@ pub(crate) fn max<T: Real>(row: &[T]) -> T {
 /// `ln Σ exp(x)`: the log-prob of token `t` is `row[t] - log_sum_exp(row)`, for sampler and trainer alike.
 #[must_use]
 pub fn log_sum_exp<T: Real>(row: &[T]) -> T {
-    vectorized(|| {
-        let max = max(row);
-        max + lane_sum(row, |x| (x - max).exp()).ln()
-    })
+    vectorized(
+        #[inline(always)]
+        || {
+            let max = max(row);
+            max + lane_sum(row, |x| (x - max).exp()).ln()
+        },
+    )
 }
 
 /// `1 / sqrt(mean(x²) + eps)`.
@@ -78,13 +81,16 @@ fn inverse_rms<T: Real>(x: &[T], eps: T) -> T {
 pub(crate) fn rms_norm<T: Real>(x: &[T], gain: &[T], eps: T, out: &mut [T]) {
     let width = gain.len();
     for_rows(out, width, |i, out| {
-        vectorized(|| {
-            let x = &x[i * width..(i + 1) * width];
-            let inverse = inverse_rms(x, eps);
-            for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
-                *out = *x * inverse * *gain;
-            }
-        });
+        vectorized(
+            #[inline(always)]
+            || {
+                let x = &x[i * width..(i + 1) * width];
+                let inverse = inverse_rms(x, eps);
+                for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
+                    *out = *x * inverse * *gain;
+                }
+            },
+        );
     });
 }
 
@@ -118,35 +124,46 @@ pub(crate) fn rms_norm_backward<T: Real>(x: &[T], gain: &[T], eps: T, dy: &[T], 
     let width = gain.len();
     for_rows(dx, width, |i, dx| {
         let range = i * width..(i + 1) * width;
-        vectorized(|| rms_norm_backward_row(&x[range.clone()], gain, eps, &dy[range.clone()], dx));
+        vectorized(
+            #[inline(always)]
+            || rms_norm_backward_row(&x[range.clone()], gain, eps, &dy[range.clone()], dx),
+        );
     });
 }
 
 /// `out = silu(gate) * up` for rows `[gate | up]`.
 pub(crate) fn gated<T: Real>(gate_up: &[T], width: usize, out: &mut [T]) {
     for_rows(out, width, |i, out| {
-        vectorized(|| {
-            let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                *out = *gate / (T::ONE + (-*gate).exp()) * *up;
-            }
-        });
+        vectorized(
+            #[inline(always)]
+            || {
+                let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
+                for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                    *out = *gate / (T::ONE + (-*gate).exp()) * *up;
+                }
+            },
+        );
     });
 }
 
 /// The derivative through [`gated`]: `out = [d gate | d up]`.
 pub(crate) fn gated_backward<T: Real>(gate_up: &[T], width: usize, dy: &[T], out: &mut [T]) {
     for_rows(out, 2 * width, |i, out| {
-        vectorized(|| {
-            let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
-            let dy = &dy[i * width..(i + 1) * width];
-            let (d_gate, d_up) = out.split_at_mut(width);
-            for ((((d_gate, d_up), gate), up), dy) in d_gate.iter_mut().zip(d_up).zip(gate).zip(up).zip(dy) {
-                let sigmoid = T::ONE / (T::ONE + (-*gate).exp());
-                *d_up = *dy * *gate * sigmoid;
-                *d_gate = *dy * *up * sigmoid * (T::ONE + *gate * (T::ONE - sigmoid));
-            }
-        });
+        vectorized(
+            #[inline(always)]
+            || {
+                let (gate, up) = gate_up[2 * i * width..2 * (i + 1) * width].split_at(width);
+                let dy = &dy[i * width..(i + 1) * width];
+                let (d_gate, d_up) = out.split_at_mut(width);
+                for ((((d_gate, d_up), gate), up), dy) in
+                    d_gate.iter_mut().zip(d_up).zip(gate).zip(up).zip(dy)
+                {
+                    let sigmoid = T::ONE / (T::ONE + (-*gate).exp());
+                    *d_up = *dy * *gate * sigmoid;
+                    *d_gate = *dy * *up * sigmoid * (T::ONE + *gate * (T::ONE - sigmoid));
+                }
+            },
+        );
     });
 }
 

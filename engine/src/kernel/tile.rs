@@ -11,6 +11,18 @@ use std::sync::OnceLock;
 /// Most rows of a tile: 24 accumulators of the 32 AVX-512 registers.
 pub(crate) const TALLEST: usize = 12;
 
+/// The sums of a tile, aligned to cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Sums<T>(pub(crate) [[T; WIDTH]; TALLEST]);
+
+impl<T: Real> Sums<T> {
+    /// All zero.
+    pub(crate) fn zeros() -> Self {
+        Self([[T::ZERO; WIDTH]; TALLEST])
+    }
+}
+
 /// The best instruction set of this machine, and the tallest tile whose accumulators fit its registers.
 fn machine() -> (Arch, usize) {
     struct Tallest;
@@ -38,17 +50,28 @@ pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     machine().0.dispatch(work)
 }
 
-/// `c += a · b` for a tile of `c.len()` rows: `a` is a strip `[depth][rows]`, `b` a panel `[depth][WIDTH]`.
+/// Where the sums of a product begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// At zero.
+    Zero,
+    /// At what the output holds.
+    Output,
+}
+
+/// `c = a · b` or `c += a · b` for a tile of `c.len()` rows: `a` is a strip `[depth][rows]`, `b` a panel
+/// `[depth][WIDTH]`.
 #[inline]
-pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]]) {
+pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]], start: Start) {
     assert_eq!(a.len() * WIDTH, b.len() * c.len(), "the depths of the tile's operands differ");
-    machine().0.dispatch(Tile { a, b, c });
+    machine().0.dispatch(Tile { a, b, c, start });
 }
 
 struct Tile<'a, T> {
     a: &'a [T],
     b: &'a [T],
     c: &'a mut [[T; WIDTH]],
+    start: Start,
 }
 
 impl<T: Real> WithSimd for Tile<'_, T> {
@@ -56,12 +79,12 @@ impl<T: Real> WithSimd for Tile<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { a, b, c } = self;
+        let Self { a, b, c, start } = self;
         macro_rules! by_height {
             ($($height:literal)*) => {
                 match c.len() {
                     0 => {}
-                    $($height => accumulate::<S, T, $height>(simd, a, b, c),)*
+                    $($height => accumulate::<S, T, $height>(simd, a, b, c, start),)*
                     more => unreachable!("a tile of {more} rows"),
                 }
             };
@@ -71,13 +94,19 @@ impl<T: Real> WithSimd for Tile<'_, T> {
 }
 
 #[inline(always)]
-fn accumulate<S: Simd, T: Real, const H: usize>(simd: S, a: &[T], b: &[T], c: &mut [[T; WIDTH]]) {
+fn accumulate<S: Simd, T: Real, const H: usize>(
+    simd: S,
+    a: &[T],
+    b: &[T],
+    c: &mut [[T; WIDTH]],
+    start: Start,
+) {
     let vectors = WIDTH / T::lane_count::<S>();
     let (steps, b) = (a.as_chunks::<H>().0, T::registers::<S>(b));
     // Two registers of columns at a time: the whole panel under AVX-512, half of it under AVX2.
     for first in (0..vectors).step_by(2) {
         let mut sums = [[T::splat(simd, T::ZERO); 2]; H];
-        for (sums, c) in sums.iter_mut().zip(&*c) {
+        for (sums, c) in sums.iter_mut().zip(&*c).filter(|_| start == Start::Output) {
             sums.copy_from_slice(&T::registers::<S>(c)[first..first + 2]);
         }
         for (a, b) in steps.iter().zip(b.chunks_exact(vectors)) {

@@ -23,7 +23,11 @@ pub(crate) struct Batch<'a, T> {
 }
 
 impl<'a, T: Real> Batch<'a, T> {
-    pub(crate) fn new(model: &Model<T>, spans: Vec<Span<'a, T>>, positions: impl Iterator<Item = usize>) -> Self {
+    pub(crate) fn new(
+        model: &Model<T>,
+        spans: Vec<Span<'a, T>>,
+        positions: impl Iterator<Item = usize>,
+    ) -> Self {
         Self { spans, angles: positions.flat_map(|p| angles(&model.frequencies, p)).collect() }
     }
 }
@@ -82,14 +86,19 @@ impl<T: Real> Layer<T> {
         let q_width = heads.q_width();
         for_rows(&mut a.qkv, heads.qkv_width(), |i, row| {
             let angles = &batch.angles[i * heads.dim..(i + 1) * heads.dim];
-            vectorized(|| {
-                let (q, k) = row[..q_width + heads.kv_width()].split_at_mut(q_width);
-                if let Some((q_gain, k_gain)) = &self.qk_norm {
-                    q.chunks_mut(heads.dim).for_each(|head| rms_norm_row(head, q_gain, model.eps()));
-                    k.chunks_mut(heads.dim).for_each(|head| rms_norm_row(head, k_gain, model.eps()));
-                }
-                q.chunks_mut(heads.dim).chain(k.chunks_mut(heads.dim)).for_each(|head| rotate(head, angles));
-            });
+            vectorized(
+                #[inline(always)]
+                || {
+                    let (q, k) = row[..q_width + heads.kv_width()].split_at_mut(q_width);
+                    if let Some((q_gain, k_gain)) = &self.qk_norm {
+                        q.chunks_mut(heads.dim).for_each(|head| rms_norm_row(head, q_gain, model.eps()));
+                        k.chunks_mut(heads.dim).for_each(|head| rms_norm_row(head, k_gain, model.eps()));
+                    }
+                    q.chunks_mut(heads.dim)
+                        .chain(k.chunks_mut(heads.dim))
+                        .for_each(|head| rotate(head, angles));
+                },
+            );
         });
         sized(&mut a.mixed, rows * q_width);
         sized(&mut a.lse, rows * heads.heads);

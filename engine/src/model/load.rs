@@ -101,10 +101,9 @@ fn layer<T: Real>(
         post_norm: norm("post_attention_layernorm", arch.dim)?,
         linear,
         qk_norm: match arch.qk_norm {
-            true => Some((
-                norm("self_attn.q_norm", arch.head_dim)?,
-                norm("self_attn.k_norm", arch.head_dim)?,
-            )),
+            true => {
+                Some((norm("self_attn.q_norm", arch.head_dim)?, norm("self_attn.k_norm", arch.head_dim)?))
+            }
             false => None,
         },
     })

@@ -62,8 +62,12 @@ mod tests {
     /// from the formula in transformers' `modeling_rope_utils`.
     #[test]
     fn llama3_scaling_keeps_fast_pairs_and_slows_slow_ones() {
-        let scaling =
-            RopeScaling { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192.0 };
+        let scaling = RopeScaling {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
         let arch = Architecture {
             head_dim: 64,
             rope_theta: 500_000.0,

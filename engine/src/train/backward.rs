@@ -4,7 +4,9 @@ use super::plan::Rows;
 use crate::adapter::{AdapterWeights, Layout, Site};
 use crate::attention::{Attended, attend_backward};
 use crate::kernel::gemm::{Threads, View, ViewMut, gemm};
-use crate::kernel::rows::{for_rows, gated, gated_backward, rms_norm, rms_norm_backward, rms_norm_backward_row};
+use crate::kernel::rows::{
+    for_rows, gated, gated_backward, rms_norm, rms_norm_backward, rms_norm_backward_row,
+};
 use crate::kernel::vectorized;
 use crate::model::{Activations, Batch, Layer, Linear, Model, rotate_back};
 use crate::real::Real;
@@ -72,16 +74,27 @@ fn unrotate<T: Real>(
     let (q_width, width) = (heads.q_width(), heads.qkv_width());
     for_rows(d_qkv, width, |i, row| {
         let angles = &batch.angles[i * heads.dim..(i + 1) * heads.dim];
-        vectorized(|| {
-            row[..q_width + heads.kv_width()].chunks_mut(heads.dim).for_each(|head| rotate_back(head, angles));
-        });
+        vectorized(
+            #[inline(always)]
+            || {
+                row[..q_width + heads.kv_width()]
+                    .chunks_mut(heads.dim)
+                    .for_each(|head| rotate_back(head, angles));
+            },
+        );
         if let Some((q_gain, k_gain)) = &layer.qk_norm {
             for h in 0..heads.heads + heads.kv_heads {
                 let gain = if h < heads.heads { q_gain } else { k_gain };
                 let head = &mut row[h * heads.dim..(h + 1) * heads.dim];
                 let d = head.to_vec();
                 head.fill(T::ZERO);
-                rms_norm_backward_row(&a.raw_qk[i * width + h * heads.dim..][..heads.dim], gain, eps, &d, head);
+                rms_norm_backward_row(
+                    &a.raw_qk[i * width + h * heads.dim..][..heads.dim],
+                    gain,
+                    eps,
+                    &d,
+                    head,
+                );
             }
         }
     });
@@ -112,22 +125,27 @@ impl<T: Real> Through<'_, T> {
             gemm(ViewMut::new(d_x, count, input, input), false, T::ONE, d_y, weights, Threads::All);
         }
         let Some(first) = slots.first() else { return };
-        let mut d_low = vec![T::ZERO; count * width];
+        // The crate's kernel is tall and narrow: a few rows of many columns are fast, many rows of a few are not.
+        let mut d_low = vec![T::ZERO; width * count];
         for slot in slots {
             let d_y = View::new(&self.d_y[slot.column..], count, slot.output, output);
             let low = View::new(&self.low[slot.lane..], count, rank, width);
             let b = View::new(&self.values[slot.b..], slot.output, rank, rank);
-            let d_b = ViewMut::new(&mut grads[slot.b..], slot.output, rank, rank);
-            gemm(d_b, true, scale, d_y.t(), low, Threads::All);
-            let d_low = ViewMut::new(&mut d_low[slot.lane..], count, rank, width);
-            gemm(d_low, false, scale, d_y, b, Threads::All);
+            let mut d_b = vec![T::ZERO; rank * slot.output];
+            let d_b_view = ViewMut::new(&mut d_b, rank, slot.output, slot.output);
+            gemm(d_b_view, false, scale, low.t(), d_y, Threads::All);
+            for (o, sums) in grads[slot.b..][..slot.output * rank].chunks_mut(rank).enumerate() {
+                sums.iter_mut().enumerate().for_each(|(r, sum)| *sum += d_b[r * slot.output + o]);
+            }
+            let d_low = ViewMut::new(&mut d_low[slot.lane * count..], rank, count, count);
+            gemm(d_low, false, scale, b.t(), d_y.t(), Threads::All);
         }
-        let d_low = View::new(&d_low, count, width, width);
+        let d_low = View::new(&d_low, width, count, count);
         let x = View::new(self.x, count, input, input);
-        gemm(ViewMut::new(&mut grads[first.a..], width, input, input), true, T::ONE, d_low.t(), x, Threads::All);
+        gemm(ViewMut::new(&mut grads[first.a..], width, input, input), true, T::ONE, d_low, x, Threads::All);
         if let Some(d_x) = d_x {
             let a = View::new(&self.values[first.a..], width, input, input);
-            gemm(ViewMut::new(d_x, count, input, input), true, T::ONE, d_low, a, Threads::All);
+            gemm(ViewMut::new(d_x, count, input, input), true, T::ONE, d_low.t(), a, Threads::All);
         }
     }
 }

@@ -62,7 +62,14 @@ pub(crate) fn head<T: Real>(
             let (mut d_hidden, count) = (vec![T::ZERO; rows.len() * dim], rows.len());
             let weights = View::new(pass.model.head_rows(), vocab, dim, dim);
             let d_logits = View::new(&logits, count, vocab, vocab);
-            gemm(ViewMut::new(&mut d_hidden, count, dim, dim), false, T::ONE, d_logits, weights, Threads::All);
+            gemm(
+                ViewMut::new(&mut d_hidden, count, dim, dim),
+                false,
+                T::ONE,
+                d_logits,
+                weights,
+                Threads::All,
+            );
             let mut d_chosen = vec![T::ZERO; count * dim];
             rms_norm_backward(&last, &pass.model.norm, pass.model.eps(), &d_hidden, &mut d_chosen);
             for (picks, d) in rows.iter().zip(d_chosen.chunks(dim)) {
@@ -77,7 +84,12 @@ pub(crate) fn head<T: Real>(
 }
 
 /// Log-prob and loss of each pick; turns the logits into their derivative if asked.
-fn row<T: Real>(pass: &Pass<'_, T>, logits: &mut [T], picks: &[Pick<T>], with_gradients: bool) -> Vec<(T, T)> {
+fn row<T: Real>(
+    pass: &Pass<'_, T>,
+    logits: &mut [T],
+    picks: &[Pick<T>],
+    with_gradients: bool,
+) -> Vec<(T, T)> {
     let lse = log_sum_exp(logits);
     let results: Vec<(T, T, T)> = picks
         .iter()
@@ -89,7 +101,10 @@ fn row<T: Real>(pass: &Pass<'_, T>, logits: &mut [T], picks: &[Pick<T>], with_gr
         .collect();
     if with_gradients {
         let total: T = results.iter().map(|(_, _, slope)| *slope).sum();
-        vectorized(|| logits.iter_mut().for_each(|x| *x = -total * (*x - lse).exp()));
+        vectorized(
+            #[inline(always)]
+            || logits.iter_mut().for_each(|x| *x = -total * (*x - lse).exp()),
+        );
         for (pick, (_, _, slope)) in picks.iter().zip(&results) {
             logits[pick.target] += *slope;
         }

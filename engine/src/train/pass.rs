@@ -27,9 +27,13 @@ pub(crate) struct Pass<'a, T> {
 const KEPT_BYTES: usize = 1 << 30;
 
 /// Runs the pass; with `grads`, adds the gradients to them.
-pub(crate) fn run<T: Real>(pass: &Pass<'_, T>, mut grads: Option<&mut [T]>) -> Result<ForwardOut<T>, EngineError> {
+pub(crate) fn run<T: Real>(
+    pass: &Pass<'_, T>,
+    mut grads: Option<&mut [T]>,
+) -> Result<ForwardOut<T>, EngineError> {
     check(pass)?;
-    let needs: Vec<Need<'_>> = pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
+    let needs: Vec<Need<'_>> =
+        pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
     let mut out =
         ForwardOut { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
     // The memory of one micro-batch serves the next.

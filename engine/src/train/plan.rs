@@ -121,8 +121,13 @@ fn families(needs: &[Need<'_>], cap: usize, share: bool) -> Vec<Family> {
 }
 
 fn arrange(needs: &[Need<'_>], families: &[Family]) -> Rows {
-    let mut rows =
-        Rows { nodes: Vec::new(), trained_nodes: 0, trained_rows: 0, tokens: Vec::new(), members: Vec::new() };
+    let mut rows = Rows {
+        nodes: Vec::new(),
+        trained_nodes: 0,
+        trained_rows: 0,
+        tokens: Vec::new(),
+        members: Vec::new(),
+    };
     let mut prefixes = Vec::new();
     let member = |rows: &mut Rows, family: &Family, prefix: &Range<usize>, m: usize| {
         let own = rows.push(&needs[m].input[family.prefix..], family.prefix, prefix.clone());
@@ -160,8 +165,14 @@ mod tests {
             for (m, prefix, own) in &rows.members {
                 let all: Vec<_> = prefix.clone().chain(own.clone()).collect();
                 assert_eq!(all.iter().map(|&r| rows.tokens[r]).collect::<Vec<_>>(), inputs[*m].0);
-                assert_eq!(all.iter().map(|&r| positions[r]).collect::<Vec<_>>(), (0..all.len()).collect::<Vec<_>>());
-                assert!(!inputs[*m].1 || all.iter().all(|&r| r < rows.trained_rows), "datum {m} is not trained");
+                assert_eq!(
+                    all.iter().map(|&r| positions[r]).collect::<Vec<_>>(),
+                    (0..all.len()).collect::<Vec<_>>()
+                );
+                assert!(
+                    !inputs[*m].1 || all.iter().all(|&r| r < rows.trained_rows),
+                    "datum {m} is not trained"
+                );
                 seen.push(*m);
             }
         }

@@ -45,13 +45,18 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
             // Cases 0 and 1 begin alike and have the same adapter; lengths differ.
             let prompt = if i < 2 { shared.clone() } else { tokens(&mut random, prompt - i, arch.vocab) };
             let own = tokens(&mut random, len - prompt.len() - i % 3, arch.vocab);
-            let adapter = if i < 2 { Some(&adapters[0]) } else { [None, Some(&adapters[0]), Some(&adapters[1])][i % 3] };
+            let adapter = if i < 2 {
+                Some(&adapters[0])
+            } else {
+                [None, Some(&adapters[0]), Some(&adapters[1])][i % 3]
+            };
             Case { tokens: [prompt, own].concat(), adapter }
         })
         .collect();
 
     // Alone and at once.
-    let whole: Vec<_> = cases.iter().map(|c| run(&model, c, &mut Kv::root(&model), &[c.tokens.len()])).collect();
+    let whole: Vec<_> =
+        cases.iter().map(|c| run(&model, c, &mut Kv::root(&model), &[c.tokens.len()])).collect();
     assert!(whole.iter().all(|bits| bits.iter().all(|b| f32::from_bits(*b) < 0.0)));
     assert_ne!(whole[0], whole[1]);
 
@@ -67,7 +72,8 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     let mut kvs: Vec<_> = cases.iter().map(|_| Kv::root(&model)).collect();
     let mut found = vec![Vec::new(); cases.len()];
     for step in 0.. {
-        let pieces: Vec<_> = kvs.iter().map(|kv| (kv.len(), if step == 0 { prompt - 15 } else { 1 })).collect();
+        let pieces: Vec<_> =
+            kvs.iter().map(|kv| (kv.len(), if step == 0 { prompt - 15 } else { 1 })).collect();
         let live: Vec<usize> = (0..cases.len()).filter(|&i| pieces[i].0 < cases[i].tokens.len()).collect();
         if live.is_empty() {
             break;
@@ -94,7 +100,11 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     for i in 0..2 {
         let mut child = Kv::child(root.clone());
         let rest = run(&model, &cases[i], &mut child, &[2, cases[i].tokens.len() - prompt - 2]);
-        assert_eq!([&begun[..prompt - 1], &whole[i][prompt - 1..prompt], &rest].concat(), whole[i], "child {i}");
+        assert_eq!(
+            [&begun[..prompt - 1], &whole[i][prompt - 1..prompt], &rest].concat(),
+            whole[i],
+            "child {i}"
+        );
         let mut fork = Kv::fork(Arc::new(child), prompt - 3);
         let rest = run(&model, &cases[1 - i], &mut fork, &[cases[1 - i].tokens.len() - prompt + 3]);
         assert_eq!(rest, whole[1 - i][prompt - 3..], "fork {i}");

@@ -23,10 +23,14 @@ pub fn architectures() -> [(&'static str, Architecture); 3] {
         context: 128,
         ..Architecture::tiny()
     };
-    let scaling = RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 64.0 };
+    let scaling =
+        RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 64.0 };
     [
         ("llama", base.clone()),
-        ("qwen2", Architecture { qkv_bias: true, tied_head: false, rope_scaling: Some(scaling), ..base.clone() }),
+        (
+            "qwen2",
+            Architecture { qkv_bias: true, tied_head: false, rope_scaling: Some(scaling), ..base.clone() },
+        ),
         ("qwen3", Architecture { qk_norm: true, head_dim: 10, kv_heads: 4, ..base }),
     ]
 }
@@ -46,7 +50,8 @@ pub fn tokens(random: &mut ChaCha8Rng, len: usize, vocab: usize) -> Vec<Token> {
 
 /// An adapter that has learnt something: `B` is not zero.
 pub fn adapter<T: Real>(arch: &Architecture, rank: usize, seed: u64) -> Adapter<T> {
-    let mut adapter = Adapter::new(arch, &LoraSpec { alpha: 2.0, ..LoraSpec::all_linear(rank, seed) }).unwrap();
+    let mut adapter =
+        Adapter::new(arch, &LoraSpec { alpha: 2.0, ..LoraSpec::all_linear(rank, seed) }).unwrap();
     let mut random = random(seed + 100);
     for value in adapter.values_mut() {
         *value += T::from_f64(0.2 * uniform(&mut random));

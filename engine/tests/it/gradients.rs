@@ -33,14 +33,16 @@ fn data(model: &Model<f64>, adapter: &Adapter<f64>, loss: Loss) -> Vec<Datum> {
     }
     sequences.push((tokens(&mut random, 15, vocab), 14));
     sequences.push((([&long[..], &tokens(&mut random, 5, vocab)]).concat(), 0));
-    let plain: Vec<_> = sequences.iter().map(|(s, _)| datum(s, 0, Loss::CrossEntropy, |_| 0.0, |_| 0.0)).collect();
+    let plain: Vec<_> =
+        sequences.iter().map(|(s, _)| datum(s, 0, Loss::CrossEntropy, |_| 0.0, |_| 0.0)).collect();
     let now = forward(model, Some(&adapter.weights()), &plain, Loss::CrossEntropy, SHARED).unwrap().logprobs;
     let offsets = [0.4, -0.4, 0.1, -0.1, 0.15, -0.3, 0.7];
     sequences
         .iter()
         .zip(now)
         .map(|((sequence, trained), now)| {
-            let mut carrier = || (0.3 + uniform(&mut random).abs() as f32) * [1.0, -1.0][random.next_u32() as usize % 2];
+            let mut carrier =
+                || (0.3 + uniform(&mut random).abs() as f32) * [1.0, -1.0][random.next_u32() as usize % 2];
             datum(sequence, *trained, loss, |_| carrier(), |t| now[t] as f32 + offsets[t % offsets.len()])
         })
         .collect()
@@ -92,7 +94,8 @@ fn check(name: &str, arch: &Architecture, loss: Loss) {
     if let Loss::Cispo { low, high } = loss {
         let now = forward(&model, Some(&adapter.weights()), &data, loss, SHARED).unwrap().logprobs;
         // The frozen weights are rounded to f32.
-        (tolerance, differenced, difference_loss) = (1e-5, cispo_frozen(&data, &now, low, high), Loss::CrossEntropy);
+        (tolerance, differenced, difference_loss) =
+            (1e-5, cispo_frozen(&data, &now, low, high), Loss::CrossEntropy);
     }
     let loss_with = |adapter: &Adapter<f64>| {
         forward(&model, Some(&adapter.weights()), &differenced, difference_loss, SHARED).unwrap().loss

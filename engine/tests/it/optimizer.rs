@@ -29,16 +29,27 @@ fn grads(adapter: &Adapter<f64>, first: [f64; 2]) -> Grads<f64> {
 /// 3. g = -2: m = -1/8, v = 181/64; m / (1 - 1/8) = -1/7,     v / (1 - 27/64) = 181/37
 #[test]
 fn three_steps_with_decay_are_those_of_the_formula() {
-    let params =
-        AdamParams { learning_rate: 0.1, beta1: 0.5, beta2: 0.75, eps: 0.0, weight_decay: 0.2, grad_clip_norm: 0.0 };
+    let params = AdamParams {
+        learning_rate: 0.1,
+        beta1: 0.5,
+        beta2: 0.75,
+        eps: 0.0,
+        weight_decay: 0.2,
+        grad_clip_norm: 0.0,
+    };
     let (mut adapter, mut state) = adapter([1.0, 0.0]);
     let mut expected = 1.0;
-    for (g, mean, square) in [(1.0, 1.0, 1.0), (3.0, 7.0 / 3.0, 39.0 / 7.0), (-2.0, -1.0 / 7.0, 181.0 / 37.0)] {
+    for (g, mean, square) in [(1.0, 1.0, 1.0), (3.0, 7.0 / 3.0, 39.0 / 7.0), (-2.0, -1.0 / 7.0, 181.0 / 37.0)]
+    {
         let grads = grads(&adapter, [g, 0.0]);
         let stats = adam_step(&mut adapter, &grads, &mut state, &params).unwrap();
         assert_eq!((stats.grad_norm, stats.clip), (f64::abs(g), 1.0));
         expected = 0.98 * expected - 0.1 * mean / f64::sqrt(square);
-        assert!((adapter.values()[0] - expected).abs() < 1e-15, "{} instead of {expected}", adapter.values()[0]);
+        assert!(
+            (adapter.values()[0] - expected).abs() < 1e-15,
+            "{} instead of {expected}",
+            adapter.values()[0]
+        );
     }
     assert_eq!((state.m[0], state.v[0], state.step), (-0.125, 181.0 / 64.0, 3));
     assert!(adapter.values()[1..].iter().all(|x| *x == 0.0), "values without gradient moved");

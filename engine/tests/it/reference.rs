@@ -94,7 +94,8 @@ impl Reference<'_> {
             let mut f = self.arch.rope_theta.powf(-(j as f64) / half as f64);
             if let Some(s) = self.arch.rope_scaling {
                 let wavelength = 2.0 * std::f64::consts::PI / f;
-                let (low, high) = (s.original_context / s.low_freq_factor, s.original_context / s.high_freq_factor);
+                let (low, high) =
+                    (s.original_context / s.low_freq_factor, s.original_context / s.high_freq_factor);
                 if wavelength > low {
                     f /= s.factor;
                 } else if wavelength >= high {
@@ -141,7 +142,8 @@ impl Reference<'_> {
                     };
                     let weights: Vec<f64> = (0..=position).map(score).collect();
                     let sum: f64 = weights.iter().sum();
-                    let column = |d: usize| (0..=position).map(|s| weights[s] * v[s][kv][d]).sum::<f64>() / sum;
+                    let column =
+                        |d: usize| (0..=position).map(|s| weights[s] * v[s][kv][d]).sum::<f64>() / sum;
                     mixed.extend((0..a.head_dim).map(column));
                 }
                 let y = self.linear(layer, "self_attn", Target::OProj, &mixed);
@@ -202,7 +204,10 @@ fn wrong_weights_are_refused_by_name() {
     weights.get_mut("model.layers.1.mlp.up_proj.weight").unwrap().pop();
     let mut read = |name: &str| Ok::<_, Infallible>(weights[name].clone());
     let error = Model::<f32>::load(arch.clone(), &mut read).unwrap_err().to_string();
-    assert_eq!(error, "the tensor `model.layers.1.mlp.up_proj.weight` has 559 elements, the architecture needs 560");
+    assert_eq!(
+        error,
+        "the tensor `model.layers.1.mlp.up_proj.weight` has 559 elements, the architecture needs 560"
+    );
     let arch = Architecture { kv_heads: 3, ..arch.clone() };
     assert!(Model::<f32>::random(arch, 0).is_err());
 }

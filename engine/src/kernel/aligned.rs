@@ -1,0 +1,51 @@
+//! Memory that begins on a cache line, so that no register is loaded from two.
+
+use crate::real::Real;
+use std::ops::{Deref, DerefMut};
+
+const LINE: usize = 64;
+
+/// A vector whose first element lies on a cache line.
+#[derive(Debug)]
+pub(crate) struct Aligned<T> {
+    data: Vec<T>,
+    first: usize,
+}
+
+impl<T: Real> Aligned<T> {
+    /// `len` zeros.
+    pub(crate) fn zeros(len: usize) -> Self {
+        let data = vec![T::ZERO; len + LINE / size_of::<T>()];
+        // The offset is advice: where it cannot be found, alignment is lost and nothing else.
+        let first = data.as_ptr().align_offset(LINE);
+        let first = if first < LINE / size_of::<T>() { first } else { 0 };
+        let mut aligned = Self { data, first };
+        aligned.data.truncate(first + len);
+        aligned
+    }
+
+    /// Appends zeros up to `len`.
+    pub(crate) fn grow(&mut self, len: usize) {
+        let mut grown = Self::zeros(len.max(self.len()));
+        grown[..self.len()].copy_from_slice(self);
+        *self = grown;
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.capacity() * size_of::<T>()
+    }
+}
+
+impl<T> Deref for Aligned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.data[self.first..]
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.first..]
+    }
+}
