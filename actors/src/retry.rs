@@ -2,6 +2,8 @@
 
 use crate::deadline::Deadlines;
 use minds_core::backend::BackendError;
+use minds_core::reward::Missing;
+use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
 use tracing::warn;
@@ -35,15 +37,16 @@ impl Retry {
     ///
     /// # Errors
     /// The last error.
-    pub async fn run<T, F>(&self, what: &str, mut operation: impl FnMut() -> F) -> Result<T, BackendError>
+    pub async fn run<T, E, F>(&self, what: &str, mut operation: impl FnMut() -> F) -> Result<T, E>
     where
-        F: Future<Output = Result<T, BackendError>>,
+        E: Retryable,
+        F: Future<Output = Result<T, E>>,
     {
         let mut pause = self.first_pause;
         for left in (0..=self.retries).rev() {
             match operation().await {
                 Err(error) if error.is_retryable() && left > 0 => {
-                    warn!(what, %error, retries_left = left, "service failed, trying again");
+                    warn!(what, %error, retries_left = left, "failed, trying again");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(self.longest_pause);
                 }
@@ -51,5 +54,23 @@ impl Retry {
             }
         }
         unreachable!("the last try returns its result")
+    }
+}
+
+/// An error that says whether trying again makes sense.
+pub trait Retryable: Display {
+    /// Whether the same request may succeed later.
+    fn is_retryable(&self) -> bool;
+}
+
+impl Retryable for BackendError {
+    fn is_retryable(&self) -> bool {
+        Self::is_retryable(self)
+    }
+}
+
+impl Retryable for Missing {
+    fn is_retryable(&self) -> bool {
+        Self::is_retryable(self)
     }
 }

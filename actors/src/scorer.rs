@@ -12,7 +12,6 @@ use minds_core::environment::{Oracle, Scene};
 use minds_core::episode::Episode;
 use minds_core::reward::{Missing, Score};
 use std::sync::Arc;
-use tracing::warn;
 
 const NAME: &str = "scorer";
 
@@ -78,25 +77,15 @@ impl Scorer {
             oracle: self.judge.as_deref().unwrap_or(&played.policy.oracle),
         };
         let limit = component.score_timeout;
-        let mut pause = self.retry.first_pause;
-        for left in (0..=self.retry.retries).rev() {
-            let busy = self.activity.enter(Work::Scoring);
+        let once = || async move {
+            let _busy = self.activity.enter(Work::Scoring);
             let scoring = unpanicked(component.environment.score(scene));
-            let result = match tokio::time::timeout(limit, scoring).await {
+            match tokio::time::timeout(limit, scoring).await {
                 Ok(Ok(result)) => result,
                 Ok(Err(panic)) => Err(Missing::Environment(panic)),
                 Err(_) => Err(Missing::TimedOut(limit.as_secs())),
-            };
-            drop(busy);
-            match result {
-                Err(missing) if missing.is_retryable() && left > 0 => {
-                    warn!(episode = %episode.id, %missing, retries_left = left, "no reward, trying again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(self.retry.longest_pause);
-                }
-                result => return result,
             }
-        }
-        unreachable!("the last try returns its result")
+        };
+        self.retry.run("score", once).await
     }
 }

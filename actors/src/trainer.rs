@@ -17,7 +17,7 @@ use crate::parcels::{Batch, ReadyGroup};
 use crate::policy::{Policy, Queries};
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
-use closing::{Closer, Finished};
+use closing::{Closer, Done, Finished};
 use minds_core::backend::{BackendError, TrainingBackend};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -141,7 +141,9 @@ impl Handler<Parcel<Batch>> for Trainer {
             idle: self.idle_since.elapsed(),
             closing: self.closing.clone(),
         };
+        self.links.board.update(NAME, |s| s.busy = 1);
         ctx.wait(work.run(batch, slot).into_actor(self).map(|outcome, stage, ctx| {
+            stage.links.board.update(NAME, |s| s.busy = 0);
             stage.idle_since = Instant::now();
             stage.record(outcome, ctx);
         }));
@@ -171,7 +173,7 @@ impl Trainer {
             Outcome::Refused(why) => {
                 self.refused += 1;
                 self.links.board.update(NAME, |s| s.failed += 1);
-                error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused, weights untouched");
+                error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused");
                 if self.refused >= self.options.max_refused {
                     self.end(Some(format!("{} batches in a row were refused: {why}", self.refused)), ctx);
                 }
@@ -260,25 +262,15 @@ impl Step {
             }
         };
         let state = save.then(|| training.save_state(&name));
-        let timing = report::Timing { train: started.elapsed(), idle: self.idle };
-        let metrics = report::metrics(
-            &self.options,
-            self.step + 1,
-            &batch.groups,
-            &staleness,
-            &data,
-            forward.as_ref(),
-            optim.as_ref(),
-            timing,
-        );
-        let finished = Finished::Step {
+        let (train, idle) = (started.elapsed(), self.idle);
+        let done = Done {
             step: self.step + 1,
-            metrics,
+            measured: report::Measured { staleness, data, forward, optim, train, idle },
             groups: batch.groups,
             export,
             state: state.map(|pending| (name, pending)),
         };
-        match self.closing.send(finished).await {
+        match self.closing.send(Finished::Step(Box::new(done))).await {
             Ok(()) => Outcome::Stepped,
             Err(_) => Outcome::Fatal("nobody closes the steps any more".into()),
         }

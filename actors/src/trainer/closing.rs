@@ -1,5 +1,6 @@
 //! Closes steps in order: publishes their weights, gives credits back, keeps checkpoints.
 
+use super::report::{self, Measured};
 use super::{Links, Options, Saved};
 use crate::ledger::Verdict;
 use crate::line::Event;
@@ -7,23 +8,25 @@ use crate::parcels::{ReadyGroup, StepDone};
 use crate::policy::Policy;
 use minds_core::backend::{BackendError, Export, Pending};
 use minds_core::ids::PolicyVersion;
-use minds_core::reward::Metrics;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+/// A step whose results are in.
+pub(super) struct Done {
+    pub(super) step: u64,
+    pub(super) measured: Measured,
+    pub(super) groups: Vec<ReadyGroup>,
+    pub(super) export: Pending<Export>,
+    /// Name and answer of a save that was submitted after the step.
+    pub(super) state: Option<(String, Pending<String>)>,
+}
+
 /// What the trainer leaves to be closed.
 pub(super) enum Finished {
-    /// A step whose results are in.
-    Step {
-        step: u64,
-        metrics: Metrics,
-        groups: Vec<ReadyGroup>,
-        export: Pending<Export>,
-        /// Name and answer of a save that was submitted after the step.
-        state: Option<(String, Pending<String>)>,
-    },
+    /// A step to be closed.
+    Step(Box<Done>),
     /// The run is over: save what there is. `why` if it is not as asked.
     End { step: u64, why: Option<String> },
     /// The run cannot go on.
@@ -49,12 +52,10 @@ impl Closer {
     pub(super) async fn run(mut self, mut finished: mpsc::Receiver<Finished>) {
         while let Some(next) = finished.recv().await {
             let last = match next {
-                Finished::Step { step, metrics, groups, export, state } => {
-                    match self.close(step, metrics, groups, export, state).await {
-                        Ok(()) => continue,
-                        Err(why) => Event::Failed(why),
-                    }
-                }
+                Finished::Step(done) => match self.close(*done).await {
+                    Ok(()) => continue,
+                    Err(why) => Event::Failed(why),
+                },
                 Finished::End { step, why } => self.end(step, why).await,
                 Finished::Failed(why) => Event::Failed(why),
             };
@@ -64,14 +65,9 @@ impl Closer {
         }
     }
 
-    async fn close(
-        &mut self,
-        step: u64,
-        mut metrics: Metrics,
-        groups: Vec<ReadyGroup>,
-        export: Pending<Export>,
-        state: Option<(String, Pending<String>)>,
-    ) -> Result<(), String> {
+    async fn close(&mut self, done: Done) -> Result<(), String> {
+        let Done { step, measured, groups, export, state } = done;
+        let mut metrics = report::metrics(&self.options, step, &groups, &measured);
         let started = Instant::now();
         let export = export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
         metrics.insert("time/export".into(), started.elapsed().as_secs_f64());

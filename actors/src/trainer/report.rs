@@ -8,26 +8,24 @@ use minds_core::reward::Metrics;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Where the trainer's time went.
-#[derive(Clone, Copy)]
-pub(super) struct Timing {
+/// What a step left behind.
+pub(super) struct Measured {
+    /// Of each group, in steps.
+    pub(super) staleness: Vec<u64>,
+    /// What was trained on; empty when no group had anything to teach.
+    pub(super) data: Vec<Datum>,
+    /// The pass, if there was one.
+    pub(super) forward: Option<Forward>,
+    /// The optimizer's step, if there was one.
+    pub(super) optim: Option<OptimStep>,
     /// From submission to the step's results.
     pub(super) train: Duration,
     /// Waiting for the batch.
     pub(super) idle: Duration,
 }
 
-#[expect(clippy::too_many_arguments, reason = "the parts of one step, used once")]
-pub(super) fn metrics(
-    options: &Options,
-    step: u64,
-    groups: &[ReadyGroup],
-    staleness: &[u64],
-    data: &[Datum],
-    forward: Option<&Forward>,
-    optim: Option<&OptimStep>,
-    timing: Timing,
-) -> Metrics {
+pub(super) fn metrics(options: &Options, step: u64, groups: &[ReadyGroup], measured: &Measured) -> Metrics {
+    let Measured { staleness, data, forward, optim, train, idle } = measured;
     let mut out = Metrics::new();
     let mut put = |name: &str, value: f64| {
         out.insert(name.into(), value);
@@ -35,8 +33,8 @@ pub(super) fn metrics(
     put("step", step as f64);
     put("progress/done_frac", step as f64 / options.max_steps as f64);
     put("optim/lr", options.adam.learning_rate);
-    put("time/train", timing.train.as_secs_f64());
-    put("time/trainer_idle", timing.idle.as_secs_f64());
+    put("time/train", train.as_secs_f64());
+    put("time/trainer_idle", idle.as_secs_f64());
     spread(staleness.iter().map(|s| *s as f64), "async/staleness", &mut put);
     let members = || groups.iter().flat_map(|g| &g.members);
     put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);

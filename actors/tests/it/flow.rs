@@ -3,6 +3,7 @@
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::backend::BackendError;
 use minds_core::ids::PolicyVersion;
+use minds_stages::kit::CpuPool;
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -145,6 +146,25 @@ async fn members_find_their_group_and_place_in_whatever_order_they_finish() {
                 assert!((member.advantage - (reward(group.group.id.0, at) - mean)).abs() < 1e-4);
             }
         }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_books_balance_on_many_threads_in_real_time() {
+    local(async {
+        let mut world = World::new(4, 3, 100);
+        world.group_size = 4;
+        world.pool = CpuPool::start(2).unwrap();
+        world.sampling.latency = Box::new(|n| Duration::from_micros(n as u64 % 7 * 100));
+        world.environment.latency = Box::new(|id, _| Duration::from_micros(id.group.0 % 5 * 100));
+        world.sampling.answer =
+            Box::new(|n, _| if n % 9 == 5 { Err(BackendError::Rejected("no".into())) } else { Ok(()) });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(100));
+        let counts = run.line.ledger().counts();
+        assert_eq!((counts.trained, counts.in_flight()), (400, 0), "{counts:?}");
+        assert!(counts.failed > 0 && run.line.lanes().iter().all(|lane| lane.lost == 0));
     })
     .await;
 }

@@ -34,7 +34,7 @@ async fn a_refused_batch_leaves_step_and_version_and_the_next_one_trains() {
 async fn refused_batches_have_a_limit_of_their_own() {
     local(async {
         let mut world = World::new(2, 0, 3);
-        world.options.max_failed_in_a_row = 3; // fewer than the groups of the refused batches
+        world.options.max_failed_in_a_row = 2; // no more than the groups of one refused batch
         world.training.refuse = Box::new(|_| rejected());
         let mut run = world.start();
         let why = run.end().await.unwrap_err();

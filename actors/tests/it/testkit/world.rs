@@ -46,6 +46,8 @@ pub struct World {
     pub group_size: u32,
     pub max_turns: u32,
     pub score_timeout: Duration,
+    /// Where heavy sums are made; inline unless the test is about threads.
+    pub pool: CpuPool,
 }
 
 impl World {
@@ -85,6 +87,7 @@ impl World {
             group_size: 2,
             max_turns: 1,
             score_timeout: seconds(60),
+            pool: CpuPool::inline(),
         }
     }
 
@@ -113,7 +116,7 @@ impl World {
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
             judge: None,
             queries: queries.clone(),
-            pool: CpuPool::inline(),
+            pool: self.pool,
         };
         let line = Line::start(&self.options, parts, start).unwrap();
         let (options, begun) = (self.options, Instant::now());
