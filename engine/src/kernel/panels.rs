@@ -83,12 +83,15 @@ impl<T: Real> Strips<T> {
         }
         let (tall, low) = self.data[..rows * depth].split_at_mut(taller * (height + 1) * depth);
         let fill = |first: usize, height: usize, strip: &mut [T]| {
-            for h in 0..height {
-                let row = &row(first + h)[..depth];
-                for (slot, x) in strip[h..].iter_mut().step_by(height).zip(row) {
-                    *slot = *x;
-                }
+            macro_rules! by_height {
+                ($($height:literal)*) => {
+                    match height {
+                        $($height => interleave::<T, $height>(|h| &row(first + h)[..depth], strip),)*
+                        more => unreachable!("a strip of {more} rows"),
+                    }
+                };
             }
+            by_height!(1 2 3 4 5 6 7 8 9 10 11 12);
         };
         let tall = tall.chunks_mut(((height + 1) * depth).max(1)).enumerate();
         let low = low.chunks_mut((height * depth).max(1)).enumerate();
@@ -120,5 +123,15 @@ impl<T: Real> Strips<T> {
     pub(crate) fn strip(&self, index: usize) -> &[T] {
         let rows = self.rows(index);
         &self.data[rows.start * self.depth..rows.end * self.depth]
+    }
+}
+
+/// Writes `[depth][H]` from `H` rows.
+fn interleave<'a, T: Real, const H: usize>(row: impl Fn(usize) -> &'a [T], strip: &mut [T]) {
+    let rows: [&[T]; H] = std::array::from_fn(row);
+    for (d, column) in strip.as_chunks_mut::<H>().0.iter_mut().enumerate() {
+        for h in 0..H {
+            column[h] = rows[h][d];
+        }
     }
 }

@@ -103,11 +103,15 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
 ) {
     let vectors = WIDTH / T::lane_count::<S>();
     let (steps, b) = (a.as_chunks::<H>().0, T::registers::<S>(b));
+    let Ok(c): Result<&mut [[T; WIDTH]; H], _> = c.try_into() else { return };
     // Two registers of columns at a time: the whole panel under AVX-512, half of it under AVX2.
     for first in (0..vectors).step_by(2) {
         let mut sums = [[T::splat(simd, T::ZERO); 2]; H];
-        for (sums, c) in sums.iter_mut().zip(&*c).filter(|_| start == Start::Output) {
-            sums.copy_from_slice(&T::registers::<S>(c)[first..first + 2]);
+        if start == Start::Output {
+            for h in 0..H {
+                let row = T::registers::<S>(&c[h]);
+                sums[h] = [row[first], row[first + 1]];
+            }
         }
         for (a, b) in steps.iter().zip(b.chunks_exact(vectors)) {
             let (left, right) = (b[first], b[first + 1]);
@@ -117,8 +121,9 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
                 sums[h][1] = T::fused(simd, x, right, sums[h][1]);
             }
         }
-        for (sums, c) in sums.iter().zip(&mut *c) {
-            T::registers_mut::<S>(c)[first..first + 2].copy_from_slice(sums);
+        for h in 0..H {
+            let row = T::registers_mut::<S>(&mut c[h]);
+            [row[first], row[first + 1]] = sums[h];
         }
     }
 }
