@@ -1,1 +1,30 @@
-fn main() {}
+//! `minds-actors`: parses the command line, runs the verb, turns its result into an exit code.
+
+mod assemble;
+mod cli;
+mod commands;
+mod config;
+mod exit;
+mod run_folder;
+mod telemetry;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use exit::Exit;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    telemetry::init();
+    let result = match &cli.command {
+        Command::Run(command) => commands::run::run(command),
+        Command::Models(command) => commands::models::run(command),
+    };
+    match result {
+        Ok(()) => Exit::Done.into(),
+        Err(fault) => {
+            tracing::error!("{fault}");
+            fault.exit.into()
+        }
+    }
+}

@@ -147,6 +147,9 @@ pub enum StopReason {
     Length,
 }
 
+/// Tokens with their log-probs, most likely first.
+pub type TopK = Vec<(Token, f32)>;
+
 /// Tokens with the log-prob each had under the model at temperature 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
@@ -157,7 +160,7 @@ pub struct Sampled {
     /// Why it ended.
     pub stop: StopReason,
     /// The most likely tokens at each position, best first, if they were asked for.
-    pub topk: Option<Vec<Vec<(Token, f32)>>>,
+    pub topk: Option<Vec<TopK>>,
 }
 
 /// Answer to a [`SampleRequest`].
@@ -168,7 +171,7 @@ pub struct SampleResponse {
     /// Log-prob of each prompt token given those before it; the first has none.
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position, best first; the first position has none.
-    pub topk_prompt_logprobs: Option<Vec<Option<Vec<(Token, f32)>>>>,
+    pub topk_prompt_logprobs: Option<Vec<Option<TopK>>>,
     /// Prompt tokens that needed no computation, where the service tells.
     pub cached_prompt_tokens: usize,
 }

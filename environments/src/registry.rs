@@ -5,7 +5,7 @@
 
 use crate::args::Arg;
 use crate::error::{EnvError, nearest};
-use crate::native::{gradient_prophet, target_number};
+use crate::native::{gradient_prophet, plain_letters, target_number};
 use minds_core::environment::Environment;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct EnvInfo {
 
 pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environment>, EnvError>;
 
-const ENVIRONMENTS: &[EnvInfo] = &[gradient_prophet::INFO, target_number::INFO];
+const ENVIRONMENTS: &[EnvInfo] = &[gradient_prophet::INFO, plain_letters::INFO, target_number::INFO];
 
 /// Every environment, with its arguments.
 #[must_use]

@@ -2,6 +2,7 @@
 //! [`Oracle`](minds_core::environment::Oracle) depends on the item alone, so that a group asks it once.
 
 pub mod gradient_prophet;
+pub mod plain_letters;
 pub mod target_number;
 
 use minds_core::environment::Scene;

@@ -1,0 +1,206 @@
+//! From a plan to a line: the only place that knows which kinds of service, model and environment there are.
+
+use crate::config::plan::{EnginePlan, EnvPlan, Judge, RunPlan, ServicePlan};
+use crate::exit::{Exit, Fault, OrExit};
+use anyhow::{Context as _, anyhow};
+use minds_core::backend::{Service, ServiceInfo, TrainingBackend};
+use minds_core::chat::{Renderer, Tokenizer};
+use minds_core::environment::Oracle;
+use minds_engine::local::LocalService;
+use minds_engine::model::Model;
+use minds_engine::runtime::EngineOptions;
+use minds_models::{ByteTokenizer, Cache, Progress};
+use minds_stages::kit::CpuPool;
+use minds_stages::line::{Options, Parts, Start};
+use minds_stages::parcels::Component;
+use minds_stages::policy::{Interviewer, Queries};
+use minds_stages::{batcher, retry::Retry, trainer};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The fewest members with a reward, as a share of the group, for the group to be trained.
+const MIN_SHARE: f64 = 0.75;
+
+/// A model in the service's hands, and how it reads.
+pub struct Ready {
+    /// Who computes.
+    pub service: Arc<dyn Service>,
+    /// What it says about itself.
+    pub info: ServiceInfo,
+    /// How the model reads conversations.
+    pub renderer: Arc<dyn Renderer>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Gets the model and starts the service.
+///
+/// # Errors
+/// The model cannot be had or read, the service is not there, or the renderer does not fit the model.
+pub fn service(plan: &RunPlan, state_dir: PathBuf, progress: &Progress) -> Result<Ready, Fault> {
+    match &plan.service {
+        ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir, progress),
+        ServicePlan::Remote { base_url } => Err(anyhow!(
+            "the service is {base_url}, and this version has no client for Tinker servers yet: \
+             use `--set tinker.base_url=embedded` to train in this process"
+        ))
+        .or_exit(Exit::Unavailable),
+    }
+}
+
+fn embedded(
+    plan: &RunPlan,
+    engine: &EnginePlan,
+    state_dir: PathBuf,
+    progress: &Progress,
+) -> Result<Ready, Fault> {
+    let name = &plan.base_model;
+    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
+    let files = source.open().or_exit(Exit::Unavailable)?;
+    let (model, tokenizer): (_, Arc<dyn Tokenizer>) = match &files {
+        None => {
+            let model = Model::random(minds_core::architecture::Architecture::tiny(), plan.seed);
+            (model.or_exit(Exit::Unavailable)?, Arc::new(ByteTokenizer))
+        }
+        Some(files) => {
+            let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
+            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
+            (
+                model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?,
+                Arc::new(tokenizer),
+            )
+        }
+    };
+    let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
+    let options = EngineOptions {
+        threads: Some(engine.threads),
+        kv_bytes: engine.kv_bytes,
+        max_rows: engine.max_rows,
+        seed: plan.seed,
+        state_dir: Some(state_dir),
+        ..EngineOptions::new(name.clone())
+    };
+    let service =
+        LocalService::start(Arc::new(model), Some(tokenizer), &options).or_exit(Exit::Unavailable)?;
+    let service: Arc<dyn Service> = Arc::new(service);
+    Ok(Ready { info: service.info(), service, renderer, warnings })
+}
+
+/// The renderer that the config names, else the one that belongs to the model, else the plainest.
+fn renderer(
+    plan: &RunPlan,
+    tokenizer: Arc<dyn Tokenizer>,
+) -> Result<(Arc<dyn Renderer>, Vec<String>), Fault> {
+    let recommended = minds_environments::render::recommended(&plan.base_model);
+    let mut warnings = Vec::new();
+    let name = match (&plan.renderer, recommended) {
+        (Some(name), Some(right)) if name != right && !name.starts_with(right) => {
+            warnings.push(format!(
+                "model.renderer_name: {} was trained with {right}, not {name}",
+                plan.base_model
+            ));
+            name.as_str()
+        }
+        (Some(name), _) => name.as_str(),
+        (None, Some(right)) => right,
+        (None, None) => {
+            if plan.base_model != minds_models::TINY_RANDOM {
+                warnings.push(format!(
+                    "model.renderer_name: none is known for {}: role_colon is used",
+                    plan.base_model
+                ));
+            }
+            "role_colon"
+        }
+    };
+    let renderer = minds_environments::render::renderer(name, tokenizer)
+        .with_context(|| format!("{}: `model.renderer_name`", plan.origin))
+        .or_exit(Exit::Config)?;
+    Ok((renderer, warnings))
+}
+
+/// Loads the environments.
+///
+/// # Errors
+/// An environment or an argument is unknown or wrong.
+pub fn components(plan: &RunPlan, renderer: &Arc<dyn Renderer>) -> Result<Vec<Component>, Fault> {
+    plan.envs.iter().map(|env| component(plan, env, renderer)).collect()
+}
+
+fn component(plan: &RunPlan, env: &EnvPlan, renderer: &Arc<dyn Renderer>) -> Result<Component, Fault> {
+    let args = serde_json::to_value(&env.args).or_exit(Exit::Config)?;
+    let args = args.as_object().cloned().unwrap_or_default();
+    let environment = minds_environments::registry::load(&env.id, &args, plan.seed)
+        .with_context(|| format!("{}: the environment `{}`", plan.origin, env.name))
+        .or_exit(Exit::Config)?;
+    Ok(Component {
+        name: env.name.clone(),
+        environment,
+        renderer: renderer.clone(),
+        group_size: plan.group_size,
+        sampling: minds_core::sampling::SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
+        max_turns: 64,
+        score_timeout: plan.score_timeout,
+        weight: env.weight,
+    })
+}
+
+/// Makes the adapter, from a saved state if there is one, and everything else that the line needs.
+///
+/// # Errors
+/// The service refused.
+pub async fn parts(
+    plan: &RunPlan,
+    ready: &Ready,
+    components: Vec<Component>,
+    state: Option<&str>,
+) -> anyhow::Result<Parts> {
+    let training: Arc<dyn TrainingBackend> = ready.service.create_training(plan.lora.clone()).await?;
+    if let Some(path) = state {
+        training.load_state(path, true).await.with_context(|| format!("failed to load the state {path}"))?;
+    }
+    let sampler =
+        training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
+    let queries = Arc::new(Queries::default());
+    let judge: Option<Arc<dyn Oracle>> = match plan.judge {
+        Judge::Sampled => None,
+        Judge::Base => Some(Arc::new(Interviewer::new(ready.service.base_sampler().await?, queries.clone()))),
+    };
+    let pool = CpuPool::start(1).context("failed to start a thread")?;
+    Ok(Parts { components, training, sampler: sampler.sampler, judge, queries, pool })
+}
+
+/// Sizes and limits of the line.
+#[must_use]
+pub fn options(plan: &RunPlan) -> Options {
+    let three = NonZeroUsize::MIN.saturating_add(2).get();
+    Options {
+        seed: plan.seed,
+        max_steps_off_policy: plan.max_steps_off_policy,
+        scorers: plan.scorers,
+        restarts: 3,
+        max_failed_in_a_row: (three * plan.groups_per_batch.get()) as u64,
+        retry: Retry::default(),
+        batch: batcher::Options {
+            groups_per_batch: plan.groups_per_batch,
+            estimator: plan.estimator,
+            constant: plan.constant,
+            min_share: MIN_SHARE,
+        },
+        train: trainer::Options {
+            loss: plan.loss,
+            adam: plan.adam,
+            max_steps: plan.max_steps,
+            save_every: plan.save_every,
+            max_refused: 3,
+        },
+    }
+}
+
+/// Steps that are left.
+#[must_use]
+pub fn steps_left(plan: &RunPlan, start: &Start) -> u64 {
+    plan.max_steps.saturating_sub(start.step)
+}

@@ -1,0 +1,53 @@
+//! Shows how a model is being fetched: bars on a terminal, lines otherwise.
+
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use minds_models::{Progress, Step};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A progress that draws on standard error.
+#[must_use]
+pub fn bars() -> Progress {
+    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    Arc::new(move |step| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        match step {
+            Step::Waiting => eprintln_line("another process is fetching the same model, waiting for it"),
+            Step::Trying { way, total } => {
+                let new = ProgressBar::new(total.unwrap_or(0)).with_style(style());
+                new.set_message(format!("fetching from {way}"));
+                if new.is_hidden() {
+                    eprintln_line(&format!("fetching the model from {way}"));
+                }
+                *bar = Some(new);
+            }
+            Step::Received { done, total } => {
+                if let Some(bar) = &*bar {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                }
+            }
+            Step::Failed(attempt) => {
+                if let Some(bar) = bar.take() {
+                    bar.finish_and_clear();
+                }
+                eprintln_line(&attempt.to_string());
+            }
+            Step::Ready(model) => {
+                if let Some(bar) = bar.take() {
+                    bar.finish_and_clear();
+                }
+                eprintln_line(&format!("{} is ready, {}", model.name, HumanBytes(model.bytes)));
+            }
+        }
+    })
+}
+
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+#[expect(clippy::print_stderr, reason = "commands talk to people")]
+fn eprintln_line(text: &str) {
+    eprintln!("{}", text.trim());
+}

@@ -1,0 +1,228 @@
+//! `minds-actors run`: trains from a config, or goes on with an unfinished run.
+#![expect(clippy::print_stdout, reason = "a command's output")]
+
+use super::progress;
+use crate::assemble::{self, Ready};
+use crate::cli;
+use crate::config::RunPlan;
+use crate::config::plan::ServicePlan;
+use crate::exit::{Exit, Fault, OrExit};
+use crate::run_folder::RunFolder;
+use actix::System;
+use anyhow::{Context as _, anyhow};
+use minds_core::reward::Metrics;
+use minds_stages::activity::Shares;
+use minds_stages::line::{Event, Line};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// After this long without a step, the log says who is busy with what.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Runs the command.
+///
+/// # Errors
+/// See [`Exit`].
+pub fn run(command: &cli::Run) -> Result<(), Fault> {
+    let plan = RunPlan::load(command, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
+    let mut folder = RunFolder::open(&folder_path(&plan), &plan.resolved).or_exit(Exit::Config)?;
+    let start = folder.start();
+    if assemble::steps_left(&plan, &start) == 0 {
+        println!("{}: all {} steps are done", folder.path().display(), start.step);
+        return Ok(());
+    }
+    let ready = assemble::service(&plan, folder.weights(), &progress::bars())?;
+    let components = assemble::components(&plan, &ready.renderer)?;
+    banner(&plan, &ready, &folder);
+
+    let system = System::with_tokio_rt(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("the operating system refused threads for the runtime")
+    });
+    system.block_on(async {
+        let state = folder.last().map(|last| last.state_path.clone());
+        let parts =
+            assemble::parts(&plan, &ready, components, state.as_deref()).await.or_exit(Exit::Unavailable)?;
+        let line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
+        follow(line, &mut folder).await
+    })
+}
+
+/// The named folder, or a new one.
+fn folder_path(plan: &RunPlan) -> PathBuf {
+    plan.output_dir.clone().unwrap_or_else(|| {
+        let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+        PathBuf::from("outputs").join(&plan.stem).join(time)
+    })
+}
+
+fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
+    let service = match &plan.service {
+        ServicePlan::Embedded(engine) => format!("embedded engine, {} threads", engine.threads),
+        ServicePlan::Remote { base_url } => base_url.clone(),
+    };
+    let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
+    println!("service      {service}");
+    println!(
+        "model        {}, renderer {}, LoRA rank {}",
+        ready.info.base_model,
+        ready.renderer.name(),
+        plan.lora.rank
+    );
+    println!("environments {}", envs.join(", "));
+    println!(
+        "batch        {} groups of {}, up to {} steps off policy, {} credits",
+        plan.groups_per_batch,
+        plan.group_size,
+        plan.max_steps_off_policy,
+        assemble::options(plan).credits()
+    );
+    println!("run folder   {}", folder.path().display());
+    for warning in plan.warnings.iter().chain(&ready.warnings) {
+        println!("note         {warning}");
+    }
+    match folder.last() {
+        Some(last) => println!("goes on      after step {}, from {}", last.step, last.name),
+        None => println!("starts       {} steps", plan.max_steps),
+    }
+}
+
+/// Follows the line to its end.
+async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
+    let mut signals = Signals::listen().or_exit(Exit::Failed)?;
+    let mut interrupted = false;
+    let (begun, mut last) = (Instant::now(), line.activity().shares());
+    let mut totals = Totals::default();
+    loop {
+        tokio::select! {
+            event = line.next() => match event {
+                Some(Event::Step(mut step)) => {
+                    let shares = line.activity().shares();
+                    totals.add(&mut step.metrics, &shares.since(&last));
+                    last = shares;
+                    folder.record(&step).or_exit(Exit::Failed)?;
+                    println!("{}", step_line(step.step, &step.metrics));
+                }
+                Some(Event::Saved(saved)) => {
+                    folder.keep(&saved).or_exit(Exit::Failed)?;
+                    println!("saved        step {} as {}", saved.step, saved.state_path);
+                }
+                Some(Event::Ended { step }) => {
+                    println!("{}", totals.summary(step, begun.elapsed(), &line.activity().shares()));
+                    let counts = line.ledger().counts();
+                    println!(
+                        "groups       {} opened, {} trained, {} filtered, {} failed, {} in flight at the end",
+                        counts.opened, counts.trained, counts.filtered, counts.failed, counts.in_flight()
+                    );
+                    return Ok(());
+                }
+                Some(Event::Failed(why)) => return Err(anyhow!("the run failed: {why}")).or_exit(Exit::Failed),
+                None => return Err(anyhow!("the line ended without a word")).or_exit(Exit::Failed),
+            },
+            () = signals.next() => {
+                if interrupted {
+                    return Err(anyhow!("interrupted a second time, left without saving")).or_exit(Exit::Interrupted);
+                }
+                interrupted = true;
+                println!("stopping     after the step under way; once more leaves at once");
+                line.stop();
+            }
+            () = tokio::time::sleep(SILENCE) => report_silence(&line),
+        }
+    }
+}
+
+fn report_silence(line: &Line) {
+    for (stage, now) in line.board().read() {
+        tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "no step for a while");
+    }
+    for lane in line.lanes() {
+        tracing::warn!(lane = lane.name, depth = lane.depth, capacity = lane.capacity, "no step for a while");
+    }
+}
+
+fn step_line(step: u64, metrics: &Metrics) -> String {
+    let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
+    format!(
+        "step {step:<7} reward {:<7.3} kl {:<9.2e} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        get("env/all/reward/total"),
+        metrics.get("optim/kl_sample_train_v1").copied().unwrap_or(0.0),
+        get("optim/entropy"),
+        get("async/staleness_mean"),
+        get("tokens/sampled"),
+        get("time/train"),
+        get("time/total"),
+        100.0 * get("async/overlap_share"),
+    )
+}
+
+/// Sums over the run.
+#[derive(Default)]
+struct Totals {
+    sampled: f64,
+    trained: f64,
+    rewards: Vec<f64>,
+}
+
+impl Totals {
+    /// Adds the step to the sums, and what only the outside knows to the step.
+    fn add(&mut self, metrics: &mut Metrics, stretch: &Shares) {
+        let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
+        self.sampled += get("tokens/sampled");
+        self.trained += get("tokens/trained");
+        self.rewards.push(get("env/all/reward/total"));
+        metrics.insert("time/total".into(), stretch.wall);
+        metrics.insert("time/sampling_busy".into(), stretch.sampling);
+        metrics.insert("time/scoring_busy".into(), stretch.scoring);
+        metrics.insert("time/training_busy".into(), stretch.training);
+        metrics.insert("async/overlap_share".into(), stretch.overlap_share());
+    }
+
+    fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {
+        let seconds = took.as_secs_f64();
+        let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+        let window = self.rewards.len().min(10);
+        format!(
+            "done         {step} steps; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
+             busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
+             {:.0} % of the training time overlapped with sampling or scoring\n\
+             reward       {:.3} over the first {window} steps, {:.3} over the last {window}",
+            seconds,
+            self.sampled / seconds,
+            self.trained / seconds,
+            100.0 * shares.sampling / shares.wall,
+            100.0 * shares.scoring / shares.wall,
+            100.0 * shares.training / shares.wall,
+            100.0 * shares.overlap_share(),
+            mean(&self.rewards[..window]),
+            mean(&self.rewards[self.rewards.len() - window..]),
+        )
+    }
+}
+
+/// Ctrl-C and SIGTERM.
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?,
+            terminate: signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The config as it is written: the keys of the original harness with their aliases, and ours beside them.
+//!
+//! Nothing is decided here. Unknown keys are refused; what a missing key means is said in [`super::plan`].
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A whole file.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigFile {
+    /// The run folder.
+    pub output_dir: Option<PathBuf>,
+    /// The environment.
+    pub env: Option<Env>,
+    /// A mixture of environments; if there are any, `env` is not read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub envs: Vec<MixedEnv>,
+    /// Batches and steps.
+    #[serde(default)]
+    pub trainer: Trainer,
+    /// What is trained.
+    pub model: Option<Model>,
+    /// Who computes.
+    #[serde(default)]
+    pub tinker: Tinker,
+    /// The optimizer beyond its learning rate.
+    #[serde(default)]
+    pub optim: Optim,
+    /// Rewards.
+    #[serde(default)]
+    pub scorer: Scorer,
+    /// The embedded engine.
+    #[serde(default)]
+    pub engine: Engine,
+}
+
+/// `[env]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Env {
+    /// Name or path.
+    pub id: String,
+    /// Handed to the environment.
+    #[serde(default)]
+    pub args: toml::Table,
+}
+
+/// `[[envs]]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedEnv {
+    /// Name or path.
+    pub id: String,
+    /// Name in metrics.
+    pub name: Option<String>,
+    /// Share of the run.
+    #[serde(alias = "ratio")]
+    pub weight: Option<f64>,
+    /// Handed to the environment.
+    #[serde(default)]
+    pub args: toml::Table,
+}
+
+/// `[trainer]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trainer {
+    /// Rollouts per group.
+    pub rollouts_per_example: Option<u32>,
+    /// Groups per optimizer step.
+    #[serde(alias = "batch_size")]
+    pub groups_per_batch: Option<usize>,
+    /// Optimizer steps.
+    #[serde(alias = "num_batches")]
+    pub total_batches: Option<u64>,
+    /// Seed of items, samples and the adapter.
+    pub seed: Option<u64>,
+    /// Steps by which the weights that play may lie behind those in training.
+    #[serde(alias = "max_steps_off_policy")]
+    pub async_off_policy_steps: Option<u64>,
+    /// Parts in which a batch is sent.
+    pub stream_minibatches: Option<usize>,
+    /// Step size.
+    pub learning_rate: Option<f64>,
+    /// The loss.
+    pub loss_fn: Option<String>,
+    /// Settings of the loss.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub loss_fn_config: BTreeMap<String, f64>,
+    /// Rank of the adapter.
+    #[serde(alias = "lora_rank")]
+    pub training_rank: Option<usize>,
+    /// Numerator of the adapter's scale.
+    pub lora_alpha: Option<f64>,
+    /// How rewards become advantages.
+    pub advantage: Option<String>,
+    /// What becomes of groups whose rewards are all equal.
+    pub constant_groups: Option<String>,
+    /// Steps between checkpoints.
+    pub save_every: Option<u64>,
+    /// Steps between evaluations.
+    pub eval_every: Option<u64>,
+    /// Sampling.
+    #[serde(default)]
+    pub args: TrainerArgs,
+}
+
+/// `[trainer.args]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainerArgs {
+    /// Most tokens per answer.
+    pub max_new_tokens: Option<usize>,
+    /// Softmax temperature.
+    pub temperature: Option<f32>,
+    /// Most likely tokens to keep.
+    pub top_k: Option<usize>,
+    /// Probability mass to keep.
+    pub top_p: Option<f32>,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Name, folder, GGUF file or `tiny-random`.
+    pub base_model: String,
+    /// How the model reads conversations.
+    #[serde(alias = "renderer")]
+    pub renderer_name: Option<String>,
+}
+
+/// `[tinker]`
+#[derive(Clone, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tinker {
+    /// `embedded` or a server's address.
+    pub base_url: Option<String>,
+    /// The key itself. Never written anywhere.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+    /// The environment variable that holds the key.
+    pub api_key_env: Option<String>,
+}
+
+impl std::fmt::Debug for Tinker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tinker")
+            .field("base_url", &self.base_url)
+            .field("api_key", &self.api_key.as_ref().map(|_| "…"))
+            .field("api_key_env", &self.api_key_env)
+            .finish()
+    }
+}
+
+/// `[optim]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Optim {
+    /// Decay of the first moment.
+    pub beta1: Option<f64>,
+    /// Decay of the second moment.
+    pub beta2: Option<f64>,
+    /// Added to the root of the second moment.
+    pub eps: Option<f64>,
+    /// Decoupled weight decay.
+    pub weight_decay: Option<f64>,
+    /// Largest global gradient norm.
+    pub grad_clip_norm: Option<f64>,
+}
+
+/// `[scorer]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scorer {
+    /// Rewards computed at a time.
+    pub workers: Option<usize>,
+    /// Whose log-probs count.
+    pub policy: Option<String>,
+    /// Seconds that one reward may take.
+    pub timeout_s: Option<u64>,
+}
+
+/// `[engine]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// Threads; the number of cores if not given.
+    pub threads: Option<usize>,
+    /// Memory for keys and values of sequences being sampled, in MiB.
+    pub kv_cache_mib: Option<usize>,
+    /// Sequences decoded together.
+    pub max_rows: Option<usize>,
+}

@@ -1,0 +1,64 @@
+//! `--set table.key=value` on top of a file.
+
+use super::error::ConfigError;
+
+/// Writes one override into the table. The value is read as TOML; what is not TOML is text.
+///
+/// # Errors
+/// The override has no `=`, an empty part in its key, or would put a key into something that is not a table.
+pub fn apply(table: &mut toml::Table, set: &str) -> Result<(), ConfigError> {
+    let fail =
+        |message: String| ConfigError::Parse { origin: format!("--set {set}"), message, suggestion: None };
+    let (key, value) = set.split_once('=').ok_or_else(|| fail("write it as KEY=VALUE".into()))?;
+    let parts: Vec<&str> = key.split('.').map(str::trim).collect();
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(fail(format!("`{key}` is not a key: write it as table.key")));
+    }
+    let (last, tables) = parts.split_last().expect("split gives at least one part");
+    let mut here = table;
+    for part in tables {
+        let next = here.entry(*part).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        here = next.as_table_mut().ok_or_else(|| fail(format!("`{part}` is not a table")))?;
+    }
+    here.insert((*last).to_owned(), parse(value.trim()));
+    Ok(())
+}
+
+fn parse(value: &str) -> toml::Value {
+    format!("value = {value}")
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_toml_and_otherwise_text() {
+        let mut table: toml::Table = "[trainer]\nseed = 1".parse().unwrap();
+        for set in [
+            "trainer.seed=7",
+            "trainer.learning_rate=1e-3",
+            "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct",
+            "tinker.base_url=\"http://localhost:1\"",
+        ] {
+            apply(&mut table, set).unwrap();
+        }
+        let expected = "[trainer]\nseed = 7\nlearning_rate = 1e-3\n[model]\n\
+                        base_model = \"HuggingFaceTB/SmolLM2-135M-Instruct\"\n[tinker]\n\
+                        base_url = \"http://localhost:1\"";
+        assert_eq!(table, expected.parse().unwrap());
+    }
+
+    #[test]
+    fn what_is_not_an_override_is_refused_by_name() {
+        let mut table: toml::Table = "seed = 1".parse().unwrap();
+        for (set, why) in [("seed", "KEY=VALUE"), (".x=1", "not a key"), ("seed.x=1", "not a table")] {
+            let error = apply(&mut table, set).unwrap_err().to_string();
+            assert!(error.contains(set) && error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! What a config means: every value decided and checked.
+
+use super::error::{ConfigError, nearest_key};
+use super::file::{ConfigFile, MixedEnv};
+use super::overrides;
+use crate::cli;
+use minds_core::advantage::Estimator;
+use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::sampling::{SamplingParams, Stop};
+use minds_stages::batcher::ConstantGroups;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The hosted Tinker service.
+pub const HOSTED_URL: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
+
+/// A run, decided.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    /// The config's file, for messages.
+    pub origin: String,
+    /// The config's file name without its ending.
+    pub stem: String,
+    /// The run folder, if it was named.
+    pub output_dir: Option<PathBuf>,
+    /// Environments with their share.
+    pub envs: Vec<EnvPlan>,
+    /// Rollouts per group.
+    pub group_size: NonZeroU32,
+    /// Groups per optimizer step.
+    pub groups_per_batch: NonZeroUsize,
+    /// Optimizer steps in all.
+    pub max_steps: u64,
+    /// Seed of items, samples and the adapter.
+    pub seed: u64,
+    /// Steps by which the weights that play may lie behind those in training.
+    pub max_steps_off_policy: u64,
+    /// The loss.
+    pub loss: Loss,
+    /// The optimizer.
+    pub adam: AdamParams,
+    /// The adapter.
+    pub lora: LoraSpec,
+    /// How rewards become advantages.
+    pub estimator: Estimator,
+    /// What becomes of groups whose rewards are all equal.
+    pub constant: ConstantGroups,
+    /// Steps between checkpoints; 0 for none but the last.
+    pub save_every: u64,
+    /// How answers are drawn.
+    pub sampling: SamplingParams,
+    /// The base model.
+    pub base_model: String,
+    /// How it reads conversations, if it was named.
+    pub renderer: Option<String>,
+    /// Who computes.
+    pub service: ServicePlan,
+    /// Rewards computed at a time.
+    pub scorers: NonZeroUsize,
+    /// Whose log-probs count.
+    pub judge: Judge,
+    /// Longest that one reward may take.
+    pub score_timeout: Duration,
+    /// The config with all overrides, as it is kept in the run folder.
+    pub resolved: ConfigFile,
+    /// What the user should know but need not change.
+    pub warnings: Vec<String>,
+}
+
+/// One environment.
+#[derive(Clone, Debug)]
+pub struct EnvPlan {
+    /// Name or path.
+    pub id: String,
+    /// Name in metrics.
+    pub name: String,
+    /// Share of the run.
+    pub weight: f64,
+    /// Handed to the environment.
+    pub args: toml::Table,
+}
+
+/// Who computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServicePlan {
+    /// The engine in this process.
+    Embedded(EnginePlan),
+    /// A Tinker server.
+    Remote {
+        /// Its address.
+        base_url: String,
+    },
+}
+
+/// The embedded engine's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnginePlan {
+    /// Threads.
+    pub threads: NonZeroUsize,
+    /// Bytes for keys and values.
+    pub kv_bytes: usize,
+    /// Sequences decoded together.
+    pub max_rows: NonZeroUsize,
+}
+
+/// Whose log-probs count in rewards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Judge {
+    /// The version that sampled the group.
+    Sampled,
+    /// The base model.
+    Base,
+}
+
+impl RunPlan {
+    /// Reads the config of a `run` command and decides everything.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn load(command: &cli::Run, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let path = &command.config;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let origin = path.display().to_string();
+        // Read once as it stands, so that a complaint can show the line.
+        toml::from_str::<ConfigFile>(&text).map_err(|e| parse_error(&origin, e.to_string()))?;
+        let mut table: toml::Table =
+            text.parse().map_err(|e: toml::de::Error| parse_error(&origin, e.to_string()))?;
+        for set in &command.set {
+            overrides::apply(&mut table, set)?;
+            table
+                .clone()
+                .try_into::<ConfigFile>()
+                .map_err(|e| parse_error(&format!("--set {set}"), e.message().to_owned()))?;
+        }
+        let mut file: ConfigFile =
+            table.try_into().map_err(|e: toml::de::Error| parse_error(&origin, e.message().to_owned()))?;
+        if let Some(steps) = command.max_steps {
+            file.trainer.total_batches = Some(steps);
+        }
+        if let Some(seed) = command.seed {
+            file.trainer.seed = Some(seed);
+        }
+        if let Some(dir) = &command.output_dir {
+            file.output_dir = Some(dir.clone());
+        }
+        Self::decide(file, path, env)
+    }
+
+    fn decide(
+        file: ConfigFile,
+        path: &Path,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let origin = path.display().to_string();
+        let bad = |key: &str, problem: String| ConfigError::Value {
+            origin: origin.clone(),
+            key: key.into(),
+            problem,
+        };
+        let Some(model) = &file.model else {
+            return Err(bad("model.base_model", "is missing: name the model to train".into()));
+        };
+        let trainer = &file.trainer;
+        let envs = environments(&file).map_err(|(key, problem)| bad(&key, problem))?;
+
+        let at_least_one = |key: &str, value: usize| {
+            NonZeroUsize::new(value).ok_or_else(|| bad(key, "is 0, it must be at least 1".into()))
+        };
+        let group_size = trainer.rollouts_per_example.unwrap_or(4);
+        let group_size = NonZeroU32::new(group_size)
+            .ok_or_else(|| bad("trainer.rollouts_per_example", "is 0, it must be at least 1".into()))?;
+        let groups_per_batch =
+            at_least_one("trainer.groups_per_batch", trainer.groups_per_batch.unwrap_or(4))?;
+        let max_steps = trainer.total_batches.unwrap_or(100_000);
+        if max_steps == 0 {
+            return Err(bad("trainer.total_batches", "is 0, it must be at least 1".into()));
+        }
+        let max_steps_off_policy = trainer.async_off_policy_steps.unwrap_or(2);
+        if max_steps_off_policy > 1000 {
+            let problem = format!("is {max_steps_off_policy}, it must be at most 1000");
+            return Err(bad("trainer.async_off_policy_steps", problem));
+        }
+        let loss_name = trainer.loss_fn.as_deref().unwrap_or("importance_sampling");
+        let loss = Loss::from_config(loss_name, &trainer.loss_fn_config)
+            .map_err(|e| bad("trainer.loss_fn", format!("is wrong: {e}")))?;
+        if loss == Loss::CrossEntropy {
+            return Err(bad(
+                "trainer.loss_fn",
+                "is cross_entropy, which learns from no reward: use importance_sampling, ppo or cispo".into(),
+            ));
+        }
+        let seed = trainer.seed.unwrap_or(0);
+        let defaults = AdamParams::default();
+        let adam = AdamParams {
+            learning_rate: trainer.learning_rate.unwrap_or(defaults.learning_rate),
+            beta1: file.optim.beta1.unwrap_or(defaults.beta1),
+            beta2: file.optim.beta2.unwrap_or(defaults.beta2),
+            eps: file.optim.eps.unwrap_or(defaults.eps),
+            weight_decay: file.optim.weight_decay.unwrap_or(defaults.weight_decay),
+            grad_clip_norm: file.optim.grad_clip_norm.unwrap_or(defaults.grad_clip_norm),
+        };
+        adam.check().map_err(|e| {
+            let key = if e.key == "learning_rate" {
+                "trainer.learning_rate".into()
+            } else {
+                format!("optim.{}", e.key)
+            };
+            bad(&key, format!("is {}, it must {}", e.value, e.must))
+        })?;
+        let lora = LoraSpec {
+            alpha: trainer.lora_alpha.unwrap_or(32.0),
+            ..LoraSpec::all_linear(trainer.training_rank.unwrap_or(32), seed)
+        };
+        lora.check()
+            .map_err(|e| bad("trainer.training_rank", format!("or `trainer.lora_alpha` is wrong: {e}")))?;
+        let estimator = choose(trainer.advantage.as_deref(), ESTIMATORS)
+            .map_err(|problem| bad("trainer.advantage", problem))?;
+        let constant = choose(trainer.constant_groups.as_deref(), CONSTANT)
+            .map_err(|problem| bad("trainer.constant_groups", problem))?;
+        let judge =
+            choose(file.scorer.policy.as_deref(), JUDGES).map_err(|problem| bad("scorer.policy", problem))?;
+
+        let args = &trainer.args;
+        let sampling = SamplingParams {
+            max_tokens: at_least_one("trainer.args.max_new_tokens", args.max_new_tokens.unwrap_or(2048))?
+                .get(),
+            temperature: args.temperature.unwrap_or(1.0),
+            top_k: args.top_k,
+            top_p: args.top_p.unwrap_or(1.0),
+            seed: None,
+            stop: Stop::ModelDefault,
+        };
+        if !(sampling.temperature.is_finite() && sampling.temperature > 0.0) {
+            let problem = format!(
+                "is {}, it must be positive: without chance there is nothing to learn from",
+                sampling.temperature
+            );
+            return Err(bad("trainer.args.temperature", problem));
+        }
+        if sampling.top_k == Some(0) || !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
+            return Err(bad(
+                "trainer.args.top_p",
+                "must lie in (0, 1], and `top_k` must be at least 1".into(),
+            ));
+        }
+
+        let mut warnings = Vec::new();
+        if trainer.stream_minibatches.is_some_and(|n| n > 1) {
+            warnings.push(
+                "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
+            );
+        }
+        if trainer.eval_every.is_some_and(|n| n > 0) {
+            warnings.push("trainer.eval_every: there is no evaluation in this version".into());
+        }
+        if sampling.temperature != 1.0 || sampling.top_k.is_some() || sampling.top_p < 1.0 {
+            warnings.push(
+                "trainer.args: samples are drawn from another distribution than the one whose log-probs are trained"
+                    .into(),
+            );
+        }
+        if loss == Loss::ImportanceSampling && max_steps_off_policy > 2 {
+            warnings.push(format!(
+                "trainer.loss_fn: importance_sampling does not clip, and rollouts may be {max_steps_off_policy} steps \
+                 old: ppo or cispo is safer"
+            ));
+        }
+        if group_size.get() == 1 && estimator != Estimator::None {
+            warnings.push(
+                "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
+            );
+        }
+        if args.max_new_tokens.is_none() {
+            warnings.push("trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into());
+        }
+        Ok(Self {
+            stem: path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned()),
+            output_dir: file.output_dir.clone(),
+            envs,
+            group_size,
+            groups_per_batch,
+            max_steps,
+            seed,
+            max_steps_off_policy,
+            loss,
+            adam,
+            lora,
+            estimator,
+            constant,
+            save_every: trainer.save_every.unwrap_or(20),
+            sampling,
+            base_model: model.base_model.clone(),
+            renderer: model.renderer_name.clone(),
+            service: service(&file, env, &bad)?,
+            scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
+            judge,
+            score_timeout: Duration::from_secs(file.scorer.timeout_s.unwrap_or(600)),
+            warnings,
+            origin,
+            resolved: file,
+        })
+    }
+}
+
+const ESTIMATORS: &[(&str, Estimator)] = &[
+    ("group_mean", Estimator::GroupMean),
+    ("group_std", Estimator::GroupStd),
+    ("leave_one_out", Estimator::LeaveOneOut),
+    ("none", Estimator::None),
+];
+const CONSTANT: &[(&str, ConstantGroups)] =
+    &[("keep", ConstantGroups::Keep), ("replace", ConstantGroups::Replace)];
+const JUDGES: &[(&str, Judge)] = &[("sampled", Judge::Sampled), ("base", Judge::Base)];
+
+/// The value of a name; the first one when nothing is written.
+fn choose<T: Copy>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
+    let Some(name) = written else { return Ok(known[0].1) };
+    known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        format!("is \"{name}\", it must be one of: {}", names.join(", "))
+    })
+}
+
+fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, (String, String)> {
+    let mixed: Vec<MixedEnv> = match (&file.envs[..], &file.env) {
+        ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
+        ([], Some(env)) => {
+            vec![MixedEnv { id: env.id.clone(), name: None, weight: None, args: env.args.clone() }]
+        }
+        (envs, _) => envs.to_vec(),
+    };
+    let mut plans: Vec<EnvPlan> = Vec::new();
+    for (i, env) in mixed.into_iter().enumerate() {
+        let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
+        let plan = EnvPlan {
+            name: env.name.unwrap_or(short),
+            id: env.id,
+            weight: env.weight.unwrap_or(1.0),
+            args: env.args,
+        };
+        if !(plan.weight.is_finite() && plan.weight >= 0.0) {
+            let problem = format!("is {}, it must be finite and not negative", plan.weight);
+            return Err((format!("envs[{i}].weight"), problem));
+        }
+        if plans.iter().any(|other| other.name == plan.name) {
+            let problem =
+                format!("is \"{}\" a second time: metrics need one name per environment", plan.name);
+            return Err((format!("envs[{i}].name"), problem));
+        }
+        plans.push(plan);
+    }
+    if plans.iter().all(|plan| plan.weight == 0.0) {
+        return Err(("envs.weight".into(), "is 0 everywhere: nothing would be trained".into()));
+    }
+    Ok(plans)
+}
+
+fn service(
+    file: &ConfigFile,
+    env: &dyn Fn(&str) -> Option<String>,
+    bad: &dyn Fn(&str, String) -> ConfigError,
+) -> Result<ServicePlan, ConfigError> {
+    let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
+    let from_env = || env("TINKER_BASE_URL").filter(|url| !url.is_empty());
+    let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
+    if base_url == "embedded" {
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let some = |key: &str, value: Option<usize>, default: NonZeroUsize| match value.map(NonZeroUsize::new)
+        {
+            None => Ok(default),
+            Some(Some(value)) => Ok(value),
+            Some(None) => Err(bad(key, "is 0, it must be at least 1".into())),
+        };
+        let mib = file.engine.kv_cache_mib.unwrap_or(768);
+        let default_rows = NonZeroUsize::MIN.saturating_add(63);
+        return Ok(ServicePlan::Embedded(EnginePlan {
+            threads: some("engine.threads", file.engine.threads, cores)?,
+            kv_bytes: mib.checked_mul(1 << 20).filter(|bytes| *bytes > 0).ok_or_else(|| {
+                bad("engine.kv_cache_mib", format!("is {mib}, it must be at least 1 and fit into memory"))
+            })?,
+            max_rows: some("engine.max_rows", file.engine.max_rows, default_rows)?,
+        }));
+    }
+    if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
+        let problem = format!("is \"{base_url}\", it must be \"embedded\" or start with https:// or http://");
+        return Err(bad("tinker.base_url", problem));
+    }
+    Ok(ServicePlan::Remote { base_url })
+}
+
+fn parse_error(origin: &str, message: String) -> ConfigError {
+    ConfigError::Parse { origin: origin.into(), suggestion: nearest_key(&message), message }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use super::*;
+
+/// The plan of a config's text, with overrides, in an environment with these variables.
+fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, ConfigError> {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("train_x.toml");
+    std::fs::write(&config, text).unwrap();
+    let command = cli::Run {
+        config,
+        set: set.iter().map(|s| (*s).to_owned()).collect(),
+        output_dir: None,
+        max_steps: None,
+        seed: None,
+    };
+    let vars: Vec<(String, String)> = vars.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+    RunPlan::load(&command, &move |key| vars.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()))
+}
+
+const SMALL: &str = "[env]\nid = \"./environments/x\"\n[model]\nbase_model = \"tiny-random\"\n";
+
+#[test]
+fn every_key_of_the_original_harness_and_its_aliases_are_read() {
+    let text = r#"
+        [[envs]]
+        id = "./environments/ghost_trace"
+        ratio = 0.3
+        [envs.args]
+        num_examples = 2000
+        [[envs]]
+        id = "environments/gradient_prophet"
+        name = "prophet"
+        weight = 0.2
+        [trainer]
+        rollouts_per_example = 16
+        batch_size = 64
+        num_batches = 50000
+        seed = 5
+        async_off_policy_steps = 1
+        stream_minibatches = 8
+        learning_rate = 3.162e-6
+        loss_fn = "ppo"
+        loss_fn_config = { clip_high_threshold = 1.3 }
+        training_rank = 8
+        save_every = 10
+        eval_every = 200
+        [trainer.args]
+        max_new_tokens = 8192
+        [model]
+        base_model = "Qwen/Qwen3-30B-A3B"
+        renderer = "qwen3_disable_thinking"
+        [tinker]
+        base_url = "embedded"
+        api_key_env = "MY_KEY"
+    "#;
+    let plan = plan(text, &[], &[]).unwrap();
+    assert_eq!(
+        plan.envs.iter().map(|e| (&*e.name, e.weight)).collect::<Vec<_>>(),
+        [("ghost_trace", 0.3), ("prophet", 0.2)]
+    );
+    assert_eq!((plan.group_size.get(), plan.groups_per_batch.get(), plan.max_steps), (16, 64, 50_000));
+    assert_eq!((plan.seed, plan.max_steps_off_policy, plan.save_every), (5, 1, 10));
+    assert_eq!(plan.loss, Loss::Ppo { low: 0.8, high: 1.3 });
+    assert_eq!((plan.lora.rank, plan.adam.learning_rate, plan.sampling.max_tokens), (8, 3.162e-6, 8192));
+    assert_eq!(plan.renderer.as_deref(), Some("qwen3_disable_thinking"));
+    assert!(matches!(plan.service, ServicePlan::Embedded(_)));
+    assert_eq!(plan.warnings.len(), 2, "minibatches and evaluations: {:?}", plan.warnings);
+}
+
+#[test]
+fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
+    let url =
+        |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
+        {
+            ServicePlan::Remote { base_url } => base_url,
+            ServicePlan::Embedded(_) => "embedded".into(),
+        };
+    let vars = [("TINKER_BASE_URL", "http://localhost:9")];
+    assert_eq!(url("[tinker]\nbase_url = \"embedded\"", &vars), "embedded");
+    assert_eq!(url("", &vars), "http://localhost:9");
+    assert_eq!(url("", &[("TINKER_BASE_URL", "")]), HOSTED_URL);
+    assert_eq!(url("", &[]), HOSTED_URL);
+}
+
+#[test]
+fn an_override_wins_and_its_complaint_names_it() {
+    let changed = plan(SMALL, &["trainer.seed=9", "model.base_model=./other"], &[]).unwrap();
+    assert_eq!((changed.seed, &*changed.base_model), (9, "./other"));
+    let error = plan(SMALL, &["trainer.sede=9"], &[]).unwrap_err().to_string();
+    assert!(error.contains("--set trainer.sede=9") && error.contains("did you mean `seed`?"), "{error}");
+}
+
+#[test]
+fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
+    for (text, expected) in [
+        ("[model]\nbase_model = 3\n[env]\nid='x'", &["train_x.toml", "line 2", "invalid type"][..]),
+        (
+            "[model]\nbase_model='x'\n[trainer]\nlerning_rate=1",
+            &["line 4", "lerning_rate", "did you mean `learning_rate`?"],
+        ),
+        ("[model]\nbase_model='x'", &["train_x.toml", "`env.id` is missing"]),
+        ("[env]\nid='x'", &["`model.base_model` is missing"]),
+        ("[model\n", &["line 1"]),
+    ] {
+        let error = plan(text, &[], &[]).unwrap_err().to_string();
+        assert!(expected.iter().all(|part| error.contains(part)), "{text}\n{error}");
+    }
+    for (set, expected) in [
+        ("trainer.groups_per_batch=0", "`trainer.groups_per_batch` is 0, it must be at least 1"),
+        ("trainer.rollouts_per_example=-1", "invalid value: integer `-1`"),
+        ("trainer.loss_fn=pop", "unknown loss `pop`"),
+        ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1, it must be finite and not negative"),
+        ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),
+        ("trainer.training_rank=0", "the rank must lie in 1..=512"),
+        ("trainer.advantage=median", "it must be one of: group_mean, group_std"),
+        ("trainer.args.temperature=0", "`trainer.args.temperature` is 0, it must be positive"),
+        ("tinker.base_url=localhost:80", "it must be \"embedded\" or start with https://"),
+        ("scorer.workers=0", "`scorer.workers` is 0"),
+    ] {
+        let error = plan(SMALL, &[set], &[]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{set}\n{error}");
+    }
+}
+
+#[test]
+fn two_environments_of_one_name_are_refused() {
+    let text = "[[envs]]\nid='a/x'\n[[envs]]\nid='b/x'\n[model]\nbase_model='m'";
+    assert!(plan(text, &[], &[]).unwrap_err().to_string().contains("`envs[1].name` is \"x\" a second time"));
+}
+
+#[test]
+fn a_key_is_neither_shown_nor_kept() {
+    let plan = plan(&format!("{SMALL}[tinker]\nbase_url='embedded'\napi_key='sesame'"), &[], &[]).unwrap();
+    assert!(!format!("{plan:?}").contains("sesame"));
+    assert!(!toml::to_string(&plan.resolved).unwrap().contains("sesame"));
+}
+
+#[test]
+fn every_shipped_config_makes_a_plan_and_its_environments_load() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let mut seen = 0;
+    for folder in [root.clone(), root.join("hosted")] {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let config = entry.path();
+            if config.extension().is_none_or(|e| e != "toml") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&config).unwrap();
+            let plan = plan(&text, &[], &[]).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+            assert_eq!(plan.warnings, [""; 0], "{}", config.display());
+            for env in &plan.envs {
+                let args = serde_json::to_value(&env.args).unwrap().as_object().unwrap().clone();
+                minds_environments::registry::load(&env.id, &args, 0)
+                    .unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 5);
+}

@@ -1,0 +1,102 @@
+//! `checkpoints.jsonl`: one saved state per line, appended when the state is whole.
+
+use anyhow::Context as _;
+use minds_stages::ledger::Settled;
+use minds_stages::trainer::Saved;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+pub(super) const FILE: &str = "checkpoints.jsonl";
+
+/// A state that a run can go on from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Name on the service.
+    pub name: String,
+    /// The next step, as tinker-cookbook counts batches.
+    pub batch: u64,
+    /// Steps done.
+    pub step: u64,
+    /// Weights and optimizer.
+    pub state_path: String,
+    /// Weights to sample from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampler_path: Option<String>,
+    /// Which positions of the schedule these weights have behind them.
+    pub settled: Settled,
+}
+
+impl From<&Saved> for Checkpoint {
+    fn from(saved: &Saved) -> Self {
+        Self {
+            name: saved.name.clone(),
+            batch: saved.step,
+            step: saved.step,
+            state_path: saved.state_path.clone(),
+            sampler_path: saved.sampler_path.clone(),
+            settled: saved.settled.clone(),
+        }
+    }
+}
+
+/// All whole lines. A last line that was cut off is no checkpoint.
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
+    };
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    whole
+        .lines()
+        .enumerate()
+        .map(|(n, line)| {
+            serde_json::from_str(line)
+                .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))
+        })
+        .collect()
+}
+
+pub(super) fn append(path: &Path, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    // A line that was cut off must not swallow this one.
+    if fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n')) {
+        let whole = read(path)?;
+        let lines: Vec<String> = whole.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+        super::write_whole(path, &lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+    }
+    let line = format!("{}\n", serde_json::to_string(checkpoint)?);
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(line.as_bytes())
+        .and_then(|()| file.sync_all())
+        .context("failed to write checkpoints.jsonl")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(step: u64) -> Checkpoint {
+        let saved = Saved {
+            name: format!("{step:06}"),
+            step,
+            state_path: format!("tinker://run/weights/{step:06}"),
+            sampler_path: None,
+            settled: Settled::default(),
+        };
+        Checkpoint::from(&saved)
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_is_no_checkpoint_and_harms_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        append(&path, &checkpoint(5)).unwrap();
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(br#"{"name":"000010","ba"#).unwrap();
+        assert_eq!(read(&path).unwrap(), [checkpoint(5)]);
+        append(&path, &checkpoint(15)).unwrap();
+        assert_eq!(read(&path).unwrap(), [checkpoint(5), checkpoint(15)]);
+    }
+}

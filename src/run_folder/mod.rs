@@ -1,0 +1,218 @@
+//! The run folder: everything that a run leaves behind, readable at any moment and after any end.
+//!
+//! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
+//! was trained · `checkpoints.jsonl` one line per saved state · `weights/` the embedded engine's states.
+//! One process at a time works in a folder.
+
+mod checkpoints;
+mod metrics;
+mod rollouts;
+
+use crate::config::file::ConfigFile;
+use anyhow::{Context as _, bail};
+use minds_stages::line::Start;
+use minds_stages::parcels::StepDone;
+use minds_stages::trainer::Saved;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+pub use checkpoints::Checkpoint;
+
+/// An open run folder.
+pub struct RunFolder {
+    path: PathBuf,
+    metrics: metrics::MetricsFile,
+    checkpoints: Vec<Checkpoint>,
+    /// Held as long as the folder is open.
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Opens a new folder, or one whose run is to go on.
+    ///
+    /// # Errors
+    /// Another process works in it, it holds something else than a run, or a run with another config.
+    pub fn open(path: &Path, config: &ConfigFile) -> anyhow::Result<Self> {
+        fs::create_dir_all(path)
+            .with_context(|| format!("failed to make the run folder {}", path.display()))?;
+        let path = path.canonicalize().with_context(|| format!("failed to open {}", path.display()))?;
+        let lock = lock(&path)?;
+        let resolved = toml::to_string(config).context("failed to write the resolved config")?;
+        let config_path = path.join("config.toml");
+        match fs::read_to_string(&config_path) {
+            Ok(earlier) => compare(&path, &earlier, &resolved)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let strangers: Vec<_> = fs::read_dir(&path)?
+                    .filter_map(Result::ok)
+                    .map(|entry| entry.file_name())
+                    .filter(|name| name != LOCK)
+                    .collect();
+                if let Some(stranger) = strangers.first() {
+                    bail!(
+                        "{} holds {} but no config.toml, so it is not a run folder: name an empty or a new one",
+                        path.display(),
+                        stranger.display()
+                    );
+                }
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("failed to read {}", config_path.display()));
+            }
+        }
+        write_whole(&config_path, &resolved)?;
+        fs::create_dir_all(path.join("rollouts"))?;
+        let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
+        let metrics = metrics::MetricsFile::open(&path, checkpoints.last().map_or(0, |c| c.step))?;
+        Ok(Self { path, metrics, checkpoints, _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the embedded engine keeps states.
+    #[must_use]
+    pub fn weights(&self) -> PathBuf {
+        self.path.join("weights")
+    }
+
+    /// The state to go on from, if there is one.
+    #[must_use]
+    pub fn last(&self) -> Option<&Checkpoint> {
+        self.checkpoints.last()
+    }
+
+    /// Where the run starts.
+    #[must_use]
+    pub fn start(&self) -> Start {
+        self.last().map_or_else(Start::default, |c| Start { step: c.step, settled: c.settled.clone() })
+    }
+
+    /// Keeps a step's numbers and rollouts.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn record(&mut self, step: &StepDone) -> anyhow::Result<()> {
+        rollouts::write(&self.path.join("rollouts"), step)?;
+        self.metrics.append(&step.metrics)
+    }
+
+    /// Keeps a saved state.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn keep(&mut self, saved: &Saved) -> anyhow::Result<()> {
+        let checkpoint = Checkpoint::from(saved);
+        checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
+        self.checkpoints.push(checkpoint);
+        Ok(())
+    }
+}
+
+const LOCK: &str = ".lock";
+
+fn lock(path: &Path) -> anyhow::Result<File> {
+    let file = path.join(LOCK);
+    let lock = File::create(&file).with_context(|| format!("failed to open {}", file.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another process works in {}: wait for its end or name another folder", path.display())
+        }
+        Err(TryLockError::Error(error)) => Err(error).context("failed to lock the run folder"),
+    }
+}
+
+/// A run goes on only with the config it was begun with; its length and place may change.
+fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<()> {
+    let mut configs: [toml::Table; 2] = [
+        earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
+        now.parse().context("the resolved config is not readable")?,
+    ];
+    for config in &mut configs {
+        config.remove("output_dir");
+        config.remove("engine");
+        if let Some(trainer) = config.get_mut("trainer").and_then(toml::Value::as_table_mut) {
+            trainer.remove("total_batches");
+            trainer.remove("save_every");
+        }
+    }
+    let [before, after] = &configs;
+    let mut differences = Vec::new();
+    differ(
+        "",
+        Some(&toml::Value::Table(before.clone())),
+        Some(&toml::Value::Table(after.clone())),
+        &mut differences,
+    );
+    if differences.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "{} holds a run with another config:\n{}\nuse the same config to go on, or name another folder",
+        path.display(),
+        differences.join("\n")
+    )
+}
+
+fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, out: &mut Vec<String>) {
+    match (before, after) {
+        (Some(toml::Value::Table(a)), Some(toml::Value::Table(b))) => {
+            let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for name in keys {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                differ(&key, a.get(name), b.get(name), out);
+            }
+        }
+        (a, b) if a == b => {}
+        (a, b) => {
+            let show = |value: Option<&toml::Value>| value.map_or("nothing".into(), ToString::to_string);
+            out.push(format!("  {key}: {} then, {} now", show(a), show(b)));
+        }
+    }
+}
+
+/// Replaces a file by another in one step.
+fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
+    let new = path.with_extension("new");
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+    written.with_context(|| format!("failed to write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> ConfigFile {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_run_goes_on_only_with_its_own_config() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
+        drop(RunFolder::open(dir.path(), &first).unwrap());
+        drop(RunFolder::open(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).unwrap());
+        let error = RunFolder::open(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
+        assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
+    }
+
+    #[test]
+    fn one_process_at_a_time_and_no_strangers() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = RunFolder::open(dir.path(), &config("")).unwrap();
+        assert!(
+            RunFolder::open(dir.path(), &config("")).err().unwrap().to_string().contains("another process")
+        );
+        drop(open);
+
+        let full = tempfile::tempdir().unwrap();
+        fs::write(full.path().join("thesis.txt"), "precious").unwrap();
+        let error = RunFolder::open(full.path(), &config("")).err().unwrap().to_string();
+        assert!(error.contains("holds thesis.txt but no config.toml"), "{error}");
+    }
+}

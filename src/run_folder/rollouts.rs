@@ -1,0 +1,69 @@
+//! `rollouts/step_000001.jsonl`: what was trained in a step, one rollout a line.
+
+use anyhow::Context as _;
+use minds_core::reward::Metrics;
+use minds_stages::parcels::StepDone;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::Path;
+
+#[derive(Serialize)]
+struct Row<'a> {
+    step: u64,
+    environment: &'a str,
+    group: u64,
+    item: u64,
+    member: u32,
+    policy: u64,
+    reward: f32,
+    advantage: f32,
+    metrics: &'a Metrics,
+    /// The conversation that the group was shown.
+    prompt: &'a [minds_core::chat::Message],
+    turns: Vec<TurnRow<'a>>,
+}
+
+#[derive(Serialize)]
+struct TurnRow<'a> {
+    text: &'a str,
+    complete: bool,
+    prompt_tokens: usize,
+    tokens: &'a [u32],
+    logprobs: &'a [f32],
+}
+
+pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
+    let mut lines = String::new();
+    for group in &step.groups {
+        for member in &group.members {
+            let row = Row {
+                step: step.step,
+                environment: &group.group.component.name,
+                group: group.group.id.0,
+                item: group.group.key.item,
+                member: member.episode.id.member,
+                policy: member.episode.policy.0,
+                reward: member.score.reward.get(),
+                advantage: member.advantage,
+                metrics: &member.score.metrics,
+                prompt: &group.group.item.prompt,
+                turns: member
+                    .episode
+                    .turns
+                    .iter()
+                    .map(|turn| TurnRow {
+                        text: &turn.text,
+                        complete: turn.complete,
+                        prompt_tokens: turn.prompt.len(),
+                        tokens: &turn.answer.tokens,
+                        logprobs: &turn.answer.logprobs,
+                    })
+                    .collect(),
+            };
+            writeln!(lines, "{}", serde_json::to_string(&row)?)?;
+        }
+    }
+    let path = folder.join(format!("step_{:06}.jsonl", step.step));
+    super::write_whole(&path, &lines)
+        .with_context(|| format!("failed to keep the rollouts of step {}", step.step))
+}

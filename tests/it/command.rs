@@ -1,0 +1,86 @@
+//! Runs the built binary in a folder of its own.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+pub type Row = BTreeMap<String, f64>;
+
+pub fn config(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name)
+}
+
+/// `minds-actors run CONFIG --output-dir DIR EXTRA…`, in an environment without a service of the user's.
+pub fn run(config: &Path, dir: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    command.arg("run").arg(config).arg("--output-dir").arg(dir).args(extra);
+    command.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY").env("MINDS_LOG", "warn");
+    command
+}
+
+pub fn output(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+pub fn metrics(dir: &Path) -> Vec<Row> {
+    serde_json::from_str(&std::fs::read_to_string(dir.join("metrics.json")).unwrap()).unwrap()
+}
+
+pub fn steps(dir: &Path) -> Vec<u64> {
+    metrics(dir).iter().map(|row| row["step"] as u64).collect()
+}
+
+pub fn checkpoints(dir: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(dir.join("checkpoints.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The saved adapter behind a `tinker://run/weights/name` path: name and bytes of every tensor.
+pub fn adapter(dir: &Path, path: &str) -> Vec<(String, Vec<u8>)> {
+    let relative = path.strip_prefix("tinker://").unwrap();
+    let file = dir.join("weights").join(relative).join("adapter_model.safetensors");
+    let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<_> =
+        tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect();
+    all.sort();
+    all
+}
+
+/// A run whose output is read as it comes.
+pub struct Running {
+    pub child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Reads on until a line starts with this.
+    pub fn wait_for(&mut self, start: &str) -> String {
+        for line in self.lines.by_ref() {
+            let line = line.unwrap();
+            if line.starts_with(start) {
+                return line;
+            }
+        }
+        panic!("the run ended without a line that starts with {start:?}");
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let status = Command::new("kill").arg(signal).arg(self.child.id().to_string()).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Reads the rest and gives the exit code.
+    pub fn end(mut self) -> Option<i32> {
+        self.lines.by_ref().for_each(drop);
+        self.child.wait().unwrap().code()
+    }
+}

@@ -1,0 +1,25 @@
+//! What is wrong is said, with the exit code that the README promises.
+
+use crate::command::{config, output, run};
+
+#[test]
+fn what_is_wrong_with_a_config_is_said_and_nothing_is_started() {
+    let dir = tempfile::tempdir().unwrap();
+    for (extra, code, parts) in [
+        (&["--set", "trainer.seeed=1"][..], 2, &["seeed", "did you mean `seed`?"][..]),
+        (&["--set", "envs=[{id = \"nowhere\"}]"], 2, &["nowhere", "gradient_prophet"]),
+        (&["--set", "envs=[{id = \"target_number\", args = {shotz = 1}}]"], 2, &["shotz", "shots"]),
+        (&["--set", "model.renderer_name=chatml"], 2, &["chatml", "<|im_start|>"]),
+        (&["--set", "model.base_model=./no/such/folder"], 3, &["./no/such/folder"]),
+        (&["--set", "tinker.base_url=http://127.0.0.1:1"], 3, &["http://127.0.0.1:1", "no client"]),
+    ] {
+        let folder = dir.path().join(extra[1].replace(['/', ':', '"'], "_"));
+        let (status, _, stderr) = output(&mut run(&config("ci_test.toml"), &folder, extra));
+        assert_eq!(status, Some(code), "{extra:?}: {stderr}");
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{extra:?}: {stderr}");
+        assert!(!folder.join("checkpoints.jsonl").exists());
+    }
+    let (status, _, stderr) = output(&mut run(&dir.path().join("none.toml"), dir.path(), &[]));
+    assert_eq!(status, Some(2));
+    assert!(stderr.contains("none.toml"), "{stderr}");
+}

@@ -1,0 +1,87 @@
+//! A run from its first line to its last.
+
+use crate::command::{adapter, checkpoints, config, metrics, output, run, steps};
+
+#[test]
+fn every_stage_works_and_the_run_folder_tells_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &[]));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    for part in [
+        "embedded engine",
+        "tiny-random",
+        "plain_letters",
+        "gradient_prophet",
+        "10 groups",
+        "10 trained",
+        "overlapped",
+    ] {
+        assert!(stdout.contains(part), "{part} is missing:\n{stdout}");
+    }
+    assert_eq!(steps(dir.path()), [1, 2, 3, 4, 5]);
+    for row in metrics(dir.path()) {
+        assert!(row.values().all(|v| v.is_finite()), "{row:?}");
+        assert_eq!(row["env/all/total_episodes"], 8.0);
+        assert!(row["async/staleness_max"] <= 1.0, "{row:?}");
+    }
+    let rollouts = std::fs::read_to_string(dir.path().join("rollouts/step_000003.jsonl")).unwrap();
+    assert_eq!(rollouts.lines().count(), 8);
+    let names: Vec<_> =
+        checkpoints(dir.path()).iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, ["000002", "000004", "000005-final"]);
+}
+
+#[test]
+fn training_changes_the_adapter_and_raises_the_reward() {
+    let dir = tempfile::tempdir().unwrap();
+    let extra = ["--max-steps", "40", "--set", "trainer.args.max_new_tokens=16"];
+    let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    let path = checkpoints(dir.path())[0]["state_path"].as_str().unwrap().to_owned();
+    let up = adapter(dir.path(), &path);
+    let trained = up.iter().filter(|(name, _)| name.ends_with("lora_B.weight"));
+    assert!(trained.clone().count() > 0);
+    assert!(
+        trained.clone().all(|(_, bytes)| bytes.iter().any(|b| *b != 0)),
+        "B starts at zero and must have moved"
+    );
+    let rewards: Vec<f64> = metrics(dir.path())
+        .iter()
+        .filter_map(|row| row.get("env/plain_letters/reward/total").copied())
+        .collect();
+    let mean = |r: &[f64]| r.iter().sum::<f64>() / r.len() as f64;
+    let (first, last) = (mean(&rewards[..10]), mean(&rewards[rewards.len() - 10..]));
+    assert!(last > first + 0.1, "{first} to {last}: {rewards:?}");
+}
+
+#[test]
+fn strictly_on_policy_runs_of_one_seed_are_equal() {
+    let run_once = |seed: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let extra = ["--set", "trainer.async_off_policy_steps=0", "--seed", seed];
+        assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), &extra)).0, Some(0));
+        let rewards: Vec<f64> = metrics(dir.path()).iter().map(|row| row["env/all/reward/total"]).collect();
+        let kl: Vec<f64> = metrics(dir.path())
+            .iter()
+            .filter_map(|row| row.get("optim/kl_sample_train_v2").copied())
+            .collect();
+        let last = checkpoints(dir.path()).pop().unwrap();
+        (rewards, kl, adapter(dir.path(), last["state_path"].as_str().unwrap()))
+    };
+    let first = run_once("1");
+    assert!(first.1.iter().all(|kl| *kl == 0.0), "sampled and trained log-probs differ: {:?}", first.1);
+    assert!(first == run_once("1"), "the same seed gave another run");
+    assert!(first.2 != run_once("2").2, "another seed gave the same run");
+}
+
+#[test]
+fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps_of = |n: &str| output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", n]));
+    assert_eq!(steps_of("2").0, Some(0));
+    let (code, stdout, _) = steps_of("2");
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("all 2 steps are done"), "{stdout}");
+    assert_eq!(steps_of("4").0, Some(0));
+    assert_eq!(steps(dir.path()), [1, 2, 3, 4]);
+}
