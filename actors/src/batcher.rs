@@ -2,17 +2,19 @@
 //!
 //! A group is complete when every member has left the scorer. Advantages are centred over those that have a reward,
 //! by member, never by position. Data are built as each group completes, on the pool of threads. A batch holds the
-//! oldest complete groups at the moment when the trainer has room.
+//! oldest complete groups at the moment when the trainer has room, and leaves only once no group that is still
+//! played would be too old for the step after it.
 
 mod book;
 
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
-use crate::ledger::Verdict;
+use crate::ledger::{Ledger, Verdict};
 use crate::parcels::{Batch, Judged, ReadyGroup};
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use book::{GroupBook, ReadyBook};
 use minds_core::advantage::Estimator;
+use minds_core::ids::PolicyVersion;
 use std::num::NonZeroUsize;
 use tracing::warn;
 
@@ -29,6 +31,26 @@ pub struct Options {
     pub constant: ConstantGroups,
     /// Fewest members with a reward, as a share of the group, for the group to be trained.
     pub min_share: f64,
+}
+
+/// Keeps rollouts from growing older than the run allows: the trainer waits for a straggler rather than leave it
+/// behind.
+#[derive(Clone)]
+pub struct Patience {
+    /// Knows which weights play what.
+    pub ledger: Ledger,
+    /// Steps by which the weights that play may lie behind those in training.
+    pub max_steps_off_policy: u64,
+    /// The step that the next batch will be.
+    pub step: u64,
+}
+
+impl Patience {
+    /// Waits until every group still being played may be trained one step later than this one.
+    async fn wait(self) {
+        let oldest = (self.step + 1).saturating_sub(self.max_steps_off_policy);
+        self.ledger.none_older(PolicyVersion(oldest)).await;
+    }
 }
 
 /// What becomes of a group whose rewards are all equal.
@@ -57,14 +79,21 @@ pub struct AdvantageBatcher {
     ready: ReadyBook,
     /// Whether a batch is waiting for the trainer to have room.
     sending: bool,
+    patience: Patience,
 }
 
 impl AdvantageBatcher {
     /// Nothing collected yet.
     #[must_use]
-    pub fn new(options: Options, pool: CpuPool, board: Board, batches: Outlet<Batch>) -> Self {
+    pub fn new(
+        options: Options,
+        patience: Patience,
+        pool: CpuPool,
+        board: Board,
+        batches: Outlet<Batch>,
+    ) -> Self {
         let (open, ready) = (GroupBook::default(), ReadyBook::default());
-        Self { options, pool, board, batches, open, ready, sending: false }
+        Self { options, pool, board, batches, open, ready, sending: false, patience }
     }
 }
 
@@ -118,12 +147,19 @@ impl AdvantageBatcher {
         }
         self.sending = true;
         let batches = self.batches.clone();
-        let room = async move { batches.reserve().await };
+        let patience = self.patience.clone();
+        let room = async move {
+            let room = batches.reserve().await;
+            patience.wait().await;
+            room
+        };
         ctx.spawn(room.into_actor(self).map(|room, stage, ctx| {
             stage.sending = false;
             // Without room for ever, the run is over: what is ready stays until the stage is dropped.
             let Some(room) = room else { return };
             let batch = Batch { groups: stage.ready.take(stage.options.groups_per_batch.get()) };
+            // A batch that is refused makes this one too high, which only makes the next one wait longer.
+            stage.patience.step += 1;
             let sending = async move { room.send(batch).await };
             ctx.spawn(sending.into_actor(stage).map(|sent, stage, ctx| match sent {
                 Ok(()) => stage.offer(ctx),

@@ -4,9 +4,9 @@
 //! that carry it: a credit that is dropped without a verdict gives the verdict "failed: lost". So credits are
 //! conserved across errors, panics and cancellations by construction.
 
-use minds_core::ids::GroupId;
+use minds_core::ids::{GroupId, PolicyVersion};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
@@ -89,6 +89,8 @@ pub struct Ledger {
 #[derive(Default)]
 struct Book {
     settled: Settled,
+    /// Groups being played or scored, with the weights that play them.
+    playing: BTreeMap<GroupId, PolicyVersion>,
     first_failure: Option<String>,
     last_failure: Option<(GroupId, String)>,
 }
@@ -126,6 +128,14 @@ impl Ledger {
         self.lock().settled.clone()
     }
 
+    /// Waits until no group is being played or scored by weights older than `version`.
+    pub async fn none_older(&self, version: PolicyVersion) {
+        let mut counts = self.watch();
+        let fresh = |_: &Counts| self.lock().playing.values().all(|playing| *playing >= version);
+        // The sender lives in `self`, so the wait cannot fail.
+        drop(counts.wait_for(fresh).await);
+    }
+
     /// Cause of the first and of the latest failure.
     #[must_use]
     pub fn failures(&self) -> Option<(String, GroupId, String)> {
@@ -138,6 +148,7 @@ impl Ledger {
         {
             let mut book = self.lock();
             book.settled.insert(group.0);
+            book.playing.remove(&group);
             if let Verdict::Failed(why) = verdict {
                 book.first_failure.get_or_insert_with(|| why.clone());
                 book.last_failure = Some((group, why.clone()));
@@ -168,9 +179,15 @@ pub struct Credit {
 }
 
 impl Credit {
+    /// Notes which weights play the group.
+    pub fn playing(&self, version: PolicyVersion) {
+        self.ledger.lock().playing.insert(self.group, version);
+    }
+
     /// Notes that the group has come through playing and scoring.
     pub fn ready(&self) {
         self.ready.store(true, Ordering::Release);
+        self.ledger.lock().playing.remove(&self.group);
         self.ledger.counts.send_modify(|counts| counts.failed_in_a_row = 0);
     }
 

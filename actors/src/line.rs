@@ -4,7 +4,7 @@
 //! before the credits do. The outside sees events, the board, and one switch: stop.
 
 use crate::activity::Activity;
-use crate::batcher::{self, AdvantageBatcher};
+use crate::batcher::{self, AdvantageBatcher, Patience};
 use crate::feeder::{Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
@@ -169,7 +169,12 @@ impl Line {
         });
         let closer = attend("closer", closer);
         // Half-collected groups live in the batcher: a new one could never complete them.
-        let make = once(AdvantageBatcher::new(options.batch, parts.pool, board.clone(), batches));
+        let patience = Patience {
+            ledger: ledger.clone(),
+            max_steps_off_policy: options.max_steps_off_policy,
+            step: start.step,
+        };
+        let make = once(AdvantageBatcher::new(options.batch, patience, parts.pool, board.clone(), batches));
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
         let scorer = Scorer {
             judge: parts.judge,

@@ -65,6 +65,7 @@ impl Sampler {
         self.board.update(NAME, |s| s.busy += 1);
         // The version is stamped here, before the first await.
         let policy = self.policy.borrow().clone();
+        group.credit.playing(policy.version);
         let size = group.component.group_size.get();
         let (prompt, firsts) = match unpanicked(self.open(&group, &policy)).await.and_then(|opened| opened) {
             Ok(opened) => opened,

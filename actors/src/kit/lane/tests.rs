@@ -157,8 +157,10 @@ async fn whoever_waits_for_room_learns_that_the_receiver_has_gone() {
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             assert!(!waiting.is_finished(), "the only slot is held");
             drop(plug);
-            assert_eq!(waiting.await.unwrap(), 2);
-            outlet.closed().await;
+            let limit = std::time::Duration::from_secs(60);
+            let back = tokio::time::timeout(limit, waiting).await.expect("the sender waits for ever");
+            assert_eq!(back.unwrap(), 2);
+            tokio::time::timeout(limit, outlet.closed()).await.expect("the lane is closed");
         })
         .await;
 }
