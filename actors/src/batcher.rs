@@ -2,19 +2,20 @@
 //!
 //! A group is complete when every member has left the scorer. Advantages are centred over those that have a reward,
 //! by member, never by position. Data are built as each group completes, on the pool of threads. A batch holds the
-//! oldest complete groups at the moment when the trainer has room, and leaves only once no group that is still
-//! played would be too old for the step after it.
+//! oldest complete groups at the moment when the trainer has room, and leaves only once every group that is left behind
+//! can still be trained before it is too old.
 
 mod book;
+mod patience;
 
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
-use crate::ledger::{Ledger, Verdict};
+use crate::ledger::Verdict;
 use crate::parcels::{Batch, Judged, ReadyGroup};
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use book::{GroupBook, ReadyBook};
+pub use patience::Patience;
 use minds_core::advantage::Estimator;
-use minds_core::ids::PolicyVersion;
 use std::num::NonZeroUsize;
 use tracing::warn;
 
@@ -28,6 +29,12 @@ pub struct Options {
     /// How rewards become advantages.
     pub estimator: Estimator,
     /// What becomes of a group whose rewards are all equal.
+    pub constant: ConstantGroups,
+    /// Fewest members with a reward, as a share of the group, for the group to be trained.
+    pub min_share: f64,
+}
+
+/// What becomes of a group whose rewards are all equal.
     pub constant: ConstantGroups,
     /// Fewest members with a reward, as a share of the group, for the group to be trained.
     pub min_share: f64,
@@ -158,6 +165,7 @@ impl AdvantageBatcher {
             // Without room for ever, the run is over: what is ready stays until the stage is dropped.
             let Some(room) = room else { return };
             let batch = Batch { groups: stage.ready.take(stage.options.groups_per_batch.get()) };
+            batch.groups.iter().for_each(|group| group.group.credit.batched());
             // A batch that is refused makes this one too high, which only makes the next one wait longer.
             stage.patience.step += 1;
             let sending = async move { room.send(batch).await };

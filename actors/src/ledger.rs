@@ -86,11 +86,20 @@ pub struct Ledger {
     counts: watch::Sender<Counts>,
 }
 
+/// A group that is not yet part of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// The weights that play it.
+    pub version: PolicyVersion,
+    /// Whether it has come through playing and scoring.
+    pub ready: bool,
+}
+
 #[derive(Default)]
 struct Book {
     settled: Settled,
-    /// Groups being played or scored, with the weights that play them.
-    playing: BTreeMap<GroupId, PolicyVersion>,
+    /// Groups that play or wait for their batch.
+    stamped: BTreeMap<GroupId, Stamp>,
     first_failure: Option<String>,
     last_failure: Option<(GroupId, String)>,
 }
@@ -128,12 +137,12 @@ impl Ledger {
         self.lock().settled.clone()
     }
 
-    /// Waits until no group is being played or scored by weights older than `version`.
-    pub async fn none_older(&self, version: PolicyVersion) {
+    /// Waits until the groups that are not yet part of a batch satisfy a condition.
+    pub async fn until(&self, holds: impl Fn(&[Stamp]) -> bool) {
         let mut counts = self.watch();
-        let fresh = |_: &Counts| self.lock().playing.values().all(|playing| *playing >= version);
+        let met = |_: &Counts| holds(&self.lock().stamped.values().copied().collect::<Vec<_>>());
         // The sender lives in `self`, so the wait cannot fail.
-        drop(counts.wait_for(fresh).await);
+        drop(counts.wait_for(met).await);
     }
 
     /// Cause of the first and of the latest failure.
@@ -148,7 +157,7 @@ impl Ledger {
         {
             let mut book = self.lock();
             book.settled.insert(group.0);
-            book.playing.remove(&group);
+            book.stamped.remove(&group);
             if let Verdict::Failed(why) = verdict {
                 book.first_failure.get_or_insert_with(|| why.clone());
                 book.last_failure = Some((group, why.clone()));
@@ -181,14 +190,21 @@ pub struct Credit {
 impl Credit {
     /// Notes which weights play the group.
     pub fn playing(&self, version: PolicyVersion) {
-        self.ledger.lock().playing.insert(self.group, version);
+        self.ledger.lock().stamped.insert(self.group, Stamp { version, ready: false });
     }
 
     /// Notes that the group has come through playing and scoring.
     pub fn ready(&self) {
         self.ready.store(true, Ordering::Release);
-        self.ledger.lock().playing.remove(&self.group);
+        if let Some(stamp) = self.ledger.lock().stamped.get_mut(&self.group) {
+            stamp.ready = true;
+        }
         self.ledger.counts.send_modify(|counts| counts.failed_in_a_row = 0);
+    }
+
+    /// Notes that the group is part of a batch.
+    pub fn batched(&self) {
+        self.ledger.lock().stamped.remove(&self.group);
     }
 
     /// Gives the verdict. Only the first one counts; tells whether this was it.

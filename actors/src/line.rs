@@ -172,6 +172,7 @@ impl Line {
         let patience = Patience {
             ledger: ledger.clone(),
             max_steps_off_policy: options.max_steps_off_policy,
+            groups_per_batch: options.batch.groups_per_batch.get(),
             step: start.step,
         };
         let make = once(AdvantageBatcher::new(options.batch, patience, parts.pool, board.clone(), batches));

@@ -12,7 +12,8 @@ pub enum Stop {
     ModelDefault,
     /// Any of these tokens. An empty list means that nothing stops the sample early.
     Tokens(Vec<Token>),
-    /// The first time the decoded text contains any of these strings.
+    /// The first time the decoded text contains any of these strings, or the model's own end. Without any string,
+    /// nothing stops the sample early.
     Strings(Vec<String>),
 }
 

@@ -3,6 +3,8 @@
 use crate::command::{Running, checkpoints, config, metrics, output, run, steps};
 
 const LONG: &[&str] = &["--max-steps", "40"];
+/// Without checkpoints but the last.
+const UNSAVED: &[&str] = &["--max-steps", "40", "--set", "trainer.save_every=0"];
 
 #[test]
 fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
@@ -25,7 +27,7 @@ fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
 fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
     for signal in ["-INT", "-TERM"] {
         let dir = tempfile::tempdir().unwrap();
-        let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), LONG));
+        let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED));
         running.wait_for("step 3");
         running.signal(signal);
         assert_eq!(running.end(), Some(0), "{signal}");
@@ -37,7 +39,7 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
         );
         assert!(last["name"].as_str().unwrap().ends_with("-stop"), "{last}");
 
-        assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), LONG)).0, Some(0));
+        assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED)).0, Some(0));
         assert_eq!(steps(dir.path()), (1..=40).collect::<Vec<_>>());
     }
 }
@@ -45,11 +47,11 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
 #[test]
 fn every_item_is_trained_once_across_an_interruption() {
     let dir = tempfile::tempdir().unwrap();
-    let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), LONG));
+    let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED));
     running.wait_for("step 3");
     running.signal("-INT");
     assert_eq!(running.end(), Some(0));
-    assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), LONG)).0, Some(0));
+    assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED)).0, Some(0));
     let mut groups = Vec::new();
     for step in 1..=40 {
         let file = dir.path().join(format!("rollouts/step_{step:06}.jsonl"));

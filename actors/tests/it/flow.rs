@@ -107,6 +107,20 @@ async fn the_trainer_waits_for_a_straggler_rather_than_leave_it_too_far_behind()
 }
 
 #[tokio::test(start_paused = true)]
+async fn stragglers_of_one_version_that_fill_several_steps_do_not_grow_too_old_either() {
+    local(async {
+        let mut world = World::new(2, 2, 8);
+        world.sampling.latency = Box::new(|n| seconds(if (2..6).contains(&n) { 100 } else { 5 }));
+        world.training.forward_backward = seconds(1);
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let oldest = run.metric("async/staleness_max");
+        assert!(oldest.iter().all(|age| *age <= 2.0), "{oldest:?} {:?}", run.groups());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_version_is_stamped_at_dispatch() {
     local(async {
         let mut world = World::new(1, 1, 10);

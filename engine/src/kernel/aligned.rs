@@ -31,9 +31,9 @@ impl<T: Real> Aligned<T> {
         *self = grown;
     }
 
-    /// Bytes held.
+    /// Bytes held, without the fraction of a line that alignment takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.data.capacity() * size_of::<T>()
+        self.len() * size_of::<T>()
     }
 }
 

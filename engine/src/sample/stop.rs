@@ -23,6 +23,8 @@ pub enum StopRule {
     Strings {
         /// The strings; none is empty.
         strings: Arc<[String]>,
+        /// The model's own ends, which stop as well.
+        ends: Arc<[Token]>,
         /// How tokens become text. Texts of consecutive tokens must concatenate, as those of byte-level
         /// vocabularies do.
         tokenizer: Arc<dyn Tokenizer>,
@@ -46,9 +48,11 @@ impl StopRule {
             Stop::ModelDefault => Self::Tokens(default.clone()),
             Stop::Tokens(tokens) => Self::Tokens(tokens.as_slice().into()),
             Stop::Strings(strings) if strings.is_empty() => Self::Tokens(Arc::new([])),
-            Stop::Strings(strings) => {
-                Self::Strings { strings: strings.as_slice().into(), tokenizer: tokenizer?.clone() }
-            }
+            Stop::Strings(strings) => Self::Strings {
+                strings: strings.as_slice().into(),
+                ends: default.clone(),
+                tokenizer: tokenizer?.clone(),
+            },
         })
     }
 }
@@ -81,12 +85,11 @@ impl StopScan {
 
     /// Looks at the sample after one more token.
     pub fn look(&mut self, tokens: &[Token]) -> Ending {
+        let stopped = |stops: &[Token]| tokens.last().is_some_and(|last| stops.contains(last));
         let (strings, tokenizer) = match &self.rule {
-            StopRule::Tokens(stops) => {
-                let stopped = tokens.last().is_some_and(|last| stops.contains(last));
-                return if stopped { Ending::Stopped } else { Ending::Open };
-            }
-            StopRule::Strings { strings, tokenizer } => (strings, tokenizer),
+            StopRule::Tokens(stops) => return if stopped(stops) { Ending::Stopped } else { Ending::Open },
+            StopRule::Strings { ends, .. } if stopped(ends) => return Ending::Stopped,
+            StopRule::Strings { strings, tokenizer, .. } => (strings, tokenizer),
         };
         let text = format!("{}{}", self.tail, tokenizer.decode(&tokens[self.settled..]));
         if strings.iter().any(|s| text.contains(s.as_str())) {
