@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_row_has_the_same_bits_in_every_batch_and_pool() {
-        let (m, k, n) = (61, 150, 200);
+        let (m, k, n) = (61, 600, 200);
         let (x, w) = (random(m * k, 4), Panels::from_rows(&random(n * k, 5), n, k));
         let run = |x: &[f32], threads: usize| {
             let mut out = vec![0.0; x.len() / k * n];
