@@ -2,8 +2,8 @@
 //!
 //! A group is complete when every member has left the scorer. Advantages are centred over those that have a reward,
 //! by member, never by position. Data are built as each group completes, on the pool of threads. A batch holds the
-//! oldest complete groups at the moment when the trainer has room, and leaves only once every group that is left behind
-//! can still be trained before it is too old.
+//! oldest complete groups at the moment when the trainer has room, and leaves only once every group that is left
+//! behind can still be trained before it is too old.
 
 mod book;
 mod patience;
@@ -14,8 +14,8 @@ use crate::parcels::{Batch, Judged, ReadyGroup};
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use book::{GroupBook, ReadyBook};
-pub use patience::Patience;
 use minds_core::advantage::Estimator;
+pub use patience::Patience;
 use std::num::NonZeroUsize;
 use tracing::warn;
 
@@ -32,32 +32,6 @@ pub struct Options {
     pub constant: ConstantGroups,
     /// Fewest members with a reward, as a share of the group, for the group to be trained.
     pub min_share: f64,
-}
-
-/// What becomes of a group whose rewards are all equal.
-    pub constant: ConstantGroups,
-    /// Fewest members with a reward, as a share of the group, for the group to be trained.
-    pub min_share: f64,
-}
-
-/// Keeps rollouts from growing older than the run allows: the trainer waits for a straggler rather than leave it
-/// behind.
-#[derive(Clone)]
-pub struct Patience {
-    /// Knows which weights play what.
-    pub ledger: Ledger,
-    /// Steps by which the weights that play may lie behind those in training.
-    pub max_steps_off_policy: u64,
-    /// The step that the next batch will be.
-    pub step: u64,
-}
-
-impl Patience {
-    /// Waits until every group still being played may be trained one step later than this one.
-    async fn wait(self) {
-        let oldest = (self.step + 1).saturating_sub(self.max_steps_off_policy);
-        self.ledger.none_older(PolicyVersion(oldest)).await;
-    }
 }
 
 /// What becomes of a group whose rewards are all equal.
