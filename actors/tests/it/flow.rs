@@ -121,6 +121,30 @@ async fn stragglers_of_one_version_that_fill_several_steps_do_not_grow_too_old_e
 }
 
 #[tokio::test(start_paused = true)]
+async fn staleness_never_exceeds_the_limit_whatever_the_latencies() {
+    for (k, seed) in (0..4).flat_map(|k| (0..25).map(move |seed| (k, seed))) {
+        local(async {
+            let mut world = World::new(1 + seed as usize % 3, k, 12);
+            // Long tails: one answer in eight takes ten times as long, one in eleven is refused.
+            let chance =
+                move |n: usize| (n as u64 + 1 + seed * 1000).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            world.sampling.latency =
+                Box::new(move |n| seconds(chance(n) % 10 * if chance(n) % 8 == 0 { 10 } else { 1 }));
+            world.sampling.answer = Box::new(move |n, _| match chance(n) % 11 {
+                0 => Err(BackendError::Rejected("no".into())),
+                _ => Ok(()),
+            });
+            world.training.forward_backward = seconds(1 + seed % 7);
+            let mut run = world.start();
+            assert_eq!(run.end().await, Ok(12));
+            let oldest = run.metric("async/staleness_max");
+            assert!(oldest.iter().all(|age| *age <= k as f64), "K = {k}, seed {seed}: {oldest:?}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_version_is_stamped_at_dispatch() {
     local(async {
         let mut world = World::new(1, 1, 10);
