@@ -127,3 +127,43 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapter::unit;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    fn check<T: Real>(bits: impl Fn(T) -> u64) {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let mut values =
+            |len: usize| -> Vec<T> { (0..len).map(|_| T::from_f64(unit(&mut random) - 0.5)).collect() };
+        let depth = 37;
+        for height in 1..=TALLEST {
+            let (a, b, before) = (values(depth * height), values(depth * WIDTH), values(height * WIDTH));
+            let run = |dispatch: &dyn Fn(Tile<'_, T>)| -> Vec<u64> {
+                let mut c = before.clone();
+                let rows = c.as_chunks_mut::<WIDTH>().0;
+                dispatch(Tile { a: &a, b: &b, c: rows, start: Start::Output });
+                c.into_iter().map(&bits).collect()
+            };
+            let best = run(&|tile| Arch::new().dispatch(tile));
+            assert_eq!(
+                best,
+                run(&|tile| Simd::vectorize(pulp::Scalar::new(), tile)),
+                "scalar, {height} rows"
+            );
+            #[cfg(target_arch = "x86_64")]
+            if let Some(avx2) = pulp::x86::V3::try_new() {
+                assert_eq!(best, run(&|tile| Simd::vectorize(avx2, tile)), "AVX2, {height} rows");
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        check::<f32>(|x| u64::from(x.to_bits()));
+        check::<f64>(f64::to_bits);
+    }
+}

@@ -79,13 +79,13 @@ fn layer<T: Real>(
 ) -> Result<Layer<T>, EngineError> {
     let mut linear = |site: Site| {
         let with_bias = arch.qkv_bias && site == Site::Qkv;
-        let (mut rows, mut bias, mut input, mut output) = (Vec::new(), Vec::new(), 0, 0);
+        let input = shape(arch, site.targets()[0]).0;
+        let output = site.targets().iter().map(|&t| shape(arch, t).1).sum();
+        let (mut rows, mut bias) = (Vec::with_capacity(output * input), Vec::new());
         for &target in site.targets() {
             let part = if matches!(site, Site::Qkv | Site::O) { "self_attn" } else { "mlp" };
             let name = format!("model.layers.{index}.{part}.{}", target.name());
-            let outputs;
-            (input, outputs) = shape(arch, target);
-            output += outputs;
+            let outputs = shape(arch, target).1;
             rows.extend(read(format!("{name}.weight"), input * outputs)?);
             if with_bias {
                 bias.extend(read(format!("{name}.bias"), outputs)?);
