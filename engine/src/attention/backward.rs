@@ -126,7 +126,7 @@ impl<T: Real> Block<'_, T> {
                     for (i, (p, d_s)) in p.chunks_mut(n).zip(d_s.chunks_mut(n)).enumerate() {
                         let row = self.rows.start + i / group;
                         let seen = if causal { row + 1 - keys.start } else { n };
-                    let (lse, pull) = (lse[i], pull[i]);
+                        let (lse, pull) = (lse[i], pull[i]);
                         for (p, d_s) in p[..seen].iter_mut().zip(&mut d_s[..seen]) {
                             *p = (*p - lse).exp();
                             *d_s = *p * (*d_s - pull);
