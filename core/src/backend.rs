@@ -125,7 +125,8 @@ pub trait TrainingBackend: Send + Sync {
     /// then leaves the gradients as they were.
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward>;
 
-    /// Applies and clears the accumulated gradients.
+    /// Applies and clears the accumulated gradients. The embedded engine leaves everything as it is when there are
+    /// none; other services may move the weights by the optimizer's momentum.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep>;
 
     /// Saves weights and optimizer under a name; answers with the path.

@@ -9,7 +9,7 @@ fn what_is_wrong_with_a_config_is_said_and_nothing_is_started() {
         (&["--set", "trainer.seeed=1"][..], 2, &["seeed", "did you mean `seed`?"][..]),
         (&["--set", "envs=[{id = \"nowhere\"}]"], 2, &["nowhere", "gradient_prophet"]),
         (&["--set", "envs=[{id = \"target_number\", args = {shotz = 1}}]"], 2, &["shotz", "shots"]),
-        (&["--set", "model.renderer_name=llama3"], 2, &["llama3", "<|start_header_id|>"]),
+        (&["--set", "model.renderer_name=llama3"], 2, &["llama3", "<|begin_of_text|>"]),
         (&["--set", "model.base_model=./no/such/folder"], 3, &["./no/such/folder"]),
         (&["--set", "tinker.base_url=http://127.0.0.1:1"], 3, &["http://127.0.0.1:1", "no client"]),
     ] {

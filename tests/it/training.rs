@@ -12,7 +12,7 @@ fn every_stage_works_and_the_run_folder_tells_it() {
         "tiny-random",
         "plain_letters",
         "gradient_prophet",
-        "10 groups",
+        "10 opened",
         "10 trained",
         "overlapped",
     ] {

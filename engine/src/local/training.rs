@@ -35,6 +35,8 @@ pub struct LocalTraining {
 struct State {
     adapter: Adapter<f32>,
     grads: Grads<f32>,
+    /// Whether a pass has added to the gradients since the last step.
+    accumulated: bool,
     optimizer: AdamState<f32>,
     /// The adapter as it is, once somebody needed it packed.
     snapshot: Option<Arc<Snapshot>>,
@@ -42,7 +44,7 @@ struct State {
 
 impl State {
     fn new(adapter: Adapter<f32>, optimizer: AdamState<f32>) -> Self {
-        Self { grads: adapter.zero_grads(), optimizer, snapshot: None, adapter }
+        Self { grads: adapter.zero_grads(), accumulated: false, optimizer, snapshot: None, adapter }
     }
 
     fn snapshot(&mut self) -> Arc<Snapshot> {
@@ -116,6 +118,7 @@ impl LocalTraining {
                 let mut grads = state.grads.clone();
                 let out = backward(&model, &snapshot, &data, loss, options, &mut grads)?;
                 state.grads = grads;
+                state.accumulated = true;
                 out
             } else {
                 train::forward(&model, Some(snapshot.weights()), &data, loss, options).map_err(refused)?
@@ -145,15 +148,21 @@ impl TrainingBackend for LocalTraining {
         self.pass(data, loss, true)
     }
 
+    /// Without gradients since the last step there is nothing to apply: weights and moments stay as they are. So a
+    /// step that was queued behind a pass that is refused does no harm.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
         if let Err(error) = params.check() {
             return refuse(BackendError::Rejected(error.to_string()));
         }
         let note = self.engine.note_step();
         self.submit(move |state| {
+            if !state.accumulated {
+                return Ok(OptimStep::default());
+            }
             let stats = adam_step(&mut state.adapter, &state.grads, &mut state.optimizer, &params);
             let stats = stats.map_err(refused)?;
             state.grads.clear();
+            state.accumulated = false;
             state.snapshot = None;
             note();
             let metrics = [("grad_norm", stats.grad_norm), ("grad_clip", stats.clip)];

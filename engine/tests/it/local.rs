@@ -79,7 +79,13 @@ fn numbers_that_overflow_are_refused_and_leave_everything_as_it_was() {
     assert_eq!(loss(&training), before);
     let good = wait(training.optim_step(AdamParams::default())).unwrap();
     assert!(good.metrics["grad_norm"] > 0.0, "the gradients are still there: {good:?}");
-    assert_ne!(loss(&training), before);
+    let stepped = loss(&training);
+    assert_ne!(stepped, before);
+    let refused = training.forward_backward(data(-1e4), Loss::ImportanceSampling);
+    let behind = training.optim_step(AdamParams::default());
+    assert!(wait(refused).is_err());
+    wait(behind).unwrap();
+    assert_eq!(loss(&training), stepped, "a step behind a refused pass moves nothing, momentum or not");
 }
 
 #[test]
