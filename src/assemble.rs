@@ -74,16 +74,19 @@ fn embedded(
         }
     };
     let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
-    let options = EngineOptions {
+    let settings = EngineOptions {
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
         max_rows: engine.max_rows,
+        // Every group in flight may ask at once, each of its members, and each reward a few questions.
+        max_waiting: options(plan).credits() as usize * (plan.group_size.get() as usize + 8)
+            + 8 * plan.scorers.get(),
         seed: plan.seed,
         state_dir: Some(state_dir),
         ..EngineOptions::new(name.clone())
     };
     let service =
-        LocalService::start(Arc::new(model), Some(tokenizer), &options).or_exit(Exit::Unavailable)?;
+        LocalService::start(Arc::new(model), Some(tokenizer), &settings).or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
     Ok(Ready { info: service.info(), service, renderer, warnings })
 }
@@ -159,7 +162,9 @@ pub async fn parts(
 ) -> anyhow::Result<Parts> {
     let training: Arc<dyn TrainingBackend> = ready.service.create_training(plan.lora.clone()).await?;
     if let Some(path) = state {
-        training.load_state(path, true).await.with_context(|| format!("failed to load the state {path}"))?;
+        training.load_state(path, true).await.with_context(|| {
+            format!("failed to load the state {path}; without the last line of checkpoints.jsonl the one before it is used")
+        })?;
     }
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;

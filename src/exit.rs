@@ -25,13 +25,27 @@ impl From<Exit> for ExitCode {
 }
 
 /// An error with its exit code.
-#[derive(Debug, thiserror::Error)]
-#[error("{error:#}")]
+#[derive(Debug)]
 pub struct Fault {
     /// The code.
     pub exit: Exit,
     /// What went wrong, with its causes.
     pub error: anyhow::Error,
+}
+
+impl std::fmt::Display for Fault {
+    /// The error and its causes; a cause that its error repeats is told once.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut told = String::new();
+        for cause in self.error.chain().map(ToString::to_string) {
+            if !told.ends_with(&cause) {
+                let colon = if told.is_empty() { "" } else { ": " };
+                told.push_str(colon);
+                told.push_str(&cause);
+            }
+        }
+        f.write_str(&told)
+    }
 }
 
 /// Says which exit code an error stands for.

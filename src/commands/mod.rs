@@ -3,3 +3,12 @@
 pub mod models;
 pub mod progress;
 pub mod run;
+
+/// Prints a line to standard output. A reader that has gone must not end a run, so a failure is not one.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        drop(writeln!(std::io::stdout(), $($text)*));
+    }};
+}
+pub(crate) use say;

@@ -1,7 +1,6 @@
 //! `minds-actors models`: what is in the cache, and fetching ahead of a run.
-#![expect(clippy::print_stdout, reason = "a command's output")]
 
-use super::progress;
+use super::{progress, say};
 use crate::cli::Models;
 use crate::exit::{Exit, Fault, OrExit};
 use indicatif::HumanBytes;
@@ -16,22 +15,22 @@ pub fn run(command: &Models) -> Result<(), Fault> {
     match command {
         Models::List => {
             let cached = cache.list().or_exit(Exit::Unavailable)?;
-            println!("in the cache {}:", cache.root().display());
+            say!("in the cache {}:", cache.root().display());
             for model in &cached {
                 let origin = match &model.origin {
                     Origin::Hub { commit } => format!("hub, commit {commit}"),
                     Origin::Pypi { package } => format!("Python package {package}"),
                 };
-                println!("  {}  {}  {origin}", model.name, HumanBytes(model.bytes));
+                say!("  {}  {}  {origin}", model.name, HumanBytes(model.bytes));
             }
             if cached.is_empty() {
-                println!("  nothing yet");
+                say!("  nothing yet");
             }
-            println!("known by name, without the hub:");
+            say!("known by name, without the hub:");
             for model in KNOWN_MODELS {
-                println!("  {}", model.name);
+                say!("  {}", model.name);
             }
-            println!("  {TINY_RANDOM}  (seeded random weights, no file)");
+            say!("  {TINY_RANDOM}  (seeded random weights, no file)");
         }
         Models::Fetch { name } => {
             resolve(name, &cache, &progress::bars()).or_exit(Exit::Unavailable)?;

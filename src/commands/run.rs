@@ -1,7 +1,6 @@
 //! `minds-actors run`: trains from a config, or goes on with an unfinished run.
-#![expect(clippy::print_stdout, reason = "a command's output")]
 
-use super::progress;
+use super::{progress, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
 use crate::config::RunPlan;
@@ -29,7 +28,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     let mut folder = RunFolder::open(&folder_path(&plan), &plan.resolved).or_exit(Exit::Config)?;
     let start = folder.start();
     if assemble::steps_left(&plan, &start) == 0 {
-        println!("{}: all {} steps are done", folder.path().display(), start.step);
+        say!("{}: all {} steps are done", folder.path().display(), start.step);
         return Ok(());
     }
     let ready = assemble::service(&plan, folder.weights(), &progress::bars())?;
@@ -45,8 +44,10 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     });
     system.block_on(async {
         let state = folder.last().map(|last| last.state_path.clone());
-        let parts =
-            assemble::parts(&plan, &ready, components, state.as_deref()).await.or_exit(Exit::Unavailable)?;
+        let parts = assemble::parts(&plan, &ready, components, state.as_deref())
+            .await
+            .with_context(|| format!("failed to set up the run in {}", folder.path().display()))
+            .or_exit(Exit::Unavailable)?;
         let line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
         follow(line, &mut folder).await
     })
@@ -56,7 +57,9 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
 fn folder_path(plan: &RunPlan) -> PathBuf {
     plan.output_dir.clone().unwrap_or_else(|| {
         let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-        PathBuf::from("outputs").join(&plan.stem).join(time)
+        let parent = PathBuf::from("outputs").join(&plan.stem);
+        let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
+        names.map(|name| parent.join(name)).find(|path| !path.exists()).expect("the names never end")
     })
 }
 
@@ -66,28 +69,33 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
         ServicePlan::Remote { base_url } => base_url.clone(),
     };
     let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
-    println!("service      {service}");
-    println!(
+    say!("service      {service}");
+    say!(
         "model        {}, renderer {}, LoRA rank {}",
         ready.info.base_model,
         ready.renderer.name(),
         plan.lora.rank
     );
-    println!("environments {}", envs.join(", "));
-    println!(
+    say!("environments {}", envs.join(", "));
+    say!(
         "batch        {} groups of {}, up to {} steps off policy, {} credits",
         plan.groups_per_batch,
         plan.group_size,
         plan.max_steps_off_policy,
         assemble::options(plan).credits()
     );
-    println!("run folder   {}", folder.path().display());
+    say!("run folder   {}", folder.path().display());
     for warning in plan.warnings.iter().chain(&ready.warnings) {
-        println!("note         {warning}");
+        say!("note         {warning}");
     }
     match folder.last() {
-        Some(last) => println!("goes on      after step {}, from {}", last.step, last.name),
-        None => println!("starts       {} steps", plan.max_steps),
+        Some(last) => say!("goes on      after step {}, from {}", last.step, last.name),
+        None if folder.past_rows() > 0 => say!(
+            "starts over  {} steps; no state was saved, {} steps without one moved to metrics.past_000000.json",
+            plan.max_steps,
+            folder.past_rows()
+        ),
+        None => say!("starts       {} steps", plan.max_steps),
     }
 }
 
@@ -105,16 +113,16 @@ async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
                     totals.add(&mut step.metrics, &shares.since(&last));
                     last = shares;
                     folder.record(&step).or_exit(Exit::Failed)?;
-                    println!("{}", step_line(step.step, &step.metrics));
+                    say!("{}", step_line(step.step, &step.metrics));
                 }
                 Some(Event::Saved(saved)) => {
                     folder.keep(&saved).or_exit(Exit::Failed)?;
-                    println!("saved        step {} as {}", saved.step, saved.state_path);
+                    say!("saved        step {} as {}", saved.step, saved.state_path);
                 }
                 Some(Event::Ended { step }) => {
-                    println!("{}", totals.summary(step, begun.elapsed(), &line.activity().shares()));
+                    say!("{}", totals.summary(step, begun.elapsed(), &line.activity().shares()));
                     let counts = line.ledger().counts();
-                    println!(
+                    say!(
                         "groups       {} opened, {} trained, {} filtered, {} failed, {} in flight at the end",
                         counts.opened, counts.trained, counts.filtered, counts.failed, counts.in_flight()
                     );
@@ -128,7 +136,7 @@ async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
                     return Err(anyhow!("interrupted a second time, left without saving")).or_exit(Exit::Interrupted);
                 }
                 interrupted = true;
-                println!("stopping     after the step under way; once more leaves at once");
+                say!("stopping     after the step under way; once more leaves at once");
                 line.stop();
             }
             () = tokio::time::sleep(SILENCE) => report_silence(&line),
@@ -204,10 +212,11 @@ impl Totals {
     }
 }
 
-/// Ctrl-C and SIGTERM.
+/// Ctrl-C, SIGTERM, and the end of the terminal.
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -216,6 +225,7 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?,
             terminate: signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?,
+            hangup: signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?,
         })
     }
 
@@ -223,6 +233,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
         }
     }
 }

@@ -175,6 +175,10 @@ impl RunPlan {
             .ok_or_else(|| bad("trainer.rollouts_per_example", "is 0, it must be at least 1".into()))?;
         let groups_per_batch =
             at_least_one("trainer.groups_per_batch", trainer.groups_per_batch.unwrap_or(4))?;
+        if group_size.get() > MOST_ROLLOUTS {
+            let problem = format!("is {group_size}, it must be at most {MOST_ROLLOUTS}");
+            return Err(bad("trainer.rollouts_per_example", problem));
+        }
         let max_steps = trainer.total_batches.unwrap_or(100_000);
         if max_steps == 0 {
             return Err(bad("trainer.total_batches", "is 0, it must be at least 1".into()));
@@ -183,6 +187,14 @@ impl RunPlan {
         if max_steps_off_policy > 1000 {
             let problem = format!("is {max_steps_off_policy}, it must be at most 1000");
             return Err(bad("trainer.async_off_policy_steps", problem));
+        }
+        let credits = (groups_per_batch.get() as u64).saturating_mul(max_steps_off_policy + 1);
+        if credits > MOST_CREDITS {
+            let problem = format!(
+                "is {groups_per_batch}: with async_off_policy_steps = {max_steps_off_policy}, {credits} groups would \
+                 be in flight, at most {MOST_CREDITS} are possible"
+            );
+            return Err(bad("trainer.groups_per_batch", problem));
         }
         let loss_name = trainer.loss_fn.as_deref().unwrap_or("importance_sampling");
         let loss = Loss::from_config(loss_name, &trainer.loss_fn_config)
@@ -298,13 +310,23 @@ impl RunPlan {
             service: service(&file, env, &bad)?,
             scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
             judge,
-            score_timeout: Duration::from_secs(file.scorer.timeout_s.unwrap_or(600)),
+            score_timeout: match file.scorer.timeout_s.unwrap_or(600) {
+                0 => return Err(bad("scorer.timeout_s", "is 0, it must be at least 1".into())),
+                seconds => Duration::from_secs(seconds),
+            },
             warnings,
             origin,
             resolved: file,
         })
     }
 }
+
+/// Most samples that one request can ask for.
+const MOST_ROLLOUTS: u32 = 4096;
+/// Most groups in flight.
+const MOST_CREDITS: u64 = 1 << 14;
+/// Most threads of the embedded engine.
+const MOST_THREADS: usize = 512;
 
 const ESTIMATORS: &[(&str, Estimator)] = &[
     ("group_mean", Estimator::GroupMean),
@@ -327,6 +349,10 @@ fn choose<T: Copy>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, Stri
 
 fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, (String, String)> {
     let mixed: Vec<MixedEnv> = match (&file.envs[..], &file.env) {
+        ([_, ..], Some(_)) => {
+            let problem = "stands beside [[envs]]: use one of them".into();
+            return Err(("env".into(), problem));
+        }
         ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
         ([], Some(env)) => {
             vec![MixedEnv { id: env.id.clone(), name: None, weight: None, args: env.args.clone() }]
@@ -376,6 +402,9 @@ fn service(
             Some(None) => Err(bad(key, "is 0, it must be at least 1".into())),
         };
         let mib = file.engine.kv_cache_mib.unwrap_or(768);
+        if file.engine.threads.is_some_and(|threads| threads > MOST_THREADS) {
+            return Err(bad("engine.threads", format!("must be at most {MOST_THREADS}")));
+        }
         let default_rows = NonZeroUsize::MIN.saturating_add(63);
         return Ok(ServicePlan::Embedded(EnginePlan {
             threads: some("engine.threads", file.engine.threads, cores)?,
@@ -388,6 +417,14 @@ fn service(
     if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
         let problem = format!("is \"{base_url}\", it must be \"embedded\" or start with https:// or http://");
         return Err(bad("tinker.base_url", problem));
+    }
+    if base_url
+        .split_once("://")
+        .is_some_and(|(_, rest)| rest.split('/').next().unwrap_or_default().contains('@'))
+    {
+        let problem =
+            "holds a name or a password: the key belongs into the variable that `tinker.api_key_env` names";
+        return Err(bad("tinker.base_url", problem.into()));
     }
     Ok(ServicePlan::Remote { base_url })
 }

@@ -17,6 +17,8 @@ pub(super) struct MetricsFile {
     /// Bytes before [`END`].
     length: u64,
     empty: bool,
+    /// Rows that moved aside when the file was opened.
+    pub(super) past: usize,
 }
 
 impl MetricsFile {
@@ -37,7 +39,7 @@ impl MetricsFile {
         super::write_whole(&path, &array(&kept))?;
         let file = OpenOptions::new().write(true).open(&path)?;
         let length = file.metadata()?.len() - END.len() as u64;
-        Ok(Self { file, length, empty: kept.is_empty() })
+        Ok(Self { file, length, empty: kept.is_empty(), past: rows.len() - kept.len() })
     }
 
     pub(super) fn append(&mut self, metrics: &Metrics) -> anyhow::Result<()> {

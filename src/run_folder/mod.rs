@@ -72,6 +72,12 @@ impl RunFolder {
         &self.path
     }
 
+    /// Steps that were taken after the last saved state, and are taken again.
+    #[must_use]
+    pub fn past_rows(&self) -> usize {
+        self.metrics.past
+    }
+
     /// Where the embedded engine keeps states.
     #[must_use]
     pub fn weights(&self) -> PathBuf {

@@ -1,4 +1,5 @@
 //! The program as a user runs it.
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod command;
 mod interrupted;

@@ -115,9 +115,15 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ("trainer.args.temperature=0", "`trainer.args.temperature` is 0, it must be positive"),
         ("tinker.base_url=localhost:80", "it must be \"embedded\" or start with https://"),
         ("scorer.workers=0", "`scorer.workers` is 0"),
+        ("scorer.timeout_s=0", "`scorer.timeout_s` is 0"),
+        ("trainer.groups_per_batch=100000", "300000 groups would be in flight"),
+        ("trainer.rollouts_per_example=10000", "it must be at most 4096"),
+        ("tinker.base_url=https://me:sesame@host", "holds a name or a password"),
+        ("envs=[{id = \"target_number\"}]", "`env` stands beside [[envs]]"),
     ] {
         let error = plan(SMALL, &[set], &[]).unwrap_err().to_string();
         assert!(error.contains(expected), "{set}\n{error}");
+        assert!(!error.contains("sesame"), "{error}");
     }
 }
 
