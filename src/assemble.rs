@@ -15,12 +15,14 @@ use minds_stages::line::{Options, Parts, Start};
 use minds_stages::parcels::Component;
 use minds_stages::policy::{Interviewer, Queries};
 use minds_stages::{batcher, retry::Retry, trainer};
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The fewest members with a reward, as a share of the group, for the group to be trained.
 const MIN_SHARE: f64 = 0.75;
+
+/// Groups that may fail one after the other before the run ends, in batches' worth.
+const FAILED_BATCHES: u64 = 3;
 
 /// A model in the service's hands, and how it reads.
 pub struct Ready {
@@ -180,13 +182,12 @@ pub async fn parts(
 /// Sizes and limits of the line.
 #[must_use]
 pub fn options(plan: &RunPlan) -> Options {
-    let three = NonZeroUsize::MIN.saturating_add(2).get();
     Options {
         seed: plan.seed,
         max_steps_off_policy: plan.max_steps_off_policy,
         scorers: plan.scorers,
         restarts: 3,
-        max_failed_in_a_row: (three * plan.groups_per_batch.get()) as u64,
+        max_failed_in_a_row: FAILED_BATCHES * plan.groups_per_batch.get() as u64,
         retry: Retry::default(),
         batch: batcher::Options {
             groups_per_batch: plan.groups_per_batch,
