@@ -20,3 +20,4 @@ pub mod optim;
 pub mod reward;
 pub mod sampling;
 pub mod schedule;
+pub mod tensor;

@@ -12,6 +12,7 @@ use crate::gguf_model;
 use crate::tokenizer::ModelTokenizer;
 use crate::weights::expected_tensors;
 use minds_core::architecture::Architecture;
+use minds_core::tensor::Tensor;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
@@ -58,7 +59,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// There is no such tensor, its type is not read, or the file cannot be read.
-    pub fn tensor(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+    pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
         let found = match &self.files {
             Files::Gguf(gguf) => gguf_model::tensor(gguf, &self.arch, name)?,
             Files::Folder(folder) => match folder.shards.tensor(name) {

@@ -1,4 +1,4 @@
-//! Reads GGUF files (version 2 and 3, little-endian): metadata, tensor list, tensor data as f32.
+//! Reads GGUF files (version 2 and 3, little-endian): metadata, tensor list, tensor data.
 //!
 //! A truncated or hostile file is a [`ModelError::Damaged`], never a panic: every count is checked against the
 //! bytes that are left before anything is allocated for it, every tensor against the end of the file.
@@ -7,6 +7,7 @@
 use crate::bytes::Bytes;
 use crate::error::ModelError;
 use crate::quant::TensorType;
+use minds_core::tensor::Tensor as Values;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -131,9 +132,9 @@ impl Gguf {
     }
 
     /// The tensor's numbers in row-major order.
-    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Values, ModelError> {
         let raw = self.bytes.read(tensor.offset, tensor.len, name)?;
-        Ok(tensor.kind.dequantise(&raw))
+        Ok(tensor.kind.decode(&raw))
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {

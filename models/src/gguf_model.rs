@@ -4,9 +4,10 @@ use crate::error::ModelError;
 use crate::gguf::{Gguf, Value};
 use crate::shape::checked;
 use crate::tokenizer::ByteLevelParts;
-use crate::weights::{gguf_name, half_split};
+use crate::weights::{HalfSplit, gguf_name};
 use minds_core::architecture::{Architecture, RopeScaling};
 use minds_core::ids::Token;
+use minds_core::tensor::Tensor;
 
 /// Reads the architecture from the metadata and the tensors that are there.
 pub(crate) fn architecture(gguf: &Gguf) -> Result<Architecture, ModelError> {
@@ -63,7 +64,7 @@ pub(crate) fn architecture(gguf: &Gguf) -> Result<Architecture, ModelError> {
 /// the largest divisor gives the factor, and the rest must then agree.
 fn rope_scaling(gguf: &Gguf, theta: f64, head_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
     let Some(tensor) = gguf.tensor("rope_freqs.weight") else { return Ok(None) };
-    let divisors = gguf.data("rope_freqs.weight", tensor)?;
+    let divisors = gguf.data("rope_freqs.weight", tensor)?.into_values();
     let factor = divisors.iter().copied().fold(1.0, f32::max);
     let scaling = RopeScaling {
         factor: f64::from(factor),
@@ -91,14 +92,14 @@ pub(crate) fn shape<'a>(gguf: &'a Gguf, name: &str) -> Option<&'a [usize]> {
 }
 
 /// A tensor by its Hugging Face name, in Hugging Face layout.
-pub(crate) fn tensor(gguf: &Gguf, arch: &Architecture, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
+pub(crate) fn tensor(gguf: &Gguf, arch: &Architecture, name: &str) -> Result<Option<Tensor>, ModelError> {
     let Some(stored) = gguf_name(name) else { return Ok(None) };
     let Some(tensor) = gguf.tensor(&stored) else { return Ok(None) };
     let data = gguf.data(&stored, tensor)?;
     let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
     if rotated && gguf.string("general.architecture")? == Some("llama") {
         let width = if name.ends_with(".bias") { 1 } else { arch.dim };
-        return Ok(Some(half_split(data, arch.head_dim, width)));
+        return Ok(Some(data.reordered(width, HalfSplit { head_dim: arch.head_dim })));
     }
     Ok(Some(data))
 }

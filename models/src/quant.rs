@@ -1,9 +1,10 @@
-//! Tensor encodings, as f32.
+//! Tensor encodings, read without rounding.
 //!
 //! Blocks are those of ggml: Q8_0 is 32 numbers `d * q` with an f16 `d`; Q4_1 is 32 numbers `d * q + m` with f16
 //! `d` and `m`, the low halves of the 16 bytes first (github.com/ggml-org/ggml, src/ggml-common.h).
 
-use half::{bf16, f16};
+use half::f16;
+use minds_core::tensor::{BLOCK, Grid, Tensor};
 
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,30 +55,27 @@ impl TensorType {
     }
 
     /// All numbers of whole blocks; a broken last block is left out.
-    pub(crate) fn dequantise(self, raw: &[u8]) -> Vec<f32> {
-        let pair = |b: &[u8]| [b[0], b[1]];
+    pub(crate) fn decode(self, raw: &[u8]) -> Tensor {
+        let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f32();
         let blocks = raw.chunks_exact(self.block_bytes());
-        let mut out = Vec::with_capacity(blocks.len() * self.block());
+        let grid = |steps: &dyn Fn(&[u8]) -> (f32, f32), codes: &dyn Fn(&[u8], &mut Vec<u8>)| {
+            let mut all = Vec::with_capacity(blocks.len() * BLOCK);
+            blocks.clone().for_each(|block| codes(block, &mut all));
+            Grid::new(all, blocks.clone().map(steps).collect())
+                .expect("every block gives as many codes as it has")
+        };
         match self {
-            Self::F32 => out.extend(blocks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-            Self::F16 => out.extend(blocks.map(|b| f16::from_le_bytes(pair(b)).to_f32())),
-            Self::Bf16 => out.extend(blocks.map(|b| bf16::from_le_bytes(pair(b)).to_f32())),
-            Self::Q8_0 => {
-                for block in blocks {
-                    let d = f16::from_le_bytes(pair(block)).to_f32();
-                    out.extend(block[2..].iter().map(|q| d * f32::from(q.cast_signed())));
-                }
-            }
-            Self::Q4_1 => {
-                for block in blocks {
-                    let d = f16::from_le_bytes(pair(block)).to_f32();
-                    let m = f16::from_le_bytes(pair(&block[2..])).to_f32();
-                    let quants = &block[4..];
-                    out.extend(quants.iter().map(|q| d * f32::from(q & 15) + m));
-                    out.extend(quants.iter().map(|q| d * f32::from(q >> 4) + m));
-                }
-            }
+            Self::F32 => Tensor::Full(blocks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            Self::F16 => Tensor::Full(blocks.map(half).collect()),
+            Self::Bf16 => Tensor::Bfloat16(blocks.map(|b| u16::from_le_bytes([b[0], b[1]])).collect()),
+            // d * q is d * (q + 128) - 128 d: all three are exact, for d has 11 bits and q has 8.
+            Self::Q8_0 => Tensor::Grid(grid(&|b| (half(b), -128.0 * half(b)), &|block, codes| {
+                codes.extend(block[2..].iter().map(|q| q ^ 0x80));
+            })),
+            Self::Q4_1 => Tensor::Grid(grid(&|b| (half(b), half(&b[2..])), &|block, codes| {
+                codes.extend(block[4..].iter().map(|q| q & 15));
+                codes.extend(block[4..].iter().map(|q| q >> 4));
+            })),
         }
-        out
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the tensors of one or several `*.safetensors` files as f32.
+//! Reads the tensors of one or several `*.safetensors` files.
 //!
 //! Only headers are kept in memory. Offsets are checked against the file before a tensor is read.
 
@@ -6,6 +6,7 @@ use crate::bytes::{Bytes, read_small};
 use crate::error::ModelError;
 use crate::quant::TensorType;
 use ::safetensors::Dtype;
+use minds_core::tensor::Tensor as Values;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -118,7 +119,7 @@ impl Shards {
     }
 
     /// The tensor's numbers in row-major order.
-    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Values, ModelError> {
         let (bytes, _) = &self.files[tensor.file];
         let kind = match tensor.dtype {
             Dtype::F32 => TensorType::F32,
@@ -129,7 +130,7 @@ impl Shards {
                 return Err(ModelError::unsupported(bytes.path(), reason));
             }
         };
-        Ok(kind.dequantise(&bytes.read(tensor.offset, tensor.len, name)?))
+        Ok(kind.decode(&bytes.read(tensor.offset, tensor.len, name)?))
     }
 
     /// Every file with the length of its header.

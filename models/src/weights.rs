@@ -1,6 +1,7 @@
 //! Which tensors a decoder has, by their Hugging Face names, and which GGUF tensor each of them is.
 
 use minds_core::architecture::Architecture;
+use minds_core::tensor::RowOrder;
 
 /// Name and shape of every tensor of this architecture.
 #[must_use]
@@ -63,37 +64,57 @@ pub(crate) fn gguf_name(name: &str) -> Option<String> {
     Some(format!("blk.{layer}.{short}.{kind}"))
 }
 
-/// Puts rows of interleaved rotary pairs (2j, 2j + 1) into half-split order (j, j + head_dim / 2).
+/// Puts rows of interleaved rotary pairs (2j, 2j + 1) of heads of this width into half-split order
+/// (j, j + head_dim / 2).
 ///
-/// llama.cpp stores q and k of arch `llama` interleaved; other architectures are stored as they are. `width` is the
-/// length of a row: the input size for a weight, 1 for a bias.
-pub(crate) fn half_split(rows: Vec<f32>, head_dim: usize, width: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(rows.len());
-    for head in rows.chunks(head_dim * width) {
-        for part in 0..2 {
-            for pair in head.chunks(2 * width) {
-                out.extend_from_slice(&pair[part * width..(part + 1) * width]);
+/// llama.cpp stores q and k of arch `llama` interleaved; other architectures are stored as they are.
+pub(crate) struct HalfSplit {
+    pub(crate) head_dim: usize,
+}
+
+impl RowOrder for HalfSplit {
+    fn apply<T: Copy>(&self, rows: Vec<T>, width: usize) -> Vec<T> {
+        let mut out = Vec::with_capacity(rows.len());
+        for head in rows.chunks(self.head_dim * width) {
+            for part in 0..2 {
+                for pair in head.chunks(2 * width) {
+                    out.extend_from_slice(&pair[part * width..(part + 1) * width]);
+                }
             }
         }
+        out
     }
-    out
 }
 
 #[cfg(test)]
 mod tests {
-    use super::half_split;
+    use super::*;
+    use minds_core::tensor::{Grid, Tensor};
 
     #[test]
     fn interleaved_rows_become_half_split() {
         // two heads of width 4, rows of one number: stored order is (0, 2), (1, 3)
         let stored = vec![0.0, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0];
         let wanted: Vec<f32> = (0..4).chain(10..14).map(|v| v as f32).collect();
-        assert_eq!(half_split(stored, 4, 1), wanted);
+        assert_eq!(HalfSplit { head_dim: 4 }.apply(stored, 1), wanted);
     }
 
     #[test]
     fn rows_stay_whole() {
         let stored = vec![0.0, 0.5, 1.0, 1.5];
-        assert_eq!(half_split(stored.clone(), 2, 2), stored);
+        assert_eq!(HalfSplit { head_dim: 2 }.apply(stored.clone(), 2), stored);
+    }
+
+    #[test]
+    fn codes_move_with_their_steps() {
+        // one head of width 4, rows of 64 numbers in two blocks each
+        let codes = (0..4 * 64).map(|i| i as u8).collect();
+        let steps = (0..8).map(|i| (0.5 + i as f32, -(i as f32))).collect();
+        let stored = Tensor::Grid(Grid::new(codes, steps).unwrap());
+        let order = HalfSplit { head_dim: 4 };
+        let expected = order.apply(stored.clone().into_values(), 64);
+        let found = stored.reordered(64, order);
+        assert!(matches!(found, Tensor::Grid(_)));
+        assert_eq!(found.into_values(), expected);
     }
 }

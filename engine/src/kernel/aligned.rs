@@ -1,6 +1,5 @@
 //! Memory that begins on a cache line, so that no register is loaded from two.
 
-use crate::real::Real;
 use std::ops::{Deref, DerefMut};
 
 const LINE: usize = 64;
@@ -12,10 +11,10 @@ pub(crate) struct Aligned<T> {
     first: usize,
 }
 
-impl<T: Real> Aligned<T> {
+impl<T: Copy + Default> Aligned<T> {
     /// `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
-        let data = vec![T::ZERO; len + LINE / size_of::<T>()];
+        let data = vec![T::default(); len + LINE / size_of::<T>()];
         // The offset is advice: where it cannot be found, alignment is lost and nothing else.
         let first = data.as_ptr().align_offset(LINE);
         let first = if first < LINE / size_of::<T>() { first } else { 0 };

@@ -105,12 +105,14 @@ fn split<'a, T: Real>(
 fn run<T: Real>(mut share: Share<'_, T>, strips: &Strips<T>, w: &Panels<T>, start: Start) {
     // This much of a panel stays in the first-level cache while the strips pass. Storing the sums in between and
     // loading them again does not change their bits.
-    let step = if share.strips.len() > 2 { (32 << 10) / (WIDTH * size_of::<T>()) } else { usize::MAX };
+    let blocked = share.strips.len() > 2 || !w.is_full();
+    let step = if blocked { (32 << 10) / (WIDTH * size_of::<T>()) } else { usize::MAX };
     let top = strips.rows(share.strips.start).start;
     let mut sums = Aligned::zeros(share.rows.len() * WIDTH);
     let (sums, _) = sums.as_chunks_mut::<WIDTH>();
+    let mut scratch = Aligned::zeros(0);
     for (column, panel) in share.panels.enumerate() {
-        let (from, b) = (column * WIDTH, w.panel(panel));
+        let from = column * WIDTH;
         let columns = WIDTH.min(w.columns() - panel * WIDTH);
         if start == Start::Output {
             sums.iter_mut().zip(&share.rows).for_each(|(sums, row)| copy(&row[from..], sums, columns));
@@ -119,7 +121,7 @@ fn run<T: Real>(mut share: Share<'_, T>, strips: &Strips<T>, w: &Panels<T>, star
         while depth < w.depth() {
             let part = depth..depth.saturating_add(step).min(w.depth());
             let start = if depth > 0 { Start::Output } else { start };
-            let b = &b[part.start * WIDTH..part.end * WIDTH];
+            let b = w.panel(panel, part.clone(), &mut scratch);
             for strip in share.strips.clone() {
                 let rows = strips.rows(strip);
                 let a = &strips.strip(strip)[part.start * rows.len()..part.end * rows.len()];
@@ -144,6 +146,7 @@ fn copy<T: Real>(from: &[T], to: &mut [T], columns: usize) {
 mod tests {
     use super::*;
     use crate::adapter::unit;
+    use minds_core::tensor::{Grid, Tensor};
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
@@ -189,6 +192,34 @@ mod tests {
         for size in [1, 2, 5, 12, 17] {
             let parts: Vec<u32> = x.chunks(size * k).flat_map(|x| run(x, 2)).collect();
             assert_eq!(parts, whole, "in batches of {size}");
+        }
+    }
+
+    /// The upper half of the bits.
+    fn half(x: f32) -> f32 {
+        f32::from_bits(x.to_bits() & 0xffff_0000)
+    }
+
+    #[test]
+    fn short_forms_give_the_bits_of_their_numbers() {
+        let (m, k, n) = (29, 608, 70);
+        let steps: Vec<(f32, f32)> =
+            random(n * k / 16, 6).chunks(2).map(|s| (half(s[0]) / 16.0, s[1])).collect();
+        let codes = random(n * k, 7).iter().map(|x| (x * 255.0 + 128.0) as u8).collect();
+        let halves = random(n * k, 8).iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+        for tensor in [Tensor::Grid(Grid::new(codes, steps).unwrap()), Tensor::Bfloat16(halves)] {
+            let full = Panels::from_rows(&tensor.clone().into_values(), n, k);
+            let short = Panels::from_tensor(&tensor, n, k);
+            assert!(short.bytes() < full.bytes());
+            for rows in [1, 16, m] {
+                let x = random(rows * k, 9);
+                let run = |w: &Panels<f32>| {
+                    let mut out = vec![0.0; rows * n];
+                    multiply(Columns::all(&x, k), w, ColumnsMut::all(&mut out, n), Start::Zero);
+                    out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                };
+                assert_eq!(run(&short), run(&full));
+            }
         }
     }
 }

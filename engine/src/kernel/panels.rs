@@ -1,8 +1,10 @@
 //! Matrices packed for the micro-kernel.
 
 use super::aligned::Aligned;
-use super::tile::tallest;
+use super::tile::{dispatch, tallest, vectorized};
 use crate::real::Real;
+use minds_core::tensor::{BLOCK, Tensor, widened};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -14,7 +16,19 @@ pub const WIDTH: usize = 32;
 pub struct Panels<T> {
     depth: usize,
     columns: usize,
-    data: Aligned<T>,
+    data: Data<T>,
+}
+
+/// Short forms are unpacked when a panel is used: a decoding step is bound by the bytes it reads.
+#[derive(Debug)]
+enum Data<T> {
+    Full(Aligned<T>),
+    Bfloat16(Aligned<u16>),
+    /// `steps` are `[panel][depth / BLOCK][scale, offset][WIDTH]`.
+    Grid {
+        codes: Aligned<u8>,
+        steps: Aligned<T>,
+    },
 }
 
 impl<T: Real> Panels<T> {
@@ -28,15 +42,30 @@ impl<T: Real> Panels<T> {
     /// Packs the matrix with the element `value(column, depth)`.
     #[must_use]
     pub fn from_rows_with(columns: usize, depth: usize, value: impl Fn(usize, usize) -> T + Sync) -> Self {
-        let mut data = Aligned::zeros(columns.div_ceil(WIDTH) * depth * WIDTH);
-        data.par_chunks_mut((depth * WIDTH).max(1)).enumerate().for_each(|(panel, data)| {
-            let first = panel * WIDTH;
-            for lane in 0..WIDTH.min(columns - first) {
-                for d in 0..depth {
-                    data[d * WIDTH + lane] = value(first + lane, d);
+        Self { depth, columns, data: Data::Full(pack(columns, depth, value)) }
+    }
+
+    /// Packs a matrix `[columns, depth]` in the form that it has.
+    #[must_use]
+    pub fn from_tensor(tensor: &Tensor, columns: usize, depth: usize) -> Self {
+        assert_eq!(tensor.len(), columns * depth, "the matrix is not {columns} x {depth}");
+        let data = match tensor {
+            Tensor::Full(rows) => {
+                Data::Full(pack(columns, depth, |c, d| T::from_f64(f64::from(rows[c * depth + d]))))
+            }
+            Tensor::Bfloat16(rows) => Data::Bfloat16(pack(columns, depth, |c, d| rows[c * depth + d])),
+            Tensor::Grid(grid) => {
+                let blocks = depth / BLOCK;
+                let step = |c: usize, d: usize| {
+                    let (scale, offset) = grid.steps()[c * blocks + d / 2];
+                    T::from_f64(f64::from(if d.is_multiple_of(2) { scale } else { offset }))
+                };
+                Data::Grid {
+                    codes: pack(columns, depth, |c, d| grid.codes()[c * depth + d]),
+                    steps: pack(columns, 2 * blocks, step),
                 }
             }
-        });
+        };
         Self { depth, columns, data }
     }
 
@@ -52,11 +81,102 @@ impl<T: Real> Panels<T> {
         self.columns
     }
 
-    /// Panel `index`, `[depth][WIDTH]`.
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            Data::Full(data) => data.bytes(),
+            Data::Bfloat16(data) => data.bytes(),
+            Data::Grid { codes, steps } => codes.bytes() + steps.bytes(),
+        }
+    }
+
+    /// Whether panels are held as they are used.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self.data, Data::Full(_))
+    }
+
+    /// Some depths of panel `index`, `[depth][WIDTH]`; they begin on a multiple of [`BLOCK`]. Other than full panels
+    /// are unpacked into `scratch`.
     #[inline]
-    pub(crate) fn panel(&self, index: usize) -> &[T] {
-        let size = self.depth * WIDTH;
-        &self.data[index * size..(index + 1) * size]
+    pub(crate) fn panel<'a>(
+        &'a self,
+        index: usize,
+        depths: Range<usize>,
+        scratch: &'a mut Aligned<T>,
+    ) -> &'a [T] {
+        let first = index * self.depth;
+        let cells = (first + depths.start) * WIDTH..(first + depths.end) * WIDTH;
+        if !self.is_full() && scratch.len() < cells.len() {
+            *scratch = Aligned::zeros(cells.len());
+        }
+        match &self.data {
+            Data::Full(data) => return &data[cells],
+            Data::Bfloat16(data) => vectorized(
+                #[inline(always)]
+                || {
+                    for (out, half) in scratch.iter_mut().zip(&data[cells.clone()]) {
+                        *out = T::from_f64(f64::from(widened(*half)));
+                    }
+                },
+            ),
+            Data::Grid { codes, steps } => {
+                let of_panel = 2 * (self.depth / BLOCK) * WIDTH;
+                let steps = &steps[index * of_panel + 2 * (depths.start / BLOCK) * WIDTH..];
+                let (out, codes) = (&mut scratch[..cells.len()], &codes[cells.clone()]);
+                dispatch(Unpack { codes, steps, out });
+            }
+        }
+        &scratch[..cells.len()]
+    }
+}
+
+/// `[panel][depth][WIDTH]` of the elements `value(column, depth)`.
+fn pack<U: Copy + Default + Send>(
+    columns: usize,
+    depth: usize,
+    value: impl Fn(usize, usize) -> U + Sync,
+) -> Aligned<U> {
+    let mut data = Aligned::zeros(columns.div_ceil(WIDTH) * depth * WIDTH);
+    data.par_chunks_mut((depth * WIDTH).max(1)).enumerate().for_each(|(panel, data)| {
+        let first = panel * WIDTH;
+        for lane in 0..WIDTH.min(columns - first) {
+            for d in 0..depth {
+                data[d * WIDTH + lane] = value(first + lane, d);
+            }
+        }
+    });
+    data
+}
+
+/// Turns the codes of whole blocks into numbers.
+///
+/// First all codes become numbers, then blocks are scaled: a single loop over a block's lanes is unrolled to scalar
+/// code.
+struct Unpack<'a, T> {
+    codes: &'a [u8],
+    steps: &'a [T],
+    out: &'a mut [T],
+}
+
+impl<T: Real> WithSimd for Unpack<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (out, code) in self.out.iter_mut().zip(self.codes) {
+            *out = T::from_f64(f64::from(*code));
+        }
+        let vectors = WIDTH / T::lane_count::<S>();
+        let (out, steps) = (T::registers_mut::<S>(self.out), T::registers::<S>(self.steps));
+        for (out, steps) in out.chunks_mut(BLOCK * vectors).zip(steps.chunks_exact(2 * vectors)) {
+            for v in 0..vectors {
+                let (scale, offset) = (steps[v], steps[vectors + v]);
+                for row in out.chunks_exact_mut(vectors) {
+                    row[v] = T::fused(simd, row[v], scale, offset);
+                }
+            }
+        }
     }
 }
 

@@ -50,6 +50,12 @@ pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     machine().0.dispatch(work)
 }
 
+/// Runs an operation on registers with the best instruction set of this machine.
+#[inline]
+pub(crate) fn dispatch<W: WithSimd>(work: W) -> W::Output {
+    machine().0.dispatch(work)
+}
+
 /// Where the sums of a product begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
@@ -64,7 +70,7 @@ pub(crate) enum Start {
 #[inline]
 pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]], start: Start) {
     assert_eq!(a.len() * WIDTH, b.len() * c.len(), "the depths of the tile's operands differ");
-    machine().0.dispatch(Tile { a, b, c, start });
+    dispatch(Tile { a, b, c, start });
 }
 
 struct Tile<'a, T> {

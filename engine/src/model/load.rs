@@ -8,6 +8,7 @@ use crate::kernel::Panels;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
 use minds_core::lora::Target;
+use minds_core::tensor::Tensor;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::convert::Infallible;
@@ -21,25 +22,26 @@ impl<T: Real> Model<T> {
     /// An unusable architecture, a failing source, or a tensor of another size.
     pub fn load<E: Into<Box<dyn Error + Send + Sync>>>(
         arch: Architecture,
-        tensor: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+        tensor: &mut dyn FnMut(&str) -> Result<Tensor, E>,
     ) -> Result<Self, EngineError> {
         check(&arch)?;
         let mut read = |name: String, expected: usize| {
-            let values = tensor(&name);
-            let values = values.map_err(|e| EngineError::Tensor { name: name.clone(), source: e.into() })?;
-            match values.len() {
-                len if len == expected => Ok(values.into_iter().map(|x| T::from_f64(f64::from(x))).collect()),
+            let tensor = tensor(&name);
+            let tensor = tensor.map_err(|e| EngineError::Tensor { name: name.clone(), source: e.into() })?;
+            match tensor.len() {
+                len if len == expected => Ok(tensor),
                 len => Err(EngineError::TensorLength { name, len, expected }),
             }
         };
-        let embedding: Vec<T> = read("model.embed_tokens.weight".into(), arch.vocab * arch.dim)?;
+        let embedding = read("model.embed_tokens.weight".into(), arch.vocab * arch.dim)?;
         let layers = (0..arch.layers).map(|i| layer(&arch, i, &mut read)).collect::<Result<_, _>>()?;
-        let norm = read("model.norm.weight".into(), arch.dim)?;
+        let norm = values(read("model.norm.weight".into(), arch.dim)?);
         let untied = match arch.tied_head {
             true => None,
             false => Some(read("lm_head.weight".into(), arch.vocab * arch.dim)?),
         };
-        let head = Panels::from_rows(untied.as_ref().unwrap_or(&embedding), arch.vocab, arch.dim);
+        let head = Panels::from_tensor(untied.as_ref().unwrap_or(&embedding), arch.vocab, arch.dim);
+        let (embedding, untied) = (values(embedding), untied.map(values));
         Ok(Self { frequencies: frequencies(&arch), arch, embedding, layers, norm, head, untied })
     }
 
@@ -56,7 +58,7 @@ impl<T: Real> Model<T> {
                 (0..len).map(|_| (center + spread * (2.0 * unit(&mut random) - 1.0)) as f32).collect()
             };
             let matrix = Target::ALL.iter().find(|t| name.contains(&format!(".{}.", t.name())));
-            Ok::<_, Infallible>(match matrix {
+            let values = match matrix {
                 Some(&target) if name.ends_with(".weight") => {
                     let (input, output) = shape(&a, target);
                     uniform(input * output, 0.0, (3.0 / input as f64).sqrt())
@@ -67,35 +69,47 @@ impl<T: Real> Model<T> {
                 }
                 None if name.contains("q_norm") || name.contains("k_norm") => uniform(a.head_dim, 1.0, 0.2),
                 None => uniform(a.dim, 1.0, 0.2),
-            })
+            };
+            Ok::<_, Infallible>(values.into())
         })
     }
+}
+
+fn values<T: Real>(tensor: Tensor) -> Vec<T> {
+    tensor.into_values().into_iter().map(|x| T::from_f64(f64::from(x))).collect()
 }
 
 fn layer<T: Real>(
     arch: &Architecture,
     index: usize,
-    read: &mut impl FnMut(String, usize) -> Result<Vec<T>, EngineError>,
+    read: &mut impl FnMut(String, usize) -> Result<Tensor, EngineError>,
 ) -> Result<Layer<T>, EngineError> {
     let mut linear = |site: Site| {
         let with_bias = arch.qkv_bias && site == Site::Qkv;
         let input = shape(arch, site.targets()[0]).0;
         let output = site.targets().iter().map(|&t| shape(arch, t).1).sum();
-        let (mut rows, mut bias) = (Vec::with_capacity(output * input), Vec::new());
+        let (mut matrix, mut bias): (Option<Tensor>, _) = (None, Vec::new());
         for &target in site.targets() {
             let part = if matches!(site, Site::Qkv | Site::O) { "self_attn" } else { "mlp" };
             let name = format!("model.layers.{index}.{part}.{}", target.name());
             let outputs = shape(arch, target).1;
-            rows.extend(read(format!("{name}.weight"), input * outputs)?);
+            let rows = read(format!("{name}.weight"), input * outputs)?;
+            match &mut matrix {
+                Some(matrix) => matrix.append(rows),
+                None => matrix = Some(rows),
+            }
             if with_bias {
-                bias.extend(read(format!("{name}.bias"), outputs)?);
+                bias.extend(values::<T>(read(format!("{name}.bias"), outputs)?));
             }
         }
-        let panels = Panels::from_rows(&rows, output, input);
-        Ok(Linear { input, output, panels, rows, bias: with_bias.then_some(bias) })
+        let matrix = matrix.expect("every site has a target");
+        let panels = Panels::from_tensor(&matrix, output, input);
+        Ok(Linear { input, output, panels, rows: values(matrix), bias: with_bias.then_some(bias) })
     };
     let linear = [linear(Site::Qkv)?, linear(Site::O)?, linear(Site::GateUp)?, linear(Site::Down)?];
-    let mut norm = |name: &str, len: usize| read(format!("model.layers.{index}.{name}.weight"), len);
+    let mut norm = |name: &str, len: usize| -> Result<Vec<T>, EngineError> {
+        Ok(values(read(format!("model.layers.{index}.{name}.weight"), len)?))
+    };
     Ok(Layer {
         input_norm: norm("input_layernorm", arch.dim)?,
         post_norm: norm("post_attention_layernorm", arch.dim)?,

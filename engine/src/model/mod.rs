@@ -73,10 +73,10 @@ impl<T: Real> Model<T> {
     /// Bytes of all weights in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let linear = |l: &Linear<T>| 2 * l.rows.len();
+        let linear = |l: &Linear<T>| l.panels.bytes() + size_of_val(&l.rows[..]);
         let blocks: usize = self.layers.iter().flat_map(|l| &l.linear).map(linear).sum();
-        let head = self.head.depth() * self.head.columns() + self.untied.as_ref().map_or(0, Vec::len);
-        (self.embedding.len() + blocks + head) * size_of::<T>()
+        let untied = self.untied.as_ref().map_or(0, |rows| size_of_val(&rows[..]));
+        size_of_val(&self.embedding[..]) + blocks + self.head.bytes() + untied
     }
 
     pub(crate) fn heads(&self) -> Heads {

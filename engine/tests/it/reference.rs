@@ -171,7 +171,7 @@ impl Reference<'_> {
 fn the_decoder_agrees_with_plain_loops_in_double_precision() {
     for (name, arch) in architectures() {
         let weights = weights(&arch, 5);
-        let mut read = |name: &str| Ok::<_, Infallible>(weights[name].clone());
+        let mut read = |name: &str| Ok::<_, Infallible>(weights[name].clone().into());
         let model = Model::<f64>::load(arch.clone(), &mut read).unwrap();
         let single = Model::<f32>::load(arch.clone(), &mut read).unwrap();
         let adapter = adapter::<f64>(&arch, 3, 9).weights();
@@ -202,7 +202,7 @@ fn wrong_weights_are_refused_by_name() {
     let (_, arch) = &architectures()[0];
     let mut weights = weights(arch, 5);
     weights.get_mut("model.layers.1.mlp.up_proj.weight").unwrap().pop();
-    let mut read = |name: &str| Ok::<_, Infallible>(weights[name].clone());
+    let mut read = |name: &str| Ok::<_, Infallible>(weights[name].clone().into());
     let error = Model::<f32>::load(arch.clone(), &mut read).unwrap_err().to_string();
     assert_eq!(
         error,

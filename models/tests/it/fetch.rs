@@ -35,7 +35,7 @@ fn a_model_of_the_hub_is_fetched_once_and_recorded() {
     let (progress, steps) = recorder();
     let source = resolve_from(NAME, &cache, &from(&hub), &progress).unwrap();
     let checkpoint = source.open().unwrap().unwrap();
-    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap()[0], 1000.0);
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().into_values()[0], 1000.0);
 
     let models = cache.list().unwrap();
     assert_eq!(models.len(), 1);

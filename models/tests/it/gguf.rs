@@ -31,7 +31,7 @@ fn architecture_is_read_from_the_metadata() {
 #[test]
 fn tensors_have_hugging_face_names() {
     let checkpoint = open(&small_gguf()).unwrap();
-    let norm = checkpoint.tensor("model.norm.weight").unwrap();
+    let norm = checkpoint.tensor("model.norm.weight").unwrap().into_values();
     assert_eq!(norm, (1000..1008).map(|v| v as f32).collect::<Vec<_>>());
     assert!(matches!(checkpoint.tensor("lm_head.weight"), Err(ModelError::NoTensor { .. })));
 }
@@ -40,7 +40,7 @@ fn tensors_have_hugging_face_names() {
 fn llama_q_and_k_rows_are_put_into_half_split_order() {
     let checkpoint = open(&small_gguf()).unwrap();
     let rows = |name: &str| -> Vec<usize> {
-        let data = checkpoint.tensor(name).unwrap();
+        let data = checkpoint.tensor(name).unwrap().into_values();
         data.chunks(8).map(|row| (row[0] as usize % 1000) / 8).collect()
     };
     assert_eq!(rows("model.layers.0.self_attn.q_proj.weight"), [0, 2, 1, 3, 4, 6, 5, 7]);
@@ -56,7 +56,7 @@ fn qwen_rows_stay_as_they_are() {
         *key = key.replace("llama.", "qwen2.");
     }
     file.set("general.architecture", Meta::Text("qwen2"));
-    let data = open(&file).unwrap().tensor("model.layers.0.self_attn.q_proj.weight").unwrap();
+    let data = open(&file).unwrap().tensor("model.layers.0.self_attn.q_proj.weight").unwrap().into_values();
     assert!(data.windows(2).all(|pair| pair[1] == pair[0] + 1.0));
 }
 
@@ -97,7 +97,8 @@ fn every_encoding_gives_its_numbers() {
                 }
             }
         }
-        let tensor = open(&file).unwrap().tensor("model.layers.0.mlp.down_proj.weight").unwrap();
+        let tensor =
+            open(&file).unwrap().tensor("model.layers.0.mlp.down_proj.weight").unwrap().into_values();
         assert_eq!(tensor, wanted.repeat(8), "type {kind}");
     }
 }
