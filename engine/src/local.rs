@@ -92,7 +92,7 @@ impl LocalService {
     ) -> Result<LocalTraining, BackendError> {
         let place: Place = path.parse()?;
         let archive = self.archive.clone();
-        let load = move || {
+        let load = move |_: &mut _| {
             let adapter = archive.load(&place)?;
             let optimizer = if with_optimizer {
                 archive.load_optimizer(&place, &adapter)?
@@ -145,7 +145,7 @@ impl Service for LocalService {
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         let place: Place = path.parse()?;
         let archive = self.archive.clone();
-        let load = move || Ok(Arc::new(Snapshot::new(archive.load(&place)?.weights())));
+        let load = move |_: &mut _| Ok(Arc::new(Snapshot::new(archive.load(&place)?.weights())));
         let snapshot = self.engine.train(load).await?;
         Ok(Arc::new(LocalSampler { engine: self.engine.clone(), snapshot: Some(snapshot) }))
     }

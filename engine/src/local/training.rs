@@ -8,7 +8,6 @@ use super::archive::Archive;
 use crate::adapter::{Adapter, Grads};
 use crate::checkpoint::{Kind, Place};
 use crate::error::EngineError;
-use crate::model::Model;
 use crate::optim::{AdamState, adam_step};
 use crate::runtime::{Engine, Snapshot};
 use crate::train::{self, ForwardOut, LogprobRows, PassOptions};
@@ -64,7 +63,7 @@ impl LocalTraining {
     ) -> Result<Self, BackendError> {
         let model = engine.model().clone();
         let adapter =
-            engine.train(move || Adapter::new(model.architecture(), &spec).map_err(refused)).await?;
+            engine.train(move |_| Adapter::new(model.architecture(), &spec).map_err(refused)).await?;
         let optimizer = AdamState::new(&adapter);
         Ok(Self::of(engine, archive, run, adapter, optimizer, rows))
     }
@@ -100,7 +99,7 @@ impl LocalTraining {
         job: impl FnOnce(&mut State) -> Result<T, BackendError> + Send + 'static,
     ) -> Pending<T> {
         let state = self.state.clone();
-        self.engine.train(move || job(&mut lock(&state)))
+        self.engine.train(move |_| job(&mut lock(&state)))
     }
 
     fn pass(&self, data: Vec<Datum>, loss: Loss, with_gradients: bool) -> Pending<Forward> {
@@ -112,16 +111,25 @@ impl LocalTraining {
         let rows = if with_gradients { self.rows } else { LogprobRows::All };
         let options = PassOptions { rows, ..PassOptions::default() };
         let note = self.engine.note_trained(data.iter().map(Datum::len).sum());
-        self.submit(move |state| {
+        let state = self.state.clone();
+        self.engine.train(move |workspace| {
+            let state = &mut *lock(&state);
             let snapshot = state.snapshot();
+            let weights = snapshot.weights();
             let out = if with_gradients {
                 let mut grads = state.grads.clone();
-                let out = backward(&model, &snapshot, &data, loss, options, &mut grads)?;
+                let out =
+                    train::forward_backward(&model, weights, &data, loss, options, &mut grads, workspace);
+                let out = out.map_err(refused)?;
+                if !grads.values().iter().all(|g| g.is_finite()) {
+                    let reason = "the sum of the gradients is not finite; they were left as they were";
+                    return Err(BackendError::Rejected(reason.into()));
+                }
                 state.grads = grads;
                 state.accumulated = true;
                 out
             } else {
-                train::forward(&model, Some(snapshot.weights()), &data, loss, options).map_err(refused)?
+                train::forward(&model, Some(weights), &data, loss, options, workspace).map_err(refused)?
             };
             note();
             Ok(answer(out, &data, rows))
@@ -209,22 +217,6 @@ impl TrainingBackend for LocalTraining {
             Ok(Export { sampler: Arc::new(LocalSampler { engine, snapshot: Some(snapshot) }), path })
         })
     }
-}
-
-fn backward(
-    model: &Model<f32>,
-    snapshot: &Snapshot,
-    data: &[Datum],
-    loss: Loss,
-    options: PassOptions,
-    grads: &mut Grads<f32>,
-) -> Result<ForwardOut<f32>, BackendError> {
-    let out =
-        train::forward_backward(model, snapshot.weights(), data, loss, options, grads).map_err(refused)?;
-    if grads.values().iter().all(|g| g.is_finite()) {
-        return Ok(out);
-    }
-    Err(BackendError::Rejected("the sum of the gradients is not finite; they were left as they were".into()))
 }
 
 /// The pass as the traits report it.

@@ -60,7 +60,8 @@ pub(crate) struct Scratch<T> {
     added: Vec<T>,
 }
 
-fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+/// The buffer in this length. What it held before is still in it.
+pub(crate) fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     buffer.resize(len, T::ZERO);
     buffer
 }

@@ -10,7 +10,7 @@ mod rope;
 pub use crate::kernel::rows::log_sum_exp;
 pub use decoder::{Extend, Hidden, extend, logits};
 
-pub(crate) use batch::{Activations, Batch, Scratch, Span};
+pub(crate) use batch::{Activations, Batch, Scratch, Span, sized};
 pub(crate) use decoder::check_tokens;
 pub(crate) use rope::rotate_back;
 

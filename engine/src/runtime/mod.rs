@@ -23,6 +23,7 @@ pub use stats::Stats;
 use crate::adapter::AdapterWeights;
 use crate::model::Model;
 use crate::sample::{NotFinite, Seeds, StopRule};
+use crate::train::Workspace;
 use budget::Budget;
 use job::Ticket;
 use minds_core::backend::{BackendError, Pending};
@@ -192,14 +193,15 @@ impl Engine {
         Ok(pending(answer))
     }
 
-    /// Queues a job behind all earlier ones. It runs even if the answer is dropped.
+    /// Queues a job behind all earlier ones. It runs even if the answer is dropped. Passes in it use the workspace of
+    /// the training thread.
     pub fn train<T: Send + 'static>(
         &self,
-        job: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
+        job: impl FnOnce(&mut Workspace<f32>) -> Result<T, BackendError> + Send + 'static,
     ) -> Pending<T> {
         let (reply, answer) = oneshot::channel();
-        let task: Task = Box::new(move || {
-            reply.send(guarded("a training job", job)).ok();
+        let task: Task = Box::new(move |workspace| {
+            reply.send(guarded("a training job", || job(workspace))).ok();
         });
         self.tasks.send(task).ok();
         pending(answer)

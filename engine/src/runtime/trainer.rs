@@ -4,13 +4,14 @@
 //! panic leaves its adapter as it was.
 
 use super::stats::{Counters, timed};
+use crate::train::Workspace;
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
-/// Work that answers through a channel of its own and never panics.
-pub(crate) type Task = Box<dyn FnOnce() + Send>;
+/// Work that answers through a channel of its own and never panics. It may use the memory of the thread's passes.
+pub(crate) type Task = Box<dyn FnOnce(&mut Workspace<f32>) + Send>;
 
 /// Runs tasks until the engine is dropped or stopped. Tasks still queued are then lost.
 pub(crate) fn run(
@@ -19,10 +20,11 @@ pub(crate) fn run(
     counters: &Arc<Counters>,
     stopping: &AtomicBool,
 ) {
+    let mut workspace = Workspace::default();
     while let Ok(task) = tasks.recv() {
         if stopping.load(Ordering::Relaxed) {
             return;
         }
-        timed(&counters.training_nanos, || pool.install(task));
+        timed(&counters.training_nanos, || pool.install(|| task(&mut workspace)));
     }
 }

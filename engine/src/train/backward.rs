@@ -8,8 +8,19 @@ use crate::kernel::rows::{
     for_rows, gated, gated_backward, rms_norm, rms_norm_backward, rms_norm_backward_row,
 };
 use crate::kernel::vectorized;
-use crate::model::{Activations, Batch, Layer, Linear, Model, rotate_back};
+use crate::model::{Activations, Batch, Layer, Linear, Model, rotate_back, sized};
 use crate::real::Real;
+
+/// Memory that is reused from block to block and from pass to pass.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers<T> {
+    normed: Vec<T>,
+    d_normed: Vec<T>,
+    activated: Vec<T>,
+    d_activated: Vec<T>,
+    d_gate_up: Vec<T>,
+    d_mixed: Vec<T>,
+}
 
 /// Adds the gradients of all adapter values to `grads`; `d` is the derivative with respect to the decoder's last
 /// residual stream, for the trained rows only.
@@ -21,17 +32,18 @@ pub(crate) fn backward<T: Real>(
     tape: &[Activations<T>],
     mut d: Vec<T>,
     grads: &mut [T],
+    buffers: &mut Buffers<T>,
 ) {
     let arch = model.architecture();
     let (heads, count, eps) = (model.heads(), rows.trained_rows, model.eps());
     let (dim, ffn) = (arch.dim, arch.ffn);
     let layout = &adapter.layout;
-    let mut normed = vec![T::ZERO; count * dim];
-    let mut d_normed = vec![T::ZERO; count * dim];
-    let mut activated = vec![T::ZERO; count * ffn];
-    let mut d_activated = vec![T::ZERO; count * ffn];
-    let mut d_gate_up = vec![T::ZERO; count * 2 * ffn];
-    let mut d_mixed = vec![T::ZERO; count * heads.q_width()];
+    let normed = sized(&mut buffers.normed, count * dim);
+    let d_normed = sized(&mut buffers.d_normed, count * dim);
+    let activated = sized(&mut buffers.activated, count * ffn);
+    let d_activated = sized(&mut buffers.d_activated, count * ffn);
+    let d_gate_up = sized(&mut buffers.d_gate_up, count * 2 * ffn);
+    let d_mixed = sized(&mut buffers.d_mixed, count * heads.q_width());
     for (index, (layer, a)) in model.layers.iter().zip(tape).enumerate().rev() {
         let values = &adapter.values[index * layout.per_layer..][..layout.per_layer];
         let grads = &mut grads[index * layout.per_layer..][..layout.per_layer];
@@ -40,24 +52,24 @@ pub(crate) fn backward<T: Real>(
             Through { linear: layer.linear(site), site, layout, values, x, low, d_y, count }.run(d_x, grads);
         };
 
-        gated(&a.gate_up, ffn, &mut activated);
-        through(Site::Down, &activated, &d, Some(&mut d_activated));
-        gated_backward(&a.gate_up, ffn, &d_activated, &mut d_gate_up);
-        rms_norm(&a.middle, &layer.post_norm, eps, &mut normed);
-        through(Site::GateUp, &normed, &d_gate_up, Some(&mut d_normed));
-        rms_norm_backward(&a.middle, &layer.post_norm, eps, &d_normed, &mut d);
+        gated(&a.gate_up, ffn, activated);
+        through(Site::Down, activated, &d, Some(&mut *d_activated));
+        gated_backward(&a.gate_up, ffn, d_activated, d_gate_up);
+        rms_norm(&a.middle, &layer.post_norm, eps, normed);
+        through(Site::GateUp, normed, d_gate_up, Some(&mut *d_normed));
+        rms_norm_backward(&a.middle, &layer.post_norm, eps, d_normed, &mut d);
 
-        through(Site::O, &a.mixed, &d, Some(&mut d_mixed));
+        through(Site::O, &a.mixed, &d, Some(&mut *d_mixed));
         let attended = Attended { qkv: &a.qkv, out: &a.mixed, lse: &a.lse };
-        let mut d_qkv = attend_backward(heads, &rows.nodes[..rows.trained_nodes], &attended, &d_mixed);
+        let mut d_qkv = attend_backward(heads, &rows.nodes[..rows.trained_nodes], &attended, d_mixed);
         unrotate(model, layer, batch, a, &mut d_qkv);
-        rms_norm(&a.x, &layer.input_norm, eps, &mut normed);
+        rms_norm(&a.x, &layer.input_norm, eps, normed);
         if index == 0 {
             // Below are only frozen embeddings.
-            through(Site::Qkv, &normed, &d_qkv, None);
+            through(Site::Qkv, normed, &d_qkv, None);
         } else {
-            through(Site::Qkv, &normed, &d_qkv, Some(&mut d_normed));
-            rms_norm_backward(&a.x, &layer.input_norm, eps, &d_normed, &mut d);
+            through(Site::Qkv, normed, &d_qkv, Some(&mut *d_normed));
+            rms_norm_backward(&a.x, &layer.input_norm, eps, d_normed, &mut d);
         }
     }
 }

@@ -31,6 +31,7 @@ pub(crate) fn head<T: Real>(
     picks: Vec<Pick<T>>,
     last: &[T],
     trained: usize,
+    logits: &mut Vec<T>,
     out: &mut ForwardOut<T>,
 ) -> Result<Vec<T>, EngineError> {
     let arch = pass.model.architecture();
@@ -40,12 +41,11 @@ pub(crate) fn head<T: Real>(
     let carries = |row: &&[Pick<T>]| row[0].row < trained && row.iter().any(|p| p.carrier != T::ZERO);
     let (carrying, plain): (Vec<_>, Vec<_>) = rows.into_iter().partition(carries);
     let chunks = carrying.chunks(ROWS).map(|c| (c, true)).chain(plain.chunks(ROWS).map(|c| (c, false)));
-    let mut logits = Vec::new();
     for (rows, with_gradients) in chunks {
         let chosen = rows.iter().flat_map(|r| &last[r[0].row * dim..(r[0].row + 1) * dim]).copied();
         let last: Vec<T> = chosen.collect();
         logits.resize(rows.len() * vocab, T::ZERO);
-        pass.model.head(&normed(pass.model, &last), &mut logits);
+        pass.model.head(&normed(pass.model, &last), logits);
         let results: Vec<Vec<(T, T)>> = logits
             .par_chunks_mut(vocab)
             .zip(rows)
@@ -61,7 +61,7 @@ pub(crate) fn head<T: Real>(
         if with_gradients {
             let (mut d_hidden, count) = (vec![T::ZERO; rows.len() * dim], rows.len());
             let weights = View::new(pass.model.head_rows(), vocab, dim, dim);
-            let d_logits = View::new(&logits, count, vocab, vocab);
+            let d_logits = View::new(logits, count, vocab, vocab);
             gemm(
                 ViewMut::new(&mut d_hidden, count, dim, dim),
                 false,

@@ -10,7 +10,7 @@ mod plan;
 
 use crate::adapter::{AdapterWeights, Grads};
 use crate::error::EngineError;
-use crate::model::Model;
+use crate::model::{Activations, Model, Scratch};
 use crate::real::Real;
 use minds_core::datum::Datum;
 use minds_core::loss::Loss;
@@ -50,6 +50,17 @@ pub struct ForwardOut<T> {
     pub logprobs: Vec<Vec<T>>,
 }
 
+/// Memory of passes. One that serves the next pass too saves a tenth of its time: the system need not find and clear
+/// a gigabyte of pages again.
+#[derive(Debug, Default)]
+pub struct Workspace<T> {
+    /// What each block of the decoder kept for its derivative.
+    tape: Vec<Activations<T>>,
+    forward: Scratch<T>,
+    backward: backward::Buffers<T>,
+    logits: Vec<T>,
+}
+
 /// Computes losses without gradients.
 ///
 /// # Errors
@@ -60,8 +71,9 @@ pub fn forward<T: Real>(
     data: &[Datum],
     loss: Loss,
     options: PassOptions,
+    workspace: &mut Workspace<T>,
 ) -> Result<ForwardOut<T>, EngineError> {
-    run(&Pass { model, adapter, data, loss, options }, None)
+    run(&Pass { model, adapter, data, loss, options }, None, workspace)
 }
 
 /// Computes losses and adds their gradients to `grads`.
@@ -75,12 +87,14 @@ pub fn forward_backward<T: Real>(
     loss: Loss,
     options: PassOptions,
     grads: &mut Grads<T>,
+    workspace: &mut Workspace<T>,
 ) -> Result<ForwardOut<T>, EngineError> {
     if grads.layout != adapter.layout {
         return Err(EngineError::Adapter("the gradients belong to another adapter".into()));
     }
     let mut added = vec![T::ZERO; grads.values.len()];
-    let out = run(&Pass { model, adapter: Some(adapter), data, loss, options }, Some(&mut added))?;
+    let pass = Pass { model, adapter: Some(adapter), data, loss, options };
+    let out = run(&pass, Some(&mut added), workspace)?;
     if !added.iter().all(|g| g.is_finite()) {
         return Err(EngineError::NotFinite { what: "gradient" });
     }

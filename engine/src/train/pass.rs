@@ -3,7 +3,7 @@
 use super::backward::backward;
 use super::head::{Pick, head};
 use super::plan::{Need, Rows, plan};
-use super::{ForwardOut, LogprobRows, PassOptions};
+use super::{ForwardOut, LogprobRows, PassOptions, Workspace};
 use crate::adapter::{AdapterWeights, Site};
 use crate::attention::{Queries, attend};
 use crate::error::EngineError;
@@ -30,45 +30,47 @@ const KEPT_BYTES: usize = 1 << 30;
 pub(crate) fn run<T: Real>(
     pass: &Pass<'_, T>,
     mut grads: Option<&mut [T]>,
+    workspace: &mut Workspace<T>,
 ) -> Result<ForwardOut<T>, EngineError> {
     check(pass)?;
     let needs: Vec<Need<'_>> =
         pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
     let mut out =
         ForwardOut { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
-    // The memory of one micro-batch serves the next.
-    let mut tape = vec![Activations::default()];
+    let Workspace { tape, forward, backward: buffers, logits } = workspace;
     for rows in plan(&needs, cap(pass), pass.options.share_prefixes) {
-        if rows.trained_rows > 0 {
-            tape.resize_with(pass.model.layers.len(), Activations::default);
+        let blocks = if rows.trained_rows > 0 { pass.model.layers.len() } else { 1 };
+        if tape.len() < blocks {
+            tape.resize_with(blocks, Activations::default);
         }
-        let (batch, last) = trunk(pass, &rows, &mut tape);
+        let (batch, last) = trunk(pass, &rows, tape, forward);
         let trained = grads.as_ref().map_or(0, |_| rows.trained_rows);
         let picks = picks(pass, &rows);
-        let d_last = head(pass, picks, &last, trained, &mut out)?;
+        let d_last = head(pass, picks, &last, trained, logits, &mut out)?;
         if let (Some(grads), Some(adapter), true) = (grads.as_deref_mut(), pass.adapter, trained > 0) {
-            backward(pass.model, adapter, &rows, &batch, &tape, d_last, grads);
+            backward(pass.model, adapter, &rows, &batch, tape, d_last, grads, buffers);
         }
     }
     Ok(out)
 }
 
-/// Runs all rows through the decoder; gives the residual stream at its end. With one element, `tape` is reused from
-/// block to block, otherwise each block keeps its own.
+/// Runs all rows through the decoder; gives the residual stream at its end. Each block keeps its activations in `tape`
+/// where gradients flow, otherwise all use the first.
 fn trunk<'a, T: Real>(
     pass: &Pass<'a, T>,
     rows: &Rows,
     tape: &mut [Activations<T>],
+    scratch: &mut Scratch<T>,
 ) -> (Batch<'a, T>, Vec<T>) {
     let model = pass.model;
     let (heads, width) = (model.heads(), model.heads().qkv_width());
     let span = |adapter| Span { rows: 0..rows.tokens.len(), adapter };
     let batch = Batch::new(model, pass.adapter.map(span).into_iter().collect(), rows.positions());
-    let (mut x, mut scratch) = (model.embed(rows.tokens.iter().copied()), Scratch::default());
+    let mut x = model.embed(rows.tokens.iter().copied());
     for (index, layer) in model.layers.iter().enumerate() {
         let a = if rows.trained_rows > 0 { &mut tape[index] } else { &mut tape[0] };
         std::mem::swap(&mut a.x, &mut x);
-        layer.before_attention(model, index, &batch, a, &mut scratch);
+        layer.before_attention(model, index, &batch, a, scratch);
         let segments: Vec<Segment<T>> = rows
             .nodes
             .iter()
@@ -90,7 +92,7 @@ fn trunk<'a, T: Real>(
             })
             .collect();
         attend(heads, &a.qkv, &sequences, &mut a.mixed, &mut a.lse);
-        layer.after_attention(model, index, &batch, a, &mut scratch, &mut x);
+        layer.after_attention(model, index, &batch, a, scratch, &mut x);
     }
     (batch, x)
 }

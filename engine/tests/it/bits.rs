@@ -7,7 +7,7 @@ use minds_core::loss::Loss;
 use minds_engine::adapter::AdapterWeights;
 use minds_engine::kv::Kv;
 use minds_engine::model::{Extend, Model, extend, log_sum_exp, logits};
-use minds_engine::train::{LogprobRows, PassOptions, forward};
+use minds_engine::train::{LogprobRows, PassOptions, Workspace, forward};
 use std::sync::Arc;
 
 /// A sequence of tokens, its adapter, and its log-probs from prefilling it alone in one call.
@@ -110,7 +110,8 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
         assert_eq!(rest, whole[1 - i][prompt - 3..], "fork {i}");
     }
 
-    // The training forward pass, with shared prompts and without, for all rows and for trained ones.
+    // The training forward pass, with shared prompts and without, for all rows and for trained ones, in used memory.
+    let mut workspace = Workspace::default();
     for (share_prefixes, rows) in
         [(true, LogprobRows::All), (false, LogprobRows::All), (true, LogprobRows::Trained)]
     {
@@ -122,7 +123,7 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
                 .map(|c| datum(&c.tokens, c.tokens.len() - 20, Loss::CrossEntropy, |_| 1.0, |_| 0.0))
                 .collect();
             let options = PassOptions { rows, share_prefixes };
-            let out = forward(&model, adapter, &data, Loss::CrossEntropy, options).unwrap();
+            let out = forward(&model, adapter, &data, Loss::CrossEntropy, options, &mut workspace).unwrap();
             for (found, whole) in out.logprobs.iter().zip(bits) {
                 let found: Vec<u32> = found.iter().map(|x| x.to_bits()).collect();
                 let first = if rows == LogprobRows::All { 0 } else { 19 };

@@ -10,7 +10,7 @@ use minds_engine::kv::Kv;
 use minds_engine::model::{Extend, Model, extend, logits};
 use minds_engine::optim::{AdamState, adam_step};
 use minds_engine::real::Real;
-use minds_engine::train::{PassOptions, forward, forward_backward};
+use minds_engine::train::{PassOptions, Workspace, forward, forward_backward};
 use minds_models::{Cache, Checkpoint, Sources, resolve_from};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -65,7 +65,15 @@ fn next_logprobs<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>,
     let n = ids.len() - 1;
     let inputs = LossInputs::Weights(vec![1.0; n]);
     let datum = Datum::new(ids[..n].to_vec(), ids[1..].to_vec(), inputs).unwrap();
-    let out = forward(model, adapter, &[datum], Loss::CrossEntropy, PassOptions::default()).unwrap();
+    let out = forward(
+        model,
+        adapter,
+        &[datum],
+        Loss::CrossEntropy,
+        PassOptions::default(),
+        &mut Workspace::default(),
+    )
+    .unwrap();
     out.logprobs.into_iter().next().unwrap()
 }
 
@@ -180,7 +188,16 @@ fn check_training<T: Real>(name: &str, tolerance: f64) {
         let data = data(&expected["data"], loss);
         let mut grads = adapter.zero_grads();
         let options = PassOptions::default();
-        let out = forward_backward(&model, &adapter.weights(), &data, loss, options, &mut grads).unwrap();
+        let out = forward_backward(
+            &model,
+            &adapter.weights(),
+            &data,
+            loss,
+            options,
+            &mut grads,
+            &mut Workspace::default(),
+        )
+        .unwrap();
         let sum = golden["sum"].as_f64().unwrap();
         assert!(
             (out.loss - sum).abs() <= tolerance * sum.abs().max(1.0),
@@ -235,7 +252,16 @@ fn gradients(
         }
     }
     let (data, mut grads) = (data(&scaled, loss), adapter.zero_grads());
-    forward_backward(model, &adapter.weights(), &data, loss, PassOptions::default(), &mut grads).unwrap();
+    forward_backward(
+        model,
+        &adapter.weights(),
+        &data,
+        loss,
+        PassOptions::default(),
+        &mut grads,
+        &mut Workspace::default(),
+    )
+    .unwrap();
     grads
 }
 

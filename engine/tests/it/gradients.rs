@@ -6,7 +6,7 @@ use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
 use minds_engine::adapter::{Adapter, Grads};
 use minds_engine::model::Model;
-use minds_engine::train::{LogprobRows, PassOptions, forward, forward_backward};
+use minds_engine::train::{LogprobRows, PassOptions, Workspace, forward, forward_backward};
 use rand::Rng;
 
 const LOSSES: [Loss; 4] = [
@@ -35,7 +35,16 @@ fn data(model: &Model<f64>, adapter: &Adapter<f64>, loss: Loss) -> Vec<Datum> {
     sequences.push((([&long[..], &tokens(&mut random, 5, vocab)]).concat(), 0));
     let plain: Vec<_> =
         sequences.iter().map(|(s, _)| datum(s, 0, Loss::CrossEntropy, |_| 0.0, |_| 0.0)).collect();
-    let now = forward(model, Some(&adapter.weights()), &plain, Loss::CrossEntropy, SHARED).unwrap().logprobs;
+    let now = forward(
+        model,
+        Some(&adapter.weights()),
+        &plain,
+        Loss::CrossEntropy,
+        SHARED,
+        &mut Workspace::default(),
+    )
+    .unwrap()
+    .logprobs;
     let offsets = [0.4, -0.4, 0.1, -0.1, 0.15, -0.3, 0.7];
     sequences
         .iter()
@@ -56,7 +65,16 @@ fn gradients(
     options: PassOptions,
 ) -> (f64, Grads<f64>) {
     let mut grads = adapter.zero_grads();
-    let out = forward_backward(model, &adapter.weights(), data, loss, options, &mut grads).unwrap();
+    let out = forward_backward(
+        model,
+        &adapter.weights(),
+        data,
+        loss,
+        options,
+        &mut grads,
+        &mut Workspace::default(),
+    )
+    .unwrap();
     (out.loss, grads)
 }
 
@@ -92,13 +110,24 @@ fn check(name: &str, arch: &Architecture, loss: Loss) {
 
     let (mut tolerance, mut differenced, mut difference_loss) = (1e-6, data.clone(), loss);
     if let Loss::Cispo { low, high } = loss {
-        let now = forward(&model, Some(&adapter.weights()), &data, loss, SHARED).unwrap().logprobs;
+        let now = forward(&model, Some(&adapter.weights()), &data, loss, SHARED, &mut Workspace::default())
+            .unwrap()
+            .logprobs;
         // The frozen weights are rounded to f32.
         (tolerance, differenced, difference_loss) =
             (1e-5, cispo_frozen(&data, &now, low, high), Loss::CrossEntropy);
     }
     let loss_with = |adapter: &Adapter<f64>| {
-        forward(&model, Some(&adapter.weights()), &differenced, difference_loss, SHARED).unwrap().loss
+        forward(
+            &model,
+            Some(&adapter.weights()),
+            &differenced,
+            difference_loss,
+            SHARED,
+            &mut Workspace::default(),
+        )
+        .unwrap()
+        .loss
     };
     let mut random = random(12);
     let pieces: Vec<(usize, usize)> = {
@@ -153,7 +182,15 @@ fn a_loss_that_overflows_leaves_the_gradients_alone() {
     let bad = [good[0].clone(), datum(&sequence, 5, Loss::ImportanceSampling, |_| 1.0, |_| -500.0)];
     let mut grads = adapter.zero_grads();
     let pass = |data: &[Datum], grads: &mut Grads<f32>| {
-        forward_backward(&model, &adapter.weights(), data, Loss::ImportanceSampling, SHARED, grads)
+        forward_backward(
+            &model,
+            &adapter.weights(),
+            data,
+            Loss::ImportanceSampling,
+            SHARED,
+            grads,
+            &mut Workspace::default(),
+        )
     };
     pass(&good, &mut grads).unwrap();
     let before = grads.values().to_vec();

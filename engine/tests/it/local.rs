@@ -136,8 +136,8 @@ fn a_checkpoint_makes_a_new_adapter_of_the_same_form() {
 #[test]
 fn a_training_job_that_panics_answers_and_the_next_one_runs() {
     let engine = engine(&options());
-    let broken = engine.train(|| -> Result<(), BackendError> { panic!("a job with a bug") });
-    let next = engine.train(|| Ok(7));
+    let broken = engine.train(|_| -> Result<(), BackendError> { panic!("a job with a bug") });
+    let next = engine.train(|_| Ok(7));
     match wait(broken) {
         Err(BackendError::Unavailable(text)) => assert!(text.contains("a job with a bug"), "{text}"),
         other => panic!("{other:?}"),
@@ -153,12 +153,12 @@ fn the_engine_ends_after_the_operation_it_is_in() {
     let engine = minds_engine::runtime::Engine::start(model.clone(), None, &options()).unwrap();
     let (go, gate) = mpsc::channel::<()>();
     let (started, running) = mpsc::channel();
-    let current = engine.train(move || {
+    let current = engine.train(move |_| {
         started.send(()).unwrap();
         gate.recv().unwrap();
         Ok(1)
     });
-    let queued = engine.train(|| Ok(2));
+    let queued = engine.train(|_| Ok(2));
     running.recv().unwrap();
     drop(engine);
     go.send(()).unwrap();
