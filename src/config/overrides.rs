@@ -2,6 +2,17 @@
 
 use super::error::ConfigError;
 
+/// Keys that mean the same: an override under one name replaces what the file says under the other.
+/// They are the aliases of [`super::file`].
+const SYNONYMS: [[&str; 2]; 6] = [
+    ["weight", "ratio"],
+    ["groups_per_batch", "batch_size"],
+    ["total_batches", "num_batches"],
+    ["async_off_policy_steps", "max_steps_off_policy"],
+    ["training_rank", "lora_rank"],
+    ["renderer_name", "renderer"],
+];
+
 /// Writes one override into the table. The value is read as TOML; what is not TOML is text.
 ///
 /// # Errors
@@ -19,6 +30,9 @@ pub fn apply(table: &mut toml::Table, set: &str) -> Result<(), ConfigError> {
     for part in tables {
         let next = here.entry(*part).or_insert_with(|| toml::Value::Table(toml::Table::new()));
         here = next.as_table_mut().ok_or_else(|| fail(format!("`{part}` is not a table")))?;
+    }
+    for pair in SYNONYMS.iter().filter(|pair| pair.contains(last)) {
+        pair.iter().for_each(|name| drop(here.remove(*name)));
     }
     here.insert((*last).to_owned(), parse(value.trim()));
     Ok(())
@@ -51,6 +65,14 @@ mod tests {
                         base_model = \"HuggingFaceTB/SmolLM2-135M-Instruct\"\n[tinker]\n\
                         base_url = \"http://localhost:1\"";
         assert_eq!(table, expected.parse().unwrap());
+    }
+
+    #[test]
+    fn an_override_replaces_the_key_under_its_other_name() {
+        let mut table: toml::Table = "[trainer]\ngroups_per_batch = 4\nlora_rank = 8".parse().unwrap();
+        apply(&mut table, "trainer.batch_size=2").unwrap();
+        apply(&mut table, "trainer.lora_rank=16").unwrap();
+        assert_eq!(table, "[trainer]\nbatch_size = 2\nlora_rank = 16".parse().unwrap());
     }
 
     #[test]

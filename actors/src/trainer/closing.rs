@@ -7,7 +7,7 @@ use crate::line::Event;
 use crate::parcels::{ReadyGroup, StepDone};
 use crate::policy::Policy;
 use minds_core::backend::{BackendError, Export, Pending};
-use minds_core::ids::PolicyVersion;
+use minds_core::ids::{PolicyVersion, Token};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc;
@@ -91,15 +91,33 @@ impl Closer {
         Ok(())
     }
 
-    /// Saves under the step's name, unless that step has just been saved or nothing was done.
+    /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
+    /// only weights that work: it is to go on from them.
     async fn end(&self, step: u64, why: Option<String>) -> Event {
         let nothing_done = why.is_some() && step == self.first;
-        let saving = if self.saved == Some(step) || nothing_done { Ok(()) } else { self.save(step).await };
+        let saving = if self.saved == Some(step) || nothing_done {
+            Ok(())
+        } else if why.is_some() && !self.works().await {
+            Err(format!("did not save step {step}, for its weights give no finite log-probs"))
+        } else {
+            self.save(step).await
+        };
         match (why, saving) {
             (None, Ok(())) => Event::Ended { step },
             (Some(why), Ok(())) => Event::Failed(why),
             (None, Err(error)) => Event::Failed(error),
             (Some(why), Err(error)) => Event::Failed(format!("{why}; then it {error}")),
+        }
+    }
+
+    /// Whether the weights give finite log-probs. A service that does not answer gets the benefit of the doubt.
+    async fn works(&self) -> bool {
+        // Every vocabulary has these tokens.
+        let probe: Arc<[Token]> = [0, 1].into();
+        let probed = async { self.links.training.export_sampler(None).await?.sampler.logprobs(probe).await };
+        match probed.await {
+            Ok(logprobs) => logprobs.into_iter().flatten().all(f32::is_finite),
+            Err(error) => error.is_retryable(),
         }
     }
 

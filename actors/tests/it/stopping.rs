@@ -1,6 +1,7 @@
 //! Stopping, going on, and being dropped.
 
 use crate::testkit::{World, local, seconds};
+use minds_core::backend::BackendError;
 use minds_stages::line::Start;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,6 +44,23 @@ async fn a_run_stopped_before_its_first_step_saves_the_start() {
         assert_eq!(run.end().await, Ok(0));
         assert_eq!(run.saved[0].name, "000000-stop");
         assert_eq!(run.saved[0].settled, Start::default().settled);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_fails_saves_only_weights_that_work() {
+    local(async {
+        for diverged in [false, true] {
+            let mut world = World::new(1, 1, 9);
+            let refused = || BackendError::Rejected("not finite".into());
+            world.training.refuse = Box::new(move |n| if n >= 2 { Err(refused()) } else { Ok(()) });
+            world.sampling.query = Box::new(move |_| if diverged { Err(refused()) } else { Ok(()) });
+            let mut run = world.start();
+            let why = run.end().await.unwrap_err();
+            assert_eq!(run.saved.len(), usize::from(!diverged), "{why}");
+            assert_eq!(why.contains("no finite log-probs"), diverged, "{why}");
+        }
     })
     .await;
 }

@@ -12,7 +12,7 @@ use minds_engine::optim::AdamState;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -107,6 +107,37 @@ fn an_adapter_of_peft_is_read() {
     let first = f32::from_le_bytes(tensors.tensor(name).unwrap().data()[..4].try_into().unwrap());
     let ours = adapter.tensors().find(|t| (t.layer, t.target) == (1, Target::UpProj)).unwrap();
     assert_eq!(ours.b[0], first);
+}
+
+/// The folder was written by peft, which computed the logits of the golden test with it.
+#[test]
+fn what_is_exported_is_what_peft_wrote() {
+    for (name, head_dim) in [("tiny-llama-adapter", 16), ("tiny-qwen3-adapter", 24)] {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let tiny = Architecture::tiny();
+        let architecture = Architecture { vocab: 288, ffn: 96, context: 512, head_dim, ..tiny };
+        let base = BaseModel { name: "tiny".into(), architecture, probe: vec![] };
+        let ours = tempfile::tempdir().unwrap();
+        write_adapter(ours.path(), &read_adapter(&golden, &base).unwrap(), &base).unwrap();
+        let tensors = |folder: &Path| -> Tensors {
+            let bytes = fs::read(folder.join(MODEL)).unwrap();
+            let tensors = SafeTensors::deserialize(&bytes).unwrap();
+            let plain = |t: TensorView<'_>| (t.dtype(), t.shape().to_vec(), t.data().to_vec());
+            tensors.iter().map(|(name, tensor)| (name.to_owned(), plain(tensor))).collect()
+        };
+        assert_eq!(tensors(ours.path()), tensors(&golden), "{name}");
+        let config = |folder: &Path| -> Value {
+            serde_json::from_slice(&fs::read(folder.join(CONFIG)).unwrap()).unwrap()
+        };
+        let (ours, golden) = (config(ours.path()), config(&golden));
+        for key in ["peft_type", "task_type", "r", "lora_alpha", "bias", "use_rslora", "use_dora"] {
+            assert!(ours[key] == golden[key] || ours[key].as_f64() == golden[key].as_f64(), "{name}: {key}");
+        }
+        let targets = |config: &Value| -> BTreeSet<String> {
+            serde_json::from_value(config["target_modules"].clone()).unwrap()
+        };
+        assert_eq!(targets(&ours), targets(&golden));
+    }
 }
 
 #[test]
