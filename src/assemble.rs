@@ -5,7 +5,6 @@ use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
 use minds_core::backend::{Service, ServiceInfo, TrainingBackend};
 use minds_core::chat::{Renderer, Tokenizer};
-use minds_core::environment::Oracle;
 use minds_engine::local::LocalService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
@@ -14,7 +13,7 @@ use minds_stages::kit::CpuPool;
 use minds_stages::line::{Options, Parts, Start};
 use minds_stages::parcels::Component;
 use minds_stages::policy::{Interviewer, Queries};
-use minds_stages::{batcher, retry::Retry, trainer};
+use minds_stages::{batcher, retry::Retry, scorer, trainer};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,17 +29,19 @@ pub struct Ready {
     pub service: Arc<dyn Service>,
     /// What it says about itself.
     pub info: ServiceInfo,
+    /// Text to the model's tokens and back.
+    pub tokenizer: Arc<dyn Tokenizer>,
     /// How the model reads conversations.
     pub renderer: Arc<dyn Renderer>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
 
-/// Gets the model and starts the service.
+/// Gets the model and starts the service. Without a `state_dir` the embedded engine saves nothing.
 ///
 /// # Errors
 /// The model cannot be had or read, the service is not there, or the renderer does not fit the model.
-pub fn service(plan: &RunPlan, state_dir: PathBuf, progress: &Progress) -> Result<Ready, Fault> {
+pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>, progress: &Progress) -> Result<Ready, Fault> {
     match &plan.service {
         ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir, progress),
         ServicePlan::Remote { base_url } => Err(anyhow!(
@@ -54,7 +55,7 @@ pub fn service(plan: &RunPlan, state_dir: PathBuf, progress: &Progress) -> Resul
 fn embedded(
     plan: &RunPlan,
     engine: &EnginePlan,
-    state_dir: PathBuf,
+    state_dir: Option<PathBuf>,
     progress: &Progress,
 ) -> Result<Ready, Fault> {
     let name = &plan.base_model;
@@ -84,13 +85,13 @@ fn embedded(
         max_waiting: options(plan).credits() as usize * (plan.group_size.get() as usize + 8)
             + 8 * plan.scorers.get(),
         seed: plan.seed,
-        state_dir: Some(state_dir),
+        state_dir,
         ..EngineOptions::new(name.clone())
     };
-    let service =
-        LocalService::start(Arc::new(model), Some(tokenizer), &settings).or_exit(Exit::Unavailable)?;
+    let service = LocalService::start(Arc::new(model), Some(tokenizer.clone()), &settings)
+        .or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
-    Ok(Ready { info: service.info(), service, renderer, warnings })
+    Ok(Ready { info: service.info(), service, tokenizer, renderer, warnings })
 }
 
 /// The renderer that the config names, else the one that belongs to the model, else the plainest.
@@ -171,9 +172,18 @@ pub async fn parts(
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
     let queries = Arc::new(Queries::default());
-    let judge: Option<Arc<dyn Oracle>> = match plan.judge {
-        Judge::Sampled => None,
-        Judge::Base => Some(Arc::new(Interviewer::new(ready.service.base_sampler().await?, queries.clone()))),
+    let fixed = |sampler| scorer::Judge::Fixed(Arc::new(Interviewer::new(sampler, queries.clone())));
+    let judge = match &plan.judge {
+        Judge::Sampled => scorer::Judge::Sampled,
+        Judge::Latest => scorer::Judge::Latest,
+        Judge::Base => fixed(ready.service.base_sampler().await?),
+        Judge::Pinned(weights) => {
+            let sampler = ready.service.sampler_from(weights).await;
+            fixed(
+                sampler
+                    .with_context(|| format!("{}: `scorer.policy` = \"pinned:{weights}\"", plan.origin))?,
+            )
+        }
     };
     let pool = CpuPool::start(1).context("failed to start a thread")?;
     Ok(Parts { components, training, sampler: sampler.sampler, judge, queries, pool })

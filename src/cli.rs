@@ -17,6 +17,9 @@ pub struct Cli {
 pub enum Command {
     /// Trains from a config, or goes on with an unfinished run.
     Run(Run),
+    /// Environments: what there is, what they show the model, and what an answer would earn.
+    #[command(subcommand)]
+    Envs(Envs),
     /// Model files: list what is in the cache, fetch ahead of a run.
     #[command(subcommand)]
     Models(Models),
@@ -39,6 +42,65 @@ pub struct Run {
     /// Seed of items, samples and the adapter.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// `envs`
+#[derive(Debug, Subcommand)]
+pub enum Envs {
+    /// Lists the environments.
+    List,
+    /// Describes one: its arguments, its reward, and what it shows the model.
+    Show {
+        /// The environment, and how it is set.
+        #[command(flatten)]
+        env: EnvChoice,
+    },
+    /// Prints the first items that a run of this seed plays.
+    Sample {
+        /// The environment, and how it is set.
+        #[command(flatten)]
+        env: EnvChoice,
+        /// How many.
+        #[arg(short, long, value_name = "N", default_value_t = 3)]
+        n: u64,
+        /// One JSON object a line: `index`, `prompt`, `answer` where there is one, and `info`.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Scores an answer written by hand with the base model on the embedded engine, and shows every number in it.
+    Score {
+        /// The environment, and how it is set.
+        #[command(flatten)]
+        env: EnvChoice,
+        /// The item, as `sample` numbers it.
+        #[arg(long, value_name = "I")]
+        index: u64,
+        /// The answer: the text itself, `@FILE` for a file's, `-` for what standard input brings.
+        #[arg(long, value_name = "TEXT|@FILE|-")]
+        completion: String,
+        /// The model that is asked for log-probs.
+        #[arg(long, value_name = "MODEL", default_value = "HuggingFaceTB/SmolLM2-135M-Instruct")]
+        model: String,
+        /// How the model reads conversations; else the one that belongs to the model.
+        #[arg(long, value_name = "NAME")]
+        renderer: Option<String>,
+        /// One JSON object: `reward` or null, `missing` with its cause or null, `queries`, `metrics`.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// An environment as the `envs` verbs name it.
+#[derive(Args, Debug)]
+pub struct EnvChoice {
+    /// Its name.
+    pub name: String,
+    /// Sets an argument, for example `--set shots=2`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Orders its data where the order is free.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
 }
 
 /// `models`

@@ -12,11 +12,10 @@ use crate::parcels::{Component, StepDone};
 use crate::policy::{Policy, Queries};
 use crate::retry::Retry;
 use crate::sampler::Sampler;
-use crate::scorer::Scorer;
+use crate::scorer::{Judge, Scorer};
 use crate::trainer::{self, Finish, Links, Saved, Trainer};
 use futures::future::select_all;
 use minds_core::backend::{SamplingBackend, TrainingBackend};
-use minds_core::environment::Oracle;
 use minds_core::ids::PolicyVersion;
 use minds_core::schedule::{self, Schedule, ScheduleError};
 use std::num::NonZeroUsize;
@@ -85,8 +84,8 @@ pub struct Parts {
     pub training: Arc<dyn TrainingBackend>,
     /// Samples from the weights as they are now.
     pub sampler: Arc<dyn SamplingBackend>,
-    /// Whose log-probs count; without one, those of the policy that played.
-    pub judge: Option<Arc<dyn Oracle>>,
+    /// Whose log-probs count in rewards.
+    pub judge: Judge,
     /// Counts the rewards' questions.
     pub queries: Arc<Queries>,
     /// Threads for heavy sums.
@@ -179,6 +178,7 @@ impl Line {
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
         let scorer = Scorer {
             judge: parts.judge,
+            policy: policy.clone(),
             retry: options.retry,
             activity: activity.clone(),
             board: board.clone(),

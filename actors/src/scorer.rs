@@ -6,20 +6,35 @@
 use crate::activity::{Activity, Work};
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Judged, Played};
+use crate::policy::Policy;
 use crate::retry::Retry;
 use actix::prelude::{Actor, Context, Handler};
 use minds_core::environment::{Oracle, Scene};
 use minds_core::episode::Episode;
 use minds_core::reward::{Missing, Score};
 use std::sync::Arc;
+use tokio::sync::watch;
 
 const NAME: &str = "scorer";
+
+/// Whose log-probs count in rewards.
+#[derive(Clone)]
+pub enum Judge {
+    /// The version that played the group.
+    Sampled,
+    /// The newest version when the reward is computed. A group's members may then be judged by different versions.
+    Latest,
+    /// Weights that the run does not change.
+    Fixed(Arc<dyn Oracle>),
+}
 
 /// The third stage. Cheap to clone: each episode is judged by a task of its own.
 #[derive(Clone)]
 pub struct Scorer {
-    /// Whose log-probs count; without one, those of the policy that played.
-    pub judge: Option<Arc<dyn Oracle>>,
+    /// Whose log-probs count.
+    pub judge: Judge,
+    /// The weights as they are now.
+    pub policy: watch::Receiver<Arc<Policy>>,
     /// What to do when the service fails.
     pub retry: Retry,
     /// Who is busy when.
@@ -70,12 +85,13 @@ impl Scorer {
 
     async fn score(&self, played: &Played, episode: &Episode) -> Result<Score, Missing> {
         let component = &played.group.component;
-        let scene = Scene {
-            item: &played.group.item,
-            episode,
-            renderer: &*component.renderer,
-            oracle: self.judge.as_deref().unwrap_or(&played.policy.oracle),
+        let latest = self.policy.borrow().clone();
+        let oracle: &dyn Oracle = match &self.judge {
+            Judge::Sampled => &played.policy.oracle,
+            Judge::Latest => &latest.oracle,
+            Judge::Fixed(oracle) => &**oracle,
         };
+        let scene = Scene { item: &played.group.item, episode, renderer: &*component.renderer, oracle };
         let limit = component.score_timeout;
         let once = || async move {
             let _busy = self.activity.enter(Work::Scoring);

@@ -1,5 +1,6 @@
 //! One file per verb. Only here is anything printed.
 
+pub mod envs;
 pub mod models;
 pub mod progress;
 pub mod run;

@@ -31,7 +31,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         say!("{}: all {} steps are done", folder.path().display(), start.step);
         return Ok(());
     }
-    let ready = assemble::service(&plan, folder.weights(), &progress::bars())?;
+    let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
     let components = assemble::components(&plan, &ready.renderer)?;
     banner(&plan, &ready, &folder);
 

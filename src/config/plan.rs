@@ -1,7 +1,7 @@
 //! What a config means: every value decided and checked.
 
 use super::error::{ConfigError, nearest_key};
-use super::file::{ConfigFile, MixedEnv};
+use super::file::{self, ConfigFile, MixedEnv};
 use super::overrides;
 use crate::cli;
 use minds_core::advantage::Estimator;
@@ -16,6 +16,9 @@ use std::time::Duration;
 
 /// The hosted Tinker service.
 pub const HOSTED_URL: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
+
+/// The address that stands for the engine in this process.
+pub const EMBEDDED: &str = "embedded";
 
 /// A run, decided.
 #[derive(Clone, Debug)]
@@ -107,12 +110,16 @@ pub struct EnginePlan {
 }
 
 /// Whose log-probs count in rewards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Judge {
     /// The version that sampled the group.
     Sampled,
+    /// The newest version when the reward is computed.
+    Latest,
     /// The base model.
     Base,
+    /// Saved sampler weights, by their path on the service.
+    Pinned(String),
 }
 
 impl RunPlan {
@@ -148,6 +155,29 @@ impl RunPlan {
             file.output_dir = Some(dir.clone());
         }
         Self::decide(file, path, env)
+    }
+
+    /// The plan of the smallest config that names this environment and this model, on the embedded engine.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn embedded(
+        env: file::Env,
+        base_model: &str,
+        renderer: Option<&str>,
+        seed: u64,
+    ) -> Result<Self, ConfigError> {
+        let config = ConfigFile {
+            env: Some(env),
+            trainer: file::Trainer { seed: Some(seed), ..file::Trainer::default() },
+            model: Some(file::Model {
+                base_model: base_model.into(),
+                renderer_name: renderer.map(str::to_owned),
+            }),
+            tinker: file::Tinker { base_url: Some(EMBEDDED.into()), ..file::Tinker::default() },
+            ..ConfigFile::default()
+        };
+        Self::decide(config, Path::new("the command line"), &|_| None)
     }
 
     fn decide(
@@ -233,8 +263,13 @@ impl RunPlan {
             .map_err(|problem| bad("trainer.advantage", problem))?;
         let constant = choose(trainer.constant_groups.as_deref(), CONSTANT)
             .map_err(|problem| bad("trainer.constant_groups", problem))?;
-        let judge =
-            choose(file.scorer.policy.as_deref(), JUDGES).map_err(|problem| bad("scorer.policy", problem))?;
+        let judge = match file.scorer.policy.as_deref().map(|policy| (policy, policy.strip_prefix("pinned:")))
+        {
+            Some((_, Some(weights))) if !weights.is_empty() => Judge::Pinned(weights.to_owned()),
+            written => choose(written.map(|(policy, _)| policy), JUDGES).map_err(|problem| {
+                bad("scorer.policy", format!("{problem}, pinned:<path of sampler weights>"))
+            })?,
+        };
 
         let args = &trainer.args;
         let sampling = SamplingParams {
@@ -336,12 +371,13 @@ const ESTIMATORS: &[(&str, Estimator)] = &[
 ];
 const CONSTANT: &[(&str, ConstantGroups)] =
     &[("keep", ConstantGroups::Keep), ("replace", ConstantGroups::Replace)];
-const JUDGES: &[(&str, Judge)] = &[("sampled", Judge::Sampled), ("base", Judge::Base)];
+const JUDGES: &[(&str, Judge)] =
+    &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
 
 /// The value of a name; the first one when nothing is written.
-fn choose<T: Copy>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
-    let Some(name) = written else { return Ok(known[0].1) };
-    known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
+    let Some(name) = written else { return Ok(known[0].1.clone()) };
+    known.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         format!("is \"{name}\", it must be one of: {}", names.join(", "))
     })
@@ -393,7 +429,7 @@ fn service(
     let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
     let from_env = || env("TINKER_BASE_URL").filter(|url| !url.is_empty());
     let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
-    if base_url == "embedded" {
+    if base_url == EMBEDDED {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let some = |key: &str, value: Option<usize>, default: NonZeroUsize| match value.map(NonZeroUsize::new)
         {

@@ -1,8 +1,11 @@
 //! Episodes of several turns, and questions to the oracle.
 
-use crate::testkit::{Run, World, local, seconds};
+use crate::testkit::{Run, Sampler, World, local, seconds};
 use minds_core::backend::BackendError;
+use minds_stages::policy::Interviewer;
+use minds_stages::scorer::Judge;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 async fn play(env_turns: usize, max_turns: u32) -> Run {
@@ -65,6 +68,32 @@ async fn members_that_ask_the_same_question_share_one_query_per_version() {
         assert_eq!(run.queries.sent.load(Relaxed), 2);
         assert_eq!(run.queries.remembered.load(Relaxed), 2 * (8 * 2 - 1));
         assert_eq!(run.elapsed(), 10.0);
+    })
+    .await;
+}
+
+/// Weights with n steps behind them answer with -1 / (n + 1).
+#[tokio::test(start_paused = true)]
+async fn the_judge_is_the_version_that_played_the_newest_or_fixed_weights() {
+    local(async {
+        for (name, expected) in [("sampled", -1.0), ("latest", -0.5), ("fixed", -0.1)] {
+            let mut world = World::new(1, 1, 2);
+            world.environment.questions = 1;
+            // Played by the first weights, and ready when step 1 is done.
+            world.sampling.latency = Box::new(|n| seconds(if n == 1 { 20 } else { 1 }));
+            let fixed = Sampler { sampling: Arc::default(), version: 9 };
+            world.judge = match name {
+                "sampled" => Judge::Sampled,
+                "latest" => Judge::Latest,
+                _ => Judge::Fixed(Arc::new(Interviewer::new(Arc::new(fixed), Arc::default()))),
+            };
+            let mut run = world.start();
+            run.end().await.unwrap();
+            let heard = run.environment.heard.lock().unwrap();
+            let second: Vec<f32> =
+                heard.iter().filter(|(id, _)| id.group.0 == 1).map(|(_, lp)| *lp).collect();
+            assert_eq!(second, [expected; 2], "{name}");
+        }
     })
     .await;
 }

@@ -67,6 +67,22 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 }
 
 #[test]
+fn rewards_are_judged_by_the_weights_that_the_config_names() {
+    let judge = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
+    assert_eq!(plan(SMALL, &[], &[]).unwrap().judge, Judge::Sampled);
+    assert_eq!(judge("latest").unwrap().judge, Judge::Latest);
+    let pinned = judge("pinned:tinker://run/sampler_weights/000010").unwrap().judge;
+    assert_eq!(pinned, Judge::Pinned("tinker://run/sampler_weights/000010".into()));
+    for wrong in ["pinned:", "newest"] {
+        let error = judge(wrong).unwrap_err().to_string();
+        assert!(
+            error.contains("scorer.policy") && error.contains("sampled, latest, base, pinned:"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
     let url =
         |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service

@@ -32,6 +32,8 @@ pub struct ScriptedEnvironment {
     pub turns: usize,
     /// How many times a reward asks the oracle the same question of all episodes.
     pub questions: usize,
+    /// The log-prob that each answer brought.
+    pub heard: Mutex<Vec<(EpisodeId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
     pub broken_item: Option<u64>,
     /// Items drawn, in order.
@@ -47,6 +49,7 @@ impl Default for ScriptedEnvironment {
             latency: Box::new(|_, _| Duration::ZERO),
             turns: 1,
             questions: 0,
+            heard: Mutex::default(),
             broken_item: None,
             drawn: Mutex::default(),
             tries: Mutex::default(),
@@ -92,7 +95,8 @@ impl Environment for ScriptedEnvironment {
         };
         tokio::time::sleep((self.latency)(id, attempt)).await;
         for _ in 0..self.questions {
-            scene.oracle.logprobs([1, 2].into(), [3].into()).await?;
+            let logprobs = scene.oracle.logprobs([1, 2].into(), [3].into()).await?;
+            self.heard.lock().unwrap().push((id, logprobs[0]));
         }
         match (self.judge)(id, attempt) {
             Judge::Reward(value) => Ok(Score { reward: Reward::new(value)?, metrics: Metrics::new() }),

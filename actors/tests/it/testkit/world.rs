@@ -14,6 +14,7 @@ use minds_stages::line::{Event, Line, Options, Parts, Start};
 use minds_stages::parcels::{Component, StepDone};
 use minds_stages::policy::Queries;
 use minds_stages::retry::Retry;
+use minds_stages::scorer;
 use minds_stages::trainer::{self, Saved};
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -46,6 +47,8 @@ pub struct World {
     pub group_size: u32,
     pub max_turns: u32,
     pub score_timeout: Duration,
+    /// Whose log-probs count.
+    pub judge: scorer::Judge,
     /// Where heavy sums are made; inline unless the test is about threads.
     pub pool: CpuPool,
 }
@@ -87,6 +90,7 @@ impl World {
             group_size: 2,
             max_turns: 1,
             score_timeout: seconds(60),
+            judge: scorer::Judge::Sampled,
             pool: CpuPool::inline(),
         }
     }
@@ -114,7 +118,7 @@ impl World {
             components: vec![component],
             training: training.clone(),
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
-            judge: None,
+            judge: self.judge,
             queries: queries.clone(),
             pool: self.pool,
         };

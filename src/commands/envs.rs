@@ -1,0 +1,238 @@
+//! `minds-actors envs`: what environments there are, what they show a model, and what an answer earns.
+
+use super::{progress, say};
+use crate::assemble;
+use crate::cli::{EnvChoice, Envs};
+use crate::config::{RunPlan, file, overrides};
+use crate::exit::{Exit, Fault, OrExit};
+use anyhow::{Context as _, anyhow};
+use async_trait::async_trait;
+use minds_core::chat::{Message, Tokenizer};
+use minds_core::environment::{Environment, Item, Oracle, Scene};
+use minds_core::episode::{Episode, Turn};
+use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
+use minds_core::reward::{Missing, Score};
+use minds_core::sampling::{Sampled, StopReason};
+use minds_core::schedule::{Component, Schedule};
+use minds_environments::registry::{self, EnvInfo};
+use minds_stages::policy::{Interviewer, Queries};
+use serde_json::{Map, Value, json};
+use std::io::Read as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Runs the command.
+///
+/// # Errors
+/// An environment, an argument or an item that does not exist (2), or a model that cannot be had (3).
+pub fn run(command: &Envs) -> Result<(), Fault> {
+    match command {
+        Envs::List => {
+            for info in registry::list() {
+                say!("{:20} {}", info.id, info.about);
+            }
+            Ok(())
+        }
+        Envs::Show { env } => {
+            let environment = load(env)?;
+            let info = registry::list().iter().find(|info| info.id == environment.id());
+            show(info.expect("what was loaded is listed"), &*environment);
+            Ok(())
+        }
+        Envs::Sample { env, n, json } => {
+            let environment = load(env)?;
+            for item in first_items(&*environment, env.seed, *n) {
+                if *json { say!("{}", as_json(&item)) } else { show_item(&item) }
+            }
+            Ok(())
+        }
+        Envs::Score { env, index, completion, model, renderer, json } => {
+            let answer = completion_text(completion)?;
+            let environment = load(env)?;
+            if *index >= environment.items().get() {
+                let items = environment.items();
+                return Err(anyhow!("--index {index}: {} has the items 0 to {}", env.name, items.get() - 1))
+                    .or_exit(Exit::Config);
+            }
+            let choice = file::Env { id: env.name.clone(), args: args(env)? };
+            let plan =
+                RunPlan::embedded(choice, model, renderer.as_deref(), env.seed).or_exit(Exit::Config)?;
+            let scored = score(&plan, &*environment, *index, &answer)?;
+            if *json {
+                say!("{}", scored.as_json())
+            } else {
+                scored.show()
+            }
+            Ok(())
+        }
+    }
+}
+
+fn args(env: &EnvChoice) -> Result<toml::Table, Fault> {
+    let mut args = toml::Table::new();
+    for set in &env.set {
+        overrides::apply(&mut args, set).or_exit(Exit::Config)?;
+    }
+    Ok(args)
+}
+
+fn load(env: &EnvChoice) -> Result<Arc<dyn Environment>, Fault> {
+    let args: Map<String, Value> =
+        serde_json::to_value(args(env)?).and_then(serde_json::from_value).or_exit(Exit::Config)?;
+    registry::load(&env.name, &args, env.seed).or_exit(Exit::Config)
+}
+
+/// The items of a run in which nothing else is played.
+fn first_items(environment: &dyn Environment, seed: u64, n: u64) -> Vec<Item> {
+    let (items, strata) = (environment.items().get(), environment.strata().get());
+    let schedule = Schedule::new(seed, &[Component { weight: 1.0, items, strata }]);
+    let schedule = schedule.expect("one component with a weight and items is a mixture");
+    (0..n).map(|position| environment.item(schedule.item(position).item)).collect()
+}
+
+fn show(info: &EnvInfo, environment: &dyn Environment) {
+    say!("{}: {}", info.id, info.about);
+    say!("{} items, {} kinds in turn", environment.items(), environment.strata());
+    say!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
+    for arg in info.args {
+        let only =
+            arg.only_with.map_or_else(String::new, |(key, word)| format!("; only with {key} = {word}"));
+        say!("  {} = {}  ({}{only})\n      {}", arg.name, arg.default(), arg.allowed(), arg.about);
+    }
+    say!("");
+    show_item(&environment.item(0));
+}
+
+fn show_item(item: &Item) {
+    say!("--- item {}", item.index);
+    for Message { role, content } in &item.prompt {
+        say!("[{}] {content}", role.name());
+    }
+    if let Some(answer) = &item.answer {
+        say!("answer: {answer}");
+    }
+    if !item.info.is_null() {
+        say!("info: {}", item.info);
+    }
+}
+
+fn as_json(item: &Item) -> Value {
+    let mut object = json!({ "index": item.index, "prompt": item.prompt, "info": item.info });
+    if let Some(answer) = &item.answer {
+        object["answer"] = json!(answer);
+    }
+    object
+}
+
+fn completion_text(written: &str) -> Result<String, Fault> {
+    match (written, written.strip_prefix('@')) {
+        ("-", _) => {
+            let mut text = String::new();
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.context("--completion -: standard input is no text").or_exit(Exit::Config)?;
+            Ok(text)
+        }
+        (_, Some(path)) => std::fs::read_to_string(path)
+            .with_context(|| format!("--completion {written}: failed to read {path}"))
+            .or_exit(Exit::Config),
+        (text, None) => Ok(text.to_owned()),
+    }
+}
+
+/// What an answer earned, and why.
+struct Scored {
+    answer: String,
+    result: Result<Score, Missing>,
+    queries: Vec<Value>,
+}
+
+impl Scored {
+    fn as_json(&self) -> Value {
+        let score = self.result.as_ref().ok();
+        json!({
+            "reward": score.map(|s| s.reward.get()),
+            "missing": self.result.as_ref().err().map(ToString::to_string),
+            "queries": self.queries,
+            "metrics": score.map(|s| &s.metrics),
+        })
+    }
+
+    fn show(&self) {
+        say!("answer   {:?}", self.answer);
+        for query in &self.queries {
+            say!("query    {query}");
+        }
+        match &self.result {
+            Ok(score) => {
+                for (name, value) in &score.metrics {
+                    say!("{name:20} {value}");
+                }
+                say!("reward   {}", score.reward.get());
+            }
+            Err(missing) => say!("no reward: {missing}"),
+        }
+    }
+}
+
+fn score(plan: &RunPlan, environment: &dyn Environment, index: u64, answer: &str) -> Result<Scored, Fault> {
+    let ready = assemble::service(plan, None, &progress::bars())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("failed to start a runtime").or_exit(Exit::Failed)?.block_on(async {
+        let sampler = ready.service.base_sampler().await.or_exit(Exit::Unavailable)?;
+        let oracle = Recorder {
+            inner: Interviewer::new(sampler, Arc::new(Queries::default())),
+            tokenizer: ready.tokenizer.clone(),
+            queries: Mutex::default(),
+        };
+        let item = environment.item(index);
+        let tokens = ready.renderer.answer(answer);
+        let turn = Turn {
+            prompt: ready.renderer.prompt(&item.prompt).into(),
+            // Nobody sampled it, so there is nothing to say about how likely it was.
+            answer: Sampled { logprobs: vec![0.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None },
+            text: answer.to_owned(),
+            complete: true,
+        };
+        let episode = Episode {
+            id: EpisodeId { group: GroupId(0), member: 0 },
+            item: ItemKey { component: 0, item: index },
+            policy: PolicyVersion(0),
+            turns: vec![turn],
+        };
+        let renderer = &*ready.renderer;
+        let result =
+            environment.score(Scene { item: &item, episode: &episode, renderer, oracle: &oracle }).await;
+        let queries = oracle.queries.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(Scored { answer: answer.to_owned(), result, queries })
+    })
+}
+
+/// Remembers what was asked, and what was answered.
+struct Recorder {
+    inner: Interviewer,
+    tokenizer: Arc<dyn Tokenizer>,
+    queries: Mutex<Vec<Value>>,
+}
+
+impl Recorder {
+    fn note(&self, query: Value) {
+        self.queries.lock().unwrap_or_else(PoisonError::into_inner).push(query);
+    }
+}
+
+#[async_trait]
+impl Oracle for Recorder {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
+        let answer = self.inner.logprobs(prefix, target).await?;
+        self.note(json!({ "prefix": before, "target": after, "logprobs": &*answer }));
+        Ok(answer)
+    }
+
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        let before = self.tokenizer.decode(&prefix);
+        let answer = self.inner.next_tokens(prefix, k).await?;
+        let next: Vec<_> = answer.iter().map(|(token, lp)| (self.tokenizer.decode(&[*token]), lp)).collect();
+        self.note(json!({ "prefix": before, "next_tokens": next }));
+        Ok(answer)
+    }
+}
