@@ -13,6 +13,7 @@ pub mod ledger;
 pub mod line;
 pub mod memory;
 pub mod parcels;
+pub mod play;
 pub mod policy;
 pub mod retry;
 pub mod sampler;

@@ -9,6 +9,7 @@ use crate::feeder::{Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
 use crate::parcels::{Component, StepDone};
+use crate::play::Player;
 use crate::policy::{Policy, Queries};
 use crate::retry::Retry;
 use crate::sampler::Sampler;
@@ -176,24 +177,17 @@ impl Line {
         };
         let make = once(AdvantageBatcher::new(options.batch, patience, parts.pool, board.clone(), batches));
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
+        let player = Player { seed: options.seed, retry: options.retry, activity: activity.clone() };
         let scorer = Scorer {
             judge: parts.judge,
             policy: policy.clone(),
-            retry: options.retry,
-            activity: activity.clone(),
+            player: player.clone(),
             board: board.clone(),
             scored,
         };
         let scorer =
             launch("scorer", options.scorers, options.restarts, move || scorer.clone(), bind(to_scorer));
-        let sampler = Sampler {
-            policy,
-            seed: options.seed,
-            retry: options.retry,
-            activity: activity.clone(),
-            board: board.clone(),
-            episodes,
-        };
+        let sampler = Sampler { policy, player, board: board.clone(), episodes };
         let sampler = launch("sampler", credits, options.restarts, move || sampler.clone(), bind(to_sampler));
         let steps_left = options.train.max_steps.saturating_sub(start.step);
         let feeder = Feeder {

@@ -3,13 +3,12 @@
 //! Every member leaves exactly once, with a reward or with the cause of its absence; a failure never becomes a
 //! number. How many rewards are computed at a time is the capacity of the stage's lane.
 
-use crate::activity::{Activity, Work};
-use crate::kit::{Board, Outlet, Parcel, unpanicked};
+use crate::kit::{Board, Outlet, Parcel};
 use crate::parcels::{Judged, Played};
+use crate::play::Player;
 use crate::policy::Policy;
-use crate::retry::Retry;
 use actix::prelude::{Actor, Context, Handler};
-use minds_core::environment::{Oracle, Scene};
+use minds_core::environment::Oracle;
 use minds_core::episode::Episode;
 use minds_core::reward::{Missing, Score};
 use std::sync::Arc;
@@ -35,10 +34,8 @@ pub struct Scorer {
     pub judge: Judge,
     /// The weights as they are now.
     pub policy: watch::Receiver<Arc<Policy>>,
-    /// What to do when the service fails.
-    pub retry: Retry,
-    /// Who is busy when.
-    pub activity: Activity,
+    /// Judges the episodes.
+    pub player: Player,
     /// Where the stage tells how it is.
     pub board: Board,
     /// To the batcher.
@@ -84,24 +81,12 @@ impl Scorer {
     }
 
     async fn score(&self, played: &Played, episode: &Episode) -> Result<Score, Missing> {
-        let component = &played.group.component;
         let latest = self.policy.borrow().clone();
         let oracle: &dyn Oracle = match &self.judge {
             Judge::Sampled => &played.policy.oracle,
             Judge::Latest => &latest.oracle,
             Judge::Fixed(oracle) => &**oracle,
         };
-        let scene = Scene { item: &played.group.item, episode, renderer: &*component.renderer, oracle };
-        let limit = component.score_timeout;
-        let once = || async move {
-            let _busy = self.activity.enter(Work::Scoring);
-            let scoring = unpanicked(component.environment.score(scene));
-            match tokio::time::timeout(limit, scoring).await {
-                Ok(Ok(result)) => result,
-                Ok(Err(panic)) => Err(Missing::Environment(panic)),
-                Err(_) => Err(Missing::TimedOut(limit.as_secs())),
-            }
-        };
-        self.retry.run("score", once).await
+        self.player.judge(&played.group.component, &played.group.item, episode, oracle).await
     }
 }

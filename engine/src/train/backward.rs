@@ -22,18 +22,24 @@ pub(crate) struct Buffers<T> {
     d_mixed: Vec<T>,
 }
 
+/// What a forward pass ran on, and what it kept.
+pub(crate) struct Forward<'a, T> {
+    pub(crate) model: &'a Model<T>,
+    pub(crate) adapter: &'a AdapterWeights<T>,
+    pub(crate) rows: &'a Rows,
+    pub(crate) batch: &'a Batch<'a, T>,
+    pub(crate) tape: &'a [Activations<T>],
+}
+
 /// Adds the gradients of all adapter values to `grads`; `d` is the derivative with respect to the decoder's last
 /// residual stream, for the trained rows only.
 pub(crate) fn backward<T: Real>(
-    model: &Model<T>,
-    adapter: &AdapterWeights<T>,
-    rows: &Rows,
-    batch: &Batch<'_, T>,
-    tape: &[Activations<T>],
+    forward: Forward<'_, T>,
     mut d: Vec<T>,
     grads: &mut [T],
     buffers: &mut Buffers<T>,
 ) {
+    let Forward { model, adapter, rows, batch, tape } = forward;
     let arch = model.architecture();
     let (heads, count, eps) = (model.heads(), rows.trained_rows, model.eps());
     let (dim, ffn) = (arch.dim, arch.ffn);

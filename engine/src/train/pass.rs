@@ -1,6 +1,6 @@
 //! One pass over all data, micro-batch by micro-batch.
 
-use super::backward::backward;
+use super::backward::{Forward, backward};
 use super::head::{Pick, head};
 use super::plan::{Need, Rows, plan};
 use super::{ForwardOut, LogprobRows, PassOptions, Workspace};
@@ -48,7 +48,8 @@ pub(crate) fn run<T: Real>(
         let picks = picks(pass, &rows);
         let d_last = head(pass, picks, &last, trained, logits, &mut out)?;
         if let (Some(grads), Some(adapter), true) = (grads.as_deref_mut(), pass.adapter, trained > 0) {
-            backward(pass.model, adapter, &rows, &batch, tape, d_last, grads, buffers);
+            let forward = Forward { model: pass.model, adapter, rows: &rows, batch: &batch, tape };
+            backward(forward, d_last, grads, buffers);
         }
     }
     Ok(out)

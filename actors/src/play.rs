@@ -1,0 +1,170 @@
+//! How an episode is played and judged, whoever asks for it: training or evaluation.
+//!
+//! Nothing here knows groups, lanes or credits. A failure is always a cause in words, never a number.
+
+use crate::activity::{Activity, Work};
+use crate::kit::unpanicked;
+use crate::parcels::Component;
+use crate::policy::Policy;
+use crate::retry::Retry;
+use minds_core::chat::{Message, Termination};
+use minds_core::environment::{Item, Oracle, Reply, Scene};
+use minds_core::episode::{Episode, Turn};
+use minds_core::ids::{EpisodeId, GroupId, ItemKey, Token};
+use minds_core::reward::{Missing, Score};
+use minds_core::sampling::{SampleRequest, Sampled, SamplingParams};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
+
+/// A sample, or why it cannot be trained.
+pub type Answer = Result<Sampled, String>;
+
+/// What is played: an item under a name that decides its seeds.
+#[derive(Clone, Copy)]
+pub struct Table<'a> {
+    /// How it is played.
+    pub component: &'a Component,
+    /// What is played.
+    pub item: &'a Item,
+    /// Which item that is.
+    pub key: ItemKey,
+    /// Equal names give equal seeds.
+    pub group: GroupId,
+    /// The weights that play.
+    pub policy: &'a Policy,
+}
+
+/// Plays with one seed, and gives up as one config says.
+#[derive(Clone)]
+pub struct Player {
+    /// Seed of all samples.
+    pub seed: u64,
+    /// What to do when the service fails.
+    pub retry: Retry,
+    /// Who is busy when.
+    pub activity: Activity,
+}
+
+impl Player {
+    /// The first prompt, and the first answers of so many members to it from one request.
+    ///
+    /// # Errors
+    /// The request failed as a whole. A sample that cannot be trained costs only its own member.
+    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), String> {
+        let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
+        let answers = self.answer(table, prompt.clone(), members, [0, 0]).await?;
+        Ok((prompt, answers))
+    }
+
+    /// Plays one member from its first answer to its end.
+    ///
+    /// # Errors
+    /// The environment or a later request failed.
+    pub async fn finish(
+        &self,
+        table: Table<'_>,
+        member: u32,
+        prompt: Arc<[Token]>,
+        first: Sampled,
+    ) -> Result<Episode, String> {
+        let Table { component, item, key, group, policy } = table;
+        let mut conversation = item.prompt.clone();
+        let (mut prompt, mut answer) = (prompt, first);
+        let mut turns = Vec::new();
+        loop {
+            let parsed = component.renderer.parse(&answer);
+            conversation.push(Message::assistant(parsed.text.clone()));
+            let complete = parsed.termination == Termination::Stop;
+            turns.push(Turn { prompt, answer, text: parsed.text, complete });
+            if turns.len() as u32 >= component.max_turns {
+                break;
+            }
+            let reply = component.environment.reply(item, &conversation);
+            let limit = component.score_timeout;
+            let reply = tokio::time::timeout(limit, reply)
+                .await
+                .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
+            match reply.map_err(|e| e.to_string())? {
+                Reply::Done => break,
+                Reply::Continue(messages) => conversation.extend(messages),
+            }
+            prompt = component.renderer.prompt(&conversation).into();
+            let stream = [u64::from(member) + 1, turns.len() as u64];
+            let mut answers = self.answer(table, prompt.clone(), 1, stream).await?;
+            answer = answers.pop().ok_or("the service returned no sample")??;
+        }
+        Ok(Episode { id: EpisodeId { group, member }, item: key, policy: policy.version, turns })
+    }
+
+    /// The reward of an episode.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn judge(
+        &self,
+        component: &Component,
+        item: &Item,
+        episode: &Episode,
+        oracle: &dyn Oracle,
+    ) -> Result<Score, Missing> {
+        let scene = Scene { item, episode, renderer: &*component.renderer, oracle };
+        let limit = component.score_timeout;
+        let once = || async move {
+            let _busy = self.activity.enter(Work::Scoring);
+            let scoring = unpanicked(component.environment.score(scene));
+            match tokio::time::timeout(limit, scoring).await {
+                Ok(Ok(result)) => result,
+                Ok(Err(panic)) => Err(Missing::Environment(panic)),
+                Err(_) => Err(Missing::TimedOut(limit.as_secs())),
+            }
+        };
+        self.retry.run("score", once).await
+    }
+
+    /// One request; an error of one sample is no error of its siblings.
+    async fn answer(
+        &self,
+        table: Table<'_>,
+        prompt: Arc<[Token]>,
+        count: u32,
+        stream: [u64; 2],
+    ) -> Result<Vec<Answer>, String> {
+        let seed = seed(self.seed, table.group.0, stream);
+        let params = SamplingParams { seed: Some(seed), ..table.component.sampling.clone() };
+        let request = SampleRequest::new(prompt, count as usize, params);
+        let busy = self.activity.enter(Work::Sampling);
+        let response = self.retry.run("sample", || table.policy.sampler.sample(request.clone())).await;
+        drop(busy);
+        let sequences = response.map_err(|e| e.to_string())?.sequences;
+        if sequences.len() != count as usize {
+            return Err(format!("{count} samples were asked for, {} came back", sequences.len()));
+        }
+        Ok(sequences.into_iter().map(check).collect())
+    }
+}
+
+fn check(sampled: Sampled) -> Answer {
+    let Sampled { tokens, logprobs, .. } = &sampled;
+    if tokens.is_empty() || tokens.len() != logprobs.len() {
+        return Err(format!(
+            "a sample of {} tokens came back with {} log-probs",
+            tokens.len(),
+            logprobs.len()
+        ));
+    }
+    match logprobs.iter().position(|lp| !lp.is_finite()) {
+        Some(at) => Err(format!("token {at} of a sample came back with the log-prob {}", logprobs[at])),
+        None => Ok(sampled),
+    }
+}
+
+/// An independent seed for each request of a run, the same on every play.
+fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
+    let mut key = [0_u8; 32];
+    for (bytes, word) in key.chunks_exact_mut(8).zip([run, group, stream[0], stream[1]]) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    // Services take seeds as signed numbers.
+    ChaCha8Rng::from_seed(key).next_u64() >> 1
+}
