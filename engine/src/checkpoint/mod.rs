@@ -11,10 +11,10 @@ mod optimizer;
 mod store;
 mod tensors;
 
-pub use adapter::{read_adapter, write_adapter};
+pub use adapter::{read_adapter, read_spec, write_adapter};
 pub use base::BaseModel;
 pub use optimizer::{read_optimizer, write_optimizer};
-pub use store::{Kind, Place, Store, check_name};
+pub use store::{Entry, Kind, Place, Store, check_name};
 
 use minds_core::backend::BackendError;
 use std::error::Error;
