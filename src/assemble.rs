@@ -58,23 +58,7 @@ fn embedded(
     progress: &Progress,
 ) -> Result<Ready, Fault> {
     let name = &plan.base_model;
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
-    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
-    let files = source.open().or_exit(Exit::Unavailable)?;
-    let (model, tokenizer): (_, Arc<dyn Tokenizer>) = match &files {
-        None => {
-            let model = Model::random(minds_core::architecture::Architecture::tiny(), plan.seed);
-            (model.or_exit(Exit::Unavailable)?, Arc::new(ByteTokenizer))
-        }
-        Some(files) => {
-            let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
-            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
-            (
-                model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?,
-                Arc::new(tokenizer),
-            )
-        }
-    };
+    let (model, tokenizer) = model(name, plan.seed, progress)?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
@@ -87,10 +71,34 @@ fn embedded(
         state_dir: Some(state_dir),
         ..EngineOptions::new(name.clone())
     };
-    let service =
-        LocalService::start(Arc::new(model), Some(tokenizer), &settings).or_exit(Exit::Unavailable)?;
+    let service = LocalService::start(model, Some(tokenizer), &settings).or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
     Ok(Ready { info: service.info(), service, renderer, warnings })
+}
+
+/// Gets a model by its name, with its tokenizer; `seed` makes the weights of the random one.
+///
+/// # Errors
+/// The model cannot be had or read.
+pub fn model(
+    name: &str,
+    seed: u64,
+    progress: &Progress,
+) -> Result<(Arc<Model<f32>>, Arc<dyn Tokenizer>), Fault> {
+    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
+    match source.open().or_exit(Exit::Unavailable)? {
+        None => {
+            let model = Model::random(minds_core::architecture::Architecture::tiny(), seed);
+            Ok((Arc::new(model.or_exit(Exit::Unavailable)?), Arc::new(ByteTokenizer)))
+        }
+        Some(files) => {
+            let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
+            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
+            let model = model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?;
+            Ok((Arc::new(model), Arc::new(tokenizer)))
+        }
+    }
 }
 
 /// The renderer that the config names, else the one that belongs to the model, else the plainest.

@@ -1,5 +1,6 @@
 //! `minds-actors run`: trains from a config, or goes on with an unfinished run.
 
+use super::signals::Signals;
 use super::{progress, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
@@ -209,31 +210,5 @@ impl Totals {
             mean(&self.rewards[..window]),
             mean(&self.rewards[self.rewards.len() - window..]),
         )
-    }
-}
-
-/// Ctrl-C, SIGTERM, and the end of the terminal.
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    hangup: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn listen() -> anyhow::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?,
-            terminate: signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?,
-            hangup: signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
     }
 }
