@@ -3,6 +3,7 @@
 
 mod command;
 mod interrupted;
+mod official_sdk;
 mod refused;
 mod rendered;
 mod training;

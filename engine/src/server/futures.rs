@@ -321,7 +321,7 @@ mod tests {
         let futures = futures(|o| {
             o.max_pending = 2;
             o.pending_bytes = 100;
-            o.result_bytes = 250;
+            o.result_bytes = 1000;
         });
         let large = futures.promise(1000).unwrap();
         assert_eq!(futures.promise(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);

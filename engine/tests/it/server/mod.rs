@@ -1,0 +1,7 @@
+//! The server, spoken to over sockets as strangers do.
+
+mod bodies;
+mod kit;
+mod lifetime;
+mod order;
+mod sampling;
