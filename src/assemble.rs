@@ -76,15 +76,14 @@ fn embedded(
     Ok(Ready { info: service.info(), service, renderer, warnings })
 }
 
+/// A model, and how it writes text.
+pub type Readable = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
+
 /// Gets a model by its name, with its tokenizer; `seed` makes the weights of the random one.
 ///
 /// # Errors
 /// The model cannot be had or read.
-pub fn model(
-    name: &str,
-    seed: u64,
-    progress: &Progress,
-) -> Result<(Arc<Model<f32>>, Arc<dyn Tokenizer>), Fault> {
+pub fn model(name: &str, seed: u64, progress: &Progress) -> Result<Readable, Fault> {
     let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
     let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
     match source.open().or_exit(Exit::Unavailable)? {

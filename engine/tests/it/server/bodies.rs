@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 const PROTOBUF: &str = "application/x-protobuf";
 
+/// Address, content type and encoding, body; status and a word of the answer.
+type Case = (&'static str, &'static str, &'static str, Vec<u8>, u16, &'static str);
+
 /// The datum of `kit::pass`.
 fn datum() -> Datum {
     Datum::new(vec![3, 1, 4, 1], vec![1, 4, 1, 5], LossInputs::Weights(vec![1.0; 4])).unwrap()
@@ -69,7 +72,7 @@ fn what_is_wrong_is_refused_with_a_reason_of_known_length() {
             body.to_string().into_bytes()
         };
         let deep = "[".repeat(100_000).into_bytes();
-        let cases: Vec<(&str, &str, &str, Vec<u8>, u16, &str)> = vec![
+        let cases: Vec<Case> = vec![
             ("optim_step", json_type, "", b"{".to_vec(), 422, "JSON"),
             ("optim_step", json_type, "", vec![], 422, "model_id"),
             ("optim_step", json_type, "", b"[]".to_vec(), 422, "JSON"),
