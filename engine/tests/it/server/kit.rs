@@ -43,13 +43,19 @@ impl Served {
         let done = tokio::spawn(serve(listener, service, options, async move {
             stopped.await.ok();
         }));
-        Self { base, client: Client::new(), stop, done }
+        let client = Client::builder().no_proxy().build().unwrap();
+        Self { base, client, stop, done }
     }
 
     /// Orders the server to stop, and waits until it has.
     pub async fn stop(self) {
         self.stop.send(()).unwrap();
         self.done.await.unwrap().unwrap();
+    }
+
+    /// Where a client of the API finds it.
+    pub fn url(&self) -> &str {
+        self.base.trim_end_matches("/api/v1/")
     }
 
     pub fn order_stop(self) -> JoinHandle<std::io::Result<()>> {
