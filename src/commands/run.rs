@@ -13,6 +13,7 @@ use anyhow::{Context as _, anyhow};
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
+use minds_tinker::types::FinishReason;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -43,7 +44,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .build()
             .expect("the operating system refused threads for the runtime")
     });
-    system.block_on(async {
+    let result = system.block_on(async {
         let state = folder.last().map(|last| last.state_path.clone());
         let parts = assemble::parts(&plan, &ready, components, state.as_deref())
             .await
@@ -51,7 +52,13 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .or_exit(Exit::Unavailable)?;
         let line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
         follow(line, &mut folder).await
-    })
+    });
+    ready.close(match &result {
+        Ok(()) => FinishReason::Success,
+        Err(fault) if fault.exit == Exit::Interrupted => FinishReason::Interrupted,
+        Err(_) => FinishReason::Errored,
+    });
+    result
 }
 
 /// The named folder, or a new one.
@@ -67,7 +74,7 @@ fn folder_path(plan: &RunPlan) -> PathBuf {
 fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
     let service = match &plan.service {
         ServicePlan::Embedded(engine) => format!("embedded engine, {} threads", engine.threads),
-        ServicePlan::Remote { base_url } => base_url.clone(),
+        ServicePlan::Remote(remote) => remote.base_url.clone(),
     };
     let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
     say!("service      {service}");

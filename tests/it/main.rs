@@ -5,5 +5,6 @@ mod command;
 mod interrupted;
 mod official_sdk;
 mod refused;
+mod remote;
 mod rendered;
 mod training;

@@ -71,7 +71,7 @@ impl Connection {
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(options.seed));
         let mut connection = Self {
             transport,
-            patience: options.patience,
+            patience: Patience { submit: options.patience.hello, ..options.patience },
             jitter,
             config: ClientConfig::default(),
             wire: WireChoice::guess(Wire::Protobuf),
@@ -91,6 +91,7 @@ impl Connection {
             }
             Err(error) => return Err(error),
         }
+        connection.patience = options.patience;
         let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
         connection.samples = Limiter::new(most);
         if connection.config.pjwt_auth_enabled {

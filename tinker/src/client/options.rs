@@ -46,6 +46,8 @@ impl ClientOptions {
 pub struct Patience {
     /// To open a connection.
     pub connect: Duration,
+    /// Until a server has answered for the first time: one that is not there should be noticed while someone watches.
+    pub hello: Duration,
     /// For the answer to one request.
     pub request: Duration,
     /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
@@ -72,6 +74,7 @@ impl Default for Patience {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
+            hello: Duration::from_secs(30),
             request: Duration::from_secs(60),
             poll: Duration::from_secs(45),
             submit: Duration::from_secs(300),

@@ -119,6 +119,14 @@ async fn a_server_that_stays_away_is_given_up_by_name() {
 }
 
 #[tokio::test]
+async fn a_server_that_was_never_there_is_noticed_early() {
+    let near = options("http://127.0.0.1:1");
+    let patience = Patience { hello: Duration::from_millis(30), ..near.patience };
+    let error = Client::connect(&ClientOptions { patience, ..near }).await.map(|_| ()).unwrap_err();
+    assert!(matches!(&error, ClientError::TimedOut { why, .. } if why.contains("refused")), "{error:?}");
+}
+
+#[tokio::test]
 async fn a_result_that_never_comes_is_given_up() {
     let server = Server::start(Kind { early_polls: u32::MAX, ..Kind::default() }).await;
     let near = options(&server.url);
