@@ -11,3 +11,7 @@ bench:
 # Licences and sources of all dependencies (needs cargo-deny).
 deny:
     cargo deny check licenses bans sources
+
+# The official SDK of another version against a running `serve`: `just sdk PYTHON MODEL`, with TINKER_BASE_URL set.
+sdk python model:
+    TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/official.py {{model}}

@@ -1,6 +1,6 @@
 //! From a plan to a line: the only place that knows which kinds of service, model and environment there are.
 
-use crate::config::plan::{EnginePlan, EnvPlan, Judge, RunPlan, ServicePlan};
+use crate::config::plan::{EnginePlan, EnvPlan, Judge, RemotePlan, RunPlan, ServicePlan};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
 use minds_core::backend::{Service, ServiceInfo, TrainingBackend};
@@ -8,20 +8,28 @@ use minds_core::chat::{Renderer, Tokenizer};
 use minds_engine::local::LocalService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_models::{ByteTokenizer, Cache, Progress};
+use minds_models::{ByteTokenizer, Cache, Progress, Sources};
 use minds_stages::kit::CpuPool;
 use minds_stages::line::{Options, Parts, Start};
 use minds_stages::parcels::Component;
 use minds_stages::policy::{Interviewer, Queries};
 use minds_stages::{batcher, retry::Retry, scorer, trainer};
+use minds_tinker::client::{Client, ClientError, ClientOptions};
+use minds_tinker::types::FinishReason;
+use minds_tinker::{RemoteOptions, RemoteService};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
 
 /// The fewest members with a reward, as a share of the group, for the group to be trained.
 const MIN_SHARE: f64 = 0.75;
 
 /// Groups that may fail one after the other before the run ends, in batches' worth.
 const FAILED_BATCHES: u64 = 3;
+
+/// Longest that a run waits for a server at its end.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// A model in the service's hands, and how it reads.
 pub struct Ready {
@@ -35,6 +43,27 @@ pub struct Ready {
     pub renderer: Arc<dyn Renderer>,
     /// What the user should know.
     pub warnings: Vec<String>,
+    remote: Option<Remote>,
+}
+
+/// A client with threads of its own: its connections outlive those that ask through them.
+struct Remote {
+    client: Client,
+    runtime: Runtime,
+}
+
+impl Ready {
+    /// Tells a server how the run ended, so that it need not keep what it holds for it.
+    pub fn close(self, reason: FinishReason) {
+        let Some(Remote { client, runtime }) = self.remote else { return };
+        let finish = async { tokio::time::timeout(GOODBYE, client.finish(reason)).await };
+        match runtime.block_on(finish) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the session was not finished"),
+            Err(_) => tracing::debug!("the session was not finished in time"),
+        }
+        runtime.shutdown_background();
+    }
 }
 
 /// Gets the model and starts the service. Without a `state_dir` the embedded engine saves nothing.
@@ -44,12 +73,55 @@ pub struct Ready {
 pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>, progress: &Progress) -> Result<Ready, Fault> {
     match &plan.service {
         ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir, progress),
-        ServicePlan::Remote { base_url } => Err(anyhow!(
-            "the service is {base_url}, and this version has no client for Tinker servers yet: \
-             use `--set tinker.base_url=embedded` to train in this process"
-        ))
-        .or_exit(Exit::Unavailable),
+        ServicePlan::Remote(server) => remote(plan, server, progress),
     }
+}
+
+fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Ready, Fault> {
+    if let Some(variable) = &server.missing_key {
+        return Err(anyhow!(
+            "{}: the service {} needs a key, and the variable {variable} is not set; `--set tinker.base_url=embedded` \
+             trains in this process",
+            plan.origin,
+            server.base_url
+        ))
+        .or_exit(Exit::Config);
+    }
+    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &Sources::from_env(), progress)
+        .or_exit(Exit::Unavailable)?;
+    let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("tinker")
+        .enable_all()
+        .build()
+        .context("failed to start the client's threads")
+        .or_exit(Exit::Unavailable)?;
+    let options = ClientOptions {
+        api_key: server.api_key.clone(),
+        allow_insecure: server.allow_insecure,
+        tags: vec![plan.stem.clone()],
+        seed: plan.seed,
+        ..ClientOptions::new(server.base_url.clone())
+    };
+    let model = RemoteOptions {
+        base_model: plan.base_model.clone(),
+        vocab: Some(tokenizer.vocab()),
+        ..RemoteOptions::default()
+    };
+    let service = match runtime.block_on(RemoteService::connect(&options, model)) {
+        Err(error @ ClientError::Options(_)) => {
+            return Err(error)
+                .with_context(|| format!("{}: `tinker.base_url`", plan.origin))
+                .or_exit(Exit::Config);
+        }
+        other => other
+            .with_context(|| format!("failed to connect to {}", server.base_url))
+            .or_exit(Exit::Unavailable)?,
+    };
+    let remote = Some(Remote { client: service.client().clone(), runtime });
+    Ok(Ready { info: service.info(), service: Arc::new(service), tokenizer, renderer, warnings, remote })
 }
 
 fn embedded(
@@ -59,23 +131,7 @@ fn embedded(
     progress: &Progress,
 ) -> Result<Ready, Fault> {
     let name = &plan.base_model;
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
-    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
-    let files = source.open().or_exit(Exit::Unavailable)?;
-    let (model, tokenizer): (_, Arc<dyn Tokenizer>) = match &files {
-        None => {
-            let model = Model::random(minds_core::architecture::Architecture::tiny(), plan.seed);
-            (model.or_exit(Exit::Unavailable)?, Arc::new(ByteTokenizer))
-        }
-        Some(files) => {
-            let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
-            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
-            (
-                model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?,
-                Arc::new(tokenizer),
-            )
-        }
-    };
+    let (model, tokenizer) = model(name, plan.seed, progress)?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
@@ -88,10 +144,34 @@ fn embedded(
         state_dir,
         ..EngineOptions::new(name.clone())
     };
-    let service = LocalService::start(Arc::new(model), Some(tokenizer.clone()), &settings)
-        .or_exit(Exit::Unavailable)?;
+    let service =
+        LocalService::start(model, Some(tokenizer.clone()), &settings).or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
-    Ok(Ready { info: service.info(), service, tokenizer, renderer, warnings })
+    Ok(Ready { info: service.info(), service, tokenizer, renderer, warnings, remote: None })
+}
+
+/// A model, and how it writes text.
+pub type Readable = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
+
+/// Gets a model by its name, with its tokenizer; `seed` makes the weights of the random one.
+///
+/// # Errors
+/// The model cannot be had or read.
+pub fn model(name: &str, seed: u64, progress: &Progress) -> Result<Readable, Fault> {
+    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
+    match source.open().or_exit(Exit::Unavailable)? {
+        None => {
+            let model = Model::random(minds_core::architecture::Architecture::tiny(), seed);
+            Ok((Arc::new(model.or_exit(Exit::Unavailable)?), Arc::new(ByteTokenizer)))
+        }
+        Some(files) => {
+            let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
+            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
+            let model = model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?;
+            Ok((Arc::new(model), Arc::new(tokenizer)))
+        }
+    }
 }
 
 /// The renderer that the config names, else the one that belongs to the model, else the plainest.

@@ -1,6 +1,8 @@
 //! The command line, as typed.
 
 use clap::{Args, Parser, Subcommand};
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Reinforcement learning on language models over the Tinker API: rollouts, rewards and optimizer steps that overlap.
@@ -20,6 +22,8 @@ pub enum Command {
     /// Environments: what there is, what they show the model, and what an answer would earn.
     #[command(subcommand)]
     Envs(Envs),
+    /// Serves the embedded engine as a Tinker API, for any client of it.
+    Serve(Serve),
     /// Model files: list what is in the cache, fetch ahead of a run.
     #[command(subcommand)]
     Models(Models),
@@ -100,6 +104,44 @@ pub struct EnvChoice {
     pub set: Vec<String>,
     /// Orders its data where the order is free.
     #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `serve`
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// Address to listen at; port 0 takes a free one. Anything but this machine itself needs a key.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8017")]
+    pub addr: SocketAddr,
+    /// The model: a folder, a `.gguf` file, a name, or `tiny-random`.
+    #[arg(long, value_name = "NAME|FOLDER", default_value = "HuggingFaceTB/SmolLM2-135M-Instruct")]
+    pub model: String,
+    /// Environment variable with the key that clients must send.
+    #[arg(long, value_name = "VARIABLE")]
+    pub api_key_env: Option<String>,
+    /// Lets everybody in who can reach the address.
+    #[arg(long, conflicts_with = "api_key_env")]
+    pub allow_anyone: bool,
+    /// Where checkpoints are kept.
+    #[arg(long, value_name = "DIR", default_value = "outputs/serve")]
+    pub data: PathBuf,
+    /// Cores to use; all if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Most MiB of keys and values.
+    #[arg(long, value_name = "MIB", default_value = "768")]
+    pub kv_cache_mib: NonZeroUsize,
+    /// Most MiB of adapters in training, with gradients and moments.
+    #[arg(long, value_name = "MIB", default_value = "4096")]
+    pub adapter_mib: NonZeroUsize,
+    /// Most MiB of sampler weights.
+    #[arg(long, value_name = "MIB", default_value = "2048")]
+    pub sampler_mib: NonZeroUsize,
+    /// Minutes after which a session ends that gives no sign of life.
+    #[arg(long, value_name = "MINUTES", default_value = "30")]
+    pub session_minutes: NonZeroUsize,
+    /// Seed of samples without one, and of the weights of `tiny-random`.
+    #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,
 }
 

@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
         Command::Envs(command) => commands::envs::run(command),
+        Command::Serve(command) => commands::serve::run(command),
         Command::Models(command) => commands::models::run(command),
     };
     match result {

@@ -15,7 +15,8 @@ use crate::runtime::{Engine, EngineOptions, Snapshot, StartError, Stats};
 use crate::train::LogprobRows;
 use archive::Archive;
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
+use minds_core::architecture::Architecture;
+use minds_core::backend::{BackendError, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend};
 use minds_core::chat::Tokenizer;
 use minds_core::lora::LoraSpec;
 use minds_core::sampling::{SampleRequest, SampleResponse};
@@ -55,6 +56,46 @@ impl LocalService {
         let archive = Archive::new(model.clone(), options.base_model.clone(), store);
         let engine = Engine::start(model, tokenizer, options)?;
         Ok(Self { engine: Arc::new(engine), archive: Arc::new(archive), runs: AtomicU64::new(1) })
+    }
+
+    /// Shape of the base model.
+    #[must_use]
+    pub fn architecture(&self) -> &Architecture {
+        self.engine.model().architecture()
+    }
+
+    /// Name of the base model.
+    #[must_use]
+    pub fn base_name(&self) -> &str {
+        self.archive.base_name()
+    }
+
+    /// Where weights are kept.
+    ///
+    /// # Errors
+    /// The engine has no folder for them.
+    pub fn store(&self) -> Result<&Store, BackendError> {
+        self.archive.store()
+    }
+
+    /// A sampler over the base model.
+    #[must_use]
+    pub fn base(&self) -> LocalSampler {
+        LocalSampler { engine: self.engine.clone(), snapshot: None }
+    }
+
+    /// A sampler over saved weights. They are loaded behind the training requests that are queued already, so that a
+    /// save among them is found.
+    pub fn open(&self, path: &str) -> Pending<LocalSampler> {
+        let place: Place = match path.parse() {
+            Ok(place) => place,
+            Err(error) => return Box::pin(std::future::ready(Err(BackendError::from(error)))),
+        };
+        let (archive, engine) = (self.archive.clone(), self.engine.clone());
+        self.engine.train(move |_| {
+            let snapshot = Arc::new(Snapshot::new(archive.load(&place)?.weights()));
+            Ok(LocalSampler { engine, snapshot: Some(snapshot) })
+        })
     }
 
     /// What was done so far.
@@ -138,16 +179,11 @@ impl Service for LocalService {
     }
 
     async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        Ok(Arc::new(LocalSampler { engine: self.engine.clone(), snapshot: None }))
+        Ok(Arc::new(self.base()))
     }
 
-    /// Loads behind the training requests that are queued already, so that a save among them is found.
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        let place: Place = path.parse()?;
-        let archive = self.archive.clone();
-        let load = move |_: &mut _| Ok(Arc::new(Snapshot::new(archive.load(&place)?.weights())));
-        let snapshot = self.engine.train(load).await?;
-        Ok(Arc::new(LocalSampler { engine: self.engine.clone(), snapshot: Some(snapshot) }))
+        Ok(Arc::new(self.open(path).await?))
     }
 }
 
@@ -156,6 +192,14 @@ impl Service for LocalService {
 pub struct LocalSampler {
     pub(crate) engine: Arc<Engine>,
     pub(crate) snapshot: Option<Arc<Snapshot>>,
+}
+
+impl LocalSampler {
+    /// About how many bytes its weights take, beside those of the base model.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.snapshot.as_ref().map_or(0, |snapshot| snapshot.weights().bytes())
+    }
 }
 
 #[async_trait]

@@ -34,14 +34,7 @@ impl Folder {
         let config_json = read_small(&config_path, MAX_JSON)?;
         let (config, arch) = Config::parse(&config_path, &config_json)?;
         let shards = Shards::open(path)?;
-        let generation = optional_json(&path.join("generation_config.json"))?;
-        let mut stops = Vec::new();
-        if let Some(value) = generation.as_ref().map(|g| &g["eos_token_id"]).filter(|v| !v.is_null()) {
-            let ids: OneOrMany = serde_json::from_value(value.clone()).map_err(|e| {
-                ModelError::damaged(&path.join("generation_config.json"), format!("eos_token_id: {e}"))
-            })?;
-            stops.extend(ids.into_vec());
-        }
+        let mut stops = generation_stops(path)?;
         stops.extend(config.eos_token_id.into_iter().flat_map(OneOrMany::into_vec));
         let chat_template = chat_template(path)?;
         let folder = Self {
@@ -57,26 +50,54 @@ impl Folder {
 
     /// The tokenizer, with the stops and the start that the files declare.
     pub(crate) fn tokenizer(&self) -> Result<ModelTokenizer, ModelError> {
-        let path = self.path.join("tokenizer.json");
-        if !path.is_file() {
-            return Err(ModelError::missing(
-                &path,
-                "the folder has no fast tokenizer; save one with transformers",
-            ));
-        }
-        let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
-        let bos = match (self.wants_bos()?, tokenizer.declared_bos()) {
-            (Some(false), _) => None,
-            (Some(true), declared) => declared.or(self.bos),
-            (None, declared) => declared,
-        };
-        Ok(tokenizer.with_ids(self.stops.clone(), bos))
+        tokenizer(&self.path, self.stops.clone(), self.bos)
     }
+}
 
-    fn wants_bos(&self) -> Result<Option<bool>, ModelError> {
-        let config = optional_json(&self.path.join("tokenizer_config.json"))?;
-        Ok(config.and_then(|c| c["add_bos_token"].as_bool()))
+/// The tokenizer of a folder that need not hold weights, nor a network that is known here.
+pub(crate) fn tokenizer_only(path: &Path) -> Result<ModelTokenizer, ModelError> {
+    let config = optional_json(&path.join("config.json"))?.unwrap_or_default();
+    // Models that also see or hear keep the numbers of their text one level down.
+    let of_text = |key: &str| [&config[key], &config["text_config"][key]].into_iter().find(|v| !v.is_null());
+    let ids = |key: &str| -> Result<Vec<Token>, ModelError> {
+        let Some(value) = of_text(key) else { return Ok(vec![]) };
+        let ids: OneOrMany = serde_json::from_value(value.clone())
+            .map_err(|e| ModelError::damaged(&path.join("config.json"), format!("{key}: {e}")))?;
+        Ok(ids.into_vec())
+    };
+    let mut stops = generation_stops(path)?;
+    stops.extend(ids("eos_token_id")?);
+    tokenizer(path, stops, ids("bos_token_id")?.first().copied())
+}
+
+fn tokenizer(folder: &Path, stops: Vec<Token>, bos: Option<Token>) -> Result<ModelTokenizer, ModelError> {
+    let path = folder.join("tokenizer.json");
+    if !path.is_file() {
+        return Err(ModelError::missing(
+            &path,
+            "the folder has no fast tokenizer; save one with transformers",
+        ));
     }
+    let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
+    let config = optional_json(&folder.join("tokenizer_config.json"))?;
+    let wants_bos = config.and_then(|c| c["add_bos_token"].as_bool());
+    let bos = match (wants_bos, tokenizer.declared_bos()) {
+        (Some(false), _) => None,
+        (Some(true), declared) => declared.or(bos),
+        (None, declared) => declared,
+    };
+    Ok(tokenizer.with_ids(stops, bos))
+}
+
+fn generation_stops(folder: &Path) -> Result<Vec<Token>, ModelError> {
+    let path = folder.join("generation_config.json");
+    let generation = optional_json(&path)?;
+    let Some(value) = generation.as_ref().map(|g| &g["eos_token_id"]).filter(|v| !v.is_null()) else {
+        return Ok(vec![]);
+    };
+    let ids: OneOrMany = serde_json::from_value(value.clone())
+        .map_err(|e| ModelError::damaged(&path, format!("eos_token_id: {e}")))?;
+    Ok(ids.into_vec())
 }
 
 fn optional_json(path: &Path) -> Result<Option<Value>, ModelError> {

@@ -1,11 +1,15 @@
 //! From what a person writes to a model's files.
 
+use crate::byte_tokenizer::ByteTokenizer;
 use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::fetch::{Progress, Sources, fetch};
+use crate::fetch::{Progress, Sources, fetch, fetch_text};
+use crate::folder::tokenizer_only;
 use crate::registry::{KNOWN_MODELS, TINY_RANDOM, known_model};
+use minds_core::chat::Tokenizer;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a model's weights are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +81,36 @@ pub fn resolve_from(
         return Err(ModelError::UnknownName { name: name_or_path.to_owned(), hint });
     }
     fetch(name, cache, sources, progress).map(|model| ModelSource::of(model.path))
+}
+
+/// The tokenizer of a model whose weights are elsewhere, such as on a server; fetches no weights where the hub is there.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn tokenizer(
+    name_or_path: &str,
+    cache: &Cache,
+    sources: &Sources,
+    progress: &Progress,
+) -> Result<Arc<dyn Tokenizer>, ModelError> {
+    if name_or_path == TINY_RANDOM {
+        return Ok(Arc::new(ByteTokenizer));
+    }
+    let path = Path::new(name_or_path);
+    if path.is_dir() {
+        return Ok(Arc::new(tokenizer_only(path)?));
+    }
+    let name = known_model(name_or_path).map_or(name_or_path, |model| model.name);
+    if is_name(name)
+        && !path.is_file()
+        && let Some(folder) = fetch_text(name, cache, sources, progress)?
+    {
+        return Ok(Arc::new(tokenizer_only(&folder)?));
+    }
+    match resolve_from(name_or_path, cache, sources, progress)?.open()? {
+        Some(files) => Ok(Arc::new(files.tokenizer()?)),
+        None => Ok(Arc::new(ByteTokenizer)),
+    }
 }
 
 /// `owner/name` as the hub allows them; nothing that could leave the cache's folder.

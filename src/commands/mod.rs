@@ -4,6 +4,8 @@ pub mod envs;
 pub mod models;
 pub mod progress;
 pub mod run;
+pub mod serve;
+pub mod signals;
 
 /// Prints a line to standard output. A reader that has gone must not end a run, so a failure is not one.
 macro_rules! say {

@@ -1,5 +1,6 @@
 //! `minds-actors run`: trains from a config, or goes on with an unfinished run.
 
+use super::signals::Signals;
 use super::{progress, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
@@ -12,6 +13,7 @@ use anyhow::{Context as _, anyhow};
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
+use minds_tinker::types::FinishReason;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -42,7 +44,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .build()
             .expect("the operating system refused threads for the runtime")
     });
-    system.block_on(async {
+    let result = system.block_on(async {
         let state = folder.last().map(|last| last.state_path.clone());
         let parts = assemble::parts(&plan, &ready, components, state.as_deref())
             .await
@@ -50,7 +52,13 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .or_exit(Exit::Unavailable)?;
         let line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
         follow(line, &mut folder).await
-    })
+    });
+    ready.close(match &result {
+        Ok(()) => FinishReason::Success,
+        Err(fault) if fault.exit == Exit::Interrupted => FinishReason::Interrupted,
+        Err(_) => FinishReason::Errored,
+    });
+    result
 }
 
 /// The named folder, or a new one.
@@ -66,7 +74,7 @@ fn folder_path(plan: &RunPlan) -> PathBuf {
 fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
     let service = match &plan.service {
         ServicePlan::Embedded(engine) => format!("embedded engine, {} threads", engine.threads),
-        ServicePlan::Remote { base_url } => base_url.clone(),
+        ServicePlan::Remote(remote) => remote.base_url.clone(),
     };
     let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
     say!("service      {service}");
@@ -209,31 +217,5 @@ impl Totals {
             mean(&self.rewards[..window]),
             mean(&self.rewards[self.rewards.len() - window..]),
         )
-    }
-}
-
-/// Ctrl-C, SIGTERM, and the end of the terminal.
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    hangup: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn listen() -> anyhow::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?,
-            terminate: signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?,
-            hangup: signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
     }
 }

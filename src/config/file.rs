@@ -143,6 +143,8 @@ pub struct Tinker {
     pub api_key: Option<String>,
     /// The environment variable that holds the key.
     pub api_key_env: Option<String>,
+    /// Allows plain http to other machines.
+    pub allow_insecure: Option<bool>,
 }
 
 impl std::fmt::Debug for Tinker {
@@ -151,6 +153,7 @@ impl std::fmt::Debug for Tinker {
             .field("base_url", &self.base_url)
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .field("api_key_env", &self.api_key_env)
+            .field("allow_insecure", &self.allow_insecure)
             .finish()
     }
 }

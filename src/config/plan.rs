@@ -10,6 +10,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::batcher::ConstantGroups;
+use minds_tinker::client::{API_KEY_ENV, Secret};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -92,10 +93,20 @@ pub enum ServicePlan {
     /// The engine in this process.
     Embedded(EnginePlan),
     /// A Tinker server.
-    Remote {
-        /// Its address.
-        base_url: String,
-    },
+    Remote(RemotePlan),
+}
+
+/// How to reach a Tinker server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemotePlan {
+    /// Its address.
+    pub base_url: String,
+    /// The key, if there is one.
+    pub api_key: Option<Secret>,
+    /// The environment variable that should hold a key and does not.
+    pub missing_key: Option<String>,
+    /// Whether plain http to other machines is allowed.
+    pub allow_insecure: bool,
 }
 
 /// The embedded engine's sizes.
@@ -462,7 +473,16 @@ fn service(
             "holds a name or a password: the key belongs into the variable that `tinker.api_key_env` names";
         return Err(bad("tinker.base_url", problem.into()));
     }
-    Ok(ServicePlan::Remote { base_url })
+    let named = file.tinker.api_key_env.as_deref();
+    let variable = named.unwrap_or(API_KEY_ENV);
+    let given = |key: &String| !key.is_empty();
+    let written = file.tinker.api_key.clone().filter(given);
+    let api_key = written.or_else(|| env(variable).filter(given)).map(Secret::new);
+    // Whether there is a key is found out when the run starts: a config is right or wrong on every machine alike.
+    let missing_key =
+        (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
+    let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);
+    Ok(ServicePlan::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure }))
 }
 
 fn parse_error(origin: &str, message: String) -> ConfigError {

@@ -4,6 +4,8 @@
 mod command;
 mod envs;
 mod interrupted;
+mod official_sdk;
 mod refused;
+mod remote;
 mod rendered;
 mod training;

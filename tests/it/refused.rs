@@ -11,7 +11,12 @@ fn what_is_wrong_with_a_config_is_said_and_nothing_is_started() {
         (&["--set", "envs=[{id = \"target_number\", args = {shotz = 1}}]"], 2, &["shotz", "shots"]),
         (&["--set", "model.renderer_name=llama3"], 2, &["llama3", "<|begin_of_text|>"]),
         (&["--set", "model.base_model=./no/such/folder"], 3, &["./no/such/folder"]),
-        (&["--set", "tinker.base_url=http://127.0.0.1:1"], 3, &["http://127.0.0.1:1", "no client"]),
+        (&["--set", "tinker.base_url=http://10.0.0.1"], 2, &["tinker.base_url", "allow_insecure"]),
+        (
+            &["--set", "tinker={api_key_env = \"NOBODY_SETS_THIS\", base_url = \"http://127.0.0.1:1\"}"],
+            2,
+            &["NOBODY_SETS_THIS", "http://127.0.0.1:1"],
+        ),
     ] {
         let folder = dir.path().join(extra[1].replace(['/', ':', '"'], "_"));
         let (status, _, stderr) = output(&mut run(&config("ci_test.toml"), &folder, extra));

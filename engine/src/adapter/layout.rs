@@ -91,6 +91,11 @@ impl Layout {
         Self { spec: spec.clone(), layers: arch.layers, per_layer: offset, slots }
     }
 
+    /// How many values there are.
+    pub(crate) fn values(&self) -> usize {
+        self.layers * self.per_layer
+    }
+
     /// The slots of one site.
     pub(crate) fn site(&self, site: Site) -> &[Slot] {
         let first = self.slots.iter().position(|s| s.site == site).unwrap_or(0);

@@ -159,6 +159,13 @@ impl<T: Real> Adapter<T> {
     }
 }
 
+/// About how many bytes an adapter in training takes: values, gradients, two moments, and a snapshot (values, and
+/// packed).
+#[must_use]
+pub fn training_bytes(arch: &Architecture, spec: &LoraSpec) -> usize {
+    6 * Layout::new(arch, spec).values() * size_of::<f32>()
+}
+
 /// Uniform in [0, 1) with 53 bits, the same on every machine.
 pub(crate) fn unit(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -191,6 +198,12 @@ impl<T: Real> AdapterWeights<T> {
     /// All matrices, layer by layer.
     pub fn tensors(&self) -> impl Iterator<Item = LoraTensors<'_, T>> {
         views(&self.layout, &self.values)
+    }
+
+    /// About how many bytes it takes: values, and packed.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        2 * self.values.len() * size_of::<T>()
     }
 
     pub(crate) fn site(&self, layer: usize, site: Site) -> Option<&SiteWeights<T>> {

@@ -82,7 +82,7 @@ pub fn write_adapter(folder: &Path, adapter: &Adapter<f32>, base: &BaseModel) ->
 /// Files that are missing, damaged, of another base model or of an unknown kind.
 pub fn read_adapter(folder: &Path, base: &BaseModel) -> Result<Adapter<f32>, CheckpointError> {
     let file = folder.join(CONFIG);
-    let spec = read_spec(&file)?;
+    let spec = read_spec(folder)?;
     let built = Adapter::new(&base.architecture, &spec);
     let mut adapter = built.map_err(|e| CheckpointError::file(&file, e.to_string()))?;
     let slots: Vec<_> = adapter.tensors().map(|t| (t.layer, t.target)).collect();
@@ -129,10 +129,15 @@ pub(super) fn matrices(
     })
 }
 
-fn read_spec(file: &Path) -> Result<LoraSpec, CheckpointError> {
-    let wrong = |why: String| CheckpointError::file(file, why);
+/// Reads what the adapter in a folder is made of, but for its seed.
+///
+/// # Errors
+/// A configuration that is missing, damaged or of an unknown kind.
+pub fn read_spec(folder: &Path) -> Result<LoraSpec, CheckpointError> {
+    let file = folder.join(CONFIG);
+    let wrong = |why: String| CheckpointError::file(&file, why);
     let config: Config =
-        serde_json::from_slice(&read_file(file, CONFIG_BYTES)?).map_err(|e| wrong(e.to_string()))?;
+        serde_json::from_slice(&read_file(&file, CONFIG_BYTES)?).map_err(|e| wrong(e.to_string()))?;
     if config.peft_type != "LORA" {
         return Err(wrong(format!("peft_type is `{}`, only LORA is read", config.peft_type)));
     }

@@ -7,14 +7,16 @@
 
 mod adapter;
 mod base;
+mod notes;
 mod optimizer;
 mod store;
 mod tensors;
 
-pub use adapter::{read_adapter, write_adapter};
+pub use adapter::{read_adapter, read_spec, write_adapter};
 pub use base::BaseModel;
+pub use notes::{Notes, read_notes, write_notes};
 pub use optimizer::{read_optimizer, write_optimizer};
-pub use store::{Kind, Place, Store, check_name};
+pub use store::{Entry, Kind, Place, Store, check_name};
 
 use minds_core::backend::BackendError;
 use std::error::Error;

@@ -2,12 +2,22 @@
 
 use crate::adapter::Adapter;
 use crate::checkpoint::{
-    BaseModel, Kind, Place, Store, read_adapter, read_optimizer, write_adapter, write_optimizer,
+    BaseModel, Kind, Notes, Place, Store, read_adapter, read_optimizer, write_adapter, write_notes,
+    write_optimizer,
 };
 use crate::model::Model;
 use crate::optim::AdamState;
 use minds_core::backend::BackendError;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
+
+/// What is to be kept, and how.
+pub(super) struct Save {
+    pub(super) place: Place,
+    /// Whether the name may be taken.
+    pub(super) overwrite: bool,
+    pub(super) notes: Notes,
+}
 
 /// Saves and loads for one base model. Its methods run the model and touch the disk: call them in a training job.
 pub(super) struct Archive {
@@ -34,15 +44,20 @@ impl Archive {
     /// Saves an adapter, with its optimizer for a training checkpoint.
     pub(super) fn save(
         &self,
-        place: &Place,
+        save: &Save,
         adapter: &Adapter<f32>,
         optimizer: &AdamState<f32>,
     ) -> Result<(), BackendError> {
-        let base = self.base()?;
-        Ok(self.store()?.save(place, |folder| {
+        let (base, store) = (self.base()?, self.store()?);
+        let write = |folder: &Path| {
             write_adapter(folder, adapter, base)?;
-            if place.kind() == Kind::Training { write_optimizer(folder, adapter, optimizer) } else { Ok(()) }
-        })?)
+            write_notes(folder, &save.notes)?;
+            match save.place.kind() {
+                Kind::Training => write_optimizer(folder, adapter, optimizer),
+                Kind::Sampler => Ok(()),
+            }
+        };
+        Ok(if save.overwrite { store.replace(&save.place, write) } else { store.save(&save.place, write) }?)
     }
 
     pub(super) fn load(&self, place: &Place) -> Result<Adapter<f32>, BackendError> {
@@ -57,7 +72,7 @@ impl Archive {
         Ok(read_optimizer(&self.store()?.open(place)?, adapter)?)
     }
 
-    fn store(&self) -> Result<&Store, BackendError> {
+    pub(super) fn store(&self) -> Result<&Store, BackendError> {
         self.store.as_ref().ok_or_else(|| {
             BackendError::Unsupported("weights are kept only if the engine has a state folder".into())
         })

@@ -4,9 +4,9 @@
 //! moments as they were.
 
 use super::LocalSampler;
-use super::archive::Archive;
+use super::archive::{Archive, Save};
 use crate::adapter::{Adapter, Grads};
-use crate::checkpoint::{Kind, Place};
+use crate::checkpoint::{Kind, Notes, Place};
 use crate::error::EngineError;
 use crate::optim::{AdamState, adam_step};
 use crate::runtime::{Engine, Snapshot};
@@ -136,13 +136,31 @@ impl LocalTraining {
         })
     }
 
-    fn save(&self, kind: Kind, name: &str) -> Result<Pending<(Arc<Snapshot>, String)>, BackendError> {
-        let place = Place::new(&self.run, kind, name)?;
-        let archive = self.archive.clone();
-        Ok(self.submit(move |state| {
-            archive.save(&place, &state.adapter, &state.optimizer)?;
-            Ok((state.snapshot(), place.to_string()))
-        }))
+    /// Saves under a name, which may be taken if it is to be overwritten. Answers with a sampler over what was saved,
+    /// and its path.
+    pub fn save(
+        &self,
+        kind: Kind,
+        name: &str,
+        overwrite: bool,
+        notes: Notes,
+    ) -> Pending<(LocalSampler, String)> {
+        let place = match Place::new(&self.run, kind, name) {
+            Ok(place) => place,
+            Err(error) => return refuse(error.into()),
+        };
+        let (archive, engine) = (self.archive.clone(), self.engine.clone());
+        let save = Save { place, overwrite, notes };
+        self.submit(move |state| {
+            archive.save(&save, &state.adapter, &state.optimizer)?;
+            Ok((LocalSampler { engine, snapshot: Some(state.snapshot()) }, save.place.to_string()))
+        })
+    }
+
+    /// A sampler over the adapter as it is.
+    pub fn export(&self) -> Pending<LocalSampler> {
+        let engine = self.engine.clone();
+        self.submit(move |state| Ok(LocalSampler { engine, snapshot: Some(state.snapshot()) }))
     }
 }
 
@@ -179,10 +197,8 @@ impl TrainingBackend for LocalTraining {
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        match self.save(Kind::Training, name) {
-            Ok(saved) => Box::pin(async move { Ok(saved.await?.1) }),
-            Err(error) => refuse(error),
-        }
+        let saved = self.save(Kind::Training, name, false, Notes::default());
+        Box::pin(async move { Ok(saved.await?.1) })
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
@@ -205,16 +221,14 @@ impl TrainingBackend for LocalTraining {
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let saved: Pending<(Arc<Snapshot>, Option<String>)> = match name.map(|n| self.save(Kind::Sampler, n))
-        {
-            None => self.submit(|state| Ok((state.snapshot(), None))),
-            Some(Ok(saved)) => Box::pin(async move { saved.await.map(|(s, path)| (s, Some(path))) }),
-            Some(Err(error)) => return refuse(error),
+        let Some(name) = name else {
+            let exported = self.export();
+            return Box::pin(async move { Ok(Export { sampler: Arc::new(exported.await?), path: None }) });
         };
-        let engine = self.engine.clone();
+        let saved = self.save(Kind::Sampler, name, false, Notes::default());
         Box::pin(async move {
-            let (snapshot, path) = saved.await?;
-            Ok(Export { sampler: Arc::new(LocalSampler { engine, snapshot: Some(snapshot) }), path })
+            let (sampler, path) = saved.await?;
+            Ok(Export { sampler: Arc::new(sampler), path: Some(path) })
         })
     }
 }

@@ -11,4 +11,5 @@ mod local;
 mod optimizer;
 mod reference;
 mod sampling;
+mod server;
 mod service;

@@ -21,14 +21,14 @@ use std::time::Duration;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of silence, not of the whole transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-const FILES: [&str; 6] = [
+const TEXT_FILES: [&str; 5] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "*.safetensors*",
 ];
+const WEIGHT_FILES: &str = "*.safetensors*";
 
 /// The snapshot folder.
 pub(super) fn fetch(
@@ -39,18 +39,7 @@ pub(super) fn fetch(
 ) -> Result<(PathBuf, Origin), Failure> {
     progress(Step::Trying { way: format!("the hub, {name}"), total: None });
     let failed = |error: HFError| classify(name, cache, &error);
-    let http = reqwest::Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(READ_TIMEOUT)
-        .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(|e| failed(e.into()))?;
-    let mut builder =
-        hf_hub::HFClient::builder().client(http).cache_dir(cache.root().join("hub")).retry_max_attempts(1);
-    if let Some(endpoint) = endpoint {
-        builder = builder.endpoint(endpoint);
-    }
-    let client = builder.build_sync().map_err(failed)?;
+    let client = client(cache, endpoint).map_err(failed)?;
     let (owner, model) = hf_hub::split_id(name);
     let repository = client.model(owner, model);
 
@@ -60,7 +49,7 @@ pub(super) fn fetch(
 
     let folder = repository
         .snapshot_download()
-        .allow_patterns(FILES.map(str::to_owned).to_vec())
+        .allow_patterns(TEXT_FILES.iter().chain([&WEIGHT_FILES]).map(|file| (*file).to_owned()).collect())
         // Sub-folders hold other formats of the same weights.
         .ignore_patterns(vec!["*/*".into()])
         .max_workers(4)
@@ -69,6 +58,41 @@ pub(super) fn fetch(
         .map_err(failed)?;
     let commit = folder.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     Ok((folder, Origin::Hub { commit }))
+}
+
+/// The snapshot folder with everything but the weights; the network may be of any kind.
+pub(super) fn fetch_text(
+    name: &str,
+    cache: &Cache,
+    endpoint: Option<&str>,
+    progress: &Progress,
+) -> Result<PathBuf, Failure> {
+    progress(Step::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
+    let failed = |error: HFError| classify(name, cache, &error);
+    let client = client(cache, endpoint).map_err(failed)?;
+    let (owner, model) = hf_hub::split_id(name);
+    client
+        .model(owner, model)
+        .snapshot_download()
+        .allow_patterns(TEXT_FILES.map(str::to_owned).to_vec())
+        .ignore_patterns(vec!["*/*".into()])
+        .send()
+        .map_err(failed)
+}
+
+fn client(cache: &Cache, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync, HFError> {
+    let http = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(HFError::from)?;
+    let mut builder =
+        hf_hub::HFClient::builder().client(http).cache_dir(cache.root().join("hub")).retry_max_attempts(1);
+    if let Some(endpoint) = endpoint {
+        builder = builder.endpoint(endpoint);
+    }
+    builder.build_sync()
 }
 
 /// Removes what the hub has delivered of a model.

@@ -12,7 +12,7 @@ use crate::cache::{Cache, CachedModel};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Attempt, ModelError};
 use crate::registry::known_model;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -130,6 +130,34 @@ pub(crate) fn fetch(
     drop(lock);
     progress(Step::Ready(model.clone()));
     Ok(model)
+}
+
+/// The folder with the tokenizer of `owner/name`, without weights. `None` where a whole model has to do: it is in the cache
+/// already, or only a package has it.
+pub(crate) fn fetch_text(
+    name: &str,
+    cache: &Cache,
+    sources: &Sources,
+    progress: &Progress,
+) -> Result<Option<PathBuf>, ModelError> {
+    if cache.get(name)?.is_some() {
+        return Ok(None);
+    }
+    let failed = if sources.hub {
+        match hub::fetch_text(name, cache, sources.hub_endpoint.as_deref(), progress) {
+            Ok(folder) => return Ok(Some(folder)),
+            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Next(attempt)) => attempt,
+        }
+    } else {
+        attempt("the hub", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
+    };
+    if sources.python.is_some() && known_model(name).is_some_and(|model| model.package.is_some()) {
+        return Ok(None);
+    }
+    progress(Step::Failed(failed.clone()));
+    let advice = format!("{}; or give the path of a folder with the model's tokenizer", failed.advice);
+    Err(ModelError::Fetch { name: name.to_owned(), attempts: vec![failed], advice })
 }
 
 fn remove(path: &Path) {

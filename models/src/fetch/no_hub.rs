@@ -13,4 +13,13 @@ pub(super) fn fetch(
     Err(Failure::Next(attempt("the hub", "this build cannot ask it", "build with the feature `hub`")))
 }
 
+pub(super) fn fetch_text(
+    _name: &str,
+    _cache: &Cache,
+    _endpoint: Option<&str>,
+    _progress: &Progress,
+) -> Result<PathBuf, Failure> {
+    Err(Failure::Next(attempt("the hub", "this build cannot ask it", "build with the feature `hub`")))
+}
+
 pub(super) fn forget(_name: &str, _cache: &Cache) {}

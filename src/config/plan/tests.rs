@@ -87,7 +87,7 @@ fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
     let url =
         |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
         {
-            ServicePlan::Remote { base_url } => base_url,
+            ServicePlan::Remote(remote) => remote.base_url,
             ServicePlan::Embedded(_) => "embedded".into(),
         };
     let vars = [("TINKER_BASE_URL", "http://localhost:9")];
@@ -95,6 +95,26 @@ fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
     assert_eq!(url("", &vars), "http://localhost:9");
     assert_eq!(url("", &[("TINKER_BASE_URL", "")]), HOSTED_URL);
     assert_eq!(url("", &[]), HOSTED_URL);
+}
+
+#[test]
+fn the_key_is_the_written_one_then_the_named_variable() {
+    let remote =
+        |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
+        {
+            ServicePlan::Remote(remote) => (remote.api_key, remote.missing_key),
+            ServicePlan::Embedded(_) => panic!("it is remote"),
+        };
+    let key = |key: &str| Some(Secret::new(key));
+    let vars = [("TINKER_API_KEY", "tml-usual"), ("MINE", "tml-mine")];
+    assert_eq!(remote("", &vars), (key("tml-usual"), None));
+    assert_eq!(remote("[tinker]\napi_key_env='MINE'", &vars), (key("tml-mine"), None));
+    assert_eq!(remote("[tinker]\napi_key='tml-written'", &vars), (key("tml-written"), None));
+    // The hosted service wants one, and so does whoever names a variable; another server may do without.
+    assert_eq!(remote("", &[]), (None, Some("TINKER_API_KEY".into())));
+    let local = "[tinker]\nbase_url='http://localhost:9'";
+    assert_eq!(remote(local, &[]), (None, None));
+    assert_eq!(remote(&format!("{local}\napi_key_env='MINE'"), &[]), (None, Some("MINE".into())));
 }
 
 #[test]
@@ -151,9 +171,12 @@ fn two_environments_of_one_name_are_refused() {
 
 #[test]
 fn a_key_is_neither_shown_nor_kept() {
-    let plan = plan(&format!("{SMALL}[tinker]\nbase_url='embedded'\napi_key='sesame'"), &[], &[]).unwrap();
-    assert!(!format!("{plan:?}").contains("sesame"));
-    assert!(!toml::to_string(&plan.resolved).unwrap().contains("sesame"));
+    for url in ["embedded", "http://localhost:9"] {
+        let text = format!("{SMALL}[tinker]\nbase_url='{url}'\napi_key='sesame'");
+        let plan = plan(&text, &[], &[]).unwrap();
+        assert!(!format!("{plan:?}").contains("sesame"));
+        assert!(!toml::to_string(&plan.resolved).unwrap().contains("sesame"));
+    }
 }
 
 #[test]

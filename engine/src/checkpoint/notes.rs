@@ -1,0 +1,72 @@
+//! What its owner wants to be known about a checkpoint.
+
+use super::CheckpointError;
+use super::tensors::read_file;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::io::Write as _;
+use std::path::Path;
+
+const FILE: &str = "notes.json";
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Remarks beside the weights; they may change, the weights do not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Notes {
+    /// When it may be deleted, in seconds since 1970; never if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
+    /// Anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_metadata: Option<Map<String, Value>>,
+}
+
+/// Writes notes into a folder, in place of those that are there. Empty ones take no file.
+///
+/// # Errors
+/// The disk fails.
+pub fn write_notes(folder: &Path, notes: &Notes) -> Result<(), CheckpointError> {
+    let file = folder.join(FILE);
+    if *notes == Notes::default() && !file.exists() {
+        return Ok(());
+    }
+    let text = serde_json::to_vec(notes).map_err(|e| CheckpointError::file(&file, e.to_string()))?;
+    let mut draft =
+        tempfile::NamedTempFile::new_in(folder).map_err(CheckpointError::io("make a file in", folder))?;
+    draft.write_all(&text).map_err(CheckpointError::io("write", &file))?;
+    draft.persist(&file).map_err(|e| CheckpointError::io("write", &file)(e.error))?;
+    Ok(())
+}
+
+/// Reads the notes of a folder; without a file they are empty.
+///
+/// # Errors
+/// A file that is damaged, or the disk fails.
+pub fn read_notes(folder: &Path) -> Result<Notes, CheckpointError> {
+    let file = folder.join(FILE);
+    if !file.exists() {
+        return Ok(Notes::default());
+    }
+    let text = read_file(&file, MOST_BYTES)?;
+    serde_json::from_slice(&text).map_err(|e| CheckpointError::file(&file, e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_come_back_change_and_may_be_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        write_notes(folder.path(), &Notes::default()).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let user_metadata = serde_json::json!({"step": 3}).as_object().cloned();
+        for notes in [Notes { expires: Some(5), user_metadata }, Notes::default()] {
+            write_notes(folder.path(), &notes).unwrap();
+            assert_eq!(read_notes(folder.path()).unwrap(), notes);
+        }
+        std::fs::write(folder.path().join(FILE), "{").unwrap();
+        assert!(read_notes(folder.path()).is_err());
+    }
+}

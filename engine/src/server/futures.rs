@@ -1,0 +1,338 @@
+//! Results that are promised now and fetched later.
+//!
+//! Every promise is kept: with a result, with a failure, or, if whoever should keep it is lost, with a failure that
+//! says so. Results stay for a while after they were fetched, because the answer may have been lost on the way. What
+//! is promised and what is kept is bounded in number and in bytes.
+
+use super::options::ServerOptions;
+use super::outcome::Outcome;
+use super::refusal::Refusal;
+use axum::http::StatusCode;
+use minds_tinker::types::{FailureCategory, RequestFailed};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+/// The table of all results.
+#[derive(Debug)]
+pub(super) struct Futures {
+    table: Mutex<Table>,
+    /// Names of another process's results never look like ours.
+    prefix: String,
+    limits: Limits,
+}
+
+#[derive(Debug)]
+struct Limits {
+    pending: usize,
+    pending_bytes: usize,
+    result_bytes: usize,
+    keep_fetched: Duration,
+    keep_unfetched: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: HashMap<u64, Entry>,
+    next: u64,
+    pending: usize,
+    pending_bytes: usize,
+    result_bytes: usize,
+    /// Kept promises in the order in which they were kept.
+    kept: VecDeque<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    outcome: watch::Receiver<Option<Arc<Outcome>>>,
+    /// Of the request while it is pending, of the result afterwards.
+    bytes: usize,
+    kept: Option<Instant>,
+    fetched: Option<Instant>,
+    task: Option<AbortHandle>,
+}
+
+/// The duty to deliver one result. Dropping it reports the request as lost.
+#[derive(Debug)]
+pub(super) struct Promise {
+    futures: Arc<Futures>,
+    number: u64,
+    outcome: watch::Sender<Option<Arc<Outcome>>>,
+}
+
+impl Futures {
+    pub(super) fn new(options: &ServerOptions) -> Arc<Self> {
+        let limits = Limits {
+            pending: options.max_pending,
+            pending_bytes: options.pending_bytes,
+            result_bytes: options.result_bytes,
+            keep_fetched: options.keep_fetched,
+            keep_unfetched: options.keep_unfetched,
+        };
+        Arc::new(Self { table: Mutex::default(), prefix: super::ids::fresh("req"), limits })
+    }
+
+    /// Promises a result for a request of so many bytes.
+    pub(super) fn promise(self: &Arc<Self>, bytes: usize) -> Result<Promise, Refusal> {
+        let mut table = self.lock();
+        if table.pending >= self.limits.pending {
+            return Err(Refusal::full(format!("{} requests are in work already", table.pending)));
+        }
+        // One request is always let in, however large.
+        if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
+            return Err(Refusal::full(format!(
+                "{} bytes of requests are in work already",
+                table.pending_bytes
+            )));
+        }
+        let (sender, outcome) = watch::channel(None);
+        let number = table.next;
+        table.next += 1;
+        table.pending += 1;
+        table.pending_bytes += bytes;
+        table.entries.insert(number, Entry { outcome, bytes, kept: None, fetched: None, task: None });
+        Ok(Promise { futures: self.clone(), number, outcome: sender })
+    }
+
+    /// Waits for a result, but not for ever: `None` means not yet.
+    pub(super) async fn fetch(&self, id: &str, wait: Duration) -> Result<Option<Arc<Outcome>>, Refusal> {
+        let number = self.number(id)?;
+        let outcome = self.lock().entries.get(&number).map(|entry| entry.outcome.clone());
+        let mut outcome = outcome.ok_or_else(|| gone(id))?;
+        let kept = match timeout(wait, outcome.wait_for(Option::is_some)).await {
+            Ok(Ok(kept)) => kept.clone(),
+            Ok(Err(_)) | Err(_) => return Ok(None),
+        };
+        if let Some(entry) = self.lock().entries.get_mut(&number) {
+            entry.fetched.get_or_insert_with(Instant::now);
+        }
+        Ok(kept)
+    }
+
+    /// Ends a request that nobody waits for. One that has ended is left as it is.
+    pub(super) fn cancel(&self, id: &str) -> Result<(), Refusal> {
+        let number = self.number(id)?;
+        let task = match self.lock().entries.get_mut(&number) {
+            None => return Err(gone(id)),
+            Some(entry) => entry.task.take(),
+        };
+        if let Some(task) = task {
+            task.abort();
+        }
+        Ok(())
+    }
+
+    /// Forgets results whose time is over.
+    pub(super) fn sweep(&self) {
+        let now = Instant::now();
+        let mut table = self.lock();
+        let Table { entries, result_bytes, kept, .. } = &mut *table;
+        entries.retain(|_, entry| {
+            let Some(kept) = entry.kept else { return true };
+            let over = match entry.fetched {
+                Some(fetched) => now >= fetched + self.limits.keep_fetched,
+                None => now >= kept + self.limits.keep_unfetched,
+            };
+            if over {
+                *result_bytes -= entry.bytes;
+            }
+            !over
+        });
+        kept.retain(|number| entries.contains_key(number));
+    }
+
+    fn keep(&self, number: u64, bytes: usize) {
+        let mut table = self.lock();
+        let Table { entries, pending, pending_bytes, result_bytes, kept, .. } = &mut *table;
+        if let Some(entry) = entries.get_mut(&number) {
+            *pending -= 1;
+            *pending_bytes -= entry.bytes;
+            *result_bytes += bytes;
+            (entry.bytes, entry.kept, entry.task) = (bytes, Some(Instant::now()), None);
+            kept.push_back(number);
+        }
+        // The newest stays, however large.
+        while *result_bytes > self.limits.result_bytes && kept.len() > 1 {
+            let Some(entry) = kept.pop_front().and_then(|oldest| entries.remove(&oldest)) else { continue };
+            *result_bytes -= entry.bytes;
+        }
+    }
+
+    fn number(&self, id: &str) -> Result<u64, Refusal> {
+        let digits = id.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix('-'));
+        let number = digits.and_then(|digits| digits.parse().ok());
+        number.ok_or_else(|| {
+            Refusal::missing(format!("`{}` is no request of this server", super::ids::shown(id)))
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics between two changes that belong together.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Clients that can send the request again do so on a 410.
+fn gone(id: &str) -> Refusal {
+    Refusal::new(StatusCode::GONE, format!("the result of `{}` is not kept any more", super::ids::shown(id)))
+}
+
+impl Promise {
+    /// The name under which the result can be fetched.
+    pub(super) fn id(&self) -> String {
+        format!("{}-{}", self.futures.prefix, self.number)
+    }
+
+    /// Delivers the result.
+    pub(super) fn keep(self, outcome: Outcome) {
+        self.deliver(outcome);
+    }
+
+    /// Runs the work that the result comes from; from now on it can be cancelled.
+    pub(super) fn keep_by<F>(self, work: F)
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let (futures, number) = (self.futures.clone(), self.number);
+        let task = tokio::spawn(async move {
+            let outcome = work.await;
+            self.deliver(outcome);
+        });
+        if let Some(entry) = futures.lock().entries.get_mut(&number)
+            && entry.kept.is_none()
+        {
+            entry.task = Some(task.abort_handle());
+        }
+    }
+
+    fn deliver(&self, outcome: Outcome) {
+        if self.outcome.borrow().is_none() {
+            self.futures.keep(self.number, outcome.bytes());
+            self.outcome.send_replace(Some(Arc::new(outcome)));
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        // The work was cancelled, its model was given up, or a bug ended it.
+        self.deliver(Outcome::Failed(RequestFailed {
+            error: "the request was given up before it had a result".into(),
+            category: FailureCategory::Server,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const WAIT: Duration = Duration::from_secs(10);
+
+    fn futures(change: impl FnOnce(&mut ServerOptions)) -> Arc<Futures> {
+        let mut options = ServerOptions::new(|| std::time::UNIX_EPOCH);
+        change(&mut options);
+        Futures::new(&options)
+    }
+
+    fn result(size: usize) -> Outcome {
+        Outcome::json(&json!("x".repeat(size)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_poll_waits_its_time_and_a_result_can_be_fetched_again() {
+        let futures = futures(|_| {});
+        let promise = futures.promise(1).unwrap();
+        let id = promise.id();
+        let start = Instant::now();
+        assert_eq!(futures.fetch(&id, WAIT).await, Ok(None));
+        assert_eq!(start.elapsed(), WAIT);
+        let waiting = tokio::spawn({
+            let (futures, id) = (futures.clone(), id.clone());
+            async move { futures.fetch(&id, WAIT).await }
+        });
+        tokio::task::yield_now().await;
+        promise.keep(result(3));
+        let first = waiting.await.unwrap().unwrap().unwrap();
+        assert_eq!(futures.fetch(&id, WAIT).await.unwrap().unwrap(), first);
+        assert_eq!(start.elapsed(), WAIT, "a result wakes its poll at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_lost_with_a_promise_leaves_a_failure() {
+        let futures = futures(|_| {});
+        let promise = futures.promise(0).unwrap();
+        let dropped = promise.id();
+        drop(promise);
+        let promise = futures.promise(0).unwrap();
+        let cancelled = promise.id();
+        promise.keep_by(std::future::pending());
+        futures.cancel(&cancelled).unwrap();
+        let promise = futures.promise(0).unwrap();
+        let panicked = promise.id();
+        promise.keep_by(async { panic!("a bug") });
+        for id in [dropped, cancelled, panicked] {
+            let outcome = futures.fetch(&id, WAIT).await.unwrap().unwrap();
+            assert!(matches!(&*outcome, Outcome::Failed(_)), "{outcome:?}");
+        }
+        assert_eq!(futures.lock().pending, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn results_leave_by_age_sooner_once_they_were_fetched() {
+        let futures = futures(|o| {
+            o.keep_fetched = Duration::from_secs(10);
+            o.keep_unfetched = Duration::from_secs(100);
+        });
+        let ids: Vec<String> = (0..3)
+            .map(|n| {
+                let promise = futures.promise(0).unwrap();
+                let id = promise.id();
+                if n < 2 {
+                    promise.keep(result(1))
+                } else {
+                    std::mem::forget(promise)
+                }
+                id
+            })
+            .collect();
+        futures.fetch(&ids[0], WAIT).await.unwrap().unwrap();
+        let status = |answer: Result<Option<Arc<Outcome>>, Refusal>| answer.err().map(|r| r.status);
+        for (seconds, gone) in [(9, [false, false]), (2, [true, false]), (90, [true, true])] {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            futures.sweep();
+            for (id, gone) in ids.iter().zip(gone) {
+                let exists = futures.lock().entries.contains_key(&futures.number(id).unwrap());
+                assert_eq!(exists, !gone, "{id} after {seconds} more");
+            }
+        }
+        assert_eq!(futures.lock().result_bytes, 0);
+        assert_eq!(status(futures.fetch(&ids[0], WAIT).await), Some(StatusCode::GONE));
+        assert_eq!(status(futures.fetch("req-other-0", WAIT).await), Some(StatusCode::NOT_FOUND));
+        assert_eq!(futures.fetch(&ids[2], WAIT).await, Ok(None), "what is pending never leaves");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn promises_and_results_are_bounded_in_number_and_bytes() {
+        let futures = futures(|o| {
+            o.max_pending = 2;
+            o.pending_bytes = 100;
+            o.result_bytes = 1000;
+        });
+        let large = futures.promise(1000).unwrap();
+        assert_eq!(futures.promise(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        let id = large.id();
+        large.keep(result(200));
+        let (a, b) = (futures.promise(50).unwrap(), futures.promise(50).unwrap());
+        assert_eq!(futures.promise(0).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        let newer = a.id();
+        a.keep(result(200));
+        drop(b);
+        assert_eq!(futures.fetch(&id, WAIT).await.unwrap_err().status, StatusCode::GONE);
+        assert!(futures.fetch(&newer, WAIT).await.unwrap().is_some());
+    }
+}

@@ -1,0 +1,86 @@
+//! The engine behind the Tinker API, over HTTP.
+//!
+//! What a client asks for is promised at once and fetched later. Requests of one model run in the order of their
+//! numbers, each once, however often and in whatever order they arrive; models, samplers and sessions do not disturb
+//! each other. A wrong request is answered with the reason, a right one never waits without end, and everything that
+//! is kept in memory has a bound. Checkpoints outlive the server.
+
+mod body;
+mod desk;
+mod futures;
+mod ids;
+mod options;
+mod order;
+mod outcome;
+mod refusal;
+mod routes;
+mod samplers;
+mod secret;
+mod sessions;
+mod state;
+mod work;
+
+pub use options::ServerOptions;
+pub use secret::ApiKey;
+
+use crate::local::LocalService;
+use state::Server;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+/// How often old things are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How often checkpoints whose time is over are looked for.
+const EXPIRY: Duration = Duration::from_secs(60);
+
+/// Serves until `stop` completes. Open polls are then told to come again, open requests are given
+/// [`ServerOptions::drain`] to end.
+///
+/// # Errors
+/// The listener fails.
+pub async fn serve(
+    listener: TcpListener,
+    service: LocalService,
+    options: ServerOptions,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let drain = options.drain;
+    let server = Server::new(service, options);
+    let closing = server.closing.clone();
+    let mut closed = server.closing.subscribe();
+    let stop = async move {
+        stop.await;
+        closing.send_replace(true);
+    };
+    let deadline = async {
+        // The sender lives in the server, which lives here.
+        closed.wait_for(|closed| *closed).await.ok();
+        sleep(drain).await;
+    };
+    let sweeping = sweep(server.clone());
+    let serving = axum::serve(listener, routes::router(server)).with_graceful_shutdown(stop);
+    tokio::select! {
+        served = async { serving.await } => served,
+        () = deadline => {
+            tracing::warn!("left requests that did not end in time");
+            Ok(())
+        }
+        () = sweeping => Ok(()),
+    }
+}
+
+async fn sweep(server: Arc<Server>) {
+    let [mut often, mut seldom] = [SWEEP, EXPIRY].map(interval);
+    for ticks in [&mut often, &mut seldom] {
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    loop {
+        tokio::select! {
+            _ = often.tick() => server.sweep(),
+            _ = seldom.tick() => routes::delete_expired(&server).await,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Answers that say no.
+//!
+//! Clients take a 400 without `Content-Length` for a fault of a proxy and try it again, so a refusal always has a body
+//! of known length and is never compressed.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use minds_core::backend::BackendError;
+use minds_tinker::types::{ErrorBody, FailureCategory, JSON, RequestFailed};
+
+/// A request that is not carried out, with its status and the reason.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    pub(super) detail: String,
+}
+
+impl Refusal {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into() }
+    }
+
+    /// The request is wrong and will stay so.
+    pub(super) fn bad(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// What the request is about does not exist.
+    pub(super) fn missing(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    /// There is no room at the moment; clients wait and come back.
+    pub(super) fn full(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
+    }
+}
+
+impl From<BackendError> for Refusal {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Rejected(detail) | BackendError::Unsupported(detail) => Self::bad(detail),
+            BackendError::Unavailable(detail) | BackendError::Lost(detail) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            }
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&ErrorBody::new(self.detail)).unwrap_or_default();
+        (self.status, [(header::CONTENT_TYPE, HeaderValue::from_static(JSON))], body).into_response()
+    }
+}
+
+/// How a failed request is reported through its future.
+pub(super) fn failure(error: &BackendError) -> RequestFailed {
+    let (error, category) = match error {
+        BackendError::Rejected(text) | BackendError::Unsupported(text) => (text, FailureCategory::User),
+        BackendError::Unavailable(text) | BackendError::Lost(text) => (text, FailureCategory::Server),
+    };
+    RequestFailed { error: error.clone(), category }
+}

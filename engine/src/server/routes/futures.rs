@@ -1,0 +1,39 @@
+//! Results that were promised.
+
+use super::Answer;
+use crate::server::body::{Payload, wanted};
+use crate::server::outcome::json;
+use crate::server::state::Server;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse as _;
+use minds_tinker::types::{CancelFutureRequest, RetrieveFutureRequest, TryAgain};
+use std::sync::Arc;
+
+/// Holds the request until there is a result; clients come back at once, without a pause of their own.
+pub(super) async fn retrieve(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    payload: Payload,
+) -> Answer {
+    let request: RetrieveFutureRequest = payload.json()?;
+    let mut closing = server.closing.subscribe();
+    let outcome = tokio::select! {
+        biased;
+        outcome = server.futures.fetch(&request.request_id, server.options().poll) => outcome?,
+        _ = closing.wait_for(|closing| *closing) => None,
+    };
+    Ok(match outcome {
+        Some(outcome) => outcome.answer(wanted(&headers)),
+        None => {
+            let later = TryAgain { request_id: request.request_id, ..TryAgain::default() };
+            (StatusCode::REQUEST_TIMEOUT, json(&later)).into_response()
+        }
+    })
+}
+
+pub(super) async fn cancel(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+    let request: CancelFutureRequest = payload.json()?;
+    server.futures.cancel(&request.request_id)?;
+    Ok(json(&serde_json::json!({})))
+}

@@ -1,0 +1,46 @@
+//! What clients ask before they begin, and what they tell.
+
+use super::Answer;
+use crate::server::body::Payload;
+use crate::server::outcome::json;
+use crate::server::refusal::Refusal;
+use crate::server::state::Server;
+use axum::extract::State;
+use axum::response::Response;
+use minds_tinker::types::{
+    ClientConfig, ClientConfigRequest, DynamicConfig, Health, ServerCapabilities, SupportedModel,
+    TelemetryResponse,
+};
+use std::sync::Arc;
+
+pub(in crate::server) async fn health() -> Response {
+    json(&Health::Ok)
+}
+
+pub(super) async fn config(payload: Payload) -> Answer {
+    payload.json::<ClientConfigRequest>()?;
+    Ok(json(&ClientConfig::default()))
+}
+
+pub(super) async fn dynamic_config(payload: Payload) -> Answer {
+    payload.json::<ClientConfigRequest>()?;
+    Ok(json(&DynamicConfig { sample_cancel_enabled: true, ..DynamicConfig::default() }))
+}
+
+/// Old clients hold every error back until their telemetry is taken, so it always is. It may hold keys: nobody looks.
+pub(super) async fn telemetry(payload: Result<Payload, Refusal>) -> Response {
+    drop(payload);
+    json(&TelemetryResponse::Accepted)
+}
+
+pub(super) async fn capabilities(State(server): State<Arc<Server>>) -> Response {
+    let arch = server.service.architecture();
+    let model = SupportedModel {
+        model_name: Some(server.service.base_name().into()),
+        max_context_length: Some(arch.context),
+        trainable: Some(true),
+        sampleable: Some(true),
+        vocab_size: Some(arch.vocab),
+    };
+    json(&ServerCapabilities { supported_models: vec![model] })
+}

@@ -1,0 +1,112 @@
+//! The addresses of the API.
+
+mod futures;
+mod meta;
+mod models;
+mod rest;
+mod sampling;
+mod sessions;
+mod training;
+mod weights;
+
+pub(super) use rest::delete_expired;
+
+use super::outcome::json;
+use super::refusal::Refusal;
+use super::state::Server;
+use ::futures::FutureExt as _;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use minds_tinker::types::{API_KEY_HEADER, PREFIX, Promise};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// The answer of a handler.
+type Answer = Result<Response, Refusal>;
+
+/// All addresses.
+pub(super) fn router(server: Arc<Server>) -> Router {
+    let api = Router::new()
+        .route("/client/config", post(meta::config))
+        .route("/client/dynamic_config", post(meta::dynamic_config))
+        .route("/telemetry", post(meta::telemetry))
+        .route("/get_server_capabilities", get(meta::capabilities))
+        .route("/create_session", post(sessions::create))
+        .route("/session_heartbeat", post(sessions::heartbeat))
+        .route("/sessions", get(sessions::list))
+        .route("/sessions/{id}", get(sessions::info))
+        .route("/sessions/{id}/finish", post(sessions::finish))
+        .route("/create_model", post(models::create))
+        .route("/get_info", post(models::info))
+        .route("/unload_model", post(models::unload))
+        .route("/forward", post(training::forward))
+        .route("/forward_backward", post(training::forward_backward))
+        .route("/optim_step", post(training::optim_step))
+        .route("/save_weights", post(weights::save))
+        .route("/save_weights_for_sampler", post(weights::save_for_sampler))
+        .route("/load_weights", post(weights::load))
+        .route("/weights_info", post(weights::info))
+        .route("/create_sampling_session", post(sampling::create))
+        .route("/samplers/{id}", get(sampling::info))
+        .route("/asample", post(sampling::sample))
+        .route("/retrieve_future", post(futures::retrieve))
+        .route("/cancel_future", post(futures::cancel))
+        .route("/training_runs", get(rest::runs))
+        .route("/training_runs/{run}", get(rest::run))
+        .route("/training_runs/{run}/checkpoints", get(rest::checkpoints_of))
+        .route(
+            "/training_runs/{run}/checkpoints/{*checkpoint}",
+            get(rest::not_offered).post(rest::not_offered).put(rest::set_ttl).delete(rest::delete),
+        )
+        .route("/checkpoints", get(rest::checkpoints))
+        .route_layer(from_fn_with_state(server.clone(), admit));
+    Router::new()
+        .nest(PREFIX, api)
+        .route(&format!("{PREFIX}/healthz"), get(meta::health))
+        .fallback(|| async { Refusal::missing("there is nothing at this address") })
+        .method_not_allowed_fallback(|| async {
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this address has no such method")
+        })
+        // `Payload` has a limit of its own.
+        .layer(DefaultBodyLimit::disable())
+        .layer(axum::middleware::from_fn(guard))
+        .with_state(server)
+}
+
+/// Lets in who has the key. A page in a browser can reach a server on its own machine, so without a key it is kept
+/// out.
+async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let refusal = match &server.options().api_key {
+        Some(key) => {
+            let given = headers.get(API_KEY_HEADER).map(|value| value.as_bytes()).unwrap_or_default();
+            let why = "the key in X-API-Key is missing or wrong";
+            (!key.is(given)).then(|| Refusal::new(StatusCode::UNAUTHORIZED, why))
+        }
+        None => headers.contains_key(header::ORIGIN).then(|| {
+            Refusal::new(StatusCode::FORBIDDEN, "a server without a key does not answer pages of a browser")
+        }),
+    };
+    match refusal {
+        Some(refusal) => refusal.into_response(),
+        None => next.run(request).await,
+    }
+}
+
+/// A bug costs the request that met it.
+async fn guard(request: Request, next: Next) -> Response {
+    let address = request.uri().path().to_owned();
+    AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        tracing::error!(address, "a request met a bug");
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug").into_response()
+    })
+}
+
+/// The answer to a request whose result is fetched later.
+fn promised(request_id: String, model_id: &str) -> Response {
+    json(&Promise { request_id, model_id: Some(model_id.into()), sample_sequence_ids: None })
+}

@@ -1,0 +1,157 @@
+//! Samplers and samples.
+
+use super::Answer;
+use super::models::check_base;
+use super::rest::disk;
+use crate::checkpoint::Place;
+use crate::server::body::Payload;
+use crate::server::ids::shown;
+use crate::server::outcome::{Outcome, json};
+use crate::server::refusal::Refusal;
+use crate::server::samplers::Source;
+use crate::server::state::Server;
+use axum::extract::{Path, State};
+use minds_core::backend::{BackendError, SamplingBackend as _};
+use minds_core::sampling::{SampleRequest, SampleResponse};
+use minds_tinker::convert::sample_request_from_wire;
+use minds_tinker::types::{
+    self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, Promise, Sampler,
+};
+use std::sync::Arc;
+
+/// Most likely tokens that may be asked for at each position.
+const MOST_LIKELY: usize = 256;
+
+/// Only names the sampler; its weights are loaded when the first sample is drawn.
+pub(super) async fn create(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+    let request: CreateSamplingSessionRequest = payload.json()?;
+    let source = match (&request.model_path, &request.base_model) {
+        (Some(path), _) => saved(&server, path).await?,
+        (None, Some(name)) => check_base(&server, name).map(|()| Source::Base)?,
+        (None, None) => return Err(Refusal::bad("there is neither a base_model nor a model_path")),
+    };
+    let id = sampler_id(&request.session_id, request.sampling_session_seq_id);
+    server.sessions.with(&request.session_id, |session| {
+        server.samplers.add(&id, &request.session_id, source)?;
+        session.samplers.insert(request.sampling_session_seq_id, id.clone());
+        Ok(())
+    })?;
+    Ok(json(&CreateSamplingSessionResponse { sampling_session_id: id, ..Default::default() }))
+}
+
+/// The name of a session's sampler.
+pub(super) fn sampler_id(session: &str, number: u64) -> String {
+    format!("{session}:sample:{number}")
+}
+
+/// Weights that are there, or a refusal.
+async fn saved(server: &Arc<Server>, path: &str) -> Result<Source, Refusal> {
+    let place: Place = path.parse().map_err(BackendError::from)?;
+    disk(server, move |store| store.open(&place)).await?;
+    Ok(Source::Saved(path.into()))
+}
+
+pub(super) async fn info(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Answer {
+    let source = server.samplers.source(&id).ok_or_else(|| unknown(&id))?;
+    let model_path = match source {
+        Source::Saved(path) => Some(path),
+        Source::Base | Source::Exported => None,
+    };
+    Ok(json(&Sampler { sampler_id: id, base_model: server.service.base_name().into(), model_path }))
+}
+
+pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+    let mut request: types::SampleRequest = payload.json()?;
+    let source = match (&request.sampling_session_id, &request.model_path, &request.base_model) {
+        (Some(id), ..) => {
+            let source = server.samplers.source(id).ok_or_else(|| unknown(id))?;
+            if let Some(session) = server.samplers.session(id) {
+                server.sessions.touch(&session);
+            }
+            source
+        }
+        (None, Some(path), _) => saved(&server, path).await?,
+        (None, None, Some(name)) => check_base(&server, name).map(|()| Source::Base)?,
+        (None, None, None) => return Err(Refusal::bad("there is no sampling_session_id")),
+    };
+    let last = request.prompt_logprobs_last_n.take();
+    let checked = sample_request_from_wire(&request, server.service.architecture().context);
+    let checked = checked.map_err(BackendError::from)?;
+    check(&checked, last, server.options().max_samples)?;
+    let samples = checked.num_samples;
+
+    let sampler = request.sampling_session_id.clone().unwrap_or_default();
+    let begin = || {
+        let promise = server.futures.promise(payload.bytes.len())?;
+        let id = promise.id();
+        let (server, sampler) = (server.clone(), sampler.clone());
+        promise.keep_by(async move {
+            match draw(&server, &sampler, source, checked).await {
+                Ok(response) => Outcome::Sample(only_last(response, last)),
+                Err(error) => Outcome::failed(&error),
+            }
+        });
+        Ok(id)
+    };
+    let request_id = match request.seq_id {
+        Some(number) => server.samplers.once(&sampler, number, begin)?,
+        None => begin()?,
+    };
+    let sample_sequence_ids = Some((0..samples).map(|i| format!("{request_id}/{i}")).collect());
+    Ok(json(&Promise { request_id, model_id: None, sample_sequence_ids }))
+}
+
+fn check(request: &SampleRequest, last: Option<i64>, most: usize) -> Result<(), Refusal> {
+    if request.num_samples > most {
+        return Err(Refusal::bad(format!(
+            "num_samples is {}, at most {most} are possible",
+            request.num_samples
+        )));
+    }
+    let likely = request.topk_prompt_logprobs.max(request.topk_sample_logprobs);
+    if likely > MOST_LIKELY {
+        return Err(Refusal::bad(format!(
+            "{likely} likely tokens are asked for, at most {MOST_LIKELY} are possible"
+        )));
+    }
+    match last {
+        Some(n) if n < 0 => {
+            Err(Refusal::bad(format!("prompt_logprobs_last_n is {n}, it must not be negative")))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn draw(
+    server: &Server,
+    sampler: &str,
+    source: Source,
+    request: SampleRequest,
+) -> Result<SampleResponse, BackendError> {
+    let weights = match source {
+        Source::Base => server.service.base(),
+        Source::Saved(path) => server.samplers.saved(&path, || server.service.open(&path)).await?,
+        Source::Exported => server.samplers.exported(sampler).ok_or_else(|| {
+            BackendError::Rejected(format!(
+                "the weights of `{sampler}` had to give way to newer ones: save weights under a name to keep them"
+            ))
+        })?,
+    };
+    weights.sample(request).await
+}
+
+/// Leaves the log-probs of the last `n` prompt tokens.
+fn only_last(mut response: SampleResponse, last: Option<i64>) -> SampleResponse {
+    if let (Some(logprobs), Some(n)) = (&mut response.prompt_logprobs, last) {
+        let dropped = logprobs.len().saturating_sub(usize::try_from(n).unwrap_or(usize::MAX));
+        logprobs[..dropped].fill(None);
+    }
+    response
+}
+
+fn unknown(id: &str) -> Refusal {
+    Refusal::missing(format!(
+        "there is no sampler `{}`: its session has ended, or the server was started anew",
+        shown(id)
+    ))
+}

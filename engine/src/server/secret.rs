@@ -1,0 +1,51 @@
+//! The key of the server: compared in constant time, never shown.
+
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use subtle::ConstantTimeEq as _;
+
+/// A key, of which only a digest is kept.
+#[derive(Clone)]
+pub struct ApiKey {
+    digest: [u8; 32],
+}
+
+impl ApiKey {
+    /// A key; an empty one is none.
+    #[must_use]
+    pub fn new(key: &str) -> Option<Self> {
+        (!key.is_empty()).then(|| Self { digest: digest(key.as_bytes()) })
+    }
+
+    /// Whether this is the key. How long that takes tells nothing, not even the key's length.
+    #[must_use]
+    pub fn is(&self, given: &[u8]) -> bool {
+        self.digest.ct_eq(&digest(given)).into()
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+fn digest(key: &[u8]) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_key_is_the_key_and_nobody_sees_it() {
+        let key = ApiKey::new("tml-secret").unwrap();
+        assert!(key.is(b"tml-secret"));
+        for other in [&b""[..], b"tml-secre", b"tml-secret ", b"TML-secret", &[0xff]] {
+            assert!(!key.is(other), "{other:?}");
+        }
+        assert_eq!(format!("{key:?}"), "***");
+        assert!(ApiKey::new("").is_none());
+    }
+}

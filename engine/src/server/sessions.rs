@@ -1,0 +1,113 @@
+//! Sessions: who is there, and what belongs to them.
+//!
+//! Everything that a client makes within a session carries a number, and a number stands for one thing: asking twice
+//! gives the same. A session that gives no sign of life ends by itself.
+
+use super::ids::{fresh, shown};
+use super::options::ServerOptions;
+use super::refusal::Refusal;
+use axum::http::StatusCode;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// All sessions.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    table: Mutex<HashMap<String, Session>>,
+    most: usize,
+    idle: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Session {
+    pub(super) user_metadata: Option<Map<String, Value>>,
+    pub(super) display_name: Option<String>,
+    /// Models by number: the name of each, and of the promise of it.
+    pub(super) models: BTreeMap<u64, (String, String)>,
+    /// Samplers by number.
+    pub(super) samplers: BTreeMap<u64, String>,
+    begun: Instant,
+    seen: Instant,
+}
+
+impl Sessions {
+    pub(super) fn new(options: &ServerOptions) -> Self {
+        Self { table: Mutex::default(), most: options.max_sessions, idle: options.session_idle }
+    }
+
+    /// Begins a session.
+    pub(super) fn begin(
+        &self,
+        user_metadata: Option<Map<String, Value>>,
+        display_name: Option<String>,
+    ) -> Result<String, Refusal> {
+        let mut table = self.lock();
+        if table.len() >= self.most {
+            return Err(Refusal::full(format!("there are {} sessions already", self.most)));
+        }
+        let (id, now) = (fresh("sess"), Instant::now());
+        let (models, samplers) = (BTreeMap::new(), BTreeMap::new());
+        let session = Session { user_metadata, display_name, models, samplers, begun: now, seen: now };
+        table.insert(id.clone(), session);
+        Ok(id)
+    }
+
+    /// Notes a sign of life, and looks at or changes the session.
+    pub(super) fn with<T>(
+        &self,
+        id: &str,
+        look: impl FnOnce(&mut Session) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        match self.lock().get_mut(id) {
+            Some(session) => {
+                session.seen = Instant::now();
+                look(session)
+            }
+            None => Err(Refusal::new(
+                StatusCode::NOT_FOUND,
+                format!("there is no session `{}`: it has ended, or the server was started anew", shown(id)),
+            )),
+        }
+    }
+
+    /// Notes a sign of life of a session that may have ended.
+    pub(super) fn touch(&self, id: &str) {
+        if let Some(session) = self.lock().get_mut(id) {
+            session.seen = Instant::now();
+        }
+    }
+
+    /// Ends a session.
+    pub(super) fn end(&self, id: &str) -> bool {
+        self.lock().remove(id).is_some()
+    }
+
+    /// Ends the sessions that gave no sign of life.
+    pub(super) fn sweep(&self) -> Vec<String> {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        self.lock().retain(|id, session| {
+            let lives = now < session.seen + self.idle;
+            if !lives {
+                ended.push(id.clone());
+            }
+            lives
+        });
+        ended
+    }
+
+    /// Names of all sessions, the newest first.
+    pub(super) fn list(&self) -> Vec<String> {
+        let table = self.lock();
+        let mut all: Vec<(&String, Instant)> = table.iter().map(|(id, s)| (id, s.begun)).collect();
+        all.sort_by_key(|(_, begun)| std::cmp::Reverse(*begun));
+        all.into_iter().map(|(id, _)| id.clone()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

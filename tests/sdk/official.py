@@ -1,0 +1,177 @@
+"""Drives a server with the unmodified official SDK; prints one line per check, fails at the first that does not hold.
+
+    TINKER_BASE_URL=http://… TINKER_API_KEY=tml-… python official.py MODEL
+
+Prompts are token ids: the SDK's own way to a tokenizer leads over a model hub.
+"""
+
+import importlib.metadata
+import math
+import sys
+import time
+import warnings
+
+import tinker
+from tinker import types
+
+# Newer SDKs deprecate the forms that older ones only have.
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+MODEL = sys.argv[1]
+ADAM = types.AdamParams(learning_rate=1e-2)
+
+
+def check(what, holds, *seen):
+    if not holds:
+        raise SystemExit(f"FAILED {what}: {seen}")
+    print(f"ok {what}", flush=True)
+
+
+def tensor(values, dtype):
+    return types.TensorData(data=values, dtype=dtype, shape=[len(values)])
+
+
+def prompt(tokens):
+    return types.ModelInput.from_ints(tokens=list(tokens))
+
+
+def datum(tokens, **floats):
+    inputs = {name: tensor(values, "float32") for name, values in floats.items()}
+    inputs["target_tokens"] = tensor(list(tokens[1:]), "int64")
+    return types.Datum(model_input=prompt(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def texts():
+    return [datum(text, weights=[1.0] * (len(text) - 1)) for text in (b"hello world", b"good morning")]
+
+
+def close(a, b, tolerance=1e-4):
+    return len(a) == len(b) and all(abs(x - y) <= tolerance for x, y in zip(a, b))
+
+
+def logprobs(output, index=0):
+    return list(output.loss_fn_outputs[index]["logprobs"].data)
+
+
+def step(client, data, loss, **config):
+    pass_, step_ = client.forward_backward(data, loss, **config), client.optim_step(ADAM)
+    metrics = pass_.result().metrics
+    step_.result()
+    return metrics["loss:sum"]
+
+
+service = tinker.ServiceClient()
+models = [m.model_name for m in service.get_server_capabilities().supported_models]
+check("the server names its model", models == [MODEL], models)
+
+client = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1)
+info = client.get_info()
+check("the model describes itself", (info.model_data.model_name, info.lora_rank) == (MODEL, 8), info)
+
+losses = [step(client, texts(), "cross_entropy") for _ in range(5)]
+check("cross-entropy falls at every step", all(b < a for a, b in zip(losses, losses[1:])), losses)
+
+sampler = client.save_weights_and_get_sampling_client(name="now")
+params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5, stop=[])
+answer = sampler.sample(prompt=prompt(b"hello"), num_samples=4, sampling_params=params).result()
+check("four samples of six tokens", [len(s.tokens) for s in answer.sequences] == [6] * 4)
+check("samples differ", len({tuple(s.tokens) for s in answer.sequences}) == 4)
+check("log-probs of samples are log-probs", all(lp <= 0 for s in answer.sequences for lp in s.logprobs))
+again = sampler.sample(prompt=prompt(b"hello"), num_samples=4, sampling_params=params).result()
+check("a seed repeats", [s.tokens for s in again.sequences] == [s.tokens for s in answer.sequences])
+stop = types.SamplingParams(max_tokens=6, seed=5, stop=[answer.sequences[0].tokens[2]])
+stopped = sampler.sample(prompt=prompt(b"hello"), num_samples=1, sampling_params=stop).result().sequences[0]
+check("a stop token ends and stays", (str(stopped.stop_reason), stopped.tokens[-1]) == ("stop", stop.stop[0]), stopped)
+
+scores = sampler.compute_logprobs(prompt(b"hello world")).result()
+forward = client.forward(texts(), "cross_entropy").result()
+check("the first token has no log-prob", scores[0] is None)
+check("compute_logprobs agrees with forward", close(scores[1:], logprobs(forward)), scores, logprobs(forward))
+trained = client.forward_backward(texts(), "cross_entropy").result()
+check("forward_backward agrees with forward", close(logprobs(trained, 1), logprobs(forward, 1)))
+client.optim_step(types.AdamParams(learning_rate=0.0)).result()
+
+topk = sampler.sample(
+    prompt=prompt(b"hello"),
+    num_samples=1,
+    sampling_params=types.SamplingParams(max_tokens=1),
+    include_prompt_logprobs=True,
+    topk_prompt_logprobs=3,
+).result()
+lists = topk.topk_prompt_logprobs
+check("top-k lists for all but the first", lists[0] is None and [len(x) for x in lists[1:]] == [3] * 4, lists)
+check("the best stand first", all(x[0][1] >= x[1][1] >= x[2][1] for x in lists[1:]), lists)
+best = dict((token, lp) for token, lp in lists[1])
+if ord("e") in best:
+    check("top-k agrees with the prompt's log-prob", abs(best[ord("e")] - topk.prompt_logprobs[1]) < 1e-5)
+
+sampled = answer.sequences[0]
+rollout = list(b"hello") + list(sampled.tokens)
+pad = [0.0] * 4
+for loss, config in [
+    ("importance_sampling", None),
+    ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+]:
+    fresh = service.create_lora_training_client(base_model=MODEL, rank=4, seed=2)
+    q = fresh.save_weights_and_get_sampling_client(name="q").compute_logprobs(prompt(rollout)).result()
+    data = [datum(rollout, logprobs=pad + list(q[5:]), advantages=pad + [1.0] * 6)]
+    settings = {"loss_fn_config": config} if config else {}
+    first = step(fresh, data, loss, **settings)
+    # On-policy every ratio is 1: the loss is -sum(A), for cispo -sum(lp A).
+    expected = -sum(q[5:]) if loss == "cispo" else -6.0
+    check(f"{loss} on policy has the loss of its definition", abs(first - expected) < 1e-3, first, expected)
+    after = logprobs(fresh.forward(data, loss, **settings).result())[4:]
+    check(f"a step along {loss} makes what was good more likely", sum(after) > sum(q[5:]), after, q)
+
+negative = [datum(b"hello world", weights=[-0.5] * 10)]
+value = client.forward(negative, "cross_entropy").result()
+expected = 0.5 * sum(logprobs(value))
+check("negative weights count", abs(value.metrics["loss:sum"] - expected) < 1e-3, value.metrics, expected)
+
+name = f"state-{time.time_ns()}"
+path = client.save_state(name).result().path
+check("a state has a path", path.endswith(f"/weights/{name}"), path)
+original = [step(client, texts(), "cross_entropy") for _ in range(3)]
+client.load_state_with_optimizer(path).result()
+check("a loaded state goes on identically", [step(client, texts(), "cross_entropy") for _ in range(3)] == original)
+if hasattr(service, "create_training_client_from_state_with_optimizer"):
+    copy = service.create_training_client_from_state_with_optimizer(path)
+    check("so does a new client", [step(copy, texts(), "cross_entropy") for _ in range(3)] == original)
+weights = client.save_weights_for_sampler(f"{name}-sampler").result().path
+reopened = service.create_sampling_client(model_path=weights)
+here = client.save_weights_and_get_sampling_client(name="here").compute_logprobs(prompt(b"hello")).result()
+check("saved sampler weights are the model's", reopened.compute_logprobs(prompt(b"hello")).result()[1:] == here[1:])
+base = service.create_sampling_client(base_model=MODEL)
+check("the base model is another", base.compute_logprobs(prompt(b"hello")).result()[1:] != here[1:])
+
+rest = service.create_rest_client()
+listed = [c.tinker_path for c in rest.list_checkpoints(path.split("/")[2]).result().checkpoints]
+check("checkpoints are listed", {path, weights} <= set(listed), listed)
+rest.delete_checkpoint_from_tinker_path(weights).result()
+listed = [c.tinker_path for c in rest.list_checkpoints(path.split("/")[2]).result().checkpoints]
+check("and deleted", weights not in listed and path in listed, listed)
+
+
+def fails(what, word, ask):
+    begun = time.monotonic()
+    try:
+        ask()
+    except Exception as error:  # the SDK has many classes; what counts is that it is raised and says why
+        check(f"{what} is refused with the reason", word in str(error), type(error), error)
+        check(f"{what} is refused at once", time.monotonic() - begun < 10)
+        return
+    raise SystemExit(f"FAILED {what} was accepted")
+
+
+fails("a token outside", "vocabulary", lambda: client.forward([datum([1, 2, 999999], weights=[1.0, 1.0])], "cross_entropy").result())
+fails("an unknown loss", "dro", lambda: client.forward_backward(negative, "dro").result())
+fails("a taken name", "taken", lambda: client.save_state(name).result())
+fails("a missing state", "no weights", lambda: client.load_state("tinker://nobody/weights/nothing").result())
+fails("no samples", "num_samples", lambda: base.sample(prompt=prompt(b"a"), num_samples=0, sampling_params=params).result())
+fails("another base model", "not served", lambda: service.create_lora_training_client(base_model="someone/else").get_info())
+after = client.forward(texts(), "cross_entropy").result().metrics["loss:sum"]
+check("refusals leave the model alone and its order unbroken", math.isfinite(after))
+if hasattr(service, "close"):
+    service.close("success")
+print("done", importlib.metadata.version("tinker"), flush=True)

@@ -1,0 +1,83 @@
+//! What the client itself refuses, because servers mishandle it: some hang, some answer with NaN, some spoil the
+//! weights of others.
+
+use super::error::ClientError;
+use crate::types::CheckpointPath;
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::Token;
+use minds_core::loss::Loss;
+use minds_core::sampling::{SampleRequest, Stop};
+
+/// What is known about the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in the vocabulary.
+    pub vocab: Option<usize>,
+    /// Longest sequence.
+    pub context: Option<usize>,
+}
+
+impl Limits {
+    /// Tokens go over the wire as signed 32-bit numbers.
+    fn token(&self, token: Token) -> Result<(), String> {
+        let vocab = self.vocab.unwrap_or(i32::MAX as usize);
+        if (token as usize) < vocab {
+            return Ok(());
+        }
+        Err(format!("the token {token} is outside of the vocabulary of {vocab}"))
+    }
+
+    fn length(&self, len: usize) -> Result<(), String> {
+        match self.context {
+            Some(context) if len > context => {
+                Err(format!("{len} tokens are longer than the context of {context}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_data(&self, what: &str, data: &[Datum], loss: Loss) -> Result<(), ClientError> {
+        if data.is_empty() {
+            return Err(ClientError::rejected(what, "there are no data"));
+        }
+        for (index, datum) in data.iter().enumerate() {
+            let check = || {
+                self.length(datum.len())?;
+                datum.input().iter().chain(datum.targets()).try_for_each(|token| self.token(*token))?;
+                if matches!(datum.inputs(), LossInputs::Weights(_)) != (loss == Loss::CrossEntropy) {
+                    return Err(format!("its tensors are not those of the loss {}", loss.name()));
+                }
+                Ok(())
+            };
+            check().map_err(|e| ClientError::rejected(what, format!("datum {index}: {e}")))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_sample(&self, what: &str, request: &SampleRequest) -> Result<(), ClientError> {
+        let rejected = |detail: String| ClientError::rejected(what, detail);
+        request.check().map_err(|e| rejected(e.to_string()))?;
+        self.length(request.prompt.len()).map_err(rejected)?;
+        let stops = match &request.params.stop {
+            Stop::Tokens(tokens) => &tokens[..],
+            Stop::ModelDefault | Stop::Strings(_) => &[],
+        };
+        request.prompt.iter().chain(stops).try_for_each(|token| self.token(*token)).map_err(rejected)
+    }
+}
+
+/// A name that every server takes and that stays one part of an address.
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if !name.is_empty() && name.chars().all(plain) && !matches!(name, "." | "..") {
+        return Ok(());
+    }
+    Err(ClientError::rejected(
+        what,
+        format!("`{name}` is no name for weights: use letters, digits, `-`, `_` and `.`"),
+    ))
+}
+
+pub(super) fn check_path(what: &str, path: &str) -> Result<CheckpointPath, ClientError> {
+    path.parse::<CheckpointPath>().map_err(|e| ClientError::rejected(what, e.to_string()))
+}

@@ -1,0 +1,89 @@
+//! Failures of the client, by what the caller can do.
+
+use minds_core::backend::BackendError;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why there is no answer.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ClientError {
+    /// The options are wrong: change them.
+    #[error("{0}")]
+    Options(String),
+    /// The key is missing, wrong or not allowed to do this: get another.
+    #[error("{what} was denied (status {status}): {detail}")]
+    Denied {
+        /// What was asked for.
+        what: String,
+        /// The answer's status.
+        status: u16,
+        /// What the server said.
+        detail: String,
+    },
+    /// The request is wrong: it was not sent, or the server refused it. Never retried.
+    #[error("{what}: {detail}")]
+    Rejected {
+        /// What was asked for.
+        what: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The server does not offer this: do without.
+    #[error("{what} is not offered: {detail}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// The request was executed and failed on the server's side: another one may succeed.
+    #[error("{what} failed on the server: {detail}")]
+    Failed {
+        /// What was asked for.
+        what: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// No answer came in time, however often it was asked for: the same request may succeed later.
+    #[error("waited {}s for {what}, which did not come in {attempts} attempts; the last one: {why}", waited.as_secs())]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+        /// How often it was asked for.
+        attempts: u32,
+        /// What happened last.
+        why: String,
+    },
+    /// The session, the model or the order of its requests is lost: make a new one from the last saved state.
+    #[error("{what} is lost: {detail}")]
+    Lost {
+        /// What is gone.
+        what: String,
+        /// How that is known.
+        detail: String,
+    },
+}
+
+impl ClientError {
+    pub(super) fn rejected(what: &str, detail: impl Into<String>) -> Self {
+        Self::Rejected { what: what.into(), detail: detail.into() }
+    }
+
+    pub(super) fn lost(what: &str, detail: impl Into<String>) -> Self {
+        Self::Lost { what: what.into(), detail: detail.into() }
+    }
+}
+
+impl From<ClientError> for BackendError {
+    fn from(error: ClientError) -> Self {
+        let text = error.to_string();
+        match error {
+            ClientError::Options(_) | ClientError::Rejected { .. } => Self::Rejected(text),
+            ClientError::Unsupported { .. } => Self::Unsupported(text),
+            ClientError::Failed { .. } | ClientError::TimedOut { .. } => Self::Unavailable(text),
+            ClientError::Denied { .. } | ClientError::Lost { .. } => Self::Lost(text),
+        }
+    }
+}

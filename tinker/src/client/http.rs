@@ -1,0 +1,315 @@
+//! One request, one answer. What the answer means is decided in [`super::retry`].
+
+use super::error::ClientError;
+use super::options::ClientOptions;
+use super::secret::Secret;
+use crate::types::{API_KEY_HEADER, AuthToken, JSON, PREFIX, PROTOBUF};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use reqwest::header::{
+    ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+    WWW_AUTHENTICATE,
+};
+use reqwest::{Method, Url, redirect};
+use serde::Deserialize;
+use std::error::Error as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A request.
+#[derive(Clone)]
+pub(super) struct Call {
+    pub(super) method: Method,
+    /// Below `/api/v1/`.
+    pub(super) path: String,
+    pub(super) body: Option<Bytes>,
+    pub(super) content_type: &'static str,
+    pub(super) zstd: bool,
+    pub(super) accept: &'static str,
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(super) timeout: Duration,
+}
+
+impl Call {
+    pub(super) fn post(path: impl Into<String>, body: Bytes, timeout: Duration) -> Self {
+        Self {
+            method: Method::POST,
+            path: path.into(),
+            body: Some(body),
+            content_type: JSON,
+            zstd: false,
+            accept: JSON,
+            headers: vec![],
+            timeout,
+        }
+    }
+
+    pub(super) fn bare(method: Method, path: impl Into<String>, timeout: Duration) -> Self {
+        Self { method, body: None, ..Self::post(path, Bytes::new(), timeout) }
+    }
+
+    pub(super) fn header(mut self, name: &'static str, value: impl Into<HeaderValue>) -> Self {
+        self.headers.push((HeaderName::from_static(name), value.into()));
+        self
+    }
+}
+
+/// An answer, whatever its status.
+pub(super) struct Reply {
+    pub(super) status: u16,
+    pub(super) protobuf: bool,
+    pub(super) body: Bytes,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) should_retry: Option<bool>,
+    invalid_token: bool,
+}
+
+/// The connection, its address and the key.
+pub(super) struct Transport {
+    http: reqwest::Client,
+    base: Url,
+    key: Option<Secret>,
+    token: Mutex<Option<Token>>,
+}
+
+struct Token {
+    jwt: Secret,
+    renew_at: Instant,
+}
+
+impl Transport {
+    pub(super) fn new(options: &ClientOptions) -> Result<Self, ClientError> {
+        let wrong = |problem: &str| ClientError::Options(format!("the server's address {problem}"));
+        let mut base = Url::parse(&options.base_url)
+            .map_err(|e| ClientError::Options(format!("`{}` is no address: {e}", options.base_url)))?;
+        if !base.username().is_empty() || base.password().is_some() {
+            return Err(wrong("holds a name or a password, which belong into the key"));
+        }
+        let loopback = base.host_str().is_some_and(is_loopback);
+        match base.scheme() {
+            "https" => {}
+            "http" if loopback || options.allow_insecure => {}
+            "http" => {
+                return Err(wrong(
+                    "begins with http://, so that everybody on the way could read the key: use https://, or \
+                     `allow_insecure` if the way is safe",
+                ));
+            }
+            _ => return Err(wrong("must begin with https:// or http://")),
+        }
+        let path = format!("{}{PREFIX}/", base.path().trim_end_matches('/'));
+        base.set_path(&path);
+        base.set_query(None);
+        base.set_fragment(None);
+        let patience = &options.patience;
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(patience.connect)
+            // The key travels in a header that redirects to other servers would take along.
+            .redirect(redirect::Policy::custom(|attempt| {
+                let same =
+                    attempt.previous().last().is_some_and(|from| from.origin() == attempt.url().origin());
+                if same && attempt.previous().len() < 5 { attempt.follow() } else { attempt.stop() }
+            }));
+        if loopback {
+            builder = builder.no_proxy();
+        }
+        let http = builder.build().map_err(|e| ClientError::Options(format!("no client: {}", told(&e))))?;
+        let key = options.api_key.clone();
+        if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose()).is_err()) {
+            return Err(ClientError::Options("the key has characters that no key has".into()));
+        }
+        Ok(Self { http, base, key, token: Mutex::new(None) })
+    }
+
+    /// The server, for messages.
+    pub(super) fn server(&self) -> String {
+        self.base.as_str().trim_end_matches('/').trim_end_matches(PREFIX).to_owned()
+    }
+
+    /// Text from outside, without the key in it and not longer than a message should be.
+    pub(super) fn told(&self, text: &str) -> String {
+        let text = self.key.as_ref().map_or_else(|| text.to_owned(), |key| key.scrub(text));
+        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = token.as_ref().map_or(text.clone(), |token| token.jwt.scrub(&text));
+        let mut short: String = text.chars().take(500).collect();
+        if short.len() < text.len() {
+            short.push('…');
+        }
+        short
+    }
+
+    /// Sends a request; a token that ran out is renewed once on the way.
+    pub(super) async fn send(&self, call: &Call) -> Result<Reply, String> {
+        let reply = self.exchange(call, self.bearer().await?).await?;
+        if !(reply.status == 401 && reply.invalid_token && self.has_token()) {
+            return Ok(reply);
+        }
+        self.exchange_key().await?;
+        self.exchange(call, self.bearer().await?).await
+    }
+
+    /// Trades the key for a token, which the server asked for.
+    pub(super) async fn exchange_key(&self) -> Result<(), String> {
+        let call = Call::post("auth/token", Bytes::from_static(b"{}"), Duration::from_secs(60));
+        let reply = self.exchange(&call, self.key.clone()).await?;
+        if !(200..300).contains(&reply.status) {
+            return Err(format!("the key was not exchanged for a token: status {}", reply.status));
+        }
+        let token: AuthToken = serde_json::from_slice(&reply.body)
+            .map_err(|_| "the answer to the exchange of the key holds no token".to_owned())?;
+        let renew_at = Instant::now() + lifetime(&token.jwt) / 2;
+        let token = Token { jwt: Secret::new(token.jwt), renew_at };
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(())
+    }
+
+    fn has_token(&self) -> bool {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    async fn bearer(&self) -> Result<Option<Secret>, String> {
+        let current = || {
+            let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+            token.as_ref().map(|token| (token.jwt.clone(), token.renew_at <= Instant::now()))
+        };
+        match current() {
+            None => Ok(self.key.clone()),
+            Some((jwt, false)) => Ok(Some(jwt)),
+            Some((_, true)) => {
+                self.exchange_key().await?;
+                Ok(current().map(|(jwt, _)| jwt))
+            }
+        }
+    }
+
+    async fn exchange(&self, call: &Call, key: Option<Secret>) -> Result<Reply, String> {
+        let url = self.base.join(&call.path).map_err(|e| format!("`{}` is no path: {e}", call.path))?;
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static(call.accept));
+        if let Some(key) = key {
+            let mut value =
+                HeaderValue::from_str(key.expose()).map_err(|_| "the key is no header".to_owned())?;
+            value.set_sensitive(true);
+            headers.insert(HeaderName::from_static(API_KEY_HEADER), value);
+        }
+        headers.extend(call.headers.iter().cloned().map(|(name, value)| (Some(name), value)));
+        let mut request = self.http.request(call.method.clone(), url).timeout(call.timeout);
+        match &call.body {
+            Some(body) => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static(call.content_type));
+                if call.zstd {
+                    headers.insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+                }
+                request = request.body(body.clone());
+            }
+            None if call.method == Method::GET => {}
+            None => {
+                headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+            }
+        }
+        let response = request.headers(headers).send().await.map_err(|e| told(&e))?;
+        let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let number = |name: &str| text(name).and_then(|text| text.trim().parse::<f64>().ok());
+        let seconds = number("retry-after-ms").map(|ms| ms / 1e3).or_else(|| number(RETRY_AFTER.as_str()));
+        let reply = Reply {
+            status: response.status().as_u16(),
+            protobuf: text(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.contains(PROTOBUF)),
+            body: Bytes::new(),
+            // Longer waits than a minute are not believed, as in the SDK.
+            retry_after: seconds.filter(|s| *s > 0.0 && *s <= 60.0).map(Duration::from_secs_f64),
+            should_retry: text("x-should-retry").and_then(|text| text.parse().ok()),
+            invalid_token: text(WWW_AUTHENTICATE.as_str()).is_some_and(|t| t.contains("invalid_token")),
+        };
+        let body = response.bytes().await.map_err(|e| told(&e))?;
+        Ok(Reply { body, ..reply })
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// An error with its causes, without the address.
+fn told(error: &reqwest::Error) -> String {
+    let mut text = if error.is_timeout() { "no answer in time".to_owned() } else { String::new() };
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    if text.is_empty() { "the request failed".into() } else { text }
+}
+
+/// How long a token lives, from its own dates; a minute if it does not say.
+fn lifetime(jwt: &str) -> Duration {
+    #[derive(Deserialize)]
+    struct Claims {
+        exp: f64,
+        iat: f64,
+    }
+    let claims =
+        jwt.split('.').nth(1).and_then(|part| URL_SAFE_NO_PAD.decode(part.trim_end_matches('=')).ok());
+    let claims = claims.and_then(|json| serde_json::from_slice::<Claims>(&json).ok());
+    let seconds = claims.map_or(60.0, |claims| claims.exp - claims.iat);
+    Duration::from_secs_f64(if seconds.is_finite() { seconds.clamp(1.0, 1e6) } else { 60.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(url: &str, allow_insecure: bool) -> Option<String> {
+        let options = ClientOptions { allow_insecure, ..ClientOptions::new(url) };
+        Transport::new(&options).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn plain_http_goes_to_this_machine_only_unless_allowed() {
+        for fine in
+            ["https://tinker.example", "http://127.0.0.1:8000", "http://localhost/a/b/", "http://[::1]:1"]
+        {
+            assert_eq!(refused(fine, false), None, "{fine}");
+        }
+        for open in ["http://10.0.0.1", "http://localhost.example", "http://127.0.0.1.example"] {
+            assert!(refused(open, false).unwrap().contains("allow_insecure"), "{open}");
+            assert_eq!(refused(open, true), None);
+        }
+        assert!(refused("https://me:sesame@tinker.example", false).is_some_and(|e| !e.contains("sesame")));
+        assert!(refused("ftp://tinker.example", true).is_some());
+    }
+
+    #[test]
+    fn the_path_in_front_of_the_api_is_kept() {
+        let transport = Transport::new(&ClientOptions::new("https://h/services/prod/")).unwrap();
+        assert_eq!(
+            transport.base.join("asample").unwrap().as_str(),
+            "https://h/services/prod/api/v1/asample"
+        );
+        assert_eq!(transport.server(), "https://h/services/prod");
+        let raw = transport.base.join("samplers/s:sample:1").unwrap();
+        assert_eq!(raw.as_str(), "https://h/services/prod/api/v1/samplers/s:sample:1");
+    }
+
+    /// The token of the SDK's own tests: {"iat": 1000, "exp": 4600}.
+    #[test]
+    fn a_token_says_how_long_it_lives() {
+        assert_eq!(lifetime("e30.eyJpYXQiOiAxMDAwLCAiZXhwIjogNDYwMH0.x"), Duration::from_secs(3600));
+        assert_eq!(lifetime("nonsense"), Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_key_that_a_server_quotes_is_taken_out() {
+        let key = Some(Secret::new("tml-sesame"));
+        let transport =
+            Transport::new(&ClientOptions { api_key: key, ..ClientOptions::new("https://h") }).unwrap();
+        assert_eq!(transport.told("bad key tml-sesame!"), "bad key ***!");
+        assert_eq!(format!("{:?}", Secret::new("tml-sesame")), "***");
+    }
+}

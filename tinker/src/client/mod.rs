@@ -1,0 +1,306 @@
+//! A client of the Tinker API.
+//!
+//! Training requests of one model run in the order of the calls, whatever the network does; every request may be asked
+//! again without being executed twice by a server that keeps `seq_id`s; every wait has a name and an end. All I/O happens
+//! on the runtime that [`Client::connect`] was called on, so answers may be awaited anywhere.
+
+mod checks;
+mod chunks;
+mod connection;
+mod error;
+mod http;
+mod limit;
+mod options;
+mod pass;
+mod queue;
+mod rest;
+mod retry;
+mod sampler;
+mod secret;
+mod training;
+mod wire;
+
+pub use checks::Limits;
+pub use error::ClientError;
+pub use options::{API_KEY_ENV, ClientOptions, Patience};
+pub use sampler::{Sampler, TargetLogprobs};
+pub use secret::Secret;
+pub use training::{Training, TrainingSampler};
+pub use wire::Wire;
+
+use crate::types::{
+    CreateModelRequest, CreateModelResponse, CreateSessionRequest, CreateSessionResponse, GetInfoRequest,
+    GetInfoResponse, HeartbeatRequest, LoadWeightsRequest, LoraConfig, OptimizerConfig, Promise,
+    ServerCapabilities, WeightsInfoRequest, WeightsInfoResponse,
+};
+use connection::{Connection, NoResult, Payload, SDK_VERSION, encode};
+use http::Call;
+use retry::Absent;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::task::AbortHandle;
+
+/// The answer to a request that is already under way; it may be dropped.
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, ClientError>> + Send + 'static>>;
+
+/// A session with a server. Clones share it; it is kept alive until the last of them and of what they made is gone.
+#[derive(Clone)]
+pub struct Client(Arc<Session>);
+
+pub(crate) struct Session {
+    connection: Arc<Connection>,
+    id: String,
+    models: AtomicU64,
+    samplers: AtomicU64,
+    heartbeat: AbortHandle,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.heartbeat.abort();
+    }
+}
+
+impl Client {
+    /// Connects and opens a session. Must be called on a tokio runtime, which does all of the client's work.
+    ///
+    /// # Errors
+    /// Wrong options, a key that is not accepted, a server that does not answer.
+    pub async fn connect(options: &ClientOptions) -> Result<Self, ClientError> {
+        let connection = Arc::new(Connection::open(options).await?);
+        let request = CreateSessionRequest {
+            tags: options.tags.clone(),
+            sdk_version: SDK_VERSION.into(),
+            ..CreateSessionRequest::default()
+        };
+        let answer: CreateSessionResponse =
+            connection.post("a session", "create_session", &request, Absent::Rejected).await?;
+        if let Some(message) = &answer.info_message {
+            tracing::info!(message, "the server says");
+        }
+        if let Some(message) = answer.warning_message.as_ref().or(answer.error_message.as_ref()) {
+            tracing::warn!(message, "the server says");
+        }
+        let beat = keep_alive(Arc::downgrade(&connection), answer.session_id.clone(), options.patience);
+        let heartbeat = tokio::spawn(beat).abort_handle();
+        tracing::debug!(session = answer.session_id, wire = ?connection.wire.now(), "connected");
+        Ok(Self(Arc::new(Session {
+            connection,
+            id: answer.session_id,
+            models: AtomicU64::new(0),
+            samplers: AtomicU64::new(0),
+            heartbeat,
+        })))
+    }
+
+    /// The server's address.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.0.connection.transport.server()
+    }
+
+    /// The session's name on the server.
+    #[must_use]
+    pub fn session_id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// The wire as far as it is known: before the first pass it is a guess.
+    #[must_use]
+    pub fn wire(&self) -> Wire {
+        self.0.connection.wire.now()
+    }
+
+    /// What the server offers.
+    ///
+    /// # Errors
+    /// No answer, or no such question.
+    pub async fn capabilities(&self) -> Result<ServerCapabilities, ClientError> {
+        self.run(|c| async move { c.get("the server's capabilities", "get_server_capabilities").await }).await
+    }
+
+    /// A new adapter.
+    ///
+    /// # Errors
+    /// The server refuses the model or the adapter, or does not answer.
+    pub async fn create_training(
+        &self,
+        base_model: &str,
+        lora: LoraConfig,
+        limits: Limits,
+    ) -> Result<Training, ClientError> {
+        let request = CreateModelRequest {
+            session_id: self.0.id.clone(),
+            model_seq_id: self.0.models.fetch_add(1, Ordering::Relaxed),
+            base_model: base_model.into(),
+            lora_config: Some(lora),
+            optimizer_config: Some(OptimizerConfig::default()),
+            ..CreateModelRequest::default()
+        };
+        let model: CreateModelResponse = self
+            .run(move |c| async move {
+                let what = "a new adapter";
+                let promise: Promise = c.post(what, "create_model", &request, Absent::Rejected).await?;
+                json_result(&c, what, "CreateModel", &promise.request_id, c.patience.training).await
+            })
+            .await?;
+        Ok(Training::start(self.0.clone(), model.model_id, limits))
+    }
+
+    /// An adapter that goes on from a saved state, made as that one was made.
+    ///
+    /// # Errors
+    /// The state is not there or cannot be read, or the server does not answer.
+    pub async fn create_training_from(
+        &self,
+        path: &str,
+        with_optimizer: bool,
+        limits: Limits,
+    ) -> Result<Training, ClientError> {
+        let what = "an adapter from a saved state";
+        checks::check_path(what, path)?;
+        if self.wire() == Wire::Json {
+            return self.create_and_load(path, with_optimizer, limits).await;
+        }
+        let model_seq_id = self.0.models.fetch_add(1, Ordering::Relaxed);
+        let request = LoadWeightsRequest {
+            session_id: Some(self.0.id.clone()),
+            model_seq_id: Some(model_seq_id),
+            path: path.into(),
+            optimizer: with_optimizer,
+            ..LoadWeightsRequest::default()
+        };
+        let model_id = format!("{}:train:{model_seq_id}", self.0.id);
+        let id = model_id.clone();
+        let loaded = self
+            .run(move |c| async move {
+                let promise: Promise = c.post(what, "load_weights", &request, Absent::Rejected).await?;
+                let _: serde_json::Value =
+                    json_result(&c, what, "LoadWeights", &promise.request_id, c.patience.training).await?;
+                // Asks whether it is there under the name that follows from its number.
+                let ask = GetInfoRequest { model_id: id, ..GetInfoRequest::default() };
+                c.post::<GetInfoResponse>(what, "get_info", &ask, Absent::Rejected).await
+            })
+            .await;
+        match loaded {
+            Ok(_) => Ok(Training::start(self.0.clone(), model_id, limits)),
+            // Servers of older SDKs want a model to load into.
+            Err(ClientError::Rejected { .. }) => self.create_and_load(path, with_optimizer, limits).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn create_and_load(
+        &self,
+        path: &str,
+        with_optimizer: bool,
+        limits: Limits,
+    ) -> Result<Training, ClientError> {
+        let info = self.weights_info(path).await?;
+        let lora = LoraConfig {
+            rank: info.lora_rank.unwrap_or(LoraConfig::default().rank),
+            seed: None,
+            train_unembed: info.train_unembed.unwrap_or(true),
+            train_mlp: info.train_mlp.unwrap_or(true),
+            train_attn: info.train_attn.unwrap_or(true),
+        };
+        let training = self.create_training(&info.base_model, lora, limits).await?;
+        training.load_state(path, with_optimizer).await?;
+        Ok(training)
+    }
+
+    /// What saved weights are made of.
+    ///
+    /// # Errors
+    /// They are not there, or the server does not answer.
+    pub async fn weights_info(&self, path: &str) -> Result<WeightsInfoResponse, ClientError> {
+        let ask = WeightsInfoRequest { tinker_path: path.into() };
+        self.run(|c| async move { c.post("saved weights", "weights_info", &ask, Absent::Rejected).await })
+            .await
+    }
+
+    /// A sampler over the base model.
+    ///
+    /// # Errors
+    /// The server does not have it, or does not answer.
+    pub async fn base_sampler(&self, base_model: &str, limits: Limits) -> Result<Sampler, ClientError> {
+        Sampler::open(self.0.clone(), Some(base_model.into()), None, limits).await
+    }
+
+    /// A sampler over saved weights.
+    ///
+    /// # Errors
+    /// They are not there, or the server does not answer.
+    pub async fn sampler_from(&self, path: &str, limits: Limits) -> Result<Sampler, ClientError> {
+        checks::check_path("a sampler over saved weights", path)?;
+        Sampler::open(self.0.clone(), None, Some(path.into()), limits).await
+    }
+
+    /// Runs a request on the client's runtime.
+    async fn run<T, F, W>(&self, work: W) -> Result<T, ClientError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, ClientError>> + Send + 'static,
+        W: FnOnce(Arc<Connection>) -> F,
+    {
+        self.0.run(work(self.0.connection.clone())).await
+    }
+}
+
+impl Session {
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, ClientError>> + Send + 'static,
+    ) -> Result<T, ClientError> {
+        self.connection.check_alive("the request")?;
+        // An abandoned request is not half done: the task goes on.
+        match self.connection.runtime.spawn(work).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::lost("the request", "the client's runtime has stopped")),
+        }
+    }
+}
+
+/// Waits for a result that comes in JSON from every server.
+async fn json_result<T: serde::de::DeserializeOwned>(
+    connection: &Connection,
+    what: &str,
+    kind: &'static str,
+    request_id: &str,
+    limit: Duration,
+) -> Result<T, ClientError> {
+    match connection.retrieve(what, kind, request_id, limit).await {
+        Ok(Payload::Json(value)) => serde_json::from_value(value).map_err(|e| ClientError::Failed {
+            what: what.into(),
+            detail: format!("the result is not what it should be: {e}"),
+        }),
+        Ok(Payload::Protobuf(_)) => Err(ClientError::Failed {
+            what: what.into(),
+            detail: "the result came as protobuf, which has no form for it".into(),
+        }),
+        Err(NoResult::Gone(why)) => Err(ClientError::lost(what, why)),
+        Err(NoResult::Error(error)) => Err(error),
+    }
+}
+
+/// Tells the server that the session is in use, until either of them ends it.
+async fn keep_alive(connection: Weak<Connection>, session_id: String, patience: Patience) {
+    let body = encode(&HeartbeatRequest { session_id, ..HeartbeatRequest::default() });
+    let call = Call::post("session_heartbeat", body, patience.heartbeat);
+    loop {
+        tokio::time::sleep(patience.heartbeat).await;
+        let Some(connection) = connection.upgrade() else { return };
+        match connection.transport.send(&call).await {
+            Ok(reply) if reply.status == 410 => {
+                tracing::warn!("the server has ended the session");
+                connection.ended.store(true, Ordering::Relaxed);
+                return;
+            }
+            Ok(_) => {}
+            Err(why) => tracing::debug!(why, "a heartbeat was not answered"),
+        }
+    }
+}

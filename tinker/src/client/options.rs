@@ -1,0 +1,90 @@
+//! How a client connects, and how patient it is.
+
+use super::secret::Secret;
+use std::time::Duration;
+
+/// The variable that SDKs read the key from.
+pub const API_KEY_ENV: &str = "TINKER_API_KEY";
+
+/// How a client connects. The defaults are those of the official SDK wherever it has one.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// The server, with a path in front of `/api/v1` if it has one.
+    pub base_url: String,
+    /// The key, if the server wants one.
+    pub api_key: Option<Secret>,
+    /// Allows plain http to other machines than this one. The key is readable on the way.
+    pub allow_insecure: bool,
+    /// Words to find the session by.
+    pub tags: Vec<String>,
+    /// Most samples in flight; the server may allow fewer.
+    pub max_samples_in_flight: usize,
+    /// Seed of the jitter of back-off.
+    pub seed: u64,
+    /// How long things may take.
+    pub patience: Patience,
+}
+
+impl ClientOptions {
+    /// A client of one server, with the SDK's patience.
+    #[must_use]
+    pub fn new(base_url: impl Into<String>) -> Self {
+        Self {
+            base_url: base_url.into(),
+            api_key: None,
+            allow_insecure: false,
+            tags: vec![],
+            max_samples_in_flight: 512,
+            seed: 0,
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// How long things may take. Every wait of the client is one of these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Patience {
+    /// To open a connection.
+    pub connect: Duration,
+    /// Until a server has answered for the first time: one that is not there should be noticed while someone watches.
+    pub hello: Duration,
+    /// For the answer to one request.
+    pub request: Duration,
+    /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
+    pub poll: Duration,
+    /// Until a request is accepted, over all attempts.
+    pub submit: Duration,
+    /// Until the result of a training request is there.
+    pub training: Duration,
+    /// Until a sample is there.
+    pub sample: Duration,
+    /// Between two heartbeats.
+    pub heartbeat: Duration,
+    /// First pause after a failure; it doubles with each.
+    pub backoff: Duration,
+    /// Longest pause after a failure.
+    pub longest_backoff: Duration,
+    /// Shortest time between two polls of one result, should the server answer at once that it is not there.
+    pub between_polls: Duration,
+    /// Pause after "payment required".
+    pub billing_pause: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(5),
+            hello: Duration::from_secs(30),
+            request: Duration::from_secs(60),
+            poll: Duration::from_secs(45),
+            submit: Duration::from_secs(300),
+            training: Duration::from_secs(3600),
+            sample: Duration::from_secs(3600),
+            heartbeat: Duration::from_secs(10),
+            backoff: Duration::from_millis(500),
+            longest_backoff: Duration::from_secs(10),
+            between_polls: Duration::from_millis(50),
+            billing_pause: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Samples from one set of weights.
+
+use super::Session;
+use super::checks::Limits;
+use super::connection::{Connection, NoResult, Payload, encode};
+use super::error::ClientError;
+use super::http::Call;
+use super::retry::{Absent, Again, Verdict};
+use crate::convert::{sample_request_to_wire, sample_response_from_json, sample_response_from_proto};
+use crate::types::{
+    self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, Promise, numbers, proto,
+};
+use minds_core::ids::Token;
+use minds_core::sampling::{SampleRequest, SampleResponse};
+use prost::Message as _;
+use reqwest::header::HeaderValue;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// A sample whose result the server has forgotten is asked for anew this often.
+const RESUBMISSIONS: u32 = 5;
+
+/// A sampler of the server. Requests are independent of each other.
+pub struct Sampler {
+    session: Arc<Session>,
+    id: String,
+    next: Arc<AtomicI64>,
+    limits: Limits,
+}
+
+/// Log-probs of chosen tokens at each prompt position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TargetLogprobs {
+    /// Row after row, one row per position that predicts a token; NaN where no token was asked for.
+    pub values: Vec<f32>,
+    /// Tokens per row.
+    pub k: usize,
+}
+
+impl Sampler {
+    pub(super) async fn open(
+        session: Arc<Session>,
+        base_model: Option<String>,
+        model_path: Option<String>,
+        limits: Limits,
+    ) -> Result<Self, ClientError> {
+        let request = CreateSamplingSessionRequest {
+            session_id: session.id.clone(),
+            sampling_session_seq_id: session.samplers.fetch_add(1, Ordering::Relaxed),
+            base_model,
+            model_path,
+            ..CreateSamplingSessionRequest::default()
+        };
+        let connection = session.connection.clone();
+        let work = async move {
+            let (what, path) = ("a sampler", "create_sampling_session");
+            connection.post::<CreateSamplingSessionResponse>(what, path, &request, Absent::Rejected).await
+        };
+        let answer = session.run(work).await?;
+        Ok(Self::over(session, answer.sampling_session_id, limits))
+    }
+
+    pub(super) fn over(session: Arc<Session>, id: String, limits: Limits) -> Self {
+        Self { session, id, next: Arc::default(), limits }
+    }
+
+    /// The sampler's name on the server.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Draws samples. A call that is dropped is cancelled where the server can do that.
+    ///
+    /// # Errors
+    /// A request that no sampler can serve, or that the server refuses, and everything that can go wrong on the way.
+    pub async fn sample(&self, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
+        let what = "sample";
+        self.limits.check_sample(what, request)?;
+        let payload = self.draw(what, sample_request_to_wire(request)).await?;
+        let prompt_len = request.prompt.len();
+        let response = match payload {
+            Payload::Protobuf(body) => proto::SampleResponse::decode(body)
+                .map_err(|e| e.to_string())
+                .and_then(|r| sample_response_from_proto(&r, prompt_len).map_err(|e| e.to_string())),
+            Payload::Json(value) => serde_json::from_value(value)
+                .map_err(|e| e.to_string())
+                .and_then(|r| sample_response_from_json(&r, prompt_len).map_err(|e| e.to_string())),
+        };
+        let failed = |detail| ClientError::Failed { what: what.into(), detail };
+        complete(response.map_err(failed)?, request)
+    }
+
+    /// Log-prob of each token given those before it; the first has none.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, ClientError> {
+        let response = self.sample(&SampleRequest::score(tokens)).await?;
+        response.prompt_logprobs.ok_or_else(|| ClientError::Unsupported {
+            what: "prompt log-probs".into(),
+            detail: "the server left them out".into(),
+        })
+    }
+
+    /// Log-probs of chosen tokens at each prompt position: `targets` has one row of `k` for each token of the prompt but
+    /// the first, `None` for no token. Only newer servers have it.
+    ///
+    /// # Errors
+    /// As [`Self::sample`], and a server that leaves them out.
+    pub async fn target_logprobs(
+        &self,
+        prompt: Arc<[Token]>,
+        targets: &[Option<Token>],
+        k: usize,
+    ) -> Result<TargetLogprobs, ClientError> {
+        let what = "target log-probs";
+        let request = SampleRequest::score(prompt);
+        self.limits.check_sample(what, &request)?;
+        let rows = request.prompt.len() - 1;
+        if k == 0 || rows.checked_mul(k) != Some(targets.len()) {
+            let detail = format!("{} targets are not {rows} rows of {k}", targets.len());
+            return Err(ClientError::rejected(what, detail));
+        }
+        let values = targets.iter().map(|target| target.map_or(-1, i64::from)).collect();
+        let mut tensor = types::TensorData::int64(values);
+        tensor.shape = Some(vec![rows as i64, k as i64]);
+        let mut wire = sample_request_to_wire(&request);
+        wire.target_prompt_logprobs = Some(tensor);
+        let absent =
+            || ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() };
+        let Payload::Protobuf(body) = self.draw(what, wire).await? else { return Err(absent()) };
+        let failed = |detail: String| ClientError::Failed { what: what.into(), detail };
+        let response = proto::SampleResponse::decode(body).map_err(|e| failed(e.to_string()))?;
+        let tensor = response.target_prompt_logprobs.ok_or_else(absent)?;
+        let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
+            return Err(failed("they came as a sparse tensor".into()));
+        };
+        let values = numbers::read::<f32>(bytes).map_err(|e| failed(e.to_string()))?.into_owned();
+        if values.len() != targets.len() {
+            return Err(failed(format!("{} came for {} targets", values.len(), targets.len())));
+        }
+        Ok(TargetLogprobs { values, k })
+    }
+
+    async fn draw(
+        &self,
+        what: &'static str,
+        mut request: types::SampleRequest,
+    ) -> Result<Payload, ClientError> {
+        request.sampling_session_id = Some(self.id.clone());
+        let connection = self.session.connection.clone();
+        connection.check_alive(what)?;
+        let (runtime, next) = (connection.runtime.clone(), self.next.clone());
+        let work = async move { fetch(&connection, what, request, &next).await };
+        let task = AbortOnDrop(runtime.spawn(work));
+        task.join().await.unwrap_or_else(|| Err(ClientError::lost(what, "the client's runtime has stopped")))
+    }
+}
+
+/// Submits until accepted, waits for the result, and begins anew if the server has lost it.
+async fn fetch(
+    connection: &Arc<Connection>,
+    what: &str,
+    mut request: types::SampleRequest,
+    next: &AtomicI64,
+) -> Result<Payload, ClientError> {
+    let mut resubmissions = 0;
+    loop {
+        // The number is the request's identity: the same over all attempts, another one for a new draw.
+        request.seq_id = Some(next.fetch_add(1, Ordering::Relaxed));
+        let permit = connection.samples.acquire().await;
+        let (promise, permit) = submit(connection, what, &request, permit).await?;
+        let mut guard = CancelOnDrop { connection, request_id: Some(promise.request_id.clone()) };
+        let limit = connection.patience.sample;
+        let result = connection.retrieve(what, "Sample", &promise.request_id, limit).await;
+        guard.request_id = None;
+        drop(permit);
+        match result {
+            Ok(payload) => return Ok(payload),
+            Err(NoResult::Error(error)) => return Err(error),
+            Err(NoResult::Gone(why)) if resubmissions == RESUBMISSIONS => {
+                return Err(ClientError::Failed { what: what.into(), detail: why });
+            }
+            Err(NoResult::Gone(why)) => {
+                tracing::debug!(what, why, "the server has lost a result");
+                resubmissions += 1;
+            }
+        }
+    }
+}
+
+type Room<'a> = super::limit::Permit<'a>;
+
+async fn submit<'a>(
+    connection: &'a Connection,
+    what: &str,
+    request: &types::SampleRequest,
+    mut permit: Room<'a>,
+) -> Result<(Promise, Room<'a>), ClientError> {
+    let call = Call::post("asample", encode(request), connection.patience.request)
+        .header("x-tinker-sampling-backpressure", HeaderValue::from_static("1"));
+    let call = connection.named(call);
+    let mut attempts = connection.attempts(what, connection.patience.submit);
+    loop {
+        let again = match connection.once(what, &call, Absent::Lost).await {
+            Verdict::Good(reply) => match serde_json::from_slice::<Promise>(&reply.body) {
+                Ok(promise) => {
+                    permit.succeeded();
+                    return Ok((promise, permit));
+                }
+                Err(e) => Again::Unreadable(format!("the answer is unreadable: {e}")),
+            },
+            Verdict::Again(again) => again,
+            Verdict::Gone(why) => return Err(ClientError::lost(what, why)),
+            Verdict::No(error) => return Err(error),
+        };
+        if matches!(again, Again::Busy(..)) {
+            permit.refused();
+        }
+        // Whoever pauses leaves the room to others.
+        drop(permit);
+        attempts.again(again).await?;
+        permit = connection.samples.acquire().await;
+    }
+}
+
+/// Checks that everything that was asked for is there.
+fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
+    let (asked, came) = (request.num_samples, response.sequences.len());
+    if asked != came {
+        let detail = format!("{asked} samples were asked for, {came} came");
+        return Err(ClientError::Failed { what: "sample".into(), detail });
+    }
+    let missing = |what: &str| {
+        Err(ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() })
+    };
+    if request.prompt_logprobs && response.prompt_logprobs.is_none() {
+        return missing("prompt log-probs");
+    }
+    if request.topk_prompt_logprobs > 0 && response.topk_prompt_logprobs.is_none() {
+        return missing("the most likely tokens of the prompt");
+    }
+    if request.topk_sample_logprobs > 0 && response.sequences.iter().any(|s| s.topk.is_none()) {
+        return missing("the most likely tokens of samples");
+    }
+    Ok(response)
+}
+
+/// Cancels a sample that nobody waits for.
+struct CancelOnDrop<'a> {
+    connection: &'a Arc<Connection>,
+    request_id: Option<String>,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.request_id.take() {
+            let connection = self.connection.clone();
+            let runtime = connection.runtime.clone();
+            runtime.spawn(async move { connection.cancel(id).await });
+        }
+    }
+}
+
+/// A task that ends with whoever waits for it.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> AbortOnDrop<T> {
+    async fn join(mut self) -> Option<T> {
+        (&mut self.0).await.ok()
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

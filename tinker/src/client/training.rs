@@ -1,0 +1,298 @@
+//! One adapter in training on a server.
+
+use super::checks::{self, Limits};
+use super::chunks;
+use super::connection::{NoResult, Payload, encode};
+use super::error::ClientError;
+use super::pass::PassJob;
+use super::queue::{Accepted, Job, Queue};
+use super::retry::Absent;
+use super::sampler::Sampler;
+use super::{Answer, Session, json_result};
+use crate::convert::{ConvertError, adam_to_wire, forward_from_json, forward_from_proto, loss_sum};
+use crate::types::{
+    GetInfoRequest, GetInfoResponse, LoadWeightsRequest, LoadWeightsResponse, OptimStepRequest,
+    OptimStepResponse, Promise, SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponse,
+    SaveWeightsRequest, SaveWeightsResponse, UnloadModel, proto,
+};
+use futures::future::try_join_all;
+use minds_core::backend::{Forward, OptimStep};
+use minds_core::datum::Datum;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use prost::Message as _;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
+
+/// A model of this session. Requests run in the order of the calls; answers may be dropped.
+pub struct Training {
+    session: Arc<Session>,
+    queue: Queue,
+    model_id: String,
+    limits: Limits,
+}
+
+/// Weights to sample from, as they were when they were asked for.
+pub struct TrainingSampler {
+    /// Draws from them.
+    pub sampler: Sampler,
+    /// Where they are kept, if they are.
+    pub path: Option<String>,
+}
+
+impl Training {
+    pub(super) fn start(session: Arc<Session>, model_id: String, limits: Limits) -> Self {
+        let queue = Queue::start(session.connection.clone(), model_id.clone());
+        Self { session, queue, model_id, limits }
+    }
+
+    /// The model's name on the server.
+    #[must_use]
+    pub fn model_id(&self) -> &str {
+        &self.model_id
+    }
+
+    /// Losses without gradients.
+    pub fn forward(&self, data: Vec<Datum>, loss: Loss) -> Answer<Forward> {
+        self.pass(data, loss, true)
+    }
+
+    /// Adds the gradients of the summed loss.
+    pub fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Answer<Forward> {
+        self.pass(data, loss, false)
+    }
+
+    fn pass(&self, data: Vec<Datum>, loss: Loss, forward_only: bool) -> Answer<Forward> {
+        let (what, kind) =
+            if forward_only { ("forward", "Forward") } else { ("forward_backward", "ForwardBackward") };
+        if let Err(error) = self.limits.check_data(what, &data, loss) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let data: Arc<[Datum]> = data.into();
+        let job = Job::Pass(PassJob { data: data.clone(), loss, forward_only });
+        let accepted = self.queue.push(what.into(), job);
+        let connection = self.session.connection.clone();
+        self.under_way(async move {
+            let ids = wait(what, accepted).await?;
+            let parts = ids.iter().map(|id| async {
+                let limit = connection.patience.training;
+                let payload =
+                    connection.retrieve(what, kind, id, limit).await.map_err(|e| failed(what, e))?;
+                read_pass(payload)
+                    .map_err(|e| ClientError::Failed { what: what.into(), detail: e.to_string() })
+            });
+            // Of several parts some may have been executed, so that the failure of one leaves half a pass behind.
+            let several = ids.len() > 1;
+            let parts = try_join_all(parts).await.map_err(|error| match several && !forward_only {
+                true => ClientError::lost(what, format!("a part of it failed: {error}")),
+                false => error,
+            })?;
+            finish_pass(what, chunks::merge(parts), &data, loss)
+        })
+    }
+
+    /// Applies and clears the gradients.
+    pub fn optim_step(&self, params: AdamParams) -> Answer<OptimStep> {
+        let what = "optim_step";
+        if let Err(error) = params.check() {
+            return Box::pin(std::future::ready(Err(ClientError::rejected(what, error.to_string()))));
+        }
+        let model_id = self.model_id.clone();
+        let step: Answer<OptimStepResponse> = self.request(what, "OptimStep", Absent::Lost, move |seq_id| {
+            encode(&OptimStepRequest {
+                model_id,
+                seq_id: Some(seq_id),
+                adam_params: Some(adam_to_wire(&params)),
+                ..OptimStepRequest::default()
+            })
+        });
+        Box::pin(async move { Ok(OptimStep { metrics: step.await?.metrics.unwrap_or_default() }) })
+    }
+
+    /// Saves weights and optimizer under a name; answers with the path.
+    pub fn save_state(&self, name: &str) -> Answer<String> {
+        let what = "save_state";
+        if let Err(error) = checks::check_name(what, name) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let (model_id, name) = (self.model_id.clone(), name.to_owned());
+        let saved: Answer<SaveWeightsResponse> =
+            self.request(what, "SaveWeights", Absent::Lost, move |seq_id| {
+                encode(&SaveWeightsRequest {
+                    model_id,
+                    path: Some(name),
+                    seq_id: Some(seq_id),
+                    ..SaveWeightsRequest::default()
+                })
+            });
+        Box::pin(async move { Ok(saved.await?.path) })
+    }
+
+    /// Loads weights, and the optimizer's state if asked; otherwise the optimizer starts afresh.
+    pub fn load_state(&self, path: &str, with_optimizer: bool) -> Answer<()> {
+        let what = "load_state";
+        if let Err(error) = checks::check_path(what, path) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let (model_id, path) = (self.model_id.clone(), path.to_owned());
+        let loaded: Answer<LoadWeightsResponse> =
+            self.request(what, "LoadWeights", Absent::Rejected, move |seq_id| {
+                encode(&LoadWeightsRequest {
+                    model_id: Some(model_id),
+                    seq_id: Some(seq_id),
+                    path,
+                    optimizer: with_optimizer,
+                    ..LoadWeightsRequest::default()
+                })
+            });
+        Box::pin(async move { loaded.await.map(|_| ()) })
+    }
+
+    /// Makes a sampler of the weights at this point of the order; with a name they are also kept.
+    pub fn sampler(&self, name: Option<&str>) -> Answer<TrainingSampler> {
+        let what = "save_weights_for_sampler";
+        if let Some(Err(error)) = name.map(|name| checks::check_name(what, name)) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let (model_id, name) = (self.model_id.clone(), name.map(ToOwned::to_owned));
+        let number = name.is_none().then(|| self.session.samplers.fetch_add(1, Ordering::Relaxed));
+        let saved: Answer<SaveWeightsForSamplerResponse> =
+            self.request(what, "SaveWeightsForSampler", Absent::Lost, move |seq_id| {
+                encode(&SaveWeightsForSamplerRequest {
+                    model_id,
+                    path: name,
+                    sampling_session_seq_id: number,
+                    seq_id: Some(seq_id),
+                    ..SaveWeightsForSamplerRequest::default()
+                })
+            });
+        let (session, limits) = (self.session.clone(), self.limits);
+        Box::pin(async move {
+            let saved = saved.await?;
+            let sampler = match (saved.sampling_session_id, &saved.path) {
+                (Some(id), _) => Sampler::over(session, id, limits),
+                (None, Some(path)) => Sampler::open(session, None, Some(path.clone()), limits).await?,
+                (None, None) => {
+                    let detail = "the result names neither a path nor a sampler".into();
+                    return Err(ClientError::Failed { what: what.into(), detail });
+                }
+            };
+            Ok(TrainingSampler { sampler, path: saved.path })
+        })
+    }
+
+    /// What the server knows about the model.
+    ///
+    /// # Errors
+    /// It is gone, or the server does not answer.
+    pub async fn info(&self) -> Result<GetInfoResponse, ClientError> {
+        let ask = GetInfoRequest { model_id: self.model_id.clone(), ..GetInfoRequest::default() };
+        let connection = self.session.connection.clone();
+        let work = async move { connection.post("the model", "get_info", &ask, Absent::Lost).await };
+        self.session.run(work).await
+    }
+
+    /// Gives the model up, so that the server can use its place.
+    ///
+    /// # Errors
+    /// The server does not know how, or does not answer.
+    pub async fn unload(self) -> Result<(), ClientError> {
+        let ask = UnloadModel { model_id: self.model_id.clone(), ..UnloadModel::default() };
+        let connection = self.session.connection.clone();
+        let work = async move {
+            let what = "unload_model";
+            let promise: Promise = connection.post(what, "unload_model", &ask, Absent::Lost).await?;
+            let limit = connection.patience.training;
+            json_result::<serde_json::Value>(&connection, what, "UnloadModel", &promise.request_id, limit)
+                .await
+        };
+        self.session.run(work).await.map(|_| ())
+    }
+
+    /// One request of the order with a result in JSON.
+    fn request<T: serde::de::DeserializeOwned + Send + 'static>(
+        &self,
+        what: &'static str,
+        kind: &'static str,
+        absent: Absent,
+        body: impl FnOnce(i64) -> bytes::Bytes + Send + 'static,
+    ) -> Answer<T> {
+        let path = match kind {
+            "OptimStep" => "optim_step",
+            "SaveWeights" => "save_weights",
+            "LoadWeights" => "load_weights",
+            _ => "save_weights_for_sampler",
+        };
+        let accepted = self.queue.push(what.into(), Job::Json { path, absent, body: Box::new(body) });
+        let connection = self.session.connection.clone();
+        self.under_way(async move {
+            let ids = wait(what, accepted).await?;
+            let id = ids.first().ok_or_else(|| ClientError::lost(what, "it has no result"))?;
+            json_result(&connection, what, kind, id, connection.patience.training).await
+        })
+    }
+
+    /// Fetches a result as soon as it is there, not only when it is awaited, and stops when nobody will await it.
+    fn under_way<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, ClientError>> + Send + 'static,
+    ) -> Answer<T> {
+        let (mut done, result) = oneshot::channel();
+        self.session.connection.runtime.spawn(async move {
+            tokio::select! {
+                () = done.closed() => {}
+                result = work => {
+                    // The receiver may have gone in this moment.
+                    if done.send(result).is_err() {
+                        tracing::debug!("a result came that nobody waits for");
+                    }
+                }
+            }
+        });
+        Box::pin(async move {
+            result
+                .await
+                .unwrap_or_else(|_| Err(ClientError::lost("the result", "the client's runtime has stopped")))
+        })
+    }
+}
+
+async fn wait(what: &str, accepted: oneshot::Receiver<Accepted>) -> Accepted {
+    accepted.await.unwrap_or_else(|_| Err(ClientError::lost(what, "the client's runtime has stopped")))
+}
+
+fn failed(what: &str, error: NoResult) -> ClientError {
+    match error {
+        NoResult::Gone(why) => ClientError::lost(what, why),
+        NoResult::Error(error) => error,
+    }
+}
+
+fn read_pass(payload: Payload) -> Result<Forward, ConvertError> {
+    let wrong = |e: String| ConvertError::Invalid(format!("the result is unreadable: {e}"));
+    match payload {
+        Payload::Protobuf(body) => {
+            let output = proto::ForwardBackwardOutput::decode(body).map_err(|e| wrong(e.to_string()))?;
+            forward_from_proto(&output)
+        }
+        Payload::Json(value) => {
+            forward_from_json(&serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?)
+        }
+    }
+}
+
+/// Checks the whole result against the data, and puts in the loss that some servers do not report.
+fn finish_pass(what: &str, mut forward: Forward, data: &[Datum], loss: Loss) -> Result<Forward, ClientError> {
+    let fits = forward.logprobs.len() == data.len()
+        && forward.logprobs.iter().zip(data).all(|(row, datum)| row.len() == datum.len());
+    if !fits {
+        let detail = "its log-probs do not have the lengths of the data".into();
+        return Err(ClientError::Failed { what: what.into(), detail });
+    }
+    if !forward.metrics.contains_key("loss:sum") {
+        forward.metrics.insert("loss:sum".into(), loss_sum(data, &forward.logprobs, loss));
+    }
+    Ok(forward)
+}

@@ -1,0 +1,123 @@
+//! Results of passes.
+
+use super::ConvertError;
+use super::tensors::Row;
+use crate::types::proto::{self, DType};
+use crate::types::{self, TensorData, numbers};
+use minds_core::backend::Forward;
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::loss::Loss;
+use std::collections::BTreeMap;
+
+/// The tensor that carries log-probs.
+const LOGPROBS: &str = "logprobs";
+
+/// What SDKs call results made of named tensors.
+const OUTPUT_TYPE: &str = "ArrayRecord";
+
+/// A result in protobuf: one record over all data.
+#[must_use]
+pub fn forward_to_proto(forward: &Forward) -> proto::ForwardBackwardOutput {
+    let mut end = 0;
+    let ends = forward.logprobs.iter().map(|row| {
+        end += size_of_val(row.as_slice()) as i64;
+        end
+    });
+    let offsets = numbers::collect(std::iter::once(0).chain(ends));
+    let data = numbers::share::<f32, _>(forward.logprobs.concat());
+    let logprobs =
+        proto::BatchedTensor { data, offsets, dtype: DType::Float32.into(), trailing_shape: vec![] };
+    let record = proto::ArrayRecord {
+        type_tag: String::new(),
+        fields: BTreeMap::from([(LOGPROBS.to_owned(), logprobs)]),
+        num_datums: forward.logprobs.len() as i64,
+    };
+    proto::ForwardBackwardOutput {
+        loss_fn_output_type: OUTPUT_TYPE.into(),
+        loss_fn_outputs: vec![record],
+        metrics: forward.metrics.clone(),
+    }
+}
+
+/// A result in JSON. A log-prob that is not a number becomes `null`.
+#[must_use]
+pub fn forward_to_json(forward: &Forward) -> types::ForwardBackwardOutput {
+    let record = |row: &Vec<f32>| BTreeMap::from([(LOGPROBS.to_owned(), TensorData::float32(row.clone()))]);
+    types::ForwardBackwardOutput {
+        loss_fn_output_type: OUTPUT_TYPE.into(),
+        loss_fn_outputs: forward.logprobs.iter().map(record).collect(),
+        metrics: forward.metrics.clone(),
+    }
+}
+
+/// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
+///
+/// # Errors
+/// Records that contradict themselves, or have no log-probs.
+pub fn forward_from_proto(output: &proto::ForwardBackwardOutput) -> Result<Forward, ConvertError> {
+    let mut logprobs = Vec::new();
+    for record in &output.loss_fn_outputs {
+        let Some(tensor) = record.fields.get(LOGPROBS) else {
+            if record.num_datums == 0 {
+                continue;
+            }
+            return Err(no_logprobs());
+        };
+        let offsets = numbers::read::<i64>(&tensor.offsets)?;
+        for pair in offsets.windows(2) {
+            let range = usize::try_from(pair[0]).ok().zip(usize::try_from(pair[1]).ok());
+            let bytes = range.and_then(|(from, to)| tensor.data.get(from..to)).ok_or_else(|| {
+                ConvertError::Invalid(format!(
+                    "the log-probs of a datum lie at bytes {}..{} of {}",
+                    pair[0],
+                    pair[1],
+                    tensor.data.len()
+                ))
+            })?;
+            logprobs.push(Row::of_bytes(bytes, tensor.dtype)?.floats());
+        }
+    }
+    Ok(Forward { logprobs, metrics: output.metrics.clone() })
+}
+
+/// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
+///
+/// # Errors
+/// An output without log-probs.
+pub fn forward_from_json(output: &types::ForwardBackwardOutput) -> Result<Forward, ConvertError> {
+    let read = |record: &BTreeMap<String, TensorData>| {
+        let tensor = record.get(LOGPROBS).ok_or_else(no_logprobs)?;
+        Ok(Row::of_json(tensor)?.floats())
+    };
+    let logprobs = output.loss_fn_outputs.iter().map(read).collect::<Result<_, ConvertError>>()?;
+    Ok(Forward { logprobs, metrics: output.metrics.clone() })
+}
+
+/// The summed loss by its definition, for servers that do not report it. Positions without a log-prob count nothing.
+#[must_use]
+pub fn loss_sum(data: &[Datum], logprobs: &[Vec<f32>], loss: Loss) -> f64 {
+    let of_datum = |(datum, row): (&Datum, &Vec<f32>)| -> f64 {
+        let lps = row.iter().map(|lp| f64::from(*lp)).enumerate().filter(|(_, lp)| !lp.is_nan());
+        match datum.inputs() {
+            LossInputs::Weights(w) => lps.map(|(t, lp)| -lp * f64::from(w[t])).sum(),
+            LossInputs::Policy { logprobs: q, advantages: a } => {
+                lps.map(|(t, lp)| of_policy(lp, f64::from(q[t]), f64::from(a[t]), loss)).sum()
+            }
+        }
+    };
+    data.iter().zip(logprobs).map(of_datum).sum()
+}
+
+fn of_policy(lp: f64, q: f64, advantage: f64, loss: Loss) -> f64 {
+    let ratio = (lp - q).exp();
+    match loss {
+        Loss::CrossEntropy => 0.0,
+        Loss::ImportanceSampling => -ratio * advantage,
+        Loss::Ppo { low, high } => -(ratio * advantage).min(ratio.clamp(low, high) * advantage),
+        Loss::Cispo { low, high } => -ratio.clamp(low, high) * lp * advantage,
+    }
+}
+
+fn no_logprobs() -> ConvertError {
+    ConvertError::invalid("the result has no log-probs")
+}

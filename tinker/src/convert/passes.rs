@@ -1,0 +1,262 @@
+//! What a pass is made of: data and a loss.
+
+use super::ConvertError;
+use super::tensors::{Row, tokens_of_bytes};
+use crate::types::proto::{self, ChunkKind, DType, Encoding, LossConfig};
+use crate::types::{self, TensorData, numbers};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::Token;
+use minds_core::loss::Loss;
+use std::collections::BTreeMap;
+
+const TARGETS: &str = "target_tokens";
+const WEIGHTS: &str = "weights";
+const LOGPROBS: &str = "logprobs";
+const ADVANTAGES: &str = "advantages";
+
+/// A pass, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pass {
+    /// What to learn from; never empty.
+    pub data: Vec<Datum>,
+    /// How.
+    pub loss: Loss,
+}
+
+/// A datum in protobuf. Tokens and floats are not copied.
+#[must_use]
+pub fn datum_to_proto(datum: &Datum) -> proto::Datum {
+    let tokens = numbers::share::<u32, _>(Input(datum.clone()));
+    let text = ChunkKind::EncodedText(proto::EncodedTextChunk { tokens });
+    let tensor = |bytes, dtype: DType| proto::Tensor {
+        encoding: Some(Encoding::Dense(bytes)),
+        dtype: dtype.into(),
+        shape: vec![datum.len() as i64],
+    };
+    let floats = |field| tensor(numbers::share::<f32, _>(Floats(datum.clone(), field)), DType::Float32);
+    let targets = numbers::collect(datum.targets().iter().map(|t| i64::from(*t)));
+    let mut inputs = BTreeMap::from([(TARGETS.to_owned(), tensor(targets, DType::Int64))]);
+    for (name, field) in fields(datum.inputs()) {
+        inputs.insert((*name).to_owned(), floats(*field));
+    }
+    proto::Datum {
+        model_input: vec![proto::Chunk { chunk: Some(text) }],
+        loss_fn_inputs: inputs,
+        ..proto::Datum::default()
+    }
+}
+
+/// A datum in JSON.
+#[must_use]
+pub fn datum_to_json(datum: &Datum) -> types::Datum {
+    let targets = TensorData::int64(datum.targets().iter().map(|t| i64::from(*t)).collect());
+    let mut inputs = BTreeMap::from([(TARGETS.to_owned(), targets)]);
+    for (name, field) in fields(datum.inputs()) {
+        inputs.insert((*name).to_owned(), TensorData::float32(field(datum.inputs()).to_vec()));
+    }
+    types::Datum { model_input: types::ModelInput::text(datum.input().to_vec()), loss_fn_inputs: inputs }
+}
+
+/// Reads a datum with the tensors of one loss.
+///
+/// # Errors
+/// Anything but text, tensors that are missing, of another loss, mis-sized or not finite.
+pub fn datum_from_proto(datum: &proto::Datum, loss: Loss) -> Result<Datum, ConvertError> {
+    let mut tokens = Vec::new();
+    for chunk in &datum.model_input {
+        match &chunk.chunk {
+            Some(ChunkKind::EncodedText(text)) => {
+                tokens.append(&mut tokens_of_bytes(&text.tokens).map_err(|e| e.at("model_input"))?);
+            }
+            _ => return Err(not_text()),
+        }
+    }
+    let mut rows = BTreeMap::new();
+    for (name, tensor) in &datum.loss_fn_inputs {
+        rows.insert(name.as_str(), Row::of_proto(tensor).map_err(|e| e.at(name))?);
+    }
+    join(tokens, rows, loss)
+}
+
+/// Reads a datum with the tensors of one loss.
+///
+/// # Errors
+/// As [`datum_from_proto`].
+pub fn datum_from_json(datum: &types::Datum, loss: Loss) -> Result<Datum, ConvertError> {
+    let tokens = text_of(&datum.model_input)?;
+    let mut rows = BTreeMap::new();
+    for (name, tensor) in &datum.loss_fn_inputs {
+        rows.insert(name.as_str(), Row::of_json(tensor).map_err(|e| e.at(name))?);
+    }
+    join(tokens, rows, loss)
+}
+
+/// The tokens of a prompt that is text only.
+pub(super) fn text_of(input: &types::ModelInput) -> Result<Vec<Token>, ConvertError> {
+    let mut tokens = Vec::new();
+    for chunk in &input.chunks {
+        match chunk {
+            types::Chunk::EncodedText { tokens: more } => tokens.extend_from_slice(more),
+            _ => return Err(not_text()),
+        }
+    }
+    Ok(tokens)
+}
+
+/// A pass in protobuf.
+#[must_use]
+pub fn pass_to_proto(
+    model_id: String,
+    seq_id: i32,
+    data: &[Datum],
+    loss: Loss,
+    forward_only: bool,
+) -> proto::ForwardBackwardRequest {
+    let config = loss_config(loss);
+    let number = |v: &f64| proto::LossConfigValue { value: Some(LossConfig::Number(*v)) };
+    proto::ForwardBackwardRequest {
+        model_id,
+        seq_id,
+        data: data.iter().map(datum_to_proto).collect(),
+        loss_fn: loss.name().into(),
+        loss_fn_config_v2: config.iter().map(|(k, v)| (k.clone(), number(v))).collect(),
+        loss_fn_config: config,
+        forward_only,
+    }
+}
+
+/// Reads a pass.
+///
+/// # Errors
+/// No data, a datum that is wrong, an unknown loss or setting.
+pub fn pass_from_proto(request: &proto::ForwardBackwardRequest) -> Result<Pass, ConvertError> {
+    let mut config = request.loss_fn_config.clone();
+    for (key, value) in &request.loss_fn_config_v2 {
+        match value.value {
+            Some(LossConfig::Number(number)) => config.insert(key.clone(), number),
+            _ => {
+                return Err(ConvertError::Invalid(format!("the setting `{key}` of the loss is no number")));
+            }
+        };
+    }
+    let loss = loss(&request.loss_fn, &config)?;
+    pass(&request.data, loss, datum_from_proto)
+}
+
+/// A pass in JSON.
+#[must_use]
+pub fn pass_to_json(data: &[Datum], loss: Loss) -> types::PassInput {
+    let config = loss_config(loss);
+    types::PassInput {
+        data: data.iter().map(datum_to_json).collect(),
+        loss_fn: loss.name().into(),
+        loss_fn_config: (!config.is_empty()).then_some(config),
+    }
+}
+
+/// Reads a pass.
+///
+/// # Errors
+/// As [`pass_from_proto`].
+pub fn pass_from_json(input: &types::PassInput) -> Result<Pass, ConvertError> {
+    let loss = loss(&input.loss_fn, input.loss_fn_config.as_ref().unwrap_or(&BTreeMap::new()))?;
+    pass(&input.data, loss, datum_from_json)
+}
+
+fn pass<D>(
+    data: &[D],
+    loss: Loss,
+    read: impl Fn(&D, Loss) -> Result<Datum, ConvertError>,
+) -> Result<Pass, ConvertError> {
+    if data.is_empty() {
+        return Err(ConvertError::invalid("there are no data"));
+    }
+    let read = |(i, datum)| read(datum, loss).map_err(|e| e.at(format_args!("datum {i}")));
+    Ok(Pass { data: data.iter().enumerate().map(read).collect::<Result<_, _>>()?, loss })
+}
+
+fn loss(name: &str, config: &BTreeMap<String, f64>) -> Result<Loss, ConvertError> {
+    Loss::from_config(name, config).map_err(|e| ConvertError::invalid(e.to_string()))
+}
+
+fn loss_config(loss: Loss) -> BTreeMap<String, f64> {
+    match loss {
+        Loss::CrossEntropy | Loss::ImportanceSampling => BTreeMap::new(),
+        Loss::Ppo { low, high } | Loss::Cispo { low, high } => {
+            BTreeMap::from([("clip_low_threshold".into(), low), ("clip_high_threshold".into(), high)])
+        }
+    }
+}
+
+fn join(tokens: Vec<Token>, mut rows: BTreeMap<&str, Row<'_>>, loss: Loss) -> Result<Datum, ConvertError> {
+    let mut take = |name: &str| {
+        rows.remove(name).ok_or_else(|| {
+            ConvertError::Invalid(format!(
+                "the loss {} needs the tensor `{name}`, which is missing",
+                loss.name()
+            ))
+        })
+    };
+    let targets = take(TARGETS)?.tokens().map_err(|e| e.at(TARGETS))?;
+    let inputs = match loss {
+        Loss::CrossEntropy => LossInputs::Weights(take(WEIGHTS)?.floats()),
+        Loss::ImportanceSampling | Loss::Ppo { .. } | Loss::Cispo { .. } => {
+            LossInputs::Policy { logprobs: take(LOGPROBS)?.floats(), advantages: take(ADVANTAGES)?.floats() }
+        }
+    };
+    if let Some(name) = rows.keys().next() {
+        let text = format!("the loss {} has no tensor `{name}`", loss.name());
+        return Err(ConvertError::Unsupported(text));
+    }
+    Datum::new(tokens, targets, inputs).map_err(|e| ConvertError::invalid(e.to_string()))
+}
+
+fn not_text() -> ConvertError {
+    ConvertError::unsupported("prompts of anything but text are not supported")
+}
+
+type Field = fn(&LossInputs) -> &[f32];
+
+/// The tensors of a datum beside its targets, by name.
+fn fields(inputs: &LossInputs) -> &'static [(&'static str, Field)] {
+    fn weights(inputs: &LossInputs) -> &[f32] {
+        match inputs {
+            LossInputs::Weights(weights) => weights,
+            LossInputs::Policy { .. } => &[],
+        }
+    }
+    fn logprobs(inputs: &LossInputs) -> &[f32] {
+        match inputs {
+            LossInputs::Policy { logprobs, .. } => logprobs,
+            LossInputs::Weights(_) => &[],
+        }
+    }
+    fn advantages(inputs: &LossInputs) -> &[f32] {
+        match inputs {
+            LossInputs::Policy { advantages, .. } => advantages,
+            LossInputs::Weights(_) => &[],
+        }
+    }
+    match inputs {
+        LossInputs::Weights(_) => &[(WEIGHTS, weights)],
+        LossInputs::Policy { .. } => &[(LOGPROBS, logprobs), (ADVANTAGES, advantages)],
+    }
+}
+
+/// Lends a datum's tokens to a body.
+struct Input(Datum);
+
+impl AsRef<[u32]> for Input {
+    fn as_ref(&self) -> &[u32] {
+        self.0.input()
+    }
+}
+
+/// Lends one of a datum's tensors to a body.
+struct Floats(Datum, Field);
+
+impl AsRef<[f32]> for Floats {
+    fn as_ref(&self) -> &[f32] {
+        (self.1)(self.0.inputs())
+    }
+}

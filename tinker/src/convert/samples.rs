@@ -1,0 +1,284 @@
+//! Samples, asked for and answered.
+
+use super::passes::text_of;
+use super::tensors::tokens_of_bytes;
+use super::{ConvertError, seed_to_wire};
+use crate::types::proto::{self, TopkLogprobs};
+use crate::types::{self, numbers};
+use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, Stop, StopReason, TopK};
+
+/// A request as it is sent; the sampler and the request's number are the caller's to add.
+#[must_use]
+pub fn sample_request_to_wire(request: &SampleRequest) -> types::SampleRequest {
+    let params = &request.params;
+    let signed = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let stop = match &params.stop {
+        Stop::ModelDefault => None,
+        Stop::Tokens(tokens) => Some(types::Stop::Tokens(tokens.clone())),
+        Stop::Strings(strings) => Some(types::Stop::Strings(strings.clone())),
+    };
+    types::SampleRequest {
+        num_samples: signed(request.num_samples),
+        prompt: types::ModelInput::text(request.prompt.to_vec()),
+        sampling_params: types::SamplingParams {
+            max_tokens: Some(signed(params.max_tokens)),
+            // Below 2^31, so it fits.
+            seed: params.seed.map(|seed| seed_to_wire(seed) as i64),
+            stop,
+            temperature: shortest(params.temperature),
+            top_k: params.top_k.map_or(-1, signed),
+            top_p: shortest(params.top_p),
+        },
+        prompt_logprobs: request.prompt_logprobs,
+        topk_prompt_logprobs: signed(request.topk_prompt_logprobs),
+        topk_sample_logprobs: signed(request.topk_sample_logprobs),
+        ..types::SampleRequest::default()
+    }
+}
+
+/// Reads a request. Without `max_tokens` it may fill the context.
+///
+/// # Errors
+/// What no sampler can serve, and what core has no words for.
+pub fn sample_request_from_wire(
+    request: &types::SampleRequest,
+    context: usize,
+) -> Result<SampleRequest, ConvertError> {
+    let params = &request.sampling_params;
+    let prompt = text_of(&request.prompt)?;
+    let unsigned = |key: &str, n: i64| {
+        usize::try_from(n)
+            .map_err(|_| ConvertError::Invalid(format!("{key} is {n}, it must not be negative")))
+    };
+    let extras = [
+        ("target_prompt_logprobs", request.target_prompt_logprobs.is_some()),
+        ("prompt_alt_tokens_k", request.prompt_alt_tokens_k != 0),
+        ("prompt_logprobs_last_n", request.prompt_logprobs_last_n.is_some()),
+        ("record_stability_info", request.record_stability_info),
+    ];
+    if let Some((key, _)) = extras.iter().find(|(_, asked)| *asked) {
+        return Err(ConvertError::Unsupported(format!("`{key}` is not supported")));
+    }
+    let stop = match &params.stop {
+        None => Stop::ModelDefault,
+        Some(types::Stop::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
+        Some(types::Stop::Strings(strings)) => Stop::Strings(strings.clone()),
+        Some(types::Stop::String(string)) => Stop::Strings(vec![string.clone()]),
+    };
+    let seed = match params.seed {
+        None => None,
+        Some(seed) => Some(
+            u64::try_from(seed)
+                .map_err(|_| ConvertError::Invalid(format!("seed is {seed}, it must not be negative")))?,
+        ),
+    };
+    let max_tokens = match params.max_tokens {
+        Some(n) => unsigned("max_tokens", n)?,
+        None => context.saturating_sub(prompt.len()),
+    };
+    let top_k = match params.top_k {
+        -1 => None,
+        k => Some(unsigned("top_k", k)?),
+    };
+    let wire = SampleRequest {
+        num_samples: unsigned("num_samples", request.num_samples)?,
+        params: SamplingParams {
+            max_tokens,
+            temperature: params.temperature as f32,
+            top_k,
+            top_p: params.top_p as f32,
+            seed,
+            stop,
+        },
+        prompt: prompt.into(),
+        prompt_logprobs: request.prompt_logprobs,
+        topk_prompt_logprobs: unsigned("topk_prompt_logprobs", request.topk_prompt_logprobs)?,
+        topk_sample_logprobs: unsigned("topk_sample_logprobs", request.topk_sample_logprobs)?,
+    };
+    wire.check().map_err(|e| ConvertError::invalid(e.to_string()))?;
+    Ok(wire)
+}
+
+/// An answer in protobuf.
+#[must_use]
+pub fn sample_response_to_proto(response: &SampleResponse) -> proto::SampleResponse {
+    let sequence = |sampled: &Sampled| proto::SampledSequence {
+        stop_reason: match sampled.stop {
+            StopReason::Stop => proto::StopReason::Stop.into(),
+            StopReason::Length => proto::StopReason::Length.into(),
+        },
+        tokens: numbers::share::<u32, _>(sampled.tokens.clone()),
+        logprobs: Some(numbers::share::<f32, _>(sampled.logprobs.clone())),
+        topk_sampled_logprobs: sampled.topk.as_ref().map(|rows| pack_topk(rows.iter().map(|r| &r[..]))),
+    };
+    let scores = |scores: &Vec<Option<f32>>| numbers::collect(scores.iter().map(|lp| lp.unwrap_or(f32::NAN)));
+    proto::SampleResponse {
+        sequences: response.sequences.iter().map(sequence).collect(),
+        prompt_logprobs: response.prompt_logprobs.as_ref().map(scores),
+        topk_prompt_logprobs: response
+            .topk_prompt_logprobs
+            .as_ref()
+            .map(|rows| pack_topk(rows.iter().map(|row| row.as_deref().unwrap_or(&[])))),
+        prompt_cache_hit_tokens: i32::try_from(response.cached_prompt_tokens).unwrap_or(i32::MAX),
+        ..proto::SampleResponse::default()
+    }
+}
+
+/// Reads an answer about a prompt of `prompt_len` tokens. Some servers leave the first prompt log-prob out.
+///
+/// # Errors
+/// Lengths that contradict each other, no log-probs, an unknown reason for the end.
+pub fn sample_response_from_proto(
+    response: &proto::SampleResponse,
+    prompt_len: usize,
+) -> Result<SampleResponse, ConvertError> {
+    let sequence = |sequence: &proto::SampledSequence| {
+        let stop = match proto::StopReason::try_from(sequence.stop_reason) {
+            Ok(proto::StopReason::Stop) => StopReason::Stop,
+            Ok(proto::StopReason::Length) => StopReason::Length,
+            Err(_) => {
+                let text = format!("there is no stop reason of number {}", sequence.stop_reason);
+                return Err(ConvertError::Invalid(text));
+            }
+        };
+        let logprobs = match &sequence.logprobs {
+            Some(bytes) => numbers::read::<f32>(bytes)?.into_owned(),
+            None => vec![],
+        };
+        let topk = sequence.topk_sampled_logprobs.as_ref().map(unpack_topk).transpose()?;
+        sampled(tokens_of_bytes(&sequence.tokens)?, logprobs, stop, topk)
+    };
+    let prompt_logprobs = match &response.prompt_logprobs {
+        Some(bytes) if !bytes.is_empty() => {
+            let scores = numbers::read::<f32>(bytes)?;
+            Some(padded(scores.iter().map(|lp| (!lp.is_nan()).then_some(*lp)).collect(), prompt_len)?)
+        }
+        _ => None,
+    };
+    let topk = response.topk_prompt_logprobs.as_ref().map(unpack_topk).transpose()?;
+    Ok(SampleResponse {
+        sequences: response.sequences.iter().map(sequence).collect::<Result<_, _>>()?,
+        prompt_logprobs,
+        topk_prompt_logprobs: topk.map(|rows| padded(rows, prompt_len)).transpose()?,
+        cached_prompt_tokens: usize::try_from(response.prompt_cache_hit_tokens).unwrap_or(0),
+    })
+}
+
+/// An answer in JSON.
+#[must_use]
+pub fn sample_response_to_json(response: &SampleResponse) -> types::SampleResponse {
+    let sequence = |sampled: &Sampled| types::SampledSequence {
+        stop_reason: match sampled.stop {
+            StopReason::Stop => types::StopReason::Stop,
+            StopReason::Length => types::StopReason::Length,
+        },
+        tokens: sampled.tokens.clone(),
+        logprobs: Some(sampled.logprobs.clone()),
+        topk_sampled_logprobs: sampled.topk.clone().map(|rows| rows.into_iter().map(Some).collect()),
+    };
+    types::SampleResponse {
+        sequences: response.sequences.iter().map(sequence).collect(),
+        prompt_logprobs: response.prompt_logprobs.clone(),
+        topk_prompt_logprobs: response.topk_prompt_logprobs.clone(),
+        ..types::SampleResponse::default()
+    }
+}
+
+/// Reads an answer about a prompt of `prompt_len` tokens, as [`sample_response_from_proto`] does.
+///
+/// # Errors
+/// Lengths that contradict each other, or no log-probs.
+pub fn sample_response_from_json(
+    response: &types::SampleResponse,
+    prompt_len: usize,
+) -> Result<SampleResponse, ConvertError> {
+    let sequence = |sequence: &types::SampledSequence| {
+        let stop = match sequence.stop_reason {
+            types::StopReason::Stop => StopReason::Stop,
+            types::StopReason::Length => StopReason::Length,
+        };
+        let logprobs = sequence.logprobs.clone().unwrap_or_default();
+        sampled(sequence.tokens.clone(), logprobs, stop, sequence.topk_sampled_logprobs.clone())
+    };
+    let scores = response.prompt_logprobs.clone().filter(|scores| !scores.is_empty());
+    Ok(SampleResponse {
+        sequences: response.sequences.iter().map(sequence).collect::<Result<_, _>>()?,
+        prompt_logprobs: scores.map(|scores| padded(scores, prompt_len)).transpose()?,
+        topk_prompt_logprobs: response
+            .topk_prompt_logprobs
+            .clone()
+            .map(|rows| padded(rows, prompt_len))
+            .transpose()?,
+        cached_prompt_tokens: 0,
+    })
+}
+
+fn sampled(
+    tokens: Vec<u32>,
+    logprobs: Vec<f32>,
+    stop: StopReason,
+    topk: Option<Vec<Option<TopK>>>,
+) -> Result<Sampled, ConvertError> {
+    if logprobs.len() != tokens.len() {
+        let text = format!("a sample has {} tokens and {} log-probs", tokens.len(), logprobs.len());
+        return Err(ConvertError::Invalid(text));
+    }
+    let topk = topk.map(|rows| rows.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>());
+    if let Some(rows) = &topk
+        && rows.len() != tokens.len()
+    {
+        let text = format!("a sample has {} tokens and {} lists of likely ones", tokens.len(), rows.len());
+        return Err(ConvertError::Invalid(text));
+    }
+    Ok(Sampled { tokens, logprobs, stop, topk })
+}
+
+/// One entry per prompt token, the first without a value.
+fn padded<T>(mut rows: Vec<Option<T>>, prompt_len: usize) -> Result<Vec<Option<T>>, ConvertError> {
+    if rows.len() + 1 == prompt_len {
+        rows.insert(0, None);
+    }
+    if rows.len() != prompt_len {
+        let text = format!("a prompt of {prompt_len} tokens got {} log-probs", rows.len());
+        return Err(ConvertError::Invalid(text));
+    }
+    Ok(rows)
+}
+
+fn pack_topk<'a>(rows: impl ExactSizeIterator<Item = &'a [(u32, f32)]> + Clone) -> TopkLogprobs {
+    let k = rows.clone().map(<[_]>::len).max().unwrap_or(0);
+    let length = rows.len();
+    let cells = |row: &'a [(u32, f32)]| {
+        (0..k).map(move |i| row.get(i).copied().unwrap_or((0, TopkLogprobs::MISSING)))
+    };
+    TopkLogprobs {
+        token_ids: numbers::collect(rows.clone().flat_map(cells).map(|(token, _)| token)),
+        logprobs: numbers::collect(rows.flat_map(cells).map(|(_, lp)| lp)),
+        k: k as u32,
+        length: length as u32,
+    }
+}
+
+fn unpack_topk(topk: &TopkLogprobs) -> Result<Vec<Option<TopK>>, ConvertError> {
+    let (k, length) = (topk.k as usize, topk.length as usize);
+    let (tokens, logprobs) = (tokens_of_bytes(&topk.token_ids)?, numbers::read::<f32>(&topk.logprobs)?);
+    if k.checked_mul(length) != Some(tokens.len()) || tokens.len() != logprobs.len() {
+        let (t, l) = (tokens.len(), logprobs.len());
+        let text = format!("{length} lists of {k} likely tokens hold {t} tokens and {l} log-probs");
+        return Err(ConvertError::Invalid(text));
+    }
+    if k == 0 {
+        return Ok(vec![None; length]);
+    }
+    let row = |(tokens, logprobs): (&[u32], &[f32])| {
+        let cells = tokens.iter().copied().zip(logprobs.iter().copied());
+        let row: TopK = cells.take_while(|cell| *cell != (0, TopkLogprobs::MISSING)).collect();
+        (!row.is_empty()).then_some(row)
+    };
+    Ok(tokens.chunks(k).zip(logprobs.chunks(k)).map(row).collect())
+}
+
+/// 0.7 as an f32 is sent as 0.7 and not as 0.699999988.
+fn shortest(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}

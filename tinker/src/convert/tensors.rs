@@ -1,0 +1,110 @@
+//! Tensors of both forms as rows of one kind of number.
+
+use super::ConvertError;
+use crate::types::proto::{self, DType, Encoding};
+use crate::types::{self, Values, numbers};
+use minds_core::ids::Token;
+use std::borrow::Cow;
+
+/// A tensor's numbers before anybody decided what they are.
+pub(super) enum Row<'a> {
+    Int(Cow<'a, [i64]>),
+    Float(Cow<'a, [f32]>),
+}
+
+impl<'a> Row<'a> {
+    /// A dense, one-dimensional tensor of protobuf.
+    pub(super) fn of_proto(tensor: &'a proto::Tensor) -> Result<Self, ConvertError> {
+        let bytes = match &tensor.encoding {
+            Some(Encoding::Dense(bytes)) => bytes,
+            Some(Encoding::SparseCsr(_)) => return Err(matrices()),
+            None => return Err(ConvertError::invalid("there are no numbers in it")),
+        };
+        let row = Self::of_bytes(bytes, tensor.dtype)?;
+        check_shape(&tensor.shape, row.len())?;
+        Ok(row)
+    }
+
+    /// The bytes of one datum within a batched tensor.
+    pub(super) fn of_bytes(bytes: &'a [u8], dtype: i32) -> Result<Self, ConvertError> {
+        match DType::try_from(dtype) {
+            Ok(DType::Float32) => Ok(Self::Float(numbers::read(bytes)?)),
+            Ok(DType::Int64) => Ok(Self::Int(numbers::read(bytes)?)),
+            Ok(DType::Int32) => {
+                let short = numbers::read::<i32>(bytes)?;
+                Ok(Self::Int(short.iter().map(|v| i64::from(*v)).collect()))
+            }
+            Ok(DType::Bfloat16) => {
+                let pairs = bytes.chunks_exact(2);
+                if !pairs.remainder().is_empty() {
+                    return Err(numbers::Ragged { len: bytes.len(), size: 2 }.into());
+                }
+                let widen = |pair: &[u8]| f32::from_le_bytes([0, 0, pair[0], pair[1]]);
+                Ok(Self::Float(pairs.map(widen).collect()))
+            }
+            Ok(DType::Unspecified) | Err(_) => {
+                Err(ConvertError::invalid(format!("there is no dtype of number {dtype}")))
+            }
+        }
+    }
+
+    /// A dense, one-dimensional tensor of JSON.
+    pub(super) fn of_json(tensor: &'a types::TensorData) -> Result<Self, ConvertError> {
+        if tensor.sparse_crow_indices.is_some() || tensor.sparse_col_indices.is_some() {
+            return Err(matrices());
+        }
+        let row = match &tensor.data {
+            Values::Int64(values) => Self::Int(Cow::Borrowed(values)),
+            Values::Float32(values) => Self::Float(Cow::Borrowed(values)),
+        };
+        if let Some(shape) = &tensor.shape {
+            check_shape(shape, row.len())?;
+        }
+        Ok(row)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Int(values) => values.len(),
+            Self::Float(values) => values.len(),
+        }
+    }
+
+    pub(super) fn floats(self) -> Vec<f32> {
+        match self {
+            Self::Int(values) => values.iter().map(|v| *v as f32).collect(),
+            Self::Float(values) => values.into_owned(),
+        }
+    }
+
+    pub(super) fn tokens(self) -> Result<Vec<Token>, ConvertError> {
+        match self {
+            Self::Int(values) => values.iter().map(|v| token(*v)).collect(),
+            Self::Float(_) => {
+                Err(ConvertError::invalid("it holds real numbers, it must hold tokens (int64)"))
+            }
+        }
+    }
+}
+
+/// Tokens as protobuf packs them.
+pub(super) fn tokens_of_bytes(bytes: &[u8]) -> Result<Vec<Token>, ConvertError> {
+    numbers::read::<i32>(bytes)?.iter().map(|v| token(i64::from(*v))).collect()
+}
+
+fn token(value: i64) -> Result<Token, ConvertError> {
+    Token::try_from(value).map_err(|_| ConvertError::Invalid(format!("{value} is no token")))
+}
+
+fn check_shape(shape: &[i64], len: usize) -> Result<(), ConvertError> {
+    match shape {
+        [] => Ok(()),
+        [n] if *n == len as i64 => Ok(()),
+        [n] => Err(ConvertError::Invalid(format!("its shape is [{n}], and it has {len} elements"))),
+        _ => Err(matrices()),
+    }
+}
+
+fn matrices() -> ConvertError {
+    ConvertError::unsupported("tensors with more than one dimension, such as soft targets, are not supported")
+}

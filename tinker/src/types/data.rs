@@ -1,0 +1,293 @@
+//! Prompts, tensors and data in JSON.
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A prompt in pieces.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelInput {
+    /// The pieces, in order.
+    pub chunks: Vec<Chunk>,
+}
+
+impl ModelInput {
+    /// A prompt of text only.
+    #[must_use]
+    pub fn text(tokens: Vec<u32>) -> Self {
+        Self { chunks: vec![Chunk::EncodedText { tokens }] }
+    }
+}
+
+/// One piece of a prompt. A piece without `type` is text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", try_from = "ChunkAsSent")]
+pub enum Chunk {
+    /// Text as tokens.
+    EncodedText {
+        /// Token ids.
+        tokens: Vec<u32>,
+    },
+    /// An image in base64.
+    Image {
+        /// The file.
+        data: String,
+        /// `png` or `jpeg`.
+        format: String,
+        /// Tokens that it takes, if the caller knows.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expected_tokens: Option<u32>,
+    },
+    /// An image by address.
+    ImageAssetPointer {
+        /// Where it is.
+        location: String,
+        /// `png` or `jpeg`.
+        format: String,
+        /// Tokens that it takes, if the caller knows.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expected_tokens: Option<u32>,
+    },
+    /// Sound in base64.
+    Dmel {
+        /// The sound.
+        dmel: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct ChunkAsSent {
+    #[serde(rename = "type", default)]
+    tag: Option<String>,
+    #[serde(default)]
+    tokens: Option<Vec<u32>>,
+    #[serde(default)]
+    data: Option<String>,
+    #[serde(default)]
+    format: Option<String>,
+    #[serde(default)]
+    location: Option<String>,
+    #[serde(default)]
+    expected_tokens: Option<u32>,
+    #[serde(default)]
+    dmel: Option<String>,
+}
+
+impl TryFrom<ChunkAsSent> for Chunk {
+    type Error = String;
+
+    fn try_from(sent: ChunkAsSent) -> Result<Self, String> {
+        let tag = sent.tag.as_deref().unwrap_or("encoded_text");
+        let missing = |field: &str| format!("a chunk of type `{tag}` has no `{field}`");
+        let expected_tokens = sent.expected_tokens;
+        match tag {
+            "encoded_text" => Ok(Self::EncodedText { tokens: sent.tokens.ok_or_else(|| missing("tokens"))? }),
+            "image" => Ok(Self::Image {
+                data: sent.data.ok_or_else(|| missing("data"))?,
+                format: sent.format.ok_or_else(|| missing("format"))?,
+                expected_tokens,
+            }),
+            "image_asset_pointer" => Ok(Self::ImageAssetPointer {
+                location: sent.location.ok_or_else(|| missing("location"))?,
+                format: sent.format.ok_or_else(|| missing("format"))?,
+                expected_tokens,
+            }),
+            "dmel" => Ok(Self::Dmel { dmel: sent.dmel.ok_or_else(|| missing("dmel"))? }),
+            other => Err(format!("there is no chunk of type `{other}`")),
+        }
+    }
+}
+
+/// One example in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Datum {
+    /// What the model reads.
+    pub model_input: ModelInput,
+    /// What its loss reads.
+    pub loss_fn_inputs: BTreeMap<String, TensorData>,
+}
+
+/// Numbers of a tensor, row after row.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Values {
+    /// Of dtype `int64`.
+    Int64(Vec<i64>),
+    /// Of dtype `float32`.
+    Float32(Vec<f32>),
+}
+
+/// Element type of a tensor in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// Whole numbers.
+    Int64,
+    /// Real numbers.
+    Float32,
+}
+
+/// A tensor in JSON: dense, or sparse by rows (CSR).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "TensorAsSent")]
+pub struct TensorData {
+    /// The numbers; of a sparse tensor those that are there.
+    pub data: Values,
+    /// Their type.
+    pub dtype: DType,
+    /// The dense shape; one dimension if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Vec<i64>>,
+    /// Where each row begins, if it is sparse.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparse_crow_indices: Option<Vec<i64>>,
+    /// The column of each number, if it is sparse.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparse_col_indices: Option<Vec<i64>>,
+}
+
+impl TensorData {
+    /// A row of whole numbers.
+    #[must_use]
+    pub fn int64(data: Vec<i64>) -> Self {
+        Self::row(data.len(), Values::Int64(data), DType::Int64)
+    }
+
+    /// A row of real numbers.
+    #[must_use]
+    pub fn float32(data: Vec<f32>) -> Self {
+        Self::row(data.len(), Values::Float32(data), DType::Float32)
+    }
+
+    fn row(len: usize, data: Values, dtype: DType) -> Self {
+        Self {
+            data,
+            dtype,
+            shape: Some(vec![len as i64]),
+            sparse_crow_indices: None,
+            sparse_col_indices: None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct TensorAsSent {
+    data: Numbers,
+    dtype: DType,
+    #[serde(default)]
+    shape: Option<Vec<i64>>,
+    #[serde(default)]
+    sparse_crow_indices: Option<Vec<i64>>,
+    #[serde(default)]
+    sparse_col_indices: Option<Vec<i64>>,
+}
+
+impl TryFrom<TensorAsSent> for TensorData {
+    type Error = String;
+
+    fn try_from(sent: TensorAsSent) -> Result<Self, String> {
+        let data = match (sent.dtype, sent.data) {
+            (DType::Int64, Numbers::Whole(values)) => Values::Int64(values),
+            (DType::Int64, Numbers::Real(values)) => {
+                if let Some(value) = values.iter().find(|v| v.fract() != 0.0) {
+                    return Err(format!("{value} stands in a tensor of dtype int64"));
+                }
+                Values::Int64(values.into_iter().map(|v| v as i64).collect())
+            }
+            (DType::Float32, Numbers::Whole(values)) => {
+                Values::Float32(values.into_iter().map(|v| v as f32).collect())
+            }
+            (DType::Float32, Numbers::Real(values)) => {
+                Values::Float32(values.into_iter().map(|v| v as f32).collect())
+            }
+        };
+        Ok(Self {
+            data,
+            dtype: sent.dtype,
+            shape: sent.shape,
+            sparse_crow_indices: sent.sparse_crow_indices,
+            sparse_col_indices: sent.sparse_col_indices,
+        })
+    }
+}
+
+/// Numbers whose type is not known yet: `dtype` may come after them.
+enum Numbers {
+    Whole(Vec<i64>),
+    Real(Vec<f64>),
+}
+
+impl<'de> Deserialize<'de> for Numbers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Numbers;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a flat list of numbers")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Numbers, A::Error> {
+                let mut whole = Vec::with_capacity(seq.size_hint().unwrap_or(0).min(1 << 16));
+                let first_real = loop {
+                    match seq.next_element::<Number>()? {
+                        None => return Ok(Numbers::Whole(whole)),
+                        Some(Number::Whole(value)) => whole.push(value),
+                        Some(Number::Real(value)) => break value,
+                    }
+                };
+                let mut real: Vec<f64> = whole.into_iter().map(|v| v as f64).collect();
+                real.push(first_real);
+                while let Some(number) = seq.next_element::<Number>()? {
+                    real.push(match number {
+                        Number::Whole(value) => value as f64,
+                        Number::Real(value) => value,
+                    });
+                }
+                Ok(Numbers::Real(real))
+            }
+        }
+
+        deserializer.deserialize_seq(Reader)
+    }
+}
+
+enum Number {
+    Whole(i64),
+    Real(f64),
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
+                Ok(Number::Whole(value))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
+                Ok(i64::try_from(value).map_or(Number::Real(value as f64), Number::Whole))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
+                Ok(Number::Real(value))
+            }
+
+            /// What JSON writers make of NaN.
+            fn visit_unit<E>(self) -> Result<Number, E> {
+                Ok(Number::Real(f64::NAN))
+            }
+        }
+
+        deserializer.deserialize_any(Reader)
+    }
+}

@@ -1,0 +1,56 @@
+//! The `type` fields: one unit type per literal, so that none can be misspelt or forgotten.
+
+use serde::{Deserialize, Deserializer};
+
+/// Reads `null` as the default, as old SDKs mean it.
+pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// The literals of `type` fields.
+pub mod tag {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::{Serialize, Serializer};
+    use std::borrow::Cow;
+
+    macro_rules! literals {
+        ($($name:ident = $text:literal),* $(,)?) => {$(
+            #[doc = concat!("Always written as `", $text, "`; a missing or null one is read too.")]
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct $name;
+
+            impl Serialize for $name {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    serializer.serialize_str($text)
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $name {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    match Option::<Cow<'de, str>>::deserialize(deserializer)? {
+                        None => Ok(Self),
+                        Some(text) if text == $text => Ok(Self),
+                        Some(text) => Err(D::Error::custom(format_args!("`type` is {text:?}, not {:?}", $text))),
+                    }
+                }
+            }
+        )*};
+    }
+
+    literals! {
+        CreateModel = "create_model",
+        CreateSamplingSession = "create_sampling_session",
+        CreateSession = "create_session",
+        GetInfo = "get_info",
+        LoadWeights = "load_weights",
+        OptimStep = "optim_step",
+        Sample = "sample",
+        SaveWeights = "save_weights",
+        SaveWeightsForSampler = "save_weights_for_sampler",
+        SessionHeartbeat = "session_heartbeat",
+        TryAgain = "try_again",
+        UnloadModel = "unload_model",
+    }
+}

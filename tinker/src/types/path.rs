@@ -1,0 +1,91 @@
+//! Addresses of saved weights: `tinker://{training run}/{kind}/{name}`.
+
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// What is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CheckpointKind {
+    /// Weights and optimizer.
+    Training,
+    /// Weights to sample from.
+    Sampler,
+    /// Weights to take away.
+    External,
+}
+
+impl CheckpointKind {
+    /// How it is named in an address.
+    #[must_use]
+    pub fn segment(self) -> &'static str {
+        match self {
+            Self::Training => "weights",
+            Self::Sampler => "sampler_weights",
+            Self::External => "external_weights",
+        }
+    }
+
+    /// How it is named as a `checkpoint_type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Sampler => "sampler",
+            Self::External => "external",
+        }
+    }
+}
+
+/// An address, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CheckpointPath {
+    /// The model that was saved.
+    pub run: String,
+    /// What is saved. Some servers leave it out for samplers' weights.
+    pub kind: Option<CheckpointKind>,
+    /// Under which name.
+    pub name: String,
+}
+
+/// Not an address of weights.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("`{0}` is no address of saved weights: tinker://RUN/weights/NAME is one")]
+pub struct PathError(pub String);
+
+impl CheckpointPath {
+    /// Kind and name, as REST addresses want them.
+    #[must_use]
+    pub fn checkpoint_id(&self) -> String {
+        match self.kind {
+            Some(kind) => format!("{}/{}", kind.segment(), self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
+impl FromStr for CheckpointPath {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let wrong = || PathError(text.into());
+        let parts: Vec<&str> = text.strip_prefix("tinker://").ok_or_else(wrong)?.split('/').collect();
+        if parts.iter().any(|part| part.is_empty() || matches!(*part, "." | "..")) {
+            return Err(wrong());
+        }
+        let (run, kind, name) = match parts[..] {
+            [run, "weights", name] => (run, Some(CheckpointKind::Training), name),
+            [run, "sampler_weights", name] => (run, Some(CheckpointKind::Sampler), name),
+            [run, "external_weights", name] => (run, Some(CheckpointKind::External), name),
+            [run, name] => (run, None, name),
+            _ => return Err(wrong()),
+        };
+        Ok(Self { run: run.into(), kind, name: name.into() })
+    }
+}
+
+impl fmt::Display for CheckpointPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tinker://{}/{}", self.run, self.checkpoint_id())
+    }
+}

@@ -1,0 +1,227 @@
+//! Samplers, samples and their results in JSON.
+
+use super::data::{ModelInput, TensorData};
+use super::literal::{nullable, tag};
+use serde::{Deserialize, Serialize};
+
+/// `POST create_sampling_session`: over weights if there is a path, else over a base model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CreateSamplingSessionRequest {
+    /// Session it belongs to.
+    pub session_id: String,
+    /// Number within the session, shared with samplers made by `save_weights_for_sampler`.
+    pub sampling_session_seq_id: u64,
+    /// Base model to sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    /// Weights to sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+    /// Which request this is.
+    #[serde(rename = "type", default)]
+    pub tag: tag::CreateSamplingSession,
+}
+
+/// Answer to `POST create_sampling_session`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CreateSamplingSessionResponse {
+    /// Which answer this is.
+    #[serde(rename = "type", default)]
+    pub tag: tag::CreateSamplingSession,
+    /// Name of the sampler.
+    pub sampling_session_id: String,
+}
+
+/// Answer to `GET samplers/{id}`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sampler {
+    /// Name of the sampler.
+    pub sampler_id: String,
+    /// What it samples.
+    pub base_model: String,
+    /// With which weights.
+    #[serde(default)]
+    pub model_path: Option<String>,
+}
+
+/// `POST asample`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampleRequest {
+    /// Samples to draw.
+    #[serde(default = "one")]
+    pub num_samples: i64,
+    /// What to continue.
+    pub prompt: ModelInput,
+    /// How to draw.
+    #[serde(default, deserialize_with = "nullable")]
+    pub sampling_params: SamplingParams,
+    /// Which sampler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling_session_id: Option<String>,
+    /// Number within the sampler; asking twice with one number gives the same samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<i64>,
+    /// Base model, for requests without a sampler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    /// Weights, for requests without a sampler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+    /// Whether to return the log-prob of each prompt token.
+    #[serde(default, deserialize_with = "nullable")]
+    pub prompt_logprobs: bool,
+    /// How many of the most likely tokens to return at each prompt position.
+    #[serde(default, deserialize_with = "nullable")]
+    pub topk_prompt_logprobs: i64,
+    /// How many of the most likely tokens to return at each sampled position.
+    #[serde(default, deserialize_with = "nullable")]
+    pub topk_sample_logprobs: i64,
+    /// Tokens whose log-prob is wanted at each prompt position, `[len - 1, k]`, -1 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_prompt_logprobs: Option<TensorData>,
+    /// Alternatives to draw at each prompt position.
+    #[serde(default, deserialize_with = "nullable")]
+    pub prompt_alt_tokens_k: i64,
+    /// Return only the last so many prompt log-probs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs_last_n: Option<i64>,
+    /// Whether the server keeps what `stable_reinforce` needs.
+    #[serde(default, deserialize_with = "nullable")]
+    pub record_stability_info: bool,
+    /// Which request this is.
+    #[serde(rename = "type", default)]
+    pub tag: tag::Sample,
+}
+
+fn one() -> i64 {
+    1
+}
+
+impl Default for SampleRequest {
+    fn default() -> Self {
+        Self {
+            num_samples: 1,
+            prompt: ModelInput::default(),
+            sampling_params: SamplingParams::default(),
+            sampling_session_id: None,
+            seq_id: None,
+            base_model: None,
+            model_path: None,
+            prompt_logprobs: false,
+            topk_prompt_logprobs: 0,
+            topk_sample_logprobs: 0,
+            target_prompt_logprobs: None,
+            prompt_alt_tokens_k: 0,
+            prompt_logprobs_last_n: None,
+            record_stability_info: false,
+            tag: tag::Sample,
+        }
+    }
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "SamplingParamsAsSent")]
+pub struct SamplingParams {
+    /// Most tokens; up to the context's end if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<i64>,
+    /// Makes samples repeatable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<i64>,
+    /// What ends a sample; `None` is the model's own end, an empty list is nothing at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop: Option<Stop>,
+    /// Softmax temperature.
+    pub temperature: f64,
+    /// Most likely tokens to keep; -1 for all.
+    pub top_k: i64,
+    /// Probability mass to keep; 1 for all.
+    pub top_p: f64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParamsAsSent::default().into()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SamplingParamsAsSent {
+    max_tokens: Option<i64>,
+    seed: Option<i64>,
+    stop: Option<Stop>,
+    temperature: Option<f64>,
+    top_k: Option<i64>,
+    top_p: Option<f64>,
+}
+
+impl From<SamplingParamsAsSent> for SamplingParams {
+    fn from(sent: SamplingParamsAsSent) -> Self {
+        Self {
+            max_tokens: sent.max_tokens,
+            seed: sent.seed,
+            stop: sent.stop,
+            temperature: sent.temperature.unwrap_or(1.0),
+            top_k: sent.top_k.unwrap_or(-1),
+            top_p: sent.top_p.unwrap_or(1.0),
+        }
+    }
+}
+
+/// What ends a sample early. An empty list is read as [`Stop::Tokens`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Stop {
+    /// Any of these tokens.
+    Tokens(Vec<u32>),
+    /// Any of these strings.
+    Strings(Vec<String>),
+    /// This string.
+    String(String),
+}
+
+/// Why a sample ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StopReason {
+    /// Something of [`Stop`].
+    Stop,
+    /// It has all its tokens, or the context is full.
+    Length,
+}
+
+/// Tokens with log-probs, best first.
+pub type TopK = Vec<(u32, f32)>;
+
+/// Result of `asample` in JSON. Newer SDKs take only [`super::proto::SampleResponse`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SampleResponse {
+    /// Which result this is.
+    #[serde(rename = "type", default)]
+    pub tag: tag::Sample,
+    /// One entry per sample.
+    pub sequences: Vec<SampledSequence>,
+    /// Log-prob of each prompt token; the first has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<f32>>>,
+    /// The most likely tokens at each prompt position; the first has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topk_prompt_logprobs: Option<Vec<Option<TopK>>>,
+}
+
+/// One sample in JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampledSequence {
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Log-prob of each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<f32>>,
+    /// The most likely tokens at each position: only in protobuf with other servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topk_sampled_logprobs: Option<Vec<Option<TopK>>>,
+}

@@ -1,0 +1,129 @@
+//! Passes and optimizer steps in JSON. Newer SDKs send passes as [`super::proto::ForwardBackwardRequest`].
+
+use super::data::{Datum, TensorData};
+use super::literal::tag;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// `POST forward_backward` of older SDKs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForwardBackwardRequest {
+    /// The pass.
+    pub forward_backward_input: PassInput,
+    /// Which model.
+    pub model_id: String,
+    /// Place in the model's order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<i64>,
+}
+
+/// `POST forward` of older SDKs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForwardRequest {
+    /// The pass.
+    pub forward_input: PassInput,
+    /// Which model.
+    pub model_id: String,
+    /// Place in the model's order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<i64>,
+}
+
+/// Data and loss of a pass.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PassInput {
+    /// What to learn from.
+    pub data: Vec<Datum>,
+    /// Name of the loss.
+    pub loss_fn: String,
+    /// Its settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_fn_config: Option<BTreeMap<String, f64>>,
+}
+
+/// Result of a pass in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForwardBackwardOutput {
+    /// What the outputs are, `ArrayRecord`.
+    pub loss_fn_output_type: String,
+    /// Named tensors, one set per datum.
+    pub loss_fn_outputs: Vec<BTreeMap<String, TensorData>>,
+    /// Numbers; the part behind the colon of each name says how chunks are put together.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// `POST optim_step`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OptimStepRequest {
+    /// Which model.
+    pub model_id: String,
+    /// Place in the model's order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<i64>,
+    /// Which request this is.
+    #[serde(rename = "type", default)]
+    pub tag: tag::OptimStep,
+    /// Settings of AdamW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adam_params: Option<AdamParams>,
+    /// Settings of another optimizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer_params: Option<Map<String, Value>>,
+}
+
+/// Settings of AdamW. What is not sent is the default.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "AdamParamsAsSent")]
+pub struct AdamParams {
+    /// Step size.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 for none.
+    pub grad_clip_norm: f64,
+}
+
+impl Default for AdamParams {
+    fn default() -> Self {
+        AdamParamsAsSent::default().into()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AdamParamsAsSent {
+    learning_rate: Option<f64>,
+    beta1: Option<f64>,
+    beta2: Option<f64>,
+    eps: Option<f64>,
+    weight_decay: Option<f64>,
+    grad_clip_norm: Option<f64>,
+}
+
+impl From<AdamParamsAsSent> for AdamParams {
+    fn from(sent: AdamParamsAsSent) -> Self {
+        Self {
+            learning_rate: sent.learning_rate.unwrap_or(1e-4),
+            beta1: sent.beta1.unwrap_or(0.9),
+            beta2: sent.beta2.unwrap_or(0.95),
+            eps: sent.eps.unwrap_or(1e-12),
+            weight_decay: sent.weight_decay.unwrap_or(0.0),
+            grad_clip_norm: sent.grad_clip_norm.unwrap_or(0.0),
+        }
+    }
+}
+
+/// Result of `optim_step`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OptimStepResponse {
+    /// Numbers such as `grad_norm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<BTreeMap<String, f64>>,
+}

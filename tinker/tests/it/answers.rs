@@ -1,0 +1,303 @@
+//! What each kind of answer makes of a request.
+
+use crate::kit::server::{Kind, Server};
+use crate::kit::{MODEL, datum, limits, options};
+use minds_core::backend::BackendError;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::sampling::{SampleRequest, SamplingParams};
+use minds_tinker::client::{Client, ClientError, ClientOptions, Patience, Sampler, Training};
+use minds_tinker::types::{FinishReason, LoraConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+async fn start(kind: Kind) -> (Arc<Server>, Client) {
+    let server = Server::start(kind).await;
+    let client = Client::connect(&options(&server.url)).await.unwrap();
+    (server, client)
+}
+
+async fn trained(kind: Kind) -> (Arc<Server>, Client, Training) {
+    let (server, client) = start(kind).await;
+    let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
+    (server, client, training)
+}
+
+async fn sampling() -> (Arc<Server>, Sampler) {
+    let (server, client) = start(Kind::default()).await;
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    (server, sampler)
+}
+
+fn request() -> SampleRequest {
+    SampleRequest::new(Arc::new([1, 2, 3]), 1, SamplingParams { seed: Some(1), ..SamplingParams::plain(2) })
+}
+
+/// The kind of error after a scripted answer, and how often the address was asked.
+async fn check(status: u16, body: &str, times: usize) -> (Result<(), ClientError>, usize) {
+    let (server, _client, training) = trained(Kind::default()).await;
+    for _ in 0..times {
+        server.script("optim_step", status, body);
+    }
+    let result = training.optim_step(AdamParams::default()).await.map(|_| ());
+    (result, server.asked("optim_step"))
+}
+
+#[tokio::test]
+async fn an_error_of_the_caller_is_never_asked_again() {
+    for status in [400, 413, 418, 422] {
+        let (result, asked) = check(status, r#"{"detail":"no such thing"}"#, 9).await;
+        let Err(ClientError::Rejected { detail, .. }) = result else { panic!("{result:?}") };
+        assert!(detail.starts_with("no such thing") && detail.contains(&status.to_string()), "{detail}");
+        assert_eq!(asked, 1);
+    }
+    for status in [401, 403] {
+        let (result, asked) = check(status, r#"{"detail":"not you"}"#, 9).await;
+        assert!(matches!(result, Err(ClientError::Denied { status: s, .. }) if s == status), "{result:?}");
+        assert_eq!(asked, 1);
+    }
+}
+
+#[tokio::test]
+async fn an_error_of_the_server_is_asked_again_until_it_is_over() {
+    for status in [402, 408, 425, 429, 500, 502, 503, 504] {
+        let (result, asked) = check(status, "busy", 3).await;
+        assert_eq!((result, asked), (Ok(()), 4), "{status}");
+    }
+    // A proxy's refusal has no words; a conflict may be one with our own lost request.
+    assert_eq!(check(400, "", 2).await, (Ok(()), 3));
+    assert_eq!(check(409, r#"{"detail":"reused"}"#, 2).await, (Ok(()), 3));
+    assert_eq!(check(200, "<html>", 2).await, (Ok(()), 3));
+}
+
+#[tokio::test]
+async fn a_conflict_that_stays_is_an_error_of_the_caller() {
+    let (result, asked) = check(409, r#"{"detail":"the name is taken"}"#, 9).await;
+    assert!(matches!(result, Err(ClientError::Rejected { .. })), "{result:?}");
+    assert_eq!(asked, 3);
+}
+
+#[tokio::test]
+async fn what_a_server_cannot_do_is_said_as_such() {
+    let (result, asked) = check(501, r#"{"detail":"not implemented"}"#, 9).await;
+    assert!(matches!(result, Err(ClientError::Unsupported { .. })), "{result:?}");
+    assert_eq!(asked, 1);
+    let (result, _) = check(404, r#"{"detail":"Not Found"}"#, 9).await;
+    assert!(matches!(result, Err(ClientError::Unsupported { .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_model_that_is_gone_is_lost_and_so_is_what_was_queued_behind() {
+    let (server, _client, training) = trained(Kind::default()).await;
+    server.script("forward_backward", 404, r#"{"detail":"no such model"}"#);
+    let pass = training.forward_backward(vec![datum(&[1, 2, 3])], Loss::CrossEntropy);
+    let step = training.optim_step(AdamParams::default());
+    assert!(matches!(pass.await, Err(ClientError::Lost { .. })));
+    let error = step.await.unwrap_err();
+    assert!(error.to_string().contains("no such model"), "{error}");
+    assert!(matches!(BackendError::from(error), BackendError::Lost(_)));
+    assert_eq!(server.asked("optim_step"), 0, "a step ran without its gradients");
+}
+
+/// Every wait ends, and says what it waited for.
+#[tokio::test]
+async fn a_server_that_stays_away_is_given_up_by_name() {
+    let server = Server::start(Kind::default()).await;
+    let near = options(&server.url);
+    let patience = Patience { submit: Duration::from_millis(30), ..near.patience };
+    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
+    for _ in 0..1000 {
+        server.script("optim_step", 503, "away");
+    }
+    let error = training.optim_step(AdamParams::default()).await.unwrap_err();
+    let ClientError::TimedOut { what, attempts, why, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((what.as_str(), why.as_str()), ("optim_step", "away (status 503)"));
+    assert!(*attempts > 1);
+    // Nobody knows whether it was executed, so nothing may follow it.
+    assert!(matches!(training.save_state("x").await, Err(ClientError::Lost { .. })));
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_there_is_noticed_early() {
+    let near = options("http://127.0.0.1:1");
+    let patience = Patience { hello: Duration::from_millis(30), ..near.patience };
+    let error = Client::connect(&ClientOptions { patience, ..near }).await.map(|_| ()).unwrap_err();
+    assert!(matches!(&error, ClientError::TimedOut { why, .. } if why.contains("refused")), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_result_that_never_comes_is_given_up() {
+    let server = Server::start(Kind { early_polls: u32::MAX, ..Kind::default() }).await;
+    let near = options(&server.url);
+    let patience = Patience { sample: Duration::from_millis(30), ..near.patience };
+    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    let error = sampler.sample(&request()).await.unwrap_err();
+    assert!(matches!(&error, ClientError::TimedOut { what, .. } if what == "sample"), "{error:?}");
+}
+
+#[tokio::test]
+async fn failures_of_an_executed_request_say_whose_fault_they_are() {
+    let check = async |body: &str| {
+        let (server, sampler) = sampling().await;
+        server.script("retrieve_future", 200, body);
+        let error = BackendError::from(sampler.sample(&request()).await.unwrap_err());
+        assert_eq!(server.asked("retrieve_future"), 1);
+        error
+    };
+    let user = check(r#"{"error":"too long","category":"user"}"#).await;
+    assert!(matches!(&user, BackendError::Rejected(text) if text.contains("too long")), "{user}");
+    assert!(check(r#"{"error":"out of memory","category":"server"}"#).await.is_retryable());
+    assert!(check(r#"{"error":"?"}"#).await.is_retryable());
+}
+
+/// SkyRL reports failures as a refusal of the poll.
+#[tokio::test]
+async fn a_poll_that_is_refused_four_times_is_a_failed_request() {
+    let (server, sampler) = sampling().await;
+    for _ in 0..9 {
+        server.script("retrieve_future", 400, r#"{"detail":"max_tokens must be set"}"#);
+    }
+    let error = sampler.sample(&request()).await.unwrap_err();
+    assert!(
+        matches!(&error, ClientError::Rejected { detail, .. } if detail.contains("max_tokens")),
+        "{error:?}"
+    );
+    assert_eq!(server.asked("retrieve_future"), 4);
+}
+
+/// A sample whose result is lost is drawn anew under another number; a training request is not.
+#[tokio::test]
+async fn a_forgotten_sample_is_drawn_anew() {
+    let (server, sampler) = sampling().await;
+    for _ in 0..3 {
+        server.script("retrieve_future", 410, r#"{"detail":"gone"}"#);
+    }
+    sampler.sample(&request()).await.unwrap();
+    let numbers: Vec<serde_json::Value> = {
+        let seen = server.seen.lock().unwrap();
+        let samples = seen.iter().filter(|seen| seen.path == "asample");
+        samples
+            .map(|s| serde_json::from_slice::<serde_json::Value>(&s.body).unwrap()["seq_id"].clone())
+            .collect()
+    };
+    assert_eq!(numbers, [0, 1]);
+
+    let (server, _client, training) = trained(Kind::default()).await;
+    for _ in 0..3 {
+        server.script("retrieve_future", 410, r#"{"detail":"gone"}"#);
+    }
+    assert!(matches!(training.optim_step(AdamParams::default()).await, Err(ClientError::Lost { .. })));
+    assert_eq!(server.asked("optim_step"), 1);
+}
+
+#[tokio::test]
+async fn a_session_that_the_server_ends_is_lost() {
+    let server = Server::start(Kind::default()).await;
+    server.script("session_heartbeat", 410, r#"{"detail":"expired"}"#);
+    let near = options(&server.url);
+    let patience = Patience { heartbeat: Duration::from_millis(1), ..near.patience };
+    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    // The heartbeat comes when it comes; from then on nothing is sent.
+    while client.capabilities().await.is_ok() {}
+    let error = client.capabilities().await.unwrap_err();
+    assert!(matches!(error, ClientError::Lost { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_sample_is_cancelled_where_the_server_wants_it() {
+    let server = Server::start(Kind { early_polls: u32::MAX, cancels: true, ..Kind::default() }).await;
+    let client = Client::connect(&options(&server.url)).await.unwrap();
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    {
+        let request = request();
+        let sample = std::pin::pin!(sampler.sample(&request));
+        let polled = async {
+            while server.asked("retrieve_future") == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = sample => panic!("it has no result"),
+            () = polled => {}
+        }
+    }
+    while server.asked("cancel_future") == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(server.world.lock().unwrap().cancelled.len(), 1);
+}
+
+#[tokio::test]
+async fn saved_weights_are_listed_kept_and_deleted() {
+    let (server, client, training) = trained(Kind::default()).await;
+    let path = training.save_state("a").await.unwrap();
+    let kept = training.sampler(Some("b")).await.unwrap().path.unwrap();
+    let listed = client.checkpoints(None).await.unwrap();
+    assert_eq!(listed.iter().map(|c| c.tinker_path.as_str()).collect::<Vec<_>>(), [&kept, &path]);
+    assert_eq!(client.checkpoints(Some(training.model_id())).await.unwrap().len(), 2);
+    client.delete_checkpoint(&path).await.unwrap();
+    assert_eq!(client.checkpoints(None).await.unwrap().len(), 1);
+    assert!(matches!(client.delete_checkpoint(&path).await, Err(ClientError::Rejected { .. })));
+    assert_eq!(training.info().await.unwrap().model_data.model_name.as_deref(), Some(MODEL));
+    let id = training.model_id().to_owned();
+    training.unload().await.unwrap();
+    assert!(!server.world.lock().unwrap().models.contains_key(&id));
+    client.finish(FinishReason::Success).await.unwrap();
+    assert_eq!(server.asked("sessions/s1/finish"), 1);
+}
+
+/// On both ways to do it: one request, or a new model that is then loaded into.
+#[tokio::test]
+async fn an_adapter_goes_on_from_a_saved_state() {
+    for kind in [Kind::default(), Kind { protobuf: false, config: None, ..Kind::default() }] {
+        let (server, client, training) = trained(kind).await;
+        let data = vec![datum(&[5, 4, 3, 2])];
+        drop(training.forward_backward(data.clone(), Loss::CrossEntropy));
+        drop(training.optim_step(AdamParams { learning_rate: 0.1, ..AdamParams::default() }));
+        let path = training.save_state("a").await.unwrap();
+        let copy = client.create_training_from(&path, true, limits()).await.unwrap();
+        let [a, b] = [&training, &copy].map(|t| t.forward(data.clone(), Loss::CrossEntropy));
+        assert_eq!(a.await.unwrap(), b.await.unwrap());
+        let world = server.world.lock().unwrap();
+        let [a, b] = [&training, &copy].map(|t| &world.models[t.model_id()].adapter);
+        assert_eq!(a.moments, b.moments);
+    }
+}
+
+#[tokio::test]
+async fn log_probs_of_chosen_tokens_come_row_by_row() {
+    let (_server, sampler) = sampling().await;
+    let targets = [Some(2), Some(9), Some(3), None];
+    let chosen = sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 2).await.unwrap();
+    let scores = sampler.logprobs(Arc::new([1, 2, 3])).await.unwrap();
+    // The first of each row is the prompt's own next token.
+    assert_eq!([Some(chosen.values[0]), Some(chosen.values[2])], [scores[1], scores[2]]);
+    assert!(chosen.values[1].is_finite() && chosen.values[3].is_nan());
+    assert!(matches!(
+        sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 3).await,
+        Err(ClientError::Rejected { .. })
+    ));
+}
+
+#[tokio::test]
+async fn what_servers_mishandle_is_not_sent() {
+    let (server, client, training) = trained(Kind::default()).await;
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    let before = server.seen.lock().unwrap().len();
+    let rejected =
+        |result: Result<(), ClientError>| assert!(matches!(result, Err(ClientError::Rejected { .. })));
+    rejected(training.forward_backward(vec![], Loss::CrossEntropy).await.map(drop));
+    rejected(training.forward(vec![datum(&[1, 64])], Loss::CrossEntropy).await.map(drop));
+    rejected(training.forward(vec![datum(&[1, 2])], Loss::ImportanceSampling).await.map(drop));
+    rejected(training.forward(vec![datum(&[1; 200])], Loss::CrossEntropy).await.map(drop));
+    rejected(training.optim_step(AdamParams { eps: f64::NAN, ..AdamParams::default() }).await.map(drop));
+    for name in ["", "..", "a/b", "a b"] {
+        rejected(training.save_state(name).await.map(drop));
+    }
+    rejected(sampler.sample(&SampleRequest { num_samples: 0, ..request() }).await.map(drop));
+    rejected(sampler.sample(&SampleRequest { prompt: Arc::new([99]), ..request() }).await.map(drop));
+    assert_eq!(server.seen.lock().unwrap().len(), before);
+}

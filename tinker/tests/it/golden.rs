@@ -1,0 +1,124 @@
+//! Protobuf bytes written by the official SDK 0.38.0.
+
+use bytes::Bytes;
+use minds_core::datum::LossInputs;
+use minds_core::loss::Loss;
+use minds_core::sampling::StopReason;
+use minds_tinker::convert::{
+    forward_from_proto, forward_to_proto, pass_from_proto, sample_response_from_proto,
+    sample_response_to_proto,
+};
+use minds_tinker::types::proto::{
+    ForwardBackwardOutput, ForwardBackwardRequest, SampleResponse, TopkLogprobs,
+};
+use minds_tinker::types::{Chunk, ModelInput, SampledSequence, numbers};
+use prost::Message;
+
+const REQUEST: &str = "0a016d10011a380a0c0a0a0a08010000000200000012280a0d7461726765745f746f6b656e7312170a10020000\
+    000000000003000000000000001802220102220370706f2a0c0a016111000000000000e03f30013a0e0a0161120909000000000000e03f";
+const SAMPLE: &str = "0a160801120805000000060000001a08000080bf000000c012080000c07f000000bf";
+const OUTPUT: &str = "0a0b41727261795265636f7264123a12360a086c6f6770726f6273122a0a0c000080bf000000c0000040c0121800000\
+    0000000000008000000000000000c00000000000000180118021a130a086c6f73733a73756d110000000000001840";
+
+fn bytes(hex: &str) -> Bytes {
+    let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks(2).map(pair).collect()
+}
+
+/// Decodes the SDK's bytes and encodes them again.
+fn check<M: Message + Default + std::fmt::Debug>(hex: &str) -> M {
+    let message = M::decode(bytes(hex)).unwrap();
+    assert_eq!(message.encode_to_vec(), bytes(hex), "{message:?}");
+    message
+}
+
+#[test]
+fn a_request_of_the_sdk_is_read_and_written_byte_for_byte() {
+    let request: ForwardBackwardRequest = check(REQUEST);
+    assert_eq!((request.model_id.as_str(), request.seq_id, request.forward_only), ("m", 1, true));
+    assert_eq!((request.loss_fn.as_str(), request.loss_fn_config["a"]), ("ppo", 0.5));
+    // Its loss has no setting "a", and its tensors are not those of the loss: both are said.
+    assert!(pass_from_proto(&request).unwrap_err().to_string().contains("no setting `a`"));
+    let mut request = request;
+    request.loss_fn_config.clear();
+    request.loss_fn_config_v2.clear();
+    assert!(pass_from_proto(&request).unwrap_err().to_string().contains("`logprobs`, which is missing"));
+    request.loss_fn = "cross_entropy".into();
+    let mut weights = request.data[0].loss_fn_inputs["target_tokens"].clone();
+    weights.dtype = 1;
+    weights.encoding =
+        Some(minds_tinker::types::proto::Encoding::Dense(numbers::share::<f32, _>(vec![0.5f32, -1.0])));
+    request.data[0].loss_fn_inputs.insert("weights".into(), weights);
+    let pass = pass_from_proto(&request).unwrap();
+    assert_eq!(pass.loss, Loss::CrossEntropy);
+    assert_eq!((pass.data[0].input(), pass.data[0].targets()), (&[1, 2][..], &[2, 3][..]));
+    assert_eq!(pass.data[0].inputs(), &LossInputs::Weights(vec![0.5, -1.0]));
+}
+
+#[test]
+fn a_sample_of_the_sdk_is_read_and_written_byte_for_byte() {
+    let response: SampleResponse = check(SAMPLE);
+    let read = sample_response_from_proto(&response, 2).unwrap();
+    assert_eq!(read.prompt_logprobs, Some(vec![None, Some(-0.5)]));
+    assert_eq!(
+        (&read.sequences[0].tokens[..], &read.sequences[0].logprobs[..]),
+        (&[5, 6][..], &[-1.0, -2.0][..])
+    );
+    assert_eq!(read.sequences[0].stop, StopReason::Length);
+    assert_eq!(sample_response_to_proto(&read).encode_to_vec(), bytes(SAMPLE));
+}
+
+#[test]
+fn an_output_of_the_sdk_is_read_and_written_byte_for_byte() {
+    let output: ForwardBackwardOutput = check(OUTPUT);
+    let read = forward_from_proto(&output).unwrap();
+    assert_eq!(read.logprobs, [vec![-1.0, -2.0], vec![-3.0]]);
+    assert_eq!(read.metrics["loss:sum"], 6.0);
+    assert_eq!(forward_to_proto(&read).encode_to_vec(), bytes(OUTPUT));
+}
+
+#[test]
+fn tensors_share_the_memory_of_the_body() {
+    let body = bytes(SAMPLE);
+    let response = SampleResponse::decode(body.clone()).unwrap();
+    let inside = |part: &Bytes| body.as_ptr_range().contains(&part.as_ptr());
+    assert!(inside(&response.sequences[0].tokens) && inside(response.prompt_logprobs.as_ref().unwrap()));
+}
+
+#[test]
+fn a_list_of_likely_tokens_may_be_shorter_than_k_or_missing() {
+    let mut read = sample_response_from_proto(&check(SAMPLE), 2).unwrap();
+    read.topk_prompt_logprobs = Some(vec![None, Some(vec![(9, -0.25), (0, -1.5)])]);
+    read.sequences[0].topk = Some(vec![vec![(7, -0.5)], vec![(8, -0.5), (3, -2.0)]]);
+    let proto = sample_response_to_proto(&read);
+    let packed = proto.topk_prompt_logprobs.as_ref().unwrap();
+    assert_eq!((packed.k, packed.length), (2, 2));
+    assert_eq!(
+        &*numbers::read::<f32>(&packed.logprobs).unwrap(),
+        [TopkLogprobs::MISSING, TopkLogprobs::MISSING, -0.25, -1.5]
+    );
+    assert_eq!(sample_response_from_proto(&proto, 2).unwrap(), read);
+}
+
+#[test]
+fn offsets_outside_of_the_data_are_refused() {
+    let mut output: ForwardBackwardOutput = check(OUTPUT);
+    let tensor = output.loss_fn_outputs[0].fields.get_mut("logprobs").unwrap();
+    tensor.offsets = numbers::share::<i64, _>(vec![0i64, 16, 12]);
+    assert!(forward_from_proto(&output).unwrap_err().to_string().contains("bytes 0..16 of 12"));
+}
+
+/// SkyRL leaves the first prompt log-prob out.
+#[test]
+fn a_missing_first_prompt_logprob_is_put_in() {
+    let mut response: SampleResponse = check(SAMPLE);
+    response.prompt_logprobs = Some(numbers::share::<f32, _>(vec![-0.5f32]));
+    let read = sample_response_from_proto(&response, 2).unwrap();
+    assert_eq!(read.prompt_logprobs, Some(vec![None, Some(-0.5)]));
+    assert!(sample_response_from_proto(&response, 3).is_err());
+    let text = r#"{"sequences":[{"stop_reason":"stop","tokens":[4],"logprobs":[-0.5]}]}"#;
+    let json: minds_tinker::types::SampleResponse = serde_json::from_str(text).unwrap();
+    assert_eq!(json.sequences.first().map(|s: &SampledSequence| s.tokens.len()), Some(1));
+    assert_eq!(ModelInput::text(vec![1]).chunks, [Chunk::EncodedText { tokens: vec![1] }]);
+}

@@ -1,0 +1,38 @@
+//! A small, honest Tinker server with a model that really learns, and a bad network to put in front of it.
+
+pub mod model;
+pub mod passes;
+pub mod proxy;
+pub mod server;
+pub mod world;
+
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::Token;
+use minds_tinker::client::{ClientOptions, Limits, Patience};
+use std::time::Duration;
+
+/// What the tests' model is called.
+pub const MODEL: &str = "toy";
+
+/// Options for a server on this machine, with pauses that cost a test nothing.
+pub fn options(url: &str) -> ClientOptions {
+    let patience = Patience {
+        backoff: Duration::from_millis(1),
+        longest_backoff: Duration::from_millis(20),
+        between_polls: Duration::from_millis(1),
+        billing_pause: Duration::from_millis(1),
+        ..Patience::default()
+    };
+    ClientOptions { patience, ..ClientOptions::new(url) }
+}
+
+/// What the toy model can take.
+pub fn limits() -> Limits {
+    Limits { vocab: Some(model::VOCAB), context: Some(model::CONTEXT) }
+}
+
+/// An example that weighs every token alike.
+pub fn datum(tokens: &[Token]) -> Datum {
+    let n = tokens.len() - 1;
+    Datum::new(tokens[..n].to_vec(), tokens[1..].to_vec(), LossInputs::Weights(vec![1.0; n])).unwrap()
+}
