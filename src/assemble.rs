@@ -13,10 +13,11 @@ use minds_stages::kit::CpuPool;
 use minds_stages::line::{Options, Parts, Start};
 use minds_stages::parcels::Component;
 use minds_stages::policy::{Interviewer, Queries};
-use minds_stages::{batcher, retry::Retry, scorer, trainer};
+use minds_stages::{batcher, evaluator, retry::Retry, scorer, trainer};
 use minds_tinker::client::{Client, ClientError, ClientOptions};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,8 +253,18 @@ pub async fn parts(
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
     let queries = Arc::new(Queries::default());
+    let judge = judge(plan, ready, &queries).await?;
+    let pool = CpuPool::start(1).context("failed to start a thread")?;
+    Ok(Parts { components, training, sampler: sampler.sampler, judge, queries, pool })
+}
+
+/// Whose log-probs count in rewards.
+///
+/// # Errors
+/// The service does not have the weights.
+pub async fn judge(plan: &RunPlan, ready: &Ready, queries: &Arc<Queries>) -> anyhow::Result<scorer::Judge> {
     let fixed = |sampler| scorer::Judge::Fixed(Arc::new(Interviewer::new(sampler, queries.clone())));
-    let judge = match &plan.judge {
+    Ok(match &plan.judge {
         Judge::Sampled => scorer::Judge::Sampled,
         Judge::Latest => scorer::Judge::Latest,
         Judge::Base => fixed(ready.service.base_sampler().await?),
@@ -264,9 +275,17 @@ pub async fn parts(
                     .with_context(|| format!("{}: `scorer.policy` = \"pinned:{weights}\"", plan.origin))?,
             )
         }
-    };
-    let pool = CpuPool::start(1).context("failed to start a thread")?;
-    Ok(Parts { components, training, sampler: sampler.sampler, judge, queries, pool })
+    })
+}
+
+/// How weights are measured.
+#[must_use]
+pub fn evaluation(plan: &RunPlan) -> evaluator::Options {
+    evaluator::Options {
+        every: NonZeroU64::new(plan.eval_every).unwrap_or(NonZeroU64::MIN),
+        episodes: plan.eval_episodes,
+        concurrency: plan.eval_concurrency,
+    }
 }
 
 /// Sizes and limits of the line.
@@ -292,6 +311,7 @@ pub fn options(plan: &RunPlan) -> Options {
             save_every: plan.save_every,
             max_refused: 3,
         },
+        evaluate: (plan.eval_every > 0).then(|| evaluation(plan)),
     }
 }
 

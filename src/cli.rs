@@ -19,6 +19,8 @@ pub struct Cli {
 pub enum Command {
     /// Trains from a config, or goes on with an unfinished run.
     Run(Run),
+    /// Measures weights on the environments of weight 0, without training.
+    Eval(Eval),
     /// Environments: what there is, what they show the model, and what an answer would earn.
     #[command(subcommand)]
     Envs(Envs),
@@ -46,6 +48,25 @@ pub struct Run {
     /// Seed of items, samples and the adapter.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// `eval`
+#[derive(Args, Debug)]
+pub struct Eval {
+    /// The TOML config. Without an environment of weight 0, all are measured.
+    pub config: PathBuf,
+    /// Weights: a run folder (its last checkpoint), or the `tinker://` path of sampler weights; else the base model.
+    #[arg(long, value_name = "RUN|PATH")]
+    pub checkpoint: Option<String>,
+    /// Overrides a key, as in `run`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Seed of items and samples.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// One JSON object with every number.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `envs`

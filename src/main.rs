@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     telemetry::init();
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
+        Command::Eval(command) => commands::eval::run(command),
         Command::Envs(command) => commands::envs::run(command),
         Command::Serve(command) => commands::serve::run(command),
         Command::Models(command) => commands::models::run(command),

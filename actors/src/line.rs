@@ -5,6 +5,7 @@
 
 use crate::activity::Activity;
 use crate::batcher::{self, AdvantageBatcher, Patience};
+use crate::evaluator::{self, Evaluation, Evaluator};
 use crate::feeder::{Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
@@ -30,6 +31,8 @@ pub enum Event {
     Step(StepDone),
     /// A state has been saved.
     Saved(Saved),
+    /// Weights have been measured. May come later than the steps after them.
+    Evaluated(Evaluation),
     /// The run is over, as asked or because all steps are done.
     Ended {
         /// Steps done.
@@ -58,6 +61,8 @@ pub struct Options {
     pub batch: batcher::Options,
     /// What a step is made of.
     pub train: trainer::Options,
+    /// How weights are measured on the components of weight 0, if they are.
+    pub evaluate: Option<evaluator::Options>,
 }
 
 impl Options {
@@ -107,6 +112,12 @@ pub struct Line {
     lanes: Vec<Box<dyn Fn() -> LaneStats>>,
     /// Whether the run is being ended early, after a last checkpoint.
     giving_up: bool,
+    /// What the evaluator found.
+    evaluations: mpsc::Receiver<Evaluation>,
+    /// Tells the evaluator that no more weights will come.
+    last: watch::Sender<bool>,
+    /// The end, held back until the last evaluation is told.
+    ended: Option<Event>,
     over: bool,
 }
 
@@ -177,6 +188,14 @@ impl Line {
         };
         let make = once(AdvantageBatcher::new(options.batch, patience, parts.pool, board.clone(), batches));
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
+        let (last, no_more) = watch::channel(false);
+        let (found, evaluations) = mpsc::channel(8);
+        let measured: Vec<_> = components.iter().filter(|c| c.weight == 0.0).cloned().collect();
+        let evaluator = options.evaluate.filter(|_| !measured.is_empty()).map(|how| {
+            let judge = parts.judge.clone();
+            let evaluator = Evaluator::new(how, measured, options.seed, options.retry, judge);
+            attend("evaluator", evaluator.follow(policy.clone(), no_more, found))
+        });
         let player = Player { seed: options.seed, retry: options.retry, activity: activity.clone() };
         let scorer = Scorer {
             judge: parts.judge,
@@ -206,7 +225,10 @@ impl Line {
 
         Ok(Self {
             events,
-            stages: vec![feeder, sampler, scorer, batcher, trainer, closer],
+            stages: [feeder, sampler, scorer, batcher, trainer, closer]
+                .into_iter()
+                .chain(evaluator)
+                .collect(),
             stop,
             finish,
             ledger,
@@ -215,6 +237,9 @@ impl Line {
             activity,
             lanes,
             giving_up: false,
+            evaluations,
+            last,
+            ended: None,
             over: false,
         })
     }
@@ -227,9 +252,27 @@ impl Line {
         let mut counts = self.ledger.watch();
         let limit = self.max_failed_in_a_row;
         let event = loop {
+            // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
+            if let Some(ended) = self.ended.take() {
+                if !*self.stop.borrow() {
+                    self.ended = Some(ended);
+                    match self.evaluations.recv().await {
+                        Some(evaluation) => break Event::Evaluated(evaluation),
+                        None => break self.ended.take().expect("it has just been put there"),
+                    }
+                }
+                break ended;
+            }
             tokio::select! {
                 biased;
-                Some(event) = self.events.recv() => break event,
+                Some(event) = self.events.recv() => match event {
+                    Event::Ended { .. } => {
+                        self.last.send_replace(true);
+                        self.ended = Some(event);
+                    }
+                    event => break event,
+                },
+                Some(evaluation) = self.evaluations.recv() => break Event::Evaluated(evaluation),
                 why = broken(&mut self.stages) => break Event::Failed(why),
                 _ = counts.wait_for(|c| c.failed_in_a_row >= limit), if !self.giving_up => {
                     // The weights are good: they are saved before the run ends.

@@ -1,6 +1,7 @@
 //! One file per verb. Only here is anything printed.
 
 pub mod envs;
+pub mod eval;
 pub mod models;
 pub mod progress;
 pub mod run;

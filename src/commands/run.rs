@@ -1,7 +1,7 @@
 //! `minds-actors run`: trains from a config, or goes on with an unfinished run.
 
 use super::signals::Signals;
-use super::{progress, say};
+use super::{eval, progress, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
 use crate::config::RunPlan;
@@ -126,6 +126,10 @@ async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
                 Some(Event::Saved(saved)) => {
                     folder.keep(&saved).or_exit(Exit::Failed)?;
                     say!("saved        step {} as {}", saved.step, saved.state_path);
+                }
+                Some(Event::Evaluated(evaluation)) => {
+                    folder.measured(&evaluation).or_exit(Exit::Failed)?;
+                    eval::show(&evaluation);
                 }
                 Some(Event::Ended { step }) => {
                     say!("{}", totals.summary(step, begun.elapsed(), &line.activity().shares()));

@@ -31,6 +31,9 @@ pub struct ConfigFile {
     /// Rewards.
     #[serde(default)]
     pub scorer: Scorer,
+    /// Evaluations.
+    #[serde(default)]
+    pub eval: Eval,
     /// The embedded engine.
     #[serde(default)]
     pub engine: Engine,
@@ -184,6 +187,16 @@ pub struct Scorer {
     pub policy: Option<String>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<u64>,
+}
+
+/// `[eval]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Eval {
+    /// Episodes of each environment of weight 0.
+    pub episodes: Option<u64>,
+    /// Episodes under way at a time.
+    pub concurrency: Option<usize>,
 }
 
 /// `[engine]`

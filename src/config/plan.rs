@@ -11,7 +11,7 @@ use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::batcher::ConstantGroups;
 use minds_tinker::client::{API_KEY_ENV, Secret};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -66,6 +66,12 @@ pub struct RunPlan {
     pub scorers: NonZeroUsize,
     /// Whose log-probs count.
     pub judge: Judge,
+    /// Steps between evaluations; 0 for none.
+    pub eval_every: u64,
+    /// Episodes of each environment in an evaluation.
+    pub eval_episodes: NonZeroU64,
+    /// Of these, under way at a time.
+    pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
     /// The config with all overrides, as it is kept in the run folder.
@@ -312,9 +318,15 @@ impl RunPlan {
                 "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
             );
         }
-        if trainer.eval_every.is_some_and(|n| n > 0) {
-            warnings.push("trainer.eval_every: there is no evaluation in this version".into());
+        let eval_every = trainer.eval_every.unwrap_or(0);
+        if eval_every > 0 && envs.iter().all(|env| env.weight > 0.0) {
+            warnings.push(
+                "trainer.eval_every: nothing is evaluated, for no environment of [[envs]] has the weight 0"
+                    .into(),
+            );
         }
+        let eval_episodes = NonZeroU64::new(file.eval.episodes.unwrap_or(64))
+            .ok_or_else(|| bad("eval.episodes", "is 0, it must be at least 1".into()))?;
         if sampling.temperature != 1.0 || sampling.top_k.is_some() || sampling.top_p < 1.0 {
             warnings.push(
                 "trainer.args: samples are drawn from another distribution than the one whose log-probs are trained"
@@ -356,6 +368,9 @@ impl RunPlan {
             service: service(&file, env, &bad)?,
             scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
             judge,
+            eval_every,
+            eval_episodes,
+            eval_concurrency: at_least_one("eval.concurrency", file.eval.concurrency.unwrap_or(8))?,
             score_timeout: match file.scorer.timeout_s.unwrap_or(600) {
                 0 => return Err(bad("scorer.timeout_s", "is 0, it must be at least 1".into())),
                 seconds => Duration::from_secs(seconds),

@@ -1,7 +1,7 @@
 //! The run folder: everything that a run leaves behind, readable at any moment and after any end.
 //!
 //! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
-//! was trained · `checkpoints.jsonl` one line per saved state · `weights/` the embedded engine's states.
+//! was trained · `checkpoints.jsonl` one line per saved state · `evals.jsonl` one line per evaluation · `weights/` the embedded engine's states.
 //! One process at a time works in a folder.
 
 mod checkpoints;
@@ -10,10 +10,12 @@ mod rollouts;
 
 use crate::config::file::ConfigFile;
 use anyhow::{Context as _, bail};
+use minds_stages::evaluator::Evaluation;
 use minds_stages::line::Start;
 use minds_stages::parcels::StepDone;
 use minds_stages::trainer::Saved;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 pub use checkpoints::Checkpoint;
@@ -105,6 +107,19 @@ impl RunFolder {
         self.metrics.append(&step.metrics)
     }
 
+    /// Keeps what an evaluation found.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn measured(&self, evaluation: &Evaluation) -> anyhow::Result<()> {
+        let mut row = serde_json::Map::new();
+        row.insert("step".into(), evaluation.step.into());
+        row.extend(evaluation.metrics.iter().map(|(key, value)| (key.clone(), (*value).into())));
+        let line = format!("{}\n", serde_json::Value::Object(row));
+        let file = OpenOptions::new().create(true).append(true).open(self.path.join(EVALUATIONS));
+        file.and_then(|mut file| file.write_all(line.as_bytes())).context("failed to write evals.jsonl")
+    }
+
     /// Keeps a saved state.
     ///
     /// # Errors
@@ -117,6 +132,18 @@ impl RunFolder {
     }
 }
 
+/// The last checkpoint of a run folder, without opening it for work.
+///
+/// # Errors
+/// It is no run folder, or its list of checkpoints is damaged.
+pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
+    if !path.join("config.toml").is_file() {
+        bail!("{} is no run folder: it has no config.toml", path.display());
+    }
+    Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
+}
+
+const EVALUATIONS: &str = "evals.jsonl";
 const LOCK: &str = ".lock";
 
 fn lock(path: &Path) -> anyhow::Result<File> {

@@ -3,6 +3,7 @@
 
 mod command;
 mod envs;
+mod evaluated;
 mod interrupted;
 mod official_sdk;
 mod refused;

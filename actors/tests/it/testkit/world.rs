@@ -9,6 +9,7 @@ use minds_core::optim::AdamParams;
 use minds_core::sampling::SamplingParams;
 use minds_stages::batcher::{self, ConstantGroups};
 use minds_stages::deadline::Deadlines;
+use minds_stages::evaluator::Evaluation;
 use minds_stages::kit::CpuPool;
 use minds_stages::line::{Event, Line, Options, Parts, Start};
 use minds_stages::parcels::{Component, StepDone};
@@ -41,6 +42,8 @@ pub fn reward_by_member() -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> 
 /// Everything a run depends on.
 pub struct World {
     pub environment: ScriptedEnvironment,
+    /// Of weight 0.
+    pub measured: ScriptedEnvironment,
     pub sampling: Sampling,
     pub training: TrainingScript,
     pub options: Options,
@@ -81,9 +84,11 @@ impl World {
                 save_every: 0,
                 max_refused: 3,
             },
+            evaluate: None,
         };
         Self {
             environment: ScriptedEnvironment::default(),
+            measured: ScriptedEnvironment::default(),
             sampling: Sampling::default(),
             training: TrainingScript::default(),
             options,
@@ -104,18 +109,19 @@ impl World {
         let script = Arc::new(self.training);
         let training = Training::new(script.clone(), sampling.clone(), start.step);
         let queries = Arc::new(Queries::default());
-        let component = Component {
-            name: "scripted".into(),
+        let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| Component {
+            name: name.into(),
             environment: environment.clone(),
             renderer: Arc::new(ScriptedRenderer),
             group_size: NonZeroU32::new(self.group_size).unwrap(),
             sampling: SamplingParams::plain(8),
             max_turns: self.max_turns,
             score_timeout: self.score_timeout,
-            weight: 1.0,
+            weight,
         };
+        let measured = Arc::new(self.measured);
         let parts = Parts {
-            components: vec![component],
+            components: vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)],
             training: training.clone(),
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
             judge: self.judge,
@@ -124,8 +130,22 @@ impl World {
         };
         let line = Line::start(&self.options, parts, start).unwrap();
         let (options, begun) = (self.options, Instant::now());
-        let (steps, saved, trained) = Default::default();
-        Run { line, options, environment, sampling, script, training, queries, begun, steps, saved, trained }
+        let (steps, saved, trained, evaluations) = Default::default();
+        Run {
+            line,
+            options,
+            environment,
+            measured,
+            sampling,
+            script,
+            training,
+            queries,
+            begun,
+            steps,
+            saved,
+            evaluations,
+            trained,
+        }
     }
 }
 
@@ -134,6 +154,7 @@ pub struct Run {
     pub line: Line,
     pub options: Options,
     pub environment: Arc<ScriptedEnvironment>,
+    pub measured: Arc<ScriptedEnvironment>,
     pub sampling: Arc<Sampling>,
     pub script: Arc<TrainingScript>,
     pub training: Arc<Training>,
@@ -141,6 +162,7 @@ pub struct Run {
     begun: Instant,
     pub steps: Vec<StepDone>,
     pub saved: Vec<Saved>,
+    pub evaluations: Vec<Evaluation>,
     /// Groups of all steps.
     pub trained: BTreeSet<u64>,
 }
@@ -154,6 +176,7 @@ impl Run {
             match event.expect("the run ends with an event") {
                 Event::Step(step) => self.enter(step),
                 Event::Saved(saved) => self.saved.push(saved),
+                Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
                 Event::Ended { step } => {
                     self.check();
                     assert_eq!(self.line.ledger().counts().trained, self.trained.len() as u64);
@@ -176,6 +199,7 @@ impl Run {
             match self.line.next().await.expect("the run goes on") {
                 Event::Step(step) => self.enter(step),
                 Event::Saved(saved) => self.saved.push(saved),
+                Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
                 Event::Ended { .. } => panic!("the run ended early"),
                 Event::Failed(why) => panic!("{why}"),
             }

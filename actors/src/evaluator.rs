@@ -1,0 +1,212 @@
+//! Measures the weights on data of its own, beside training.
+//!
+//! Every so many steps the newest weights play the same items of each evaluation component, one episode an item. It
+//! shares nothing with the line but the service: no credit, no lane, a concurrency of its own. The trainer never
+//! waits for it; what falls due while an evaluation is under way is served by the next one, on the newest weights.
+//! An episode without a reward is counted as missing and never as a number.
+
+use crate::activity::Activity;
+use crate::kit::unpanicked;
+use crate::parcels::Component;
+use crate::play::{Player, Table};
+use crate::policy::Policy;
+use crate::retry::Retry;
+use crate::scorer::Judge;
+use futures::StreamExt;
+use futures::stream;
+use minds_core::ids::{GroupId, ItemKey};
+use minds_core::reward::{Metrics, Score};
+use minds_core::schedule::{self, Schedule};
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
+
+/// Evaluations draw other samples than training, also of equal items.
+const STREAM: u64 = 0x6576_616c;
+
+/// How weights are measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Steps between two evaluations; the first is made before training.
+    pub every: NonZeroU64,
+    /// Episodes of each component.
+    pub episodes: NonZeroU64,
+    /// Episodes under way at a time.
+    pub concurrency: NonZeroUsize,
+}
+
+/// What came out for one version of the weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Steps that the weights have behind them.
+    pub step: u64,
+    /// `eval/<name>/reward` with its 95 % interval `reward_low`, `reward_high` (normal approximation), `episodes` that
+    /// have a reward, `missing` ones, and the means of the rewards' own metrics.
+    pub metrics: Metrics,
+}
+
+/// Plays and judges.
+pub struct Evaluator {
+    options: Options,
+    components: Vec<Arc<Component>>,
+    player: Player,
+    judge: Judge,
+}
+
+impl Evaluator {
+    /// Over these components, whatever their weights.
+    #[must_use]
+    pub fn new(
+        options: Options,
+        components: Vec<Arc<Component>>,
+        seed: u64,
+        retry: Retry,
+        judge: Judge,
+    ) -> Self {
+        // Training tells by its own activity how much of it overlapped.
+        let player = Player { seed: seed ^ STREAM, retry, activity: Activity::default() };
+        Self { options, components, player, judge }
+    }
+
+    /// Evaluates the weights that are due, until `last` turns true and none is due any more, or until nobody listens.
+    pub(crate) async fn follow(
+        self,
+        mut policy: watch::Receiver<Arc<Policy>>,
+        mut last: watch::Receiver<bool>,
+        found: mpsc::Sender<Evaluation>,
+    ) {
+        let every = self.options.every.get();
+        let mut due = policy.borrow().version.0.next_multiple_of(every);
+        loop {
+            let now = policy.borrow_and_update().clone();
+            if now.version.0 < due {
+                let more = tokio::select! {
+                    changed = policy.changed() => changed.is_ok(),
+                    ended = last.wait_for(|last| *last) => ended.is_ok() && policy.borrow().version.0 >= due,
+                    () = found.closed() => false,
+                };
+                if more { continue } else { return }
+            }
+            let evaluation = tokio::select! {
+                evaluation = self.evaluate(&now) => evaluation,
+                () = found.closed() => return,
+            };
+            due = (now.version.0 + 1).next_multiple_of(every);
+            if found.send(evaluation).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Plays all episodes under one version.
+    pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
+        let episodes = self.options.episodes.get();
+        let games: Vec<(Arc<Component>, u64)> = self
+            .components
+            .iter()
+            .flat_map(|c| (0..episodes).map(|position| (c.clone(), position)))
+            .collect();
+        let results: Vec<Option<Score>> = stream::iter(games)
+            .map(|(component, position)| async move { self.episode(&component, position, policy).await })
+            .buffered(self.options.concurrency.get())
+            .collect()
+            .await;
+        let mut metrics = Metrics::new();
+        for (component, results) in self.components.iter().zip(results.chunks(episodes as usize)) {
+            summarise(&component.name, results, &mut metrics);
+        }
+        Evaluation { step: policy.version.0, metrics }
+    }
+
+    async fn episode(&self, component: &Component, position: u64, policy: &Policy) -> Option<Score> {
+        let result = unpanicked(self.score(component, position, policy)).await.and_then(|result| result);
+        result.map_err(|why| warn!(name = component.name, position, why, "an episode has no reward")).ok()
+    }
+
+    async fn score(&self, component: &Component, position: u64, policy: &Policy) -> Result<Score, String> {
+        let environment = &component.environment;
+        let (items, strata) = (environment.items().get(), environment.strata().get());
+        let schedule = Schedule::new(self.player.seed, &[schedule::Component { weight: 1.0, items, strata }]);
+        let key = ItemKey { component: 0, item: schedule.map_err(|e| e.to_string())?.item(position).item };
+        let item = environment.item(key.item);
+        let table = Table { component, item: &item, key, group: GroupId(position), policy };
+        let (prompt, mut first) = self.player.open(table, 1).await?;
+        let first = first.pop().ok_or("the service returned no sample")??;
+        let episode = self.player.finish(table, 0, prompt, first).await?;
+        let oracle = match &self.judge {
+            Judge::Sampled | Judge::Latest => &policy.oracle,
+            Judge::Fixed(oracle) => &**oracle as &dyn minds_core::environment::Oracle,
+        };
+        self.player.judge(component, &item, &episode, oracle).await.map_err(|e| e.to_string())
+    }
+}
+
+fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
+    let mut put = |key: &str, value: f64| {
+        out.insert(format!("eval/{name}/{key}"), value);
+    };
+    let scores: Vec<&Score> = results.iter().flatten().collect();
+    let count = scores.len() as f64;
+    put("episodes", count);
+    put("missing", results.len() as f64 - count);
+    if scores.is_empty() {
+        return;
+    }
+    let rewards: Vec<f64> = scores.iter().map(|s| f64::from(s.reward.get())).collect();
+    let mean = rewards.iter().sum::<f64>() / count;
+    put("reward", mean);
+    if scores.len() > 1 {
+        let variance = rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        let half = 1.96 * (variance / count).sqrt();
+        put("reward_low", mean - half);
+        put("reward_high", mean + half);
+    }
+    let mut sums = std::collections::BTreeMap::<&str, (f64, f64)>::new();
+    for (key, value) in scores.iter().flat_map(|s| &s.metrics) {
+        let (sum, count) = sums.entry(key).or_default();
+        (*sum, *count) = (*sum + value, *count + 1.0);
+    }
+    for (key, (sum, count)) in sums {
+        put(key, sum / count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_core::reward::Reward;
+
+    /// Rewards 1, 0, 1, 0: mean 0.5, sample variance 1/3, standard error sqrt(1/12).
+    #[test]
+    fn a_mean_has_its_interval_and_what_is_missing_is_no_number() {
+        let score = |reward: f32, metrics: &[(&str, f64)]| {
+            let metrics = metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
+            Some(Score { reward: Reward::new(reward).unwrap(), metrics })
+        };
+        let results = [
+            score(1.0, &[("error", 2.0)]),
+            None,
+            score(0.0, &[("error", 4.0)]),
+            score(1.0, &[]),
+            score(0.0, &[]),
+        ];
+        let mut found = Metrics::new();
+        summarise("x", &results, &mut found);
+        let half = 1.96 * (1.0f64 / 12.0).sqrt();
+        for (key, expected) in [
+            ("reward", 0.5),
+            ("reward_low", 0.5 - half),
+            ("reward_high", 0.5 + half),
+            ("episodes", 4.0),
+            ("missing", 1.0),
+            ("error", 3.0),
+        ] {
+            assert!((found[&format!("eval/x/{key}")] - expected).abs() < 1e-12, "{key}: {found:?}");
+        }
+        found.clear();
+        summarise("x", &[None], &mut found);
+        assert_eq!(found.get("eval/x/reward"), None);
+        assert_eq!(found["eval/x/missing"], 1.0);
+    }
+}

@@ -1,0 +1,64 @@
+//! Weights are measured beside training, and again alone.
+
+use crate::command::{output, run};
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+const CONFIG: &str = r#"
+[[envs]]
+id = "plain_letters"
+[[envs]]
+id = "plain_letters"
+name = "held"
+weight = 0
+[trainer]
+rollouts_per_example = 4
+groups_per_batch = 2
+total_batches = 4
+learning_rate = 0.01
+training_rank = 4
+eval_every = 2
+[trainer.args]
+max_new_tokens = 8
+[eval]
+episodes = 5
+[model]
+base_model = "tiny-random"
+[tinker]
+base_url = "embedded"
+"#;
+
+#[test]
+fn a_run_measures_its_weights_and_the_verb_measures_them_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
+    fs::write(&config, CONFIG).unwrap();
+    let (code, out, err) = output(&mut run(&config, &folder, &[]));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("eval/held reward"), "{out}");
+    let text = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<u64> = rows.iter().map(|row| row["step"].as_u64().unwrap()).collect();
+    assert_eq!((steps.first(), steps.last()), (Some(&0), Some(&4)), "before training and at its end");
+    assert!(rows.iter().all(|row| row["eval/held/episodes"] == 5.0 && row["eval/held/missing"] == 0.0));
+
+    let verb = |extra: &[&str]| -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        let (code, out, err) = output(command.arg("eval").arg(&config).arg("--json").args(extra));
+        assert_eq!(code, Some(0), "{err}");
+        serde_json::from_str(&out).unwrap()
+    };
+    // The same items, seeds and weights give the same rewards.
+    for (found, row) in
+        [(verb(&["--checkpoint", folder.to_str().unwrap()]), rows.last().unwrap()), (verb(&[]), &rows[0])]
+    {
+        assert_eq!(found["step"], row["step"]);
+        assert_eq!(found["metrics"]["eval/held/reward"], row["eval/held/reward"]);
+    }
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    let (code, _, err) = output(command.arg("eval").arg(&config).arg("--checkpoint").arg(dir.path()));
+    assert_eq!(code, Some(2));
+    assert!(err.contains("no run folder"), "{err}");
+}
