@@ -170,7 +170,8 @@ mod tests {
     fn what_is_left_out_takes_its_default() {
         let all = json!({"task": "near", "shots": 3, "width": 1.0, "loud": false, "inner": "x", "rest": {}});
         assert_eq!(check(json!({})), Ok(all));
-        let all = json!({"task": "far", "shots": 0, "width": 2, "loud": true, "inner": "y", "rest": {"a": 1}});
+        let all =
+            json!({"task": "far", "shots": 0, "width": 2, "loud": true, "inner": "y", "rest": {"a": 1}});
         assert_eq!(check(all.clone()), Ok(all));
     }
 

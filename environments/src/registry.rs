@@ -6,7 +6,8 @@
 use crate::args::Arg;
 use crate::error::{EnvError, nearest};
 use crate::native::{
-    entropy_intuition, ghost_trace, gradient_prophet, plain_letters, self_prediction, target_number,
+    entropy_intuition, ghost_trace, gradient_intuition, gradient_prophet, number_guessing, plain_letters,
+    self_prediction, target_number,
 };
 use minds_core::environment::Environment;
 use serde_json::{Map, Value};
@@ -29,7 +30,9 @@ pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environm
 const ENVIRONMENTS: &[EnvInfo] = &[
     entropy_intuition::INFO,
     ghost_trace::INFO,
+    gradient_intuition::INFO,
     gradient_prophet::INFO,
+    number_guessing::INFO,
     plain_letters::INFO,
     self_prediction::INFO,
     target_number::INFO,

@@ -3,7 +3,9 @@
 
 pub mod entropy_intuition;
 pub mod ghost_trace;
+pub mod gradient_intuition;
 pub mod gradient_prophet;
+pub mod number_guessing;
 pub mod plain_letters;
 pub mod self_prediction;
 pub mod target_number;

@@ -2,6 +2,9 @@
 
 mod entropy_intuition;
 mod ghost_trace;
+mod gradient_intuition;
+mod harness;
+mod number_guessing;
 mod prophet;
 mod prophet_faults;
 mod render;
