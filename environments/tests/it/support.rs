@@ -26,6 +26,20 @@ pub const TWO_BREAKS: Token = 256;
 pub const CHATML: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 pub const LLAMA: [&str; 4] = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
 
+pub const DEEPSEEK: [&str; 5] =
+    ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "</think>"];
+pub const KIMI: [&str; 7] = [
+    "<|im_end|>",
+    "<|im_middle|>",
+    "<|im_system|>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<think>",
+    "</think>",
+];
+pub const GPT_OSS: [&str; 7] =
+    ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"];
+
 impl Bytes {
     pub fn with(controls: &[&'static str]) -> Arc<Self> {
         Arc::new(Self { controls: controls.to_vec(), stops: vec![], bos: None })
