@@ -8,7 +8,7 @@
 //! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
 //!
 //! An answer that is not of this form earns what the inner environment gives for an answer that cannot be read, less 0.1:
-//! nothing is gained by refusing. `sd` is the spread of the truths seen so far (see [`scale`]).
+//! nothing is gained by refusing. `sd` is the spread of the truths seen so far.
 //!
 //! What one may expect: truths are nearly symmetric about 0, and with the policy's `own` answer as the text they differ
 //! inside a group because the answers differ, not because a prediction was better. Always answering 0 earns most of

@@ -1,7 +1,7 @@
 //! The sums, made when they are asked for: a question is a function of level, seed and index.
 //!
-//! Operations take turns. No example is ever asked. The two small levels hold every question they have exactly once;
-//! of the full level every twentieth part is the same: three of twenty questions have large operands.
+//! Operations take turns. No example is ever asked. The two small levels hold each of their questions once; in the full
+//! level three of every twenty questions of an operation have large operands.
 
 use crate::native::draws;
 use crate::parse::Integer;
@@ -89,7 +89,7 @@ pub(super) struct Questions {
 }
 
 enum Source {
-    /// Every question there is, operations in rotation.
+    /// All there are, operations in rotation.
     All(Vec<Question>),
     Drawn {
         seed: u64,
