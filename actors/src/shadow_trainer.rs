@@ -5,7 +5,7 @@
 //! more adapters are ever alive than the pool allows; they are made when they are first needed, and one that failed
 //! is given up and replaced. A question gets exactly one reply, a number or the reason why there is none.
 //!
-//! No line launches this stage yet: a reward has no way to ask it before core's `Scene` can carry the question.
+//! No line launches this stage yet: the oracle of a run has no lane to it, so `Oracle::shift` is unsupported there.
 
 use crate::kit::{Board, Parcel, unpanicked};
 use crate::memory::Memory;

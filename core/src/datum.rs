@@ -88,6 +88,22 @@ impl Datum {
         Ok(Self { input: input.into(), targets: targets.into(), inputs: Arc::new(inputs) })
     }
 
+    /// An answer to learn by heart: weight 1 on each of its tokens, 0 on the prompt.
+    ///
+    /// # Errors
+    /// There is no token that another one predicts.
+    pub fn supervised(prompt: &[Token], answer: &[Token]) -> Result<Self, DatumError> {
+        let mut input = [prompt, answer].concat();
+        if input.len() < 2 {
+            return Err(DatumError::Empty);
+        }
+        let targets = input.split_off(1);
+        input.extend_from_slice(&targets[..targets.len() - 1]);
+        // Target `t` is token `t + 1` of the whole.
+        let weights = (1..=targets.len()).map(|at| if at < prompt.len() { 0.0 } else { 1.0 }).collect();
+        Self::new(input, targets, LossInputs::Weights(weights))
+    }
+
     /// Tokens the model reads.
     #[must_use]
     pub fn input(&self) -> &[Token] {
@@ -126,5 +142,20 @@ impl Datum {
             LossInputs::Policy { advantages, .. } => advantages,
         };
         carriers.iter().filter(|v| **v != 0.0).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_learnt_and_its_prompt_is_not() {
+        let datum = Datum::supervised(&[1, 2, 3], &[4, 5]).unwrap();
+        assert_eq!((datum.input(), datum.targets()), (&[1, 2, 3, 4][..], &[2, 3, 4, 5][..]));
+        assert_eq!(*datum.inputs(), LossInputs::Weights(vec![0.0, 0.0, 1.0, 1.0]));
+        // Nothing predicts the first token of a text without a prompt.
+        assert_eq!(*Datum::supervised(&[], &[4, 5]).unwrap().inputs(), LossInputs::Weights(vec![1.0]));
+        assert_eq!(Datum::supervised(&[1], &[]), Err(DatumError::Empty));
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::backend::BackendError;
 use crate::chat::{Message, Renderer, Role};
+use crate::datum::Datum;
 use crate::episode::Episode;
 use crate::ids::{PolicyVersion, Token};
 use crate::reward::{Metrics, Missing, Reward, Score};
@@ -43,6 +44,37 @@ pub trait Oracle: Send + Sync {
 
     /// The most likely next tokens after `prefix`, best first, at most `k`.
     async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing>;
+
+    /// What one gradient step on `text` would do to the summed log-prob of `target` after `prefix`.
+    ///
+    /// The step is taken aside, never on the weights in training. This is an optional ability: an oracle that has
+    /// nobody to take the step answers [`Missing::Unsupported`], as this default does, and a reward that needs it
+    /// stays missing.
+    async fn shift(
+        &self,
+        _text: Datum,
+        _prefix: Arc<[Token]>,
+        _target: Arc<[Token]>,
+    ) -> Result<Shift, Missing> {
+        Err(Missing::Unsupported("what one gradient step would change".into()))
+    }
+}
+
+/// Summed log-prob of a target on both sides of one gradient step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shift {
+    /// Under the start weights.
+    pub before: f64,
+    /// After the step.
+    pub after: f64,
+}
+
+impl Shift {
+    /// How much the log-prob rose.
+    #[must_use]
+    pub fn change(self) -> f64 {
+        self.after - self.before
+    }
 }
 
 impl From<BackendError> for Missing {
@@ -91,6 +123,29 @@ impl Scene<'_> {
             return Err(Missing::Service(format!("{} log-probs came for {tokens} tokens", logprobs.len())));
         }
         Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), tokens))
+    }
+
+    /// What one gradient step on `text` would do to the summed log-prob of `answer` as the assistant's reply to
+    /// `messages`.
+    ///
+    /// # Errors
+    /// The measurement failed, is not finite or is not supported here, or `answer` has no tokens.
+    pub async fn answer_shift(
+        &self,
+        text: Datum,
+        messages: &[Message],
+        answer: &str,
+    ) -> Result<Shift, Missing> {
+        let (prefix, target) = (self.renderer.prompt(messages), self.renderer.answer(answer));
+        if target.is_empty() {
+            return Err(Missing::Environment(format!("the answer {answer:?} has no tokens")));
+        }
+        let shift = self.oracle.shift(text, prefix.into(), target.into()).await?;
+        if shift.change().is_finite() {
+            Ok(shift)
+        } else {
+            Err(Missing::NotFinite(format!("a probe went from {} to {}", shift.before, shift.after)))
+        }
     }
 
     /// The version of the policy that played.

@@ -68,6 +68,9 @@ pub enum Missing {
     /// The environment's own code failed on this item.
     #[error("the environment failed: {0}")]
     Environment(String),
+    /// The run has nobody who can answer what the reward asks. It would be so at every try.
+    #[error("nothing in this run can answer what the reward asks: {0}")]
+    Unsupported(String),
     /// The reward came out NaN or infinite.
     #[error("the reward is not finite: {0}")]
     NotFinite(String),

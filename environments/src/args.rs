@@ -33,6 +33,10 @@ pub enum Kind {
     },
     /// One of these words; the first where it is left out.
     Choice(&'static [&'static str]),
+    /// Any text that is not empty; this one where it is left out.
+    Text(&'static str),
+    /// A table; empty where it is left out. Whoever takes it checks what is in it.
+    Table,
 }
 
 /// One argument of an environment.
@@ -57,6 +61,8 @@ impl Arg {
             Kind::Whole { default, .. } => default.into(),
             Kind::Number { default, .. } => default.into(),
             Kind::Choice(words) => words.first().copied().into(),
+            Kind::Text(default) => default.into(),
+            Kind::Table => Map::new().into(),
         }
     }
 
@@ -72,6 +78,8 @@ impl Arg {
                 write!(text, "{join}\"{word}\"").expect("writing to a string cannot fail");
                 text
             }),
+            Kind::Text(_) => "a text".into(),
+            Kind::Table => "a table".into(),
         }
     }
 
@@ -81,6 +89,8 @@ impl Arg {
             Kind::Whole { min, max, .. } => value.as_i64().is_some_and(|n| (min..=max).contains(&n)),
             Kind::Number { min, max, .. } => value.as_f64().is_some_and(|x| (min..=max).contains(&x)),
             Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+            Kind::Text(_) => value.as_str().is_some_and(|text| !text.is_empty()),
+            Kind::Table => value.is_object(),
         }
     }
 }
@@ -147,6 +157,8 @@ mod tests {
             about: "",
         },
         Arg { name: "loud", kind: Kind::Flag(false), only_with: None, about: "" },
+        Arg { name: "inner", kind: Kind::Text("x"), only_with: None, about: "" },
+        Arg { name: "rest", kind: Kind::Table, only_with: None, about: "" },
     ];
 
     fn check(given: Value) -> Result<Value, String> {
@@ -156,9 +168,10 @@ mod tests {
 
     #[test]
     fn what_is_left_out_takes_its_default() {
-        let all = json!({"task": "near", "shots": 3, "width": 1.0, "loud": false});
+        let all = json!({"task": "near", "shots": 3, "width": 1.0, "loud": false, "inner": "x", "rest": {}});
         assert_eq!(check(json!({})), Ok(all));
-        let all = json!({"task": "far", "shots": 0, "width": 2, "loud": true});
+        let all =
+            json!({"task": "far", "shots": 0, "width": 2, "loud": true, "inner": "y", "rest": {"a": 1}});
         assert_eq!(check(all.clone()), Ok(all));
     }
 
@@ -167,11 +180,11 @@ mod tests {
         for (given, error) in [
             (
                 json!({"shot": 1}),
-                "`e` takes no argument `shot`; it takes `task`, `shots`, `width`, `loud` (did you mean `shots`?)",
+                "`e` takes no argument `shot`; it takes `task`, `shots`, `width`, `loud`, `inner`, `rest` (did you mean `shots`?)",
             ),
             (
                 json!({"temperature": 1}),
-                "`e` takes no argument `temperature`; it takes `task`, `shots`, `width`, `loud`",
+                "`e` takes no argument `temperature`; it takes `task`, `shots`, `width`, `loud`, `inner`, `rest`",
             ),
             (json!({"shots": 5}), "`shots` of `e` is 5, it must be a whole number from 0 to 4"),
             (json!({"shots": -1}), "`shots` of `e` is -1, it must be a whole number from 0 to 4"),
@@ -179,6 +192,8 @@ mod tests {
             (json!({"shots": "3"}), "`shots` of `e` is \"3\", it must be a whole number from 0 to 4"),
             (json!({"task": "mid"}), "`task` of `e` is \"mid\", it must be \"near\" or \"far\""),
             (json!({"task": "far", "width": 0}), "`width` of `e` is 0, it must be a number from 0.1 to 9"),
+            (json!({"inner": ""}), "`inner` of `e` is \"\", it must be a text"),
+            (json!({"rest": [1]}), "`rest` of `e` is [1], it must be a table"),
             (json!({"loud": 1}), "`loud` of `e` is 1, it must be true or false"),
             (
                 json!({"width": 2}),

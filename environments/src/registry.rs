@@ -5,7 +5,10 @@
 
 use crate::args::Arg;
 use crate::error::{EnvError, nearest};
-use crate::native::{gradient_prophet, plain_letters, target_number};
+use crate::native::{
+    entropy_intuition, ghost_trace, gradient_intuition, gradient_prophet, number_guessing, plain_letters,
+    self_prediction, target_number,
+};
 use minds_core::environment::Environment;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -24,7 +27,16 @@ pub struct EnvInfo {
 
 pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environment>, EnvError>;
 
-const ENVIRONMENTS: &[EnvInfo] = &[gradient_prophet::INFO, plain_letters::INFO, target_number::INFO];
+const ENVIRONMENTS: &[EnvInfo] = &[
+    entropy_intuition::INFO,
+    ghost_trace::INFO,
+    gradient_intuition::INFO,
+    gradient_prophet::INFO,
+    number_guessing::INFO,
+    plain_letters::INFO,
+    self_prediction::INFO,
+    target_number::INFO,
+];
 
 /// Every environment, with its arguments.
 #[must_use]
@@ -67,9 +79,9 @@ mod tests {
         let error = |id| load(id, &Map::new(), 0).err().expect("unknown").to_string();
         let known: Vec<String> = list().iter().map(|info| format!("`{}`", info.id)).collect();
         assert_eq!(
-            error("./environments/ghost_trace"),
+            error("./environments/eval_scheming"),
             format!(
-                "there is no environment `./environments/ghost_trace`; this version has {}. Environments that are \
+                "there is no environment `./environments/eval_scheming`; this version has {}. Environments that are \
                  Python packages are not supported yet",
                 known.join(", ")
             )

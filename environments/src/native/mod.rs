@@ -1,11 +1,18 @@
 //! Environments written here. Each is immutable once loaded, and what it asks of an
 //! [`Oracle`](minds_core::environment::Oracle) depends on the item alone, so that a group asks it once.
 
+pub mod entropy_intuition;
+pub mod ghost_trace;
+pub mod gradient_intuition;
 pub mod gradient_prophet;
+pub mod number_guessing;
 pub mod plain_letters;
+pub mod self_prediction;
 pub mod target_number;
 
 use minds_core::environment::Scene;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 
 /// The last answer, if the policy ended its turn properly. An answer that was cut off, or that goes on after its
 /// stop, is not a whole answer and cannot be valid.
@@ -16,4 +23,14 @@ fn whole_answer<'a>(scene: &Scene<'a>) -> Option<&'a str> {
 /// 1 for yes, 0 for no: how metrics say it.
 fn flag(yes: bool) -> f64 {
     f64::from(u8::from(yes))
+}
+
+/// Draws that are a function of these numbers alone: an item made from (seed, index) is the same on every call, in
+/// every process and after every resume.
+fn draws(key: [u64; 3]) -> ChaCha8Rng {
+    let mut bytes = [0; 32];
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(key) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    ChaCha8Rng::from_seed(bytes)
 }

@@ -4,64 +4,43 @@
 //! with a line break may share a token with the line break of the header.
 
 use super::RenderError;
-use super::marked::{Ends, Lookup};
-use minds_core::chat::{Message, Parsed, Renderer, Role, Tokenizer};
+use super::marked::{Dialect, Lookup, Marked, Page};
+use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
-use minds_core::sampling::{Sampled, Stop};
 use std::sync::Arc;
 
 /// The template's system line where a conversation brings none.
 const DEFAULT_SYSTEM: &str = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
 pub(super) struct ChatMl {
-    tokenizer: Arc<dyn Tokenizer>,
     start: Token,
-    ends: Ends,
+    end: Token,
+}
+
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<Marked<ChatMl>, RenderError> {
+    let lookup = Lookup { renderer: "chatml", family: "ChatML (SmolLM2)", tokenizer: &*tokenizer };
+    let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
+    Ok(Marked::new(tokenizer, end, &[start], ChatMl { start, end }))
 }
 
 impl ChatMl {
-    pub(super) fn new(tokenizer: Arc<dyn Tokenizer>) -> Result<Self, RenderError> {
-        let lookup = Lookup { renderer: "chatml", family: "ChatML (SmolLM2)", tokenizer: &*tokenizer };
-        let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
-        let ends = Ends::new(end, &[start], &*tokenizer);
-        Ok(Self { tokenizer, start, ends })
-    }
-
-    fn message(&self, role: Role, content: &str, tokens: &mut Vec<Token>) {
-        tokens.push(self.start);
-        tokens.extend(self.tokenizer.encode(&format!("{}\n{content}", role.name())));
-        tokens.push(self.ends.stop());
-        tokens.extend(self.tokenizer.encode("\n"));
+    fn message(&self, role: Role, content: &str, page: &mut Page<'_>) {
+        page.marker(self.start).text(&format!("{}\n{content}", role.name())).marker(self.end).text("\n");
     }
 }
 
-impl Renderer for ChatMl {
-    fn name(&self) -> &str {
+impl Dialect for ChatMl {
+    fn name(&self) -> &'static str {
         "chatml"
     }
 
-    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
-        let mut tokens = Vec::new();
+    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
         if messages.first().is_some_and(|first| first.role != Role::System) {
-            self.message(Role::System, DEFAULT_SYSTEM, &mut tokens);
+            self.message(Role::System, DEFAULT_SYSTEM, page);
         }
         for message in messages {
-            self.message(message.role, &message.content, &mut tokens);
+            self.message(message.role, &message.content, page);
         }
-        tokens.push(self.start);
-        tokens.extend(self.tokenizer.encode("assistant\n"));
-        tokens
-    }
-
-    fn answer(&self, text: &str) -> Vec<Token> {
-        self.tokenizer.encode(text)
-    }
-
-    fn stop(&self) -> Stop {
-        Stop::Tokens(vec![self.ends.stop()])
-    }
-
-    fn parse(&self, sampled: &Sampled) -> Parsed {
-        self.ends.parse(&*self.tokenizer, sampled)
+        page.marker(self.start).text("assistant\n");
     }
 }

@@ -1,9 +1,115 @@
-//! What renderers with control tokens share: looking markers up, and reading a turn up to its stop token.
+//! What all renderers with control tokens share: everything but the shape of their prompts.
+//!
+//! A [`Dialect`] says how one family of models writes a conversation; [`Marked`] makes a renderer of it. Markers are
+//! looked up by name, once; a [`Page`] takes markers as tokens and content as text, so content can never become a marker.
 
 use super::RenderError;
-use minds_core::chat::{Parsed, Termination, Tokenizer};
+use minds_core::chat::{Message, Parsed, Renderer, Termination, Tokenizer};
 use minds_core::ids::Token;
-use minds_core::sampling::Sampled;
+use minds_core::sampling::{Sampled, Stop};
+use std::sync::Arc;
+
+/// What one family of models does its own way.
+pub(super) trait Dialect: Send + Sync {
+    /// The renderer's name, as configs say it.
+    fn name(&self) -> &'static str;
+
+    /// Writes the conversation up to where the assistant's next turn begins.
+    fn prompt(&self, messages: &[Message], page: &mut Page<'_>);
+
+    /// What stands between the prompt and the text of an answer that is given rather than sampled.
+    fn opening(&self) -> &[Token] {
+        &[]
+    }
+
+    /// Markers that the model may end its turn with although it has not answered.
+    fn halts(&self) -> &[Token] {
+        &[]
+    }
+
+    /// The text of a turn that ended with its stop, which is left out here. `None` if its tokens are no turn of this
+    /// family.
+    fn read(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> Option<String> {
+        Some(tokenizer.decode(turn))
+    }
+}
+
+/// A renderer over the control tokens of one family.
+pub(super) struct Marked<D> {
+    tokenizer: Arc<dyn Tokenizer>,
+    ends: Ends,
+    dialect: D,
+}
+
+impl<D: Dialect> Marked<D> {
+    /// `stop` ends an answer; the other `markers` may not stand in a turn.
+    pub(super) fn new(tokenizer: Arc<dyn Tokenizer>, stop: Token, markers: &[Token], dialect: D) -> Self {
+        let all = markers.iter().chain(dialect.halts()).copied().chain(tokenizer.stop_tokens());
+        let others = all.filter(|token| *token != stop).collect();
+        Self { tokenizer, ends: Ends { stop, others }, dialect }
+    }
+}
+
+impl<D: Dialect> Renderer for Marked<D> {
+    fn name(&self) -> &str {
+        self.dialect.name()
+    }
+
+    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+        let mut page = Page { tokenizer: &*self.tokenizer, tokens: Vec::new() };
+        self.dialect.prompt(messages, &mut page);
+        page.tokens
+    }
+
+    fn answer(&self, text: &str) -> Vec<Token> {
+        [self.dialect.opening(), &self.tokenizer.encode(text)].concat()
+    }
+
+    fn stop(&self) -> Stop {
+        Stop::Tokens([&[self.ends.stop], self.dialect.halts()].concat())
+    }
+
+    /// One stop alone at the end is a [`Termination::Stop`], no marker at all a [`Termination::Cut`].
+    fn parse(&self, sampled: &Sampled) -> Parsed {
+        let (turn, termination) = self.ends.split(&sampled.tokens);
+        let plain = || self.tokenizer.decode(turn);
+        if termination != Termination::Stop {
+            return Parsed { text: plain(), termination };
+        }
+        match self.dialect.read(&*self.tokenizer, turn) {
+            Some(text) => Parsed { text, termination },
+            None => Parsed { text: plain(), termination: Termination::Malformed },
+        }
+    }
+}
+
+/// Tokens as they are written: markers by their token, content as plain text.
+pub(super) struct Page<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    tokens: Vec<Token>,
+}
+
+impl Page<'_> {
+    pub(super) fn marker(&mut self, marker: Token) -> &mut Self {
+        self.tokens.push(marker);
+        self
+    }
+
+    pub(super) fn markers(&mut self, markers: &[Token]) -> &mut Self {
+        self.tokens.extend_from_slice(markers);
+        self
+    }
+
+    /// Encodes in one piece: texts that are written one after the other share no token.
+    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+        self.tokens.extend(self.tokenizer.encode(text));
+        self
+    }
+
+    pub(super) fn is_blank(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
 
 /// Looks markers up for one renderer, so that a missing one can be named with the family that has it.
 pub(super) struct Lookup<'a> {
@@ -20,34 +126,24 @@ impl Lookup<'_> {
 }
 
 /// The tokens that must not occur within an answer: the stop, the other markers and the model's own stop tokens.
-pub(super) struct Ends {
+struct Ends {
     stop: Token,
     others: Vec<Token>,
 }
 
 impl Ends {
-    pub(super) fn new(stop: Token, markers: &[Token], tokenizer: &dyn Tokenizer) -> Self {
-        let others = markers.iter().copied().chain(tokenizer.stop_tokens()).filter(|t| *t != stop);
-        Self { stop, others: others.collect() }
-    }
-
-    pub(super) fn stop(&self) -> Token {
-        self.stop
-    }
-
-    /// The stop alone at the end is a [`Termination::Stop`], no marker at all a [`Termination::Cut`].
+    /// The turn without its stop, and how it ended.
     ///
     /// Other markers count as malformed although the sampler does not stop at them: decoding leaves control tokens
     /// out, so a policy could otherwise write as many as it likes into an answer that looks right.
-    pub(super) fn parse(&self, tokenizer: &dyn Tokenizer, sampled: &Sampled) -> Parsed {
+    fn split<'a>(&self, tokens: &'a [Token]) -> (&'a [Token], Termination) {
         let is_marker = |token: &Token| *token == self.stop || self.others.contains(token);
-        let (body, termination) = match sampled.tokens.split_last() {
-            Some((last, body)) if *last == self.stop && !body.iter().any(is_marker) => {
-                (body, Termination::Stop)
+        match tokens.split_last() {
+            Some((last, turn)) if *last == self.stop && !turn.iter().any(is_marker) => {
+                (turn, Termination::Stop)
             }
-            _ if sampled.tokens.iter().any(is_marker) => (&sampled.tokens[..], Termination::Malformed),
-            _ => (&sampled.tokens[..], Termination::Cut),
-        };
-        Parsed { text: tokenizer.decode(body), termination }
+            _ if tokens.iter().any(is_marker) => (tokens, Termination::Malformed),
+            _ => (tokens, Termination::Cut),
+        }
     }
 }

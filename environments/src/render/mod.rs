@@ -12,29 +12,46 @@
 //! | `qwen3_disable_thinking` | the same, the answer after an empty think block | `<\|im_end\|>` |
 //! | `qwen3_instruct` | as `qwen3`; answers have no think block | `<\|im_end\|>` |
 //! | `llama3` | `<\|start_header_id\|>user<\|end_header_id\|>\n\n…<\|eot_id\|>` | `<\|eot_id\|>` |
+//! | `deepseekv3` | `<｜User｜>…<｜Assistant｜></think>`, system text first without a marker | `<｜end▁of▁sentence｜>` |
+//! | `kimi_k2` | `<\|im_user\|>user<\|im_middle\|>…<\|im_end\|>` with a default system line | `<\|im_end\|>` |
+//! | `gpt_oss_no_sysprompt` | `<\|start\|>user<\|message\|>…<\|end\|>`; answers in the channel `final` | `<\|return\|>` or `<\|call\|>` |
+//! | `gpt_oss_low_reasoning`, `_medium_`, `_high_` | the same after a system message that names the effort | the same |
 
 mod chatml;
+mod deepseek;
+mod gpt_oss;
+mod kimi;
 mod llama3;
 mod marked;
 mod qwen3;
 mod role_colon;
+mod thoughts;
 
 use minds_core::chat::{Renderer, Tokenizer};
 use std::sync::Arc;
 use thiserror::Error;
 
 /// Names that [`renderer`] knows.
-pub const NAMES: [&str; 6] =
-    ["role_colon", "chatml", "qwen3", "qwen3_disable_thinking", "qwen3_instruct", "llama3"];
-
-/// Names of renderers that exist elsewhere and are not written yet.
-const LATER: [&str; 3] = ["deepseekv3", "gpt_oss", "kimi_k2"];
+pub const NAMES: [&str; 12] = [
+    "role_colon",
+    "chatml",
+    "qwen3",
+    "qwen3_disable_thinking",
+    "qwen3_instruct",
+    "llama3",
+    "deepseekv3",
+    "kimi_k2",
+    "gpt_oss_no_sysprompt",
+    "gpt_oss_low_reasoning",
+    "gpt_oss_medium_reasoning",
+    "gpt_oss_high_reasoning",
+];
 
 /// A renderer that cannot be made.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum RenderError {
     /// No renderer has this name.
-    #[error("there is no renderer `{name}`; this version knows {}{}", NAMES.join(", "), later(.name))]
+    #[error("there is no renderer `{name}`; this version knows {}", NAMES.join(", "))]
     Unknown {
         /// The name asked for.
         name: String,
@@ -54,23 +71,26 @@ pub enum RenderError {
     },
 }
 
-fn later(name: &str) -> String {
-    let is_later = LATER.iter().any(|known| name.starts_with(known));
-    if is_later { format!(" ({name} is planned for a later version)") } else { String::new() }
-}
-
 /// The renderer of this name over a model's tokenizer.
 ///
 /// # Errors
 /// The name is unknown, or the tokenizer lacks a control token that the renderer needs.
 pub fn renderer(name: &str, tokenizer: Arc<dyn Tokenizer>) -> Result<Arc<dyn Renderer>, RenderError> {
+    use gpt_oss::Effort;
+    use qwen3::Mode;
     Ok(match name {
         "role_colon" => Arc::new(role_colon::RoleColon::new(tokenizer)),
-        "chatml" => Arc::new(chatml::ChatMl::new(tokenizer)?),
-        "qwen3" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::Thinking)?),
-        "qwen3_disable_thinking" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::DisableThinking)?),
-        "qwen3_instruct" => Arc::new(qwen3::Qwen3::new(tokenizer, qwen3::Mode::Instruct)?),
-        "llama3" => Arc::new(llama3::Llama3::new(tokenizer)?),
+        "chatml" => Arc::new(chatml::renderer(tokenizer)?),
+        "qwen3" => Arc::new(qwen3::renderer(tokenizer, Mode::Thinking)?),
+        "qwen3_disable_thinking" => Arc::new(qwen3::renderer(tokenizer, Mode::DisableThinking)?),
+        "qwen3_instruct" => Arc::new(qwen3::renderer(tokenizer, Mode::Instruct)?),
+        "llama3" => Arc::new(llama3::renderer(tokenizer)?),
+        "deepseekv3" => Arc::new(deepseek::renderer(tokenizer)?),
+        "kimi_k2" => Arc::new(kimi::renderer(tokenizer)?),
+        "gpt_oss_no_sysprompt" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Unsaid)?),
+        "gpt_oss_low_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Low)?),
+        "gpt_oss_medium_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Medium)?),
+        "gpt_oss_high_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::High)?),
         _ => return Err(RenderError::Unknown { name: name.into() }),
     })
 }
@@ -100,6 +120,16 @@ pub fn recommended(base_model_name: &str) -> Option<&'static str> {
     {
         return Some(if has("instruct") { "llama3" } else { "role_colon" });
     }
+    // The first DeepSeek V3 and Kimi K2 Instruct have templates without think tags.
+    if name.starts_with("deepseek-v3.1") {
+        return Some("deepseekv3");
+    }
+    if name == "kimi-k2-thinking" {
+        return Some("kimi_k2");
+    }
+    if name.starts_with("gpt-oss-") {
+        return Some("gpt_oss_medium_reasoning");
+    }
     None
 }
 
@@ -125,6 +155,12 @@ mod tests {
             ("meta-llama/Llama-3.2-1B", Some("role_colon")),
             ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
             ("meta-llama/Llama-4-Scout", None),
+            ("deepseek-ai/DeepSeek-V3.1", Some("deepseekv3")),
+            ("deepseek-ai/DeepSeek-V3.1-Base", Some("role_colon")),
+            ("deepseek-ai/DeepSeek-V3", None),
+            ("moonshotai/Kimi-K2-Thinking", Some("kimi_k2")),
+            ("moonshotai/Kimi-K2-Instruct", None),
+            ("openai/gpt-oss-20b", Some("gpt_oss_medium_reasoning")),
             ("somebody/something", None),
             ("", None),
         ] {
@@ -135,11 +171,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = RenderError::Unknown { name: "kimi_k2".into() }.to_string();
-        assert_eq!(
-            error,
-            "there is no renderer `kimi_k2`; this version knows role_colon, chatml, qwen3, qwen3_disable_thinking, \
-             qwen3_instruct, llama3 (kimi_k2 is planned for a later version)"
-        );
+        let error = RenderError::Unknown { name: "kimi_k3".into() }.to_string();
+        assert_eq!(error, format!("there is no renderer `kimi_k3`; this version knows {}", NAMES.join(", ")));
     }
 }

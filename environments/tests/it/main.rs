@@ -1,7 +1,13 @@
 //! Renderers and environments as the line uses them, over fakes that are scripted in the test.
 
+mod entropy_intuition;
+mod ghost_trace;
+mod gradient_intuition;
+mod harness;
+mod number_guessing;
 mod prophet;
 mod prophet_faults;
 mod render;
+mod self_prediction;
 mod support;
 mod target_number;

@@ -106,10 +106,10 @@ fn related_probes_and_controls_take_turns_in_a_schedule() {
 #[test]
 fn kinds_of_lessons_take_turns_in_the_surprise_task() {
     let env = load("gradient_prophet", json!({"task": "surprise"}));
-    assert_eq!((env.items().get(), env.strata().get()), (40, 8));
+    assert_eq!((env.items().get(), env.strata().get()), (152, 8));
     let kinds: BTreeSet<String> = (0..8).map(|i| env.item(i).info["kind"].to_string()).collect();
     assert_eq!(kinds.len(), 8);
-    assert!((0..40).all(|i| env.item(i).info["kind"] == env.item(i % 8).info["kind"]));
+    assert!((0..152).all(|i| env.item(i).info["kind"] == env.item(i % 8).info["kind"]));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use crate::support::{Bytes, CHATML, LLAMA, TWO_BREAKS, renderer, sampled};
+use crate::support::{Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, renderer, sampled};
 use minds_core::chat::{Message, Parsed, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
@@ -13,6 +13,9 @@ fn all() -> Vec<(&'static str, Arc<Bytes>)> {
     let tokenizer = |name| match name {
         "llama3" => Bytes::with(&LLAMA),
         "chatml" | "role_colon" => Bytes::chatml(),
+        "deepseekv3" => Bytes::with(&DEEPSEEK),
+        "kimi_k2" => Bytes::with(&KIMI),
+        _ if name.starts_with("gpt_oss") => Bytes::with(&GPT_OSS),
         _ => Bytes::with(&THINK),
     };
     render::NAMES.into_iter().map(|name| (name, tokenizer(name))).collect()
@@ -53,6 +56,30 @@ fn prompts_read_as_the_family_was_trained() {
              <|start_header_id|>assistant<|end_header_id|>\n\nHo<|eot_id|>\
              <|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>\
              <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            "deepseekv3",
+            "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜></think>Ho<｜end▁of▁sentence｜><｜User｜>Why?\
+             <｜Assistant｜></think>",
+        ),
+        (
+            "kimi_k2",
+            "<|im_system|>system<|im_middle|>Be brief.<|im_end|><|im_user|>user<|im_middle|>Hi<|im_end|>\
+             <|im_assistant|>assistant<|im_middle|><think></think>Ho<|im_end|><|im_user|>user<|im_middle|>Why?<|im_end|>\
+             <|im_assistant|>assistant<|im_middle|>",
+        ),
+        (
+            "gpt_oss_no_sysprompt",
+            "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|><|start|>user<|message|>Hi<|end|>\
+             <|start|>assistant<|channel|>final<|message|>Ho<|end|><|start|>user<|message|>Why?<|end|><|start|>assistant",
+        ),
+        (
+            "gpt_oss_low_reasoning",
+            "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\
+             Knowledge cutoff: 2024-06\nCurrent date: 2025-08-05\n\nReasoning: low\n\n\
+             # Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>\
+             <|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|><|start|>user<|message|>Hi<|end|>\
+             <|start|>assistant<|channel|>final<|message|>Ho<|end|><|start|>user<|message|>Why?<|end|><|start|>assistant",
         ),
     ] {
         let (_, tokenizer) = all().into_iter().find(|(known, _)| *known == name).expect(name);
@@ -131,7 +158,13 @@ fn a_tokenizer_of_another_family_is_refused_by_the_missing_token() {
          lacks: choose another renderer (`role_colon` needs none)"
     );
     assert!(render::renderer("role_colon", Bytes::with(&[])).is_ok());
-    for name in ["deepseekv3", "gpt_oss_low_reasoning", "kimi_k2", "chat_ml", ""] {
+    assert_eq!(error("deepseekv3", &CHATML), missing("deepseekv3", "<｜begin▁of▁sentence｜>", "DeepSeek V3"));
+    assert_eq!(error("kimi_k2", &CHATML), missing("kimi_k2", "<|im_system|>", "Kimi K2"));
+    assert_eq!(
+        error("gpt_oss_high_reasoning", &GPT_OSS[..4]),
+        missing("gpt_oss_high_reasoning", "<|return|>", "gpt-oss")
+    );
+    for name in ["deepseekv4", "gpt_oss", "kimi_k3", "chat_ml", ""] {
         let error = render::renderer(name, Bytes::chatml()).err().expect(name);
         assert_eq!(error, RenderError::Unknown { name: name.into() });
     }
@@ -143,6 +176,10 @@ fn stops_are_the_tokens_that_parse_looks_for() {
         let expected = match name {
             "role_colon" => Stop::Strings(vec!["\n\nUser:".into()]),
             "llama3" => Stop::Tokens(vec![tokenizer.named("<|eot_id|>")]),
+            "deepseekv3" => Stop::Tokens(vec![tokenizer.named("<｜end▁of▁sentence｜>")]),
+            name if name.starts_with("gpt_oss") => {
+                Stop::Tokens(vec![tokenizer.named("<|return|>"), tokenizer.named("<|call|>")])
+            }
             _ => Stop::Tokens(vec![tokenizer.named("<|im_end|>")]),
         };
         assert_eq!(renderer(name, tokenizer).stop(), expected, "{name}");
@@ -187,6 +224,77 @@ fn only_the_thinking_renderer_cuts_thoughts_off() {
 }
 
 #[test]
+fn thoughts_are_cut_off_also_where_their_tags_are_control_tokens() {
+    for (name, end, controls) in [("qwen3", "<|im_end|>", &THINK[..]), ("kimi_k2", "<|im_end|>", &KIMI)] {
+        let tokenizer = Bytes::with(controls);
+        let renderer = renderer(name, tokenizer.clone());
+        for (turn, text) in [
+            ("<think>hm</think>\n\n[3]", "[3]"),
+            ("\n<think></think>[3]", "[3]"),
+            ("[3]", "[3]"),
+            ("[3]<think>hm</think>", "[3]hm"),
+            ("<think>hm [3]", "hm [3]"),
+        ] {
+            let sampled = sampled(tokenizer.encode_with_controls(&format!("{turn}{end}")));
+            assert_eq!(renderer.parse(&sampled), parsed(text, Termination::Stop), "{name}: {turn}");
+        }
+    }
+}
+
+#[test]
+fn gpt_oss_answers_in_the_channel_final_after_any_number_of_thoughts() {
+    use Termination::{Cut, Malformed, Stop};
+    let tokenizer = Bytes::with(&GPT_OSS);
+    let renderer = renderer("gpt_oss_low_reasoning", tokenizer.clone());
+    let thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
+    let answer = "<|channel|>final<|message|>[3]";
+    for (turn, termination) in [
+        (format!("{answer}<|return|>"), Stop),
+        (format!("{thought}{answer}<|return|>"), Stop),
+        (format!("{thought}{thought}{answer}<|return|>"), Stop),
+        (format!("{answer}<|call|>"), Malformed),
+        (format!("{answer}<|end|><|return|>"), Malformed),
+        (format!("{answer}<|return|><|return|>"), Malformed),
+        (format!("{answer}{answer}<|return|>"), Malformed),
+        (format!("{thought}<|return|>"), Malformed),
+        ("<|channel|>analysis<|message|>[3]<|return|>".into(), Malformed),
+        ("<|channel|>commentary<|message|>[3]<|return|>".into(), Malformed),
+        ("<|channel|>final[3]<|return|>".into(), Malformed),
+        ("[3]<|return|>".into(), Malformed),
+        ("<|return|>".into(), Malformed),
+        (format!("{thought}{answer}"), Cut),
+        (thought.into(), Cut),
+    ] {
+        let result = renderer.parse(&sampled(tokenizer.encode_with_controls(&turn)));
+        assert_eq!(result.termination, termination, "{turn}");
+        assert!(termination != Stop || result.text == "[3]", "{turn}: {}", result.text);
+    }
+}
+
+#[test]
+fn the_default_line_of_kimi_comes_only_where_no_system_line_comes_first() {
+    let tokenizer = Bytes::with(&KIMI);
+    let prompt =
+        |messages: &[Message]| tokenizer.spell(&renderer("kimi_k2", tokenizer.clone()).prompt(messages));
+    assert_eq!(
+        prompt(&[Message::user("Hi")]),
+        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>\
+         <|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
+    );
+    assert!(!prompt(&conversation()).contains("Moonshot"));
+}
+
+#[test]
+fn the_system_lines_of_deepseek_come_first_wherever_they_stand() {
+    let tokenizer = Bytes::with(&DEEPSEEK);
+    let messages = [Message::user("Hi"), Message::system("Be brief."), Message::system("Be kind.")];
+    assert_eq!(
+        tokenizer.spell(&renderer("deepseekv3", tokenizer.clone()).prompt(&messages)),
+        "<｜begin▁of▁sentence｜>Be brief.\n\nBe kind.<｜User｜>Hi<｜Assistant｜></think>"
+    );
+}
+
+#[test]
 fn role_colon_ends_with_the_next_users_label_or_a_stop_of_the_model() {
     use Termination::{Cut, Malformed, Stop};
     let tokenizer = Bytes::chatml();
@@ -213,7 +321,7 @@ fn role_colon_ends_with_the_next_users_label_or_a_stop_of_the_model() {
 /// Text that tries to be more than text.
 fn content() -> impl Strategy<Value = String> {
     let names: Vec<&'static str> =
-        CHATML.into_iter().chain(LLAMA).chain(["<think>", "\n\nUser:", "\n"]).collect();
+        [&CHATML[..], &LLAMA, &DEEPSEEK, &KIMI, &GPT_OSS, &["\n\nUser:", "\n"]].concat();
     let piece = prop_oneof![prop::sample::select(names).prop_map(String::from), "\\PC{0,6}"];
     prop::collection::vec(piece, 0..5).prop_map(|pieces| pieces.concat())
 }
@@ -232,11 +340,12 @@ proptest! {
     fn content_never_adds_a_control_token(messages in messages()) {
         for (name, tokenizer) in all() {
             let renderer = renderer(name, tokenizer);
+            let opening = controls(&renderer.answer("x"));
             let bland = messages.iter().map(|m| Message { role: m.role, content: "x".into() });
             let expected = controls(&renderer.prompt(&bland.collect::<Vec<_>>()));
             prop_assert_eq!(controls(&renderer.prompt(&messages)), expected, "{}", name);
             for message in &messages {
-                prop_assert!(controls(&renderer.answer(&message.content)).is_empty());
+                prop_assert_eq!(&controls(&renderer.answer(&message.content)), &opening, "{}", name);
             }
         }
     }
@@ -273,11 +382,12 @@ proptest! {
         }
     }
 
-    /// What makes several turns one training sequence. With thinking disabled the prompt holds an empty think block
-    /// that the history lacks.
+    /// What makes several turns one training sequence. With thinking disabled the prompt of qwen3 holds an empty
+    /// think block that the history lacks; gpt-oss ends older turns with another marker than the one it stops at.
     #[test]
     fn the_next_prompt_extends_what_was_sampled(answer in "[a-z ]{0,8}") {
-        for (name, tokenizer) in all().into_iter().filter(|(name, _)| *name != "qwen3_disable_thinking") {
+        let extends = |name: &str| name != "qwen3_disable_thinking" && !name.starts_with("gpt_oss");
+        for (name, tokenizer) in all().into_iter().filter(|(name, _)| extends(name)) {
             let renderer = renderer(name, tokenizer.clone());
             let mut messages = vec![Message::user("Hi")];
             let mut history = renderer.prompt(&messages);

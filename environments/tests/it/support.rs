@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use minds_core::chat::{Message, Renderer, Tokenizer};
-use minds_core::environment::{Environment, Item, Oracle, Scene};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::environment::{Environment, Item, Oracle, Reply, Scene, Shift};
 use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
 use minds_core::reward::{Missing, Score};
@@ -24,6 +25,20 @@ pub const TWO_BREAKS: Token = 256;
 
 pub const CHATML: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 pub const LLAMA: [&str; 4] = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
+
+pub const DEEPSEEK: [&str; 5] =
+    ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "</think>"];
+pub const KIMI: [&str; 7] = [
+    "<|im_end|>",
+    "<|im_middle|>",
+    "<|im_system|>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<think>",
+    "</think>",
+];
+pub const GPT_OSS: [&str; 7] =
+    ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"];
 
 impl Bytes {
     pub fn with(controls: &[&'static str]) -> Arc<Self> {
@@ -111,11 +126,25 @@ pub fn sampled(tokens: Vec<Token>) -> Sampled {
 /// A question to the reader, spelled out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Query {
-    Logprobs { prefix: String, target: String },
-    NextTokens { prefix: String, k: usize },
+    Logprobs {
+        prefix: String,
+        target: String,
+    },
+    NextTokens {
+        prefix: String,
+        k: usize,
+    },
+    /// What the step is taken on, in two parts: what is read only, and what is learnt.
+    Shift {
+        read: String,
+        learnt: String,
+        prefix: String,
+        target: String,
+    },
 }
 
 type PerToken = Box<dyn Fn(&str, &str) -> f32 + Send + Sync>;
+type Step = Box<dyn Fn(&str) -> Result<f64, Missing> + Send + Sync>;
 type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync>;
 
 /// A reader that reads ChatML, answers by script and remembers what it was asked.
@@ -124,6 +153,8 @@ pub struct Reader {
     pub renderer: Arc<dyn Renderer>,
     per_token: PerToken,
     next: Next,
+    /// The change that a step on this text makes; without it nobody can take one.
+    step: Option<Step>,
     /// The number of the query that fails, from 0.
     fails_at: Option<usize>,
     /// Log-probs that are left out at the end of each answer.
@@ -139,6 +170,7 @@ impl Reader {
             tokenizer,
             per_token: Box::new(|_, _| -1.0),
             next: Box::new(|_| Ok(vec![(65, -0.5), (66, -1.5)])),
+            step: None,
             fails_at: None,
             short_by: 0,
             asked: Mutex::default(),
@@ -157,6 +189,12 @@ impl Reader {
         next: impl Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync + 'static,
     ) -> Self {
         self.next = Box::new(next);
+        self
+    }
+
+    /// The change of a probe after a step that learns this text.
+    pub fn moved_by(mut self, step: impl Fn(&str) -> Result<f64, Missing> + Send + Sync + 'static) -> Self {
+        self.step = Some(Box::new(step));
         self
     }
 
@@ -209,6 +247,50 @@ impl Oracle for Reader {
         self.ask(Query::NextTokens { prefix: text.clone(), k })?;
         (self.next)(&text).map(Into::into)
     }
+
+    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
+        let Some(step) = &self.step else { return Nobody.shift(text, prefix, target).await };
+        let LossInputs::Weights(weights) = text.inputs() else { panic!("a step learns by weights") };
+        let read = weights.iter().take_while(|weight| **weight == 0.0).count();
+        assert!(weights[read..].iter().all(|weight| *weight == 1.0));
+        let learnt = self.tokenizer.spell(&text.targets()[read..]);
+        let read = self.tokenizer.spell(&text.input()[..=read]);
+        let (prefix, target) = (self.tokenizer.spell(&prefix), self.tokenizer.spell(&target));
+        self.ask(Query::Shift { read, learnt: learnt.clone(), prefix, target })?;
+        step(&learnt).map(|change| Shift { before: -7.0, after: change - 7.0 })
+    }
+}
+
+/// An oracle with the abilities that every oracle has.
+struct Nobody;
+
+#[async_trait]
+impl Oracle for Nobody {
+    async fn logprobs(&self, _: Arc<[Token]>, _: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        unreachable!("only what has a default is asked")
+    }
+
+    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        unreachable!("only what has a default is asked")
+    }
+}
+
+/// An episode of several turns that all ended; the tokens of each answer spell it.
+pub fn episode_of(answers: &[&str]) -> Episode {
+    let tokenizer = Bytes::chatml();
+    let turns = answers.iter().map(|answer| Turn {
+        prompt: tokenizer.encode("?").into(),
+        answer: sampled(tokenizer.encode_with_controls(&format!("{answer}<|im_end|>"))),
+        text: (*answer).into(),
+        complete: true,
+    });
+    Episode { turns: turns.collect(), ..episode("", true) }
+}
+
+/// What the environment says next, after these answers were given and replied to.
+pub fn reply(env: &dyn Environment, item: &Item, conversation: &[Message]) -> Reply {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(env.reply(item, conversation)).expect("it replies")
 }
 
 /// An episode of one turn.

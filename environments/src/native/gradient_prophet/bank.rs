@@ -12,8 +12,18 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Data that comes with the crate.
-const LESSONS: &str = include_str!("lessons.toml");
+/// Data that comes with the crate: the examples, and the lessons of each kind.
+const LESSONS: &str = concat!(
+    include_str!("lessons/examples.toml"),
+    include_str!("lessons/false_fact.toml"),
+    include_str!("lessons/moral_stance.toml"),
+    include_str!("lessons/redefinition.toml"),
+    include_str!("lessons/persona.toml"),
+    include_str!("lessons/invented_word.toml"),
+    include_str!("lessons/arithmetic_rule.toml"),
+    include_str!("lessons/preference.toml"),
+    include_str!("lessons/counterfactual_history.toml"),
+);
 
 /// Something to expect: a question, and an answer whose log-probability a lesson may change.
 #[derive(Clone, Debug, Deserialize)]
@@ -182,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn there_are_forty_lessons_of_eight_kinds_in_rotation() {
+    fn there_are_nineteen_lessons_of_each_of_eight_kinds_in_rotation() {
         let Bank { lessons, kinds, examples } = bank();
-        assert_eq!((lessons.len(), kinds, examples.len()), (40, 8, 4));
+        assert_eq!((lessons.len(), kinds, examples.len()), (152, 8, 4));
         assert!(lessons.iter().enumerate().all(|(i, lesson)| lesson.kind == lessons[i % kinds].kind));
         assert_eq!(lessons.iter().map(|l| &l.kind).collect::<BTreeSet<_>>().len(), 8);
     }

@@ -1,10 +1,6 @@
-//! Strict small grammars for answers.
+//! Answers that are a JSON array.
 //!
-//! The whole answer must match; there is no search for something that looks right inside a longer text. A parser
-//! that takes the last array of a text teaches a policy to go on after the answer: its end-of-turn token decays while
-//! the reward stays at its best. Nothing here panics, whatever the text.
-//!
-//! The arrays are JSON and nothing more:
+//! They are JSON and nothing more:
 //!
 //! | written | taken as |
 //! |---|---|
@@ -14,6 +10,8 @@
 //! | `[50%]`, `[0.5 nats]`, `["0.5"]`, `[null]`, `[[0.5]]`, `{"a": 0.5}`, `0.5` | invalid |
 //! | `[NaN]`, `[Infinity]`, `[1e999]`, and sizes above [`LARGEST`] | invalid |
 //! | text before or after, a code fence, a second array, a trailing comma, other Unicode white space | invalid |
+
+use super::SPACE;
 
 /// The largest number that is an answer. It keeps every error finite and every valid reward above 0 as an `f32`.
 pub const LARGEST: f64 = 1e6;
@@ -44,19 +42,17 @@ pub fn permutation(text: &str, n: usize) -> Option<Vec<usize>> {
     (order.len() == n).then_some(order)
 }
 
-const JSON_SPACE: [char; 4] = [' ', '\t', '\n', '\r'];
-
 /// What stands between the commas of an array, trimmed. An empty array has one empty element.
 fn elements(text: &str) -> Option<impl Iterator<Item = &str>> {
-    let inside = text.trim_matches(JSON_SPACE).strip_prefix('[')?.strip_suffix(']')?;
-    Some(inside.split(',').map(|element| element.trim_matches(JSON_SPACE)))
+    let inside = text.trim_matches(SPACE).strip_prefix('[')?.strip_suffix(']')?;
+    Some(inside.split(',').map(|element| element.trim_matches(SPACE)))
 }
 
-fn digits(text: &str) -> bool {
+pub(super) fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-fn is_whole(text: &str) -> bool {
+pub(super) fn is_whole(text: &str) -> bool {
     digits(text) && (text == "0" || !text.starts_with('0'))
 }
 
@@ -65,7 +61,8 @@ fn whole(text: &str) -> Option<usize> {
 }
 
 /// A number by JSON's grammar, at most [`LARGEST`] in size.
-fn number(text: &str) -> Option<f64> {
+#[must_use]
+pub fn number(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix('-').unwrap_or(text);
     let (mantissa, exponent) =
         unsigned.split_once(['e', 'E']).map_or((unsigned, None), |(m, e)| (m, Some(e)));

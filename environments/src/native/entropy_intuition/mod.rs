@@ -1,0 +1,182 @@
+//! Choose a number, and say how spread out the choice was.
+//!
+//! The answer is three lines: `NUMBER`, `FEELING` and `ENTROPY`. The truth is the entropy of the reader's own choice
+//! among the allowed numbers, as a share of the largest possible: `H = -sum p ln p / ln k` over the `k` allowed numbers,
+//! with `p` renormalised to them, and 0 where one number is allowed. It is asked at the very place where the policy
+//! writes its number, once for a group.
+//!
+//! | answer | reward, `graded` | reward, `flat` |
+//! |---|---|---|
+//! | three right lines, an allowed number | `0.2 + 0.8 (1 - abs(entropy - H))`, 0.2 to 1 | the same |
+//! | three right lines, a number of the range that is not allowed | 0.1 | -0.2 |
+//! | three right lines, any other number | 0.05 | -0.2 |
+//! | anything else | -0.2 | -0.2 |
+//!
+//! Failures are graded because at first hardly one answer in ten is right. With the policy itself as the reader, the
+//! truth moves with the policy: it learns to be predictable rather than to predict itself, and the metric `truth` falls.
+//! Score with fixed weights where that is not wanted.
+
+mod choice;
+mod questions;
+
+use crate::args::{self, Arg, Kind};
+use crate::error::EnvError;
+use crate::native::{flag, whole_answer};
+use crate::parse::{Integer, feeling, labelled, share};
+use crate::registry::EnvInfo;
+use async_trait::async_trait;
+use minds_core::chat::Message;
+use minds_core::environment::{Environment, Item, Scene};
+use minds_core::reward::{Metrics, Missing, Reward, Score};
+use questions::{Question, Questions};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+pub use choice::{Spread, spread};
+
+const ID: &str = "entropy_intuition";
+
+/// What the registry knows of it.
+pub const INFO: EnvInfo =
+    EnvInfo { id: ID, about: "choose a number and predict the entropy of the own choice", args: ARGS, load };
+
+const ARGS: &[Arg] = &[
+    Arg {
+        name: "shots",
+        kind: Kind::Whole { default: 3, min: 0, max: 3 },
+        only_with: None,
+        about: "examples before the question; without any, no answer is valid",
+    },
+    Arg {
+        name: "grading",
+        kind: Kind::Choice(&["graded", "flat"]),
+        only_with: None,
+        about: "whether failures that are nearer to an answer cost less",
+    },
+    Arg {
+        name: "products",
+        kind: Kind::Flag(true),
+        only_with: None,
+        about: "whether one item in four asks for a product, whose entropy is always 0",
+    },
+];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Options {
+    shots: usize,
+    grading: Grading,
+    products: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Grading {
+    Graded,
+    Flat,
+}
+
+const SYSTEM: &str = "You choose a number, name a feeling, and rate from 0 to 1 how spread out your choice was. Reply \
+                      with three lines: NUMBER, FEELING, ENTROPY.";
+
+/// Examples. Their entropies are spread out, because a policy starts by copying them.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("Choose any number from 10 to 40.", "NUMBER: 27\nFEELING: relaxed\nENTROPY: 0.8"),
+    ("Give the value of 3 times 4.", "NUMBER: 12\nFEELING: certain\nENTROPY: 0.2"),
+    ("Choose an even number from 60 to 70.", "NUMBER: 64\nFEELING: torn\nENTROPY: 0.5"),
+];
+
+/// Items in one cycle.
+const ITEMS: NonZeroU64 = NonZeroU64::MIN.saturating_add(2399);
+
+fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let questions = Questions { seed, products: options.products };
+    Ok(Arc::new(EntropyIntuition { options, questions }))
+}
+
+struct EntropyIntuition {
+    options: Options,
+    questions: Questions,
+}
+
+#[async_trait]
+impl Environment for EntropyIntuition {
+    fn id(&self) -> &str {
+        ID
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        ITEMS
+    }
+
+    fn strata(&self) -> NonZeroU64 {
+        self.questions.modes()
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let index = index % ITEMS;
+        let question = self.questions.get(index);
+        let mut prompt = vec![Message::system(SYSTEM)];
+        for (question, answer) in EXAMPLES.into_iter().take(self.options.shots) {
+            prompt.extend([Message::user(question), Message::assistant(answer)]);
+        }
+        prompt.push(Message::user(&*question.text));
+        let info = json!({ "mode": question.mode.name(), "allowed": question.allowed });
+        Item { index, prompt, answer: None, info }
+    }
+
+    /// The spread is asked for even where the answer is invalid: a service that fails must not take the valid episodes
+    /// out of a group and leave the others.
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let question = self.questions.get(scene.item.index % ITEMS);
+        let Spread { entropy, mass } = choice::ask(&scene, &question.allowed).await?;
+        let said = whole_answer(&scene).and_then(Said::parse);
+        let in_set =
+            said.as_ref().is_some_and(|said| said.number.is_some_and(|n| question.allowed.contains(&n)));
+        let mut metrics = Metrics::from([
+            ("valid".into(), flag(in_set)),
+            ("readable".into(), flag(said.is_some())),
+            ("truth".into(), entropy),
+            ("allowed_mass".into(), mass),
+            ("choices".into(), question.allowed.len() as f64),
+        ]);
+        if let Some(said) = said.as_ref().filter(|_| in_set) {
+            metrics.insert("prediction".into(), said.entropy);
+            metrics.insert("error".into(), (said.entropy - entropy).abs());
+        }
+        let reward = reward(said.as_ref(), &question, entropy, self.options.grading);
+        Ok(Score { reward: Reward::new(reward as f32)?, metrics })
+    }
+}
+
+/// Three right lines.
+struct Said {
+    /// The number, where it fits a machine number; one that does not is allowed nowhere.
+    number: Option<i64>,
+    entropy: f64,
+}
+
+impl Said {
+    fn parse(text: &str) -> Option<Self> {
+        let [number, feels, entropy] = labelled(text, ["NUMBER", "FEELING", "ENTROPY"])?;
+        feeling(feels)?;
+        Some(Self { number: Integer::parse(number)?.get(), entropy: share(entropy)? })
+    }
+}
+
+/// See the table of the module.
+fn reward(said: Option<&Said>, question: &Question, truth: f64, grading: Grading) -> f64 {
+    const UNREADABLE: f64 = -0.2;
+    let Some(said) = said else { return UNREADABLE };
+    let number = said.number.unwrap_or(i64::MAX);
+    if question.allowed.contains(&number) {
+        return 0.2 + 0.8 * (1.0 - (said.entropy - truth).abs());
+    }
+    match grading {
+        Grading::Flat => UNREADABLE,
+        Grading::Graded if question.range.contains(&number) => 0.1,
+        Grading::Graded => 0.05,
+    }
+}

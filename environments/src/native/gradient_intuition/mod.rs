@@ -1,0 +1,266 @@
+//! Solve the task of another environment, and predict what one training step would do to an unrelated answer.
+//!
+//! The policy is shown the inner task and a probe, a question with its answer, and replies with a line
+//! `PREDICTION: <number>` and then `ANSWER: <inner answer>`. The truth is the change of the probe's log-prob, summed over
+//! its tokens, after one gradient step on a text; the oracle must be able to take that step
+//! ([`Oracle::shift`](minds_core::environment::Oracle::shift)), else every reward is missing.
+//!
+//! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
+//!
+//! An answer that is not of this form earns what the inner environment gives for an answer that cannot be read, less 0.1:
+//! nothing is gained by refusing. `sd` is the spread of the truths seen so far.
+//!
+//! What one may expect: truths are nearly symmetric about 0, and with the policy's `own` answer as the text they differ
+//! inside a group because the answers differ, not because a prediction was better. Always answering 0 earns most of
+//! the bonus. `bonus_of_zero` and `bonus_of_mean` say how much; report the bonus minus the larger of them. With the
+//! `right` answer as the text, one truth serves a whole group and only predictions tell its members apart.
+
+mod prompt;
+mod scale;
+
+use crate::args::{self, Arg, Kind};
+use crate::error::EnvError;
+use crate::native::flag;
+use crate::parse::{headed, number};
+use crate::registry::{self, EnvInfo};
+use async_trait::async_trait;
+use minds_core::chat::{Message, Role};
+use minds_core::datum::Datum;
+use minds_core::environment::{Environment, Item, Reply, Scene};
+use minds_core::episode::Episode;
+use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::sampling::Stop;
+use prompt::{Probe, Probes};
+use scale::Scales;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+const ID: &str = "gradient_intuition";
+
+/// What the registry knows of it.
+pub const INFO: EnvInfo = EnvInfo {
+    id: ID,
+    about: "solve another task and predict what a training step on it would change; needs a shadow trainer",
+    args: ARGS,
+    load,
+};
+
+const ARGS: &[Arg] = &[
+    Arg {
+        name: "inner",
+        kind: Kind::Text("self_prediction"),
+        only_with: None,
+        about: "the id of the environment whose tasks are solved",
+    },
+    Arg { name: "inner_args", kind: Kind::Table, only_with: None, about: "its arguments, and no other's" },
+    Arg {
+        name: "text",
+        kind: Kind::Choice(&["own", "right"]),
+        only_with: None,
+        about: "what the step is taken on: the policy's own answer, or the right one, which the inner task must have",
+    },
+    Arg {
+        name: "alpha",
+        kind: Kind::Number { default: 0.3, min: 0.0, max: 10.0 },
+        only_with: None,
+        about: "the largest bonus",
+    },
+    Arg {
+        name: "tolerance",
+        kind: Kind::Number { default: 2.0, min: 0.1, max: 20.0 },
+        only_with: None,
+        about: "the error, in standard deviations of the truths, at which the bonus ends",
+    },
+    Arg {
+        name: "spread",
+        kind: Kind::Number { default: 0.9, min: 1e-4, max: 100.0 },
+        only_with: None,
+        about: "the standard deviation that is assumed until truths are known, in nats",
+    },
+];
+
+#[derive(Clone, Debug, Deserialize)]
+struct Options {
+    inner: String,
+    inner_args: Map<String, Value>,
+    text: Text,
+    alpha: f64,
+    tolerance: f64,
+    spread: f64,
+}
+
+/// What the step is taken on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Text {
+    Own,
+    Right,
+}
+
+/// By how much an answer that cannot be read earns less than the worst inner answer.
+const MARGIN: f64 = 0.1;
+
+fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let inner = registry::load(&options.inner, &options.inner_args, seed)?;
+    let wrong = |key, value: &str, allowed: &str| EnvError::WrongArg {
+        env: ID,
+        key,
+        value: format!("{value:?}"),
+        allowed: allowed.into(),
+    };
+    if inner.id() == ID {
+        return Err(wrong("inner", &options.inner, "another environment"));
+    }
+    if options.text == Text::Right && inner.item(0).answer.is_none() {
+        let allowed = format!("\"own\": the tasks of `{}` have no right answer", inner.id());
+        return Err(wrong("text", "right", &allowed));
+    }
+    let probes = Probes::builtin().map_err(|why| EnvError::Data { env: ID, why })?;
+    let items = inner.items().saturating_mul(probes.len());
+    // Item `i` wraps inner item `i % n`, whose kind is `i % strata` only where strata divide n.
+    let takes_turns = inner.items().get() % inner.strata() == 0;
+    let strata = if takes_turns { inner.strata() } else { NonZeroU64::MIN };
+    let scales = Scales::new(options.spread);
+    Ok(Arc::new(GradientIntuition { inner, probes, items, strata, scales, options }))
+}
+
+struct GradientIntuition {
+    inner: Arc<dyn Environment>,
+    probes: Probes,
+    items: NonZeroU64,
+    strata: NonZeroU64,
+    scales: Scales,
+    options: Options,
+}
+
+impl GradientIntuition {
+    /// Inner item and probe: in one cycle every inner item meets every probe once, and neighbours meet different ones.
+    fn pair(&self, index: u64) -> (Item, &Probe) {
+        let index = index % self.items;
+        let (round, inner) = (index / self.inner.items(), index % self.inner.items());
+        (self.inner.item(inner), self.probes.get(inner.wrapping_add(round)))
+    }
+
+    /// The episode as the inner environment would have seen it. What cannot be read becomes an answer that was cut off.
+    fn unwrapped(episode: &Episode) -> Episode {
+        let mut episode = episode.clone();
+        for turn in &mut episode.turns {
+            let inner = Said::parse(&turn.text).map(|said| said.answer.to_owned());
+            turn.complete &= inner.is_some();
+            turn.text = inner.unwrap_or_default();
+        }
+        episode
+    }
+
+    fn text(&self, scene: &Scene<'_>, inner: &Item) -> Result<Datum, Missing> {
+        let none = |what: &str| Missing::Environment(format!("item {} has no {what}", scene.item.index));
+        let datum = match self.options.text {
+            Text::Own => {
+                let turn = scene.episode.turns.last().ok_or_else(|| none("turn"))?;
+                Datum::supervised(&turn.prompt, &turn.answer.tokens)
+            }
+            Text::Right => {
+                let right = inner.answer.as_deref().ok_or_else(|| none("right answer"))?;
+                let mut answer = scene.renderer.answer(right);
+                if let Stop::Tokens(stops) = scene.renderer.stop() {
+                    answer.extend(stops.first());
+                }
+                Datum::supervised(&scene.renderer.prompt(&inner.prompt), &answer)
+            }
+        };
+        datum.map_err(|e| Missing::Environment(format!("the text to learn: {e}")))
+    }
+}
+
+/// What an answer says: a prediction, and an answer to the inner task.
+struct Said<'a> {
+    prediction: f64,
+    answer: &'a str,
+}
+
+impl<'a> Said<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let (prediction, answer) = headed(text, "PREDICTION", "ANSWER")?;
+        Some(Self { prediction: number(prediction)?, answer })
+    }
+}
+
+#[async_trait]
+impl Environment for GradientIntuition {
+    fn id(&self) -> &str {
+        ID
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        self.items
+    }
+
+    fn strata(&self) -> NonZeroU64 {
+        self.strata
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let (inner, probe) = self.pair(index);
+        let prompt = self.probes.wrap(&inner.prompt, probe, self.options.text == Text::Own);
+        let info = json!({ "inner": inner.info, "inner_item": inner.index, "probe": probe.question });
+        Item { index: index % self.items, prompt, answer: inner.answer, info }
+    }
+
+    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+        let (inner, _) = self.pair(item.index);
+        let mut messages = inner.prompt.clone();
+        for message in conversation.iter().skip(item.prompt.len()) {
+            let content = match message.role {
+                Role::Assistant => Said::parse(&message.content).map_or("", |said| said.answer),
+                Role::System | Role::User => &message.content,
+            };
+            messages.push(Message { role: message.role, content: content.into() });
+        }
+        self.inner.reply(&inner, &messages).await
+    }
+
+    /// The step is measured even where the answer is invalid: a service that fails must not take the valid episodes out
+    /// of a group and leave the others.
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let (inner_item, probe) = self.pair(scene.item.index);
+        let episode = Self::unwrapped(scene.episode);
+        let inner = self.inner.score(Scene { item: &inner_item, episode: &episode, ..scene }).await?;
+        let text = self.text(&scene, &inner_item)?;
+        let question = [Message::user(&*probe.question)];
+        let truth = scene.answer_shift(text, &question, &probe.answer).await?.change();
+        let scale = self.scales.of(scene.episode.id.group, truth);
+
+        let prediction = episode
+            .turns
+            .last()
+            .filter(|turn| turn.complete)
+            .and_then(|_| Said::parse(scene.answer()))
+            .map(|said| said.prediction);
+        let mut metrics: Metrics =
+            inner.metrics.into_iter().map(|(name, value)| (format!("inner_{name}"), value)).collect();
+        let inner = f64::from(inner.reward.get());
+        let bonus = |prediction: f64| scale.bonus(prediction, truth, self.options.tolerance);
+        metrics.extend([
+            ("valid".into(), flag(prediction.is_some())),
+            ("inner_reward".into(), inner),
+            ("truth".into(), truth),
+            ("spread".into(), scale.sd),
+            ("bonus_of_zero".into(), bonus(0.0)),
+            ("bonus_of_mean".into(), bonus(scale.mean)),
+        ]);
+        let Some(prediction) = prediction else {
+            return Ok(Score { reward: Reward::new((inner - MARGIN) as f32)?, metrics });
+        };
+        metrics.extend([
+            ("prediction".into(), prediction),
+            ("error".into(), (prediction - truth).abs()),
+            ("bonus".into(), bonus(prediction)),
+            ("sign_right".into(), flag(prediction * truth > 0.0)),
+        ]);
+        let reward = inner + self.options.alpha * bonus(prediction);
+        Ok(Score { reward: Reward::new(reward as f32)?, metrics })
+    }
+}

@@ -1,0 +1,258 @@
+//! Solve a sum and say how sure you are: arithmetic with calibration.
+//!
+//! The answer is two lines, `FINAL ANSWER: <whole number>` and `CONFIDENCE: <share>`. No model is asked for the reward:
+//!
+//! `0.2 format + 0.5 correct + 0.3 calibration`, from 0 to 1
+//!
+//! | part | value |
+//! |---|---|
+//! | `format` | 1 if both lines are right, else 0 |
+//! | `correct` | 1 if the number is exactly the result, compared digit by digit, else 0 |
+//! | `calibration`, `brier` | `1 - (confidence - correct)^2`; 0 without a confidence |
+//! | `calibration`, `log` | `1 - ln p / ln 0.01` with `p` the share given to what is the case, at least 0.01; 0 without a confidence |
+//!
+//! A single line `FINAL ANSWER` may still be correct; anything else that breaks the grammar earns 0. Every answer with
+//! both lines earns at least 0.2. Both calibration scores are proper: honest shares earn most. Even so an answer that is
+//! always wrong and says so (confidence 0) earns 0.5, and large steps fall into that optimum: watch `correct` and
+//! `confidence`, not the reward alone.
+
+mod questions;
+
+use crate::args::{self, Arg, Kind};
+use crate::error::EnvError;
+use crate::native::{flag, whole_answer};
+use crate::parse::{Integer, labelled, share};
+use crate::registry::EnvInfo;
+use async_trait::async_trait;
+use minds_core::chat::Message;
+use minds_core::environment::{Criterion, Environment, Item, Rubric, Scene};
+use minds_core::reward::{Missing, Score};
+use questions::{Level, Question, Questions};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+const ID: &str = "self_prediction";
+
+/// What the registry knows of it.
+pub const INFO: EnvInfo = EnvInfo {
+    id: ID,
+    about: "solve a sum and say how sure you are; rewards need no model",
+    args: ARGS,
+    load,
+};
+
+const ARGS: &[Arg] = &[
+    Arg {
+        name: "level",
+        kind: Kind::Choice(&["to_20", "one_digit", "full"]),
+        only_with: None,
+        about: "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15 % of them up to 10^12",
+    },
+    Arg {
+        name: "items",
+        kind: Kind::Whole { default: 5000, min: 3, max: 1_000_000 },
+        only_with: Some(("level", "full")),
+        about: "questions in one cycle; the other levels have all there are",
+    },
+    Arg {
+        name: "shots",
+        kind: Kind::Whole { default: 2, min: 0, max: 4 },
+        only_with: None,
+        about: "examples before the question; without any, hardly an answer is valid",
+    },
+    Arg {
+        name: "calibration",
+        kind: Kind::Choice(&["brier", "log"]),
+        only_with: None,
+        about: "how a confidence is scored: by its square error, or by the logarithm of the share given to the truth",
+    },
+];
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Options {
+    level: Level,
+    items: NonZeroU64,
+    shots: usize,
+    calibration: Calibration,
+}
+
+/// How a confidence is scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Calibration {
+    Brier,
+    Log,
+}
+
+impl Calibration {
+    /// The least share that the logarithm sees: a single sure mistake must not outweigh all else.
+    const LEAST: f64 = 0.01;
+
+    /// From 0 to 1.
+    fn score(self, confidence: f64, correct: bool) -> f64 {
+        match self {
+            Self::Brier => 1.0 - (confidence - flag(correct)).powi(2),
+            Self::Log => {
+                let given = if correct { confidence } else { 1.0 - confidence };
+                1.0 - given.max(Self::LEAST).ln() / Self::LEAST.ln()
+            }
+        }
+    }
+}
+
+const SYSTEM: &str = "You solve sums and say how sure you are, from 0 to 1. Reply with two lines: FINAL ANSWER and \
+                      CONFIDENCE.";
+
+/// Confidences of the examples. They are spread out, because a policy starts by copying them.
+const CONFIDENCES: [f64; 4] = [0.9, 0.3, 0.7, 0.5];
+
+fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
+    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let rubric = Rubric::default().with(0.2, Format).with(0.5, Correct).with(0.3, options.calibration);
+    let questions = Questions::new(options.level, options.items, seed);
+    Ok(Arc::new(SelfPrediction { questions, shots: options.shots, rubric }))
+}
+
+struct SelfPrediction {
+    questions: Questions,
+    shots: usize,
+    rubric: Rubric,
+}
+
+fn shot((question, confidence): (Question, f64)) -> [Message; 2] {
+    let answer = format!("FINAL ANSWER: {}\nCONFIDENCE: {confidence}", question.result());
+    [Message::user(question.to_string()), Message::assistant(answer)]
+}
+
+#[async_trait]
+impl Environment for SelfPrediction {
+    fn id(&self) -> &str {
+        ID
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        self.questions.len()
+    }
+
+    fn strata(&self) -> NonZeroU64 {
+        self.questions.operations()
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let index = index % self.items();
+        let question = self.questions.get(index);
+        let mut prompt = vec![Message::system(SYSTEM)];
+        prompt.extend(questions::EXAMPLES.into_iter().zip(CONFIDENCES).take(self.shots).flat_map(shot));
+        prompt.push(Message::user(question.to_string()));
+        let info = json!({ "operation": question.sign() });
+        Item { index, prompt, answer: Some(question.result().to_string()), info }
+    }
+
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let mut score = self.rubric.score(scene).await?;
+        let said = Said::in_scene(&scene);
+        let confidence = said.and_then(|said| said.confidence);
+        score.metrics.insert("valid".into(), flag(confidence.is_some()));
+        if let Some(confidence) = confidence {
+            score.metrics.insert("confidence".into(), confidence);
+        }
+        Ok(score)
+    }
+}
+
+/// What an answer says, as far as it can be read.
+struct Said {
+    answer: Integer,
+    confidence: Option<f64>,
+}
+
+impl Said {
+    /// Both lines, or the first alone. A confidence that is none is as good as missing.
+    fn parse(text: &str) -> Option<Self> {
+        if let Some([answer]) = labelled(text, ["FINAL ANSWER"]) {
+            return Some(Self { answer: Integer::parse(answer)?, confidence: None });
+        }
+        let [answer, confidence] = labelled(text, ["FINAL ANSWER", "CONFIDENCE"])?;
+        Some(Self { answer: Integer::parse(answer)?, confidence: share(confidence) })
+    }
+
+    fn in_scene(scene: &Scene<'_>) -> Option<Self> {
+        whole_answer(scene).and_then(Self::parse)
+    }
+
+    fn is_correct(&self, item: &Item) -> Result<bool, Missing> {
+        let right = item.answer.as_deref().and_then(Integer::parse);
+        let right = right
+            .ok_or_else(|| Missing::Environment(format!("item {} of {ID} has no result", item.index)))?;
+        Ok(self.answer == right)
+    }
+}
+
+/// Whether both lines are right.
+struct Format;
+
+#[async_trait]
+impl Criterion for Format {
+    fn name(&self) -> &str {
+        "format"
+    }
+
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+        Ok(flag(Said::in_scene(&scene).is_some_and(|said| said.confidence.is_some())))
+    }
+}
+
+/// Whether the number is the result.
+struct Correct;
+
+#[async_trait]
+impl Criterion for Correct {
+    fn name(&self) -> &str {
+        "correct"
+    }
+
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+        Said::in_scene(&scene).map_or(Ok(0.0), |said| said.is_correct(scene.item).map(flag))
+    }
+}
+
+#[async_trait]
+impl Criterion for Calibration {
+    fn name(&self) -> &str {
+        "calibration"
+    }
+
+    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+        match Said::in_scene(&scene) {
+            Some(said @ Said { confidence: Some(confidence), .. }) => {
+                Ok(self.score(confidence, said.is_correct(scene.item)?))
+            }
+            _ => Ok(0.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Calibration::{Brier, Log};
+
+    #[test]
+    fn calibration_by_hand() {
+        assert_eq!((Brier.score(1.0, true), Brier.score(1.0, false)), (1.0, 0.0));
+        assert!((Brier.score(0.7, false) - 0.51).abs() < 1e-12);
+        // ln 0.1 is half of ln 0.01; below 0.01 nothing more is lost.
+        assert!((Log.score(0.1, true) - 0.5).abs() < 1e-12);
+        assert!((Log.score(0.9, false) - 0.5).abs() < 1e-9);
+        assert_eq!((Log.score(1.0, true), Log.score(0.0, true), Log.score(0.001, true)), (1.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn whoever_is_right_seven_times_of_ten_earns_most_by_saying_so() {
+        for calibration in [Brier, Log] {
+            let earned = |c: f64| 0.7 * calibration.score(c, true) + 0.3 * calibration.score(c, false);
+            assert!((0..=100).all(|c| earned(f64::from(c) / 100.0) <= earned(0.7)), "{calibration:?}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! gpt-oss, which writes every turn in channels: thoughts in `analysis`, the answer in `final`.
+//!
+//! The system message is the model's own and names its reasoning effort; what a conversation says as system is the
+//! developer's. The template puts today's date there; here it is a fixed one, because a prompt that changes at midnight
+//! would change the task within a run. Tools are not offered, so a turn that calls one is malformed.
+
+use super::RenderError;
+use super::marked::{Dialect, Lookup, Marked, Page};
+use minds_core::chat::{Message, Role, Tokenizer};
+use minds_core::ids::Token;
+use std::sync::Arc;
+
+/// How much the model is told to think.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// It is told nothing: there is no system message.
+    Unsaid,
+    Low,
+    Medium,
+    High,
+}
+
+impl Effort {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unsaid => "gpt_oss_no_sysprompt",
+            Self::Low => "gpt_oss_low_reasoning",
+            Self::Medium => "gpt_oss_medium_reasoning",
+            Self::High => "gpt_oss_high_reasoning",
+        }
+    }
+
+    fn system(self) -> Option<String> {
+        let effort = match self {
+            Self::Unsaid => return None,
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        };
+        Some(format!(
+            "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\
+             Current date: 2025-08-05\n\nReasoning: {effort}\n\n\
+             # Valid channels: analysis, commentary, final. Channel must be included for every message."
+        ))
+    }
+}
+
+pub(super) struct GptOss {
+    effort: Effort,
+    start: Token,
+    message: Token,
+    channel: Token,
+    end: Token,
+    /// Ends a call of a tool.
+    called: [Token; 1],
+    /// What follows `start` where the assistant goes on.
+    assistant: Vec<Token>,
+    /// `<|channel|>final<|message|>`.
+    answering: Vec<Token>,
+}
+
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>, effort: Effort) -> Result<Marked<GptOss>, RenderError> {
+    let lookup = Lookup { renderer: effort.name(), family: "gpt-oss", tokenizer: &*tokenizer };
+    let start = lookup.token("<|start|>")?;
+    let message = lookup.token("<|message|>")?;
+    let channel = lookup.token("<|channel|>")?;
+    let end = lookup.token("<|end|>")?;
+    let (answered, called) = (lookup.token("<|return|>")?, lookup.token("<|call|>")?);
+    let assistant = tokenizer.encode("assistant");
+    let answering = [&[channel][..], &tokenizer.encode("final"), &[message]].concat();
+    let dialect = GptOss { effort, start, message, channel, end, called: [called], assistant, answering };
+    // A turn has several parts, so the markers between them are looked at in `read`.
+    Ok(Marked::new(tokenizer, answered, &[], dialect))
+}
+
+impl GptOss {
+    fn message(&self, role: &str, content: &str, page: &mut Page<'_>) {
+        page.marker(self.start).text(role).marker(self.message).text(content).marker(self.end);
+    }
+
+    fn is_marker(&self, token: &Token) -> bool {
+        [self.start, self.message, self.channel, self.end].contains(token)
+    }
+}
+
+impl Dialect for GptOss {
+    fn name(&self) -> &'static str {
+        self.effort.name()
+    }
+
+    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+        if let Some(system) = self.effort.system() {
+            self.message("system", &system, page);
+        }
+        for Message { role, content } in messages {
+            match role {
+                Role::System => self.message("developer", &format!("# Instructions\n\n{content}\n\n"), page),
+                Role::User => self.message("user", content, page),
+                Role::Assistant => {
+                    page.marker(self.start).markers(&self.assistant).markers(&self.answering);
+                    page.text(content).marker(self.end);
+                }
+            }
+        }
+        page.marker(self.start).markers(&self.assistant);
+    }
+
+    fn opening(&self) -> &[Token] {
+        &self.answering
+    }
+
+    fn halts(&self) -> &[Token] {
+        &self.called
+    }
+
+    /// Any number of thoughts, each in the channel `analysis` and followed by a new start of the assistant, then the
+    /// answer in the channel `final`.
+    fn read(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> Option<String> {
+        let mut rest = turn;
+        loop {
+            let after = rest.strip_prefix(&[self.channel])?;
+            let (channel, content) = after.split_at(after.iter().position(|t| self.is_marker(t))?);
+            let content = content.strip_prefix(&[self.message])?;
+            let length = content.iter().position(|t| self.is_marker(t)).unwrap_or(content.len());
+            let (said, next) = content.split_at(length);
+            match &*tokenizer.decode(channel) {
+                "final" if next.is_empty() => return Some(tokenizer.decode(said)),
+                "analysis" => {
+                    rest = next.strip_prefix(&[self.end, self.start])?.strip_prefix(&self.assistant[..])?;
+                }
+                _ => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Kimi K2 Thinking. Older turns have an empty think block; the model opens its own answer with one.
+
+use super::RenderError;
+use super::marked::{Dialect, Lookup, Marked, Page};
+use super::thoughts::Thoughts;
+use minds_core::chat::{Message, Role, Tokenizer};
+use minds_core::ids::Token;
+use std::sync::Arc;
+
+const NAME: &str = "kimi_k2";
+
+/// The template's system line where a conversation brings none.
+const DEFAULT_SYSTEM: &str = "You are Kimi, an AI assistant created by Moonshot AI.";
+
+pub(super) struct Kimi {
+    system: Token,
+    user: Token,
+    assistant: Token,
+    middle: Token,
+    end: Token,
+    thoughts: Thoughts,
+    no_thoughts: Vec<Token>,
+}
+
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<Marked<Kimi>, RenderError> {
+    let lookup = Lookup { renderer: NAME, family: "Kimi K2", tokenizer: &*tokenizer };
+    let system = lookup.token("<|im_system|>")?;
+    let user = lookup.token("<|im_user|>")?;
+    let assistant = lookup.token("<|im_assistant|>")?;
+    let middle = lookup.token("<|im_middle|>")?;
+    let end = lookup.token("<|im_end|>")?;
+    let thoughts = Thoughts::new(&*tokenizer);
+    let no_thoughts = thoughts.empty(&*tokenizer, "");
+    let dialect = Kimi { system, user, assistant, middle, end, thoughts, no_thoughts };
+    Ok(Marked::new(tokenizer, end, &[system, user, assistant, middle], dialect))
+}
+
+impl Kimi {
+    fn header(&self, role: Role, page: &mut Page<'_>) {
+        let marker = match role {
+            Role::System => self.system,
+            Role::User => self.user,
+            Role::Assistant => self.assistant,
+        };
+        page.marker(marker).text(role.name()).marker(self.middle);
+    }
+}
+
+impl Dialect for Kimi {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+        if messages.first().is_some_and(|first| first.role != Role::System) {
+            self.header(Role::System, page);
+            page.text(DEFAULT_SYSTEM).marker(self.end);
+        }
+        for Message { role, content } in messages {
+            self.header(*role, page);
+            if *role == Role::Assistant {
+                page.markers(&self.no_thoughts);
+            }
+            page.text(content).marker(self.end);
+        }
+        self.header(Role::Assistant, page);
+    }
+
+    fn opening(&self) -> &[Token] {
+        &self.no_thoughts
+    }
+
+    fn read(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> Option<String> {
+        Some(self.thoughts.skip(tokenizer, turn))
+    }
+}
