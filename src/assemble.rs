@@ -10,10 +10,10 @@ use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
 use minds_models::{ByteTokenizer, Cache, Progress, Sources};
 use minds_stages::kit::CpuPool;
-use minds_stages::line::{Options, Parts, Start};
+use minds_stages::line::{Options, Parts, Shadow, Start};
 use minds_stages::parcels::Component;
 use minds_stages::policy::{Interviewer, Queries};
-use minds_stages::{batcher, evaluator, retry::Retry, scorer, trainer};
+use minds_stages::{batcher, evaluator, retry::Retry, scorer, shadow_trainer, trainer};
 use minds_tinker::client::{Client, ClientError, ClientOptions};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
@@ -255,7 +255,14 @@ pub async fn parts(
     let queries = Arc::new(Queries::default());
     let judge = judge(plan, ready, &queries).await?;
     let pool = CpuPool::start(1).context("failed to start a thread")?;
-    Ok(Parts { components, training, sampler: sampler.sampler, judge, queries, pool })
+    let retry = Retry::default();
+    let (adapters, lora, adam) = (plan.shadows, plan.shadow_lora.clone(), plan.shadow_adam);
+    let shadow = Shadow {
+        options: shadow_trainer::Options { adapters, lora, adam, retry },
+        service: ready.service.clone(),
+    };
+    let sampler = sampler.sampler;
+    Ok(Parts { components, training, sampler, judge, queries, shadow: Some(shadow), pool })
 }
 
 /// Whose log-probs count in rewards.

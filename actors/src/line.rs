@@ -15,9 +15,10 @@ use crate::policy::{Policy, Queries};
 use crate::retry::Retry;
 use crate::sampler::Sampler;
 use crate::scorer::{Judge, Scorer};
+use crate::shadow_trainer::{self, ShadowTrainer};
 use crate::trainer::{self, Finish, Links, Saved, Trainer};
 use futures::future::select_all;
-use minds_core::backend::{SamplingBackend, TrainingBackend};
+use minds_core::backend::{SamplingBackend, Service, TrainingBackend};
 use minds_core::ids::PolicyVersion;
 use minds_core::schedule::{self, Schedule, ScheduleError};
 use std::num::NonZeroUsize;
@@ -94,8 +95,18 @@ pub struct Parts {
     pub judge: Judge,
     /// Counts the rewards' questions.
     pub queries: Arc<Queries>,
+    /// Who measures gradient steps, if rewards may ask for that.
+    pub shadow: Option<Shadow>,
     /// Threads for heavy sums.
     pub pool: CpuPool,
+}
+
+/// Where shadow adapters live, and how they step.
+pub struct Shadow {
+    /// How they step.
+    pub options: shadow_trainer::Options,
+    /// Makes them when they are first needed.
+    pub service: Arc<dyn Service>,
 }
 
 /// A running line. Lives on the local task set on which it was started, and ends when it is dropped: whatever is
@@ -159,9 +170,18 @@ impl Line {
         let sampler = deadlines.sampler(parts.sampler);
         let first = Policy::new(PolicyVersion(start.step), sampler, parts.queries.clone());
         let (publish, policy) = watch::channel(Arc::new(first));
-        let lanes: Vec<Box<dyn Fn() -> LaneStats>> =
+        let mut lanes: Vec<Box<dyn Fn() -> LaneStats>> =
             vec![gauge(&groups), gauge(&episodes), gauge(&scored), gauge(&batches)];
 
+        let shadow = parts.shadow.map(|Shadow { options, service }| {
+            // One more than there are adapters may wait at the stage; the others wait where they ask.
+            let room = options.adapters.saturating_add(1);
+            let (measures, to_shadow) = lane("measures", room);
+            lanes.push(gauge(&measures));
+            assert!(parts.queries.shadow.set(measures).is_ok(), "one line has one shadow trainer");
+            let stage = ShadowTrainer::new(options, service, board.clone());
+            launch("shadow trainer", room, 0, once(stage), bind(to_shadow))
+        });
         let links = Links {
             training: deadlines.training(parts.training),
             policy: publish,
@@ -228,6 +248,7 @@ impl Line {
             stages: [feeder, sampler, scorer, batcher, trainer, closer]
                 .into_iter()
                 .chain(evaluator)
+                .chain(shadow)
                 .collect(),
             stop,
             finish,

@@ -3,18 +3,22 @@
 //! Every version carries its own memory of answers, so an answer can never come from other weights, and the memory
 //! goes when the last episode of that version has been judged.
 
+use crate::kit::Outlet;
 use crate::memory::Memory;
+use crate::shadow_trainer::Measure;
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use minds_core::backend::SamplingBackend;
-use minds_core::environment::Oracle;
+use minds_core::datum::Datum;
+use minds_core::environment::{Oracle, Shift};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::oneshot;
 
 /// One version of the weights.
 pub struct Policy {
@@ -34,13 +38,17 @@ impl Policy {
     }
 }
 
-/// How often rewards asked.
-#[derive(Debug, Default)]
+/// What all that ask share: how often they asked, and where questions about a gradient step go.
+#[derive(Default)]
 pub struct Queries {
     /// Questions sent to the service.
     pub sent: AtomicU64,
     /// Questions answered from memory, or by joining one under way.
     pub remembered: AtomicU64,
+    /// Gradient steps measured.
+    pub shifts: AtomicU64,
+    /// The lane to the shadow trainer, once there is one.
+    pub shadow: OnceLock<Outlet<Measure>>,
 }
 
 type Tokens = Arc<[Token]>;
@@ -123,5 +131,22 @@ impl Oracle for Interviewer {
             .boxed()
         };
         self.once(&self.next, key, ask).await
+    }
+
+    async fn shift(
+        &self,
+        text: Datum,
+        probe_prefix: Arc<[Token]>,
+        probe_target: Arc<[Token]>,
+    ) -> Result<Shift, Missing> {
+        let Some(shadow) = self.queries.shadow.get() else {
+            return Err(Missing::Unsupported("what one gradient step would change".into()));
+        };
+        let gone = || Missing::Service("the shadow trainer has ended".into());
+        let (reply, answer) = oneshot::channel();
+        shadow.send(Measure { text, probe_prefix, probe_target, reply }).await.map_err(|_| gone())?;
+        let shift = answer.await.map_err(|_| gone())??;
+        self.queries.shifts.fetch_add(1, Relaxed);
+        Ok(shift)
     }
 }

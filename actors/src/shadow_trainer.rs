@@ -5,7 +5,7 @@
 //! more adapters are ever alive than the pool allows; they are made when they are first needed, and one that failed
 //! is given up and replaced. A question gets exactly one reply, a number or the reason why there is none.
 //!
-//! No line launches this stage yet: the oracle of a run has no lane to it, so `Oracle::shift` is unsupported there.
+//! Shadows start from the base model: a fresh adapter changes nothing before its step.
 
 use crate::kit::{Board, Parcel, unpanicked};
 use crate::memory::Memory;
@@ -14,6 +14,7 @@ use actix::prelude::{Actor, Context, Handler};
 use futures::FutureExt;
 use minds_core::backend::{BackendError, SamplingBackend, Service, TrainingBackend};
 use minds_core::datum::Datum;
+use minds_core::environment::Shift;
 use minds_core::ids::Token;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
@@ -49,15 +50,6 @@ pub struct Measure {
     pub probe_target: Arc<[Token]>,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Result<Shift, Missing>>,
-}
-
-/// Summed log-prob of a probe on both sides of the step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shift {
-    /// Under the start weights.
-    pub before: f64,
-    /// After the step.
-    pub after: f64,
 }
 
 /// The stage. Cheap to clone: each measurement is made by a task of its own. Give its lane at least as many places

@@ -31,6 +31,9 @@ pub struct ConfigFile {
     /// Rewards.
     #[serde(default)]
     pub scorer: Scorer,
+    /// Measured gradient steps.
+    #[serde(default)]
+    pub shadow: Shadow,
     /// Evaluations.
     #[serde(default)]
     pub eval: Eval,
@@ -187,6 +190,18 @@ pub struct Scorer {
     pub policy: Option<String>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<u64>,
+}
+
+/// `[shadow]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shadow {
+    /// Adapters for measuring, and so measurements at a time.
+    pub adapters: Option<usize>,
+    /// Their rank.
+    pub rank: Option<usize>,
+    /// Size of the one step.
+    pub learning_rate: Option<f64>,
 }
 
 /// `[eval]`

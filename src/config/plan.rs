@@ -66,6 +66,12 @@ pub struct RunPlan {
     pub scorers: NonZeroUsize,
     /// Whose log-probs count.
     pub judge: Judge,
+    /// Adapters that measure gradient steps.
+    pub shadows: NonZeroUsize,
+    /// Their shape.
+    pub shadow_lora: LoraSpec,
+    /// Their step.
+    pub shadow_adam: AdamParams,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Episodes of each environment in an evaluation.
@@ -318,6 +324,13 @@ impl RunPlan {
                 "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
             );
         }
+        let shadow_lora = LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(file.shadow.rank.unwrap_or(8), seed) };
+        shadow_lora.check().map_err(|e| bad("shadow.rank", format!("is wrong: {e}")))?;
+        let shadow_adam =
+            AdamParams { learning_rate: file.shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };
+        shadow_adam
+            .check()
+            .map_err(|e| bad("shadow.learning_rate", format!("is {}, it must {}", e.value, e.must)))?;
         let eval_every = trainer.eval_every.unwrap_or(0);
         if eval_every > 0 && envs.iter().all(|env| env.weight > 0.0) {
             warnings.push(
@@ -368,6 +381,9 @@ impl RunPlan {
             service: service(&file, env, &bad)?,
             scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
             judge,
+            shadows: at_least_one("shadow.adapters", file.shadow.adapters.unwrap_or(1))?,
+            shadow_lora,
+            shadow_adam,
             eval_every,
             eval_episodes,
             eval_concurrency: at_least_one("eval.concurrency", file.eval.concurrency.unwrap_or(8))?,

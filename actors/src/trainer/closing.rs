@@ -78,6 +78,7 @@ impl Closer {
         }
         let queries = &self.links.queries;
         metrics.insert("scorer/queries_sent".into(), queries.sent.load(Relaxed) as f64);
+        metrics.insert("scorer/shifts_measured".into(), queries.shifts.load(Relaxed) as f64);
         metrics.insert("scorer/queries_remembered".into(), queries.remembered.load(Relaxed) as f64);
         self.tell(Event::Step(StepDone { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {

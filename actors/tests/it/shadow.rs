@@ -1,14 +1,16 @@
 //! Shadow adapters measure one gradient step.
 
-use crate::testkit::{ScriptedService, TrainingScript, local, seconds};
+use crate::testkit::{ScriptedService, TrainingScript, World, local, seconds};
 use minds_core::backend::{BackendError, Service};
 use minds_core::datum::{Datum, LossInputs};
+use minds_core::environment::Shift;
 use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
 use minds_core::reward::Missing;
 use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
+use minds_stages::line::Shadow;
 use minds_stages::retry::Retry;
-use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer, Shift};
+use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -118,6 +120,42 @@ async fn a_shadow_that_never_answers_is_given_up_by_name() {
         let shadows = Shadows::start(1, script);
         let hung = shadows.measure().await;
         assert!(matches!(&hung, Err(Missing::Service(why)) if why.contains("forward_backward")), "{hung:?}");
+    })
+    .await;
+}
+
+/// A scripted step takes every log-prob from -1 to -1/2.
+#[tokio::test(start_paused = true)]
+async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_left_alone() {
+    local(async {
+        for adapters in [0, 2] {
+            let service = Arc::new(ScriptedService::default());
+            let mut world = World::new(2, 1, 3);
+            world.environment.shifts = true;
+            world.shadow = NonZeroUsize::new(adapters).map(|adapters| Shadow {
+                options: Options {
+                    adapters,
+                    lora: LoraSpec::all_linear(8, 1),
+                    adam: AdamParams::default(),
+                    retry: Retry::default(),
+                },
+                service: service.clone(),
+            });
+            let mut run = world.start();
+            let ended = run.end().await;
+            if adapters == 0 {
+                let why = ended.unwrap_err();
+                assert!(why.contains("nothing in this run can answer"), "{why}");
+                continue;
+            }
+            ended.unwrap();
+            let members = run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members);
+            assert!(members.map(|m| m.score.reward.get()).all(|reward| (reward - 0.5).abs() < 1e-6));
+            assert!(service.made.lock().unwrap().len() <= adapters);
+            let passes = run.calls().iter().filter(|call| *call == "fb").count();
+            assert_eq!(passes, 0, "all groups are constant: nothing was trained, and no shadow's pass went here");
+            assert!(run.queries.shifts.load(Relaxed) >= 3 * 2 * 2);
+        }
     })
     .await;
 }

@@ -1,6 +1,7 @@
 //! A scripted environment and a renderer of bytes.
 
 use async_trait::async_trait;
+use minds_core::datum::Datum;
 use minds_core::chat::{Message, Parsed, Renderer, Role, Termination};
 use minds_core::environment::{Environment, Item, Reply, Scene};
 use minds_core::ids::{EpisodeId, Token};
@@ -32,6 +33,8 @@ pub struct ScriptedEnvironment {
     pub turns: usize,
     /// How many times a reward asks the oracle the same question of all episodes.
     pub questions: usize,
+    /// Whether a reward is how one gradient step changes a log-prob.
+    pub shifts: bool,
     /// The log-prob that each answer brought.
     pub heard: Mutex<Vec<(EpisodeId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
@@ -49,6 +52,7 @@ impl Default for ScriptedEnvironment {
             latency: Box::new(|_, _| Duration::ZERO),
             turns: 1,
             questions: 0,
+            shifts: false,
             heard: Mutex::default(),
             broken_item: None,
             drawn: Mutex::default(),
@@ -97,6 +101,11 @@ impl Environment for ScriptedEnvironment {
         for _ in 0..self.questions {
             let logprobs = scene.oracle.logprobs([1, 2].into(), [3].into()).await?;
             self.heard.lock().unwrap().push((id, logprobs[0]));
+        }
+        if self.shifts {
+            let text = Datum::supervised(&[1, 2], &[3]).unwrap();
+            let shift = scene.oracle.shift(text, [1, 2].into(), [3].into()).await?;
+            return Ok(Score { reward: Reward::new(shift.change() as f32)?, metrics: Metrics::new() });
         }
         match (self.judge)(id, attempt) {
             Judge::Reward(value) => Ok(Score { reward: Reward::new(value)?, metrics: Metrics::new() }),

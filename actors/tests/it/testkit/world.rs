@@ -11,7 +11,7 @@ use minds_stages::batcher::{self, ConstantGroups};
 use minds_stages::deadline::Deadlines;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::kit::CpuPool;
-use minds_stages::line::{Event, Line, Options, Parts, Start};
+use minds_stages::line::{Event, Line, Options, Parts, Shadow, Start};
 use minds_stages::parcels::{Component, StepDone};
 use minds_stages::policy::Queries;
 use minds_stages::retry::Retry;
@@ -52,6 +52,8 @@ pub struct World {
     pub score_timeout: Duration,
     /// Whose log-probs count.
     pub judge: scorer::Judge,
+    /// Who measures gradient steps.
+    pub shadow: Option<Shadow>,
     /// Where heavy sums are made; inline unless the test is about threads.
     pub pool: CpuPool,
 }
@@ -96,6 +98,7 @@ impl World {
             max_turns: 1,
             score_timeout: seconds(60),
             judge: scorer::Judge::Sampled,
+            shadow: None,
             pool: CpuPool::inline(),
         }
     }
@@ -126,6 +129,7 @@ impl World {
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
             judge: self.judge,
             queries: queries.clone(),
+            shadow: self.shadow,
             pool: self.pool,
         };
         let line = Line::start(&self.options, parts, start).unwrap();
