@@ -2,6 +2,7 @@
 
 use crate::hub::{COMMIT, Hub};
 use crate::make::{config_json, safetensors, small_tensors};
+use crate::tokenizer::tokenizer_json;
 use minds_models::{Cache, ModelError, Origin, Progress, Sources, Step, resolve_from};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -134,4 +135,25 @@ fn an_unreachable_hub_is_noticed_and_said() {
     assert!(advice.contains("HF_ENDPOINT"));
     assert!(error.to_string().to_lowercase().contains("refused"), "{error}");
     assert!(steps.lock().unwrap().iter().any(|step| matches!(step, Step::Failed(_))));
+}
+
+/// A model that is trained on a server may be of a kind that is not read here, and too large for this machine.
+#[test]
+fn a_tokenizer_is_fetched_without_the_weights() {
+    let tokens = tokenizer_json(&[("<|im_start|>", true), ("<|im_end|>", true)]).to_string();
+    let config = r#"{"architectures": ["SomethingNew"], "text_config": {"eos_token_id": 257}}"#;
+    let mut files = files();
+    files.insert("config.json".into(), config.into());
+    files.insert("tokenizer.json".into(), tokens.into_bytes());
+    let hub = Hub::serve(NAME, files);
+    let root = tempfile::tempdir().unwrap();
+    let (progress, _) = recorder();
+    let tokenizer = minds_models::tokenizer(NAME, &Cache::at(root.path()), &from(&hub), &progress).unwrap();
+    assert_eq!((tokenizer.vocab(), tokenizer.stop_tokens()), (258, vec![257]));
+    assert_eq!(tokenizer.decode(&tokenizer.encode("text")), "text");
+    assert_eq!(
+        hub.count("resolve/main/model.safetensors") + hub.count(&format!("{COMMIT}/model.safetensors")),
+        0
+    );
+    assert!(Cache::at(root.path()).list().unwrap().is_empty(), "it is no model");
 }

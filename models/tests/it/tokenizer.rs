@@ -19,7 +19,7 @@ fn small() -> ModelTokenizer {
 }
 
 /// A tokenizer.json over bytes; added tokens are (text, special).
-fn tokenizer_json(added: &[(&str, bool)]) -> Value {
+pub fn tokenizer_json(added: &[(&str, bool)]) -> Value {
     let vocab: serde_json::Map<String, Value> =
         (0..=255u8).map(|byte| (stand_in(byte).to_string(), json!(byte))).collect();
     let added: Vec<Value> = (256..)
