@@ -16,8 +16,8 @@ use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use std::hash::Hash;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
 
 /// One version of the weights.

@@ -324,7 +324,8 @@ impl RunPlan {
                 "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
             );
         }
-        let shadow_lora = LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(file.shadow.rank.unwrap_or(8), seed) };
+        let shadow_lora =
+            LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(file.shadow.rank.unwrap_or(8), seed) };
         shadow_lora.check().map_err(|e| bad("shadow.rank", format!("is wrong: {e}")))?;
         let shadow_adam =
             AdamParams { learning_rate: file.shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };

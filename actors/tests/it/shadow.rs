@@ -153,7 +153,10 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
             assert!(members.map(|m| m.score.reward.get()).all(|reward| (reward - 0.5).abs() < 1e-6));
             assert!(service.made.lock().unwrap().len() <= adapters);
             let passes = run.calls().iter().filter(|call| *call == "fb").count();
-            assert_eq!(passes, 0, "all groups are constant: nothing was trained, and no shadow's pass went here");
+            assert_eq!(
+                passes, 0,
+                "all groups are constant: nothing was trained, and no shadow's pass went here"
+            );
             assert!(run.queries.shifts.load(Relaxed) >= 3 * 2 * 2);
         }
     })

@@ -1,8 +1,8 @@
 //! A scripted environment and a renderer of bytes.
 
 use async_trait::async_trait;
-use minds_core::datum::Datum;
 use minds_core::chat::{Message, Parsed, Renderer, Role, Termination};
+use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item, Reply, Scene};
 use minds_core::ids::{EpisodeId, Token};
 use minds_core::reward::{Metrics, Missing, Reward, Score};
