@@ -14,9 +14,10 @@ use crate::retry::Retry;
 use crate::scorer::Judge;
 use futures::StreamExt;
 use futures::stream;
-use minds_core::ids::{GroupId, ItemKey};
-use minds_core::reward::{Metrics, Score};
-use minds_core::schedule::{self, Schedule};
+use minds_core::environment::Oracle;
+use minds_core::ids::GroupId;
+use minds_core::reward::{Metrics, Score, means};
+use minds_core::schedule::Schedule;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -126,17 +127,16 @@ impl Evaluator {
 
     async fn score(&self, component: &Component, position: u64, policy: &Policy) -> Result<Score, String> {
         let environment = &component.environment;
-        let (items, strata) = (environment.items().get(), environment.strata().get());
-        let schedule = Schedule::new(self.player.seed, &[schedule::Component { weight: 1.0, items, strata }]);
-        let key = ItemKey { component: 0, item: schedule.map_err(|e| e.to_string())?.item(position).item };
+        let key =
+            Schedule::of_one(self.player.seed, environment.items(), environment.strata()).item(position);
         let item = environment.item(key.item);
         let table = Table { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.player.open(table, 1).await?;
         let first = first.pop().ok_or("the service returned no sample")??;
         let episode = self.player.finish(table, 0, prompt, first).await?;
-        let oracle = match &self.judge {
+        let oracle: &dyn Oracle = match &self.judge {
             Judge::Sampled | Judge::Latest => &policy.oracle,
-            Judge::Fixed(oracle) => &**oracle as &dyn minds_core::environment::Oracle,
+            Judge::Fixed(oracle) => &**oracle,
         };
         self.player.judge(component, &item, &episode, oracle).await.map_err(|e| e.to_string())
     }
@@ -162,13 +162,8 @@ fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
         put("reward_low", mean - half);
         put("reward_high", mean + half);
     }
-    let mut sums = std::collections::BTreeMap::<&str, (f64, f64)>::new();
-    for (key, value) in scores.iter().flat_map(|s| &s.metrics) {
-        let (sum, count) = sums.entry(key).or_default();
-        (*sum, *count) = (*sum + value, *count + 1.0);
-    }
-    for (key, (sum, count)) in sums {
-        put(key, sum / count);
+    for (key, mean) in means(scores.iter().map(|s| &s.metrics)) {
+        put(&key, mean);
     }
 }
 

@@ -274,14 +274,13 @@ impl Line {
         let limit = self.max_failed_in_a_row;
         let event = loop {
             // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
+            if self.ended.is_some()
+                && !*self.stop.borrow()
+                && let Some(evaluation) = self.evaluations.recv().await
+            {
+                break Event::Evaluated(evaluation);
+            }
             if let Some(ended) = self.ended.take() {
-                if !*self.stop.borrow() {
-                    self.ended = Some(ended);
-                    match self.evaluations.recv().await {
-                        Some(evaluation) => break Event::Evaluated(evaluation),
-                        None => break self.ended.take().expect("it has just been put there"),
-                    }
-                }
                 break ended;
             }
             tokio::select! {

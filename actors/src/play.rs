@@ -11,10 +11,10 @@ use minds_core::chat::{Message, Termination};
 use minds_core::environment::{Item, Oracle, Reply, Scene};
 use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, Token};
+use minds_core::random::draws;
 use minds_core::reward::{Missing, Score};
 use minds_core::sampling::{SampleRequest, Sampled, SamplingParams};
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use rand::Rng;
 use std::sync::Arc;
 
 /// A sample, or why it cannot be trained.
@@ -161,10 +161,6 @@ fn check(sampled: Sampled) -> Answer {
 
 /// An independent seed for each request of a run, the same on every play.
 fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
-    let mut key = [0_u8; 32];
-    for (bytes, word) in key.chunks_exact_mut(8).zip([run, group, stream[0], stream[1]]) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
     // Services take seeds as signed numbers.
-    ChaCha8Rng::from_seed(key).next_u64() >> 1
+    draws([run, group, stream[0], stream[1]]).next_u64() >> 1
 }

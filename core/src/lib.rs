@@ -17,6 +17,7 @@ pub mod ids;
 pub mod lora;
 pub mod loss;
 pub mod optim;
+pub mod random;
 pub mod reward;
 pub mod sampling;
 pub mod schedule;

@@ -46,6 +46,18 @@ impl From<Reward> for f32 {
 /// Numbers that explain a reward, by name.
 pub type Metrics = BTreeMap<String, f64>;
 
+/// The mean of each number over those that have it.
+#[must_use]
+pub fn means<'a>(all: impl IntoIterator<Item = &'a Metrics>) -> Metrics {
+    let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for (name, value) in all.into_iter().flatten() {
+        let (sum, count) = sums.entry(name).or_default();
+        *sum += value;
+        *count += 1.0;
+    }
+    sums.into_iter().map(|(name, (sum, count))| (name.to_owned(), sum / count)).collect()
+}
+
 /// A reward with the numbers that went into it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {

@@ -5,8 +5,9 @@
 //! it in the list, and within a component every item comes once per cycle, each cycle in its own seeded order.
 
 use crate::ids::ItemKey;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use crate::random::draws;
+use rand::Rng;
+use std::num::NonZeroU64;
 use thiserror::Error;
 
 /// One component of the mixture.
@@ -82,6 +83,13 @@ impl Schedule {
         Ok(Self { seed, drawn })
     }
 
+    /// A schedule of one component.
+    #[must_use]
+    pub fn of_one(seed: u64, items: NonZeroU64, strata: NonZeroU64) -> Self {
+        let (items, strata) = (items.get(), strata.get());
+        Self { seed, drawn: vec![Drawn { component: 0, items, strata, share: ONE }] }
+    }
+
     /// The item played at `position`.
     #[must_use]
     pub fn item(&self, position: u64) -> ItemKey {
@@ -122,11 +130,7 @@ fn slot_of(slot: u64, size: u64, seed: u64, stream: [u64; 3]) -> u64 {
     }
     let half = (64 - (size - 1).leading_zeros()).div_ceil(2);
     let mask = (1_u64 << half) - 1;
-    let mut key = [0_u8; 32];
-    for (bytes, word) in key.chunks_exact_mut(8).zip([seed, stream[0], stream[1], stream[2]]) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    let mut rng = ChaCha8Rng::from_seed(key);
+    let mut rng = draws([seed, stream[0], stream[1], stream[2]]);
     let rounds: [u64; 4] = std::array::from_fn(|_| rng.next_u64());
     let mut value = slot;
     loop {

@@ -128,13 +128,16 @@ pub(crate) fn resolve(
     Ok(resolved)
 }
 
-/// The resolved arguments as the environment's own type, whose fields are the keys of its table.
+/// The arguments, resolved, as the environment's own type, whose fields are the keys of its table.
+///
+/// # Errors
+/// See [`resolve`].
 pub(crate) fn read<T: DeserializeOwned>(
     env: &'static str,
-    resolved: Map<String, Value>,
+    table: &'static [Arg],
+    given: &Map<String, Value>,
 ) -> Result<T, EnvError> {
-    let value = Value::Object(resolved);
-    serde_json::from_value(value)
+    serde_json::from_value(Value::Object(resolve(env, table, given)?))
         .map_err(|e| EnvError::Data { env, why: format!("its table of arguments: {e}") })
 }
 

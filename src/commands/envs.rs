@@ -13,7 +13,7 @@ use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
 use minds_core::reward::{Missing, Score};
 use minds_core::sampling::{Sampled, StopReason};
-use minds_core::schedule::{Component, Schedule};
+use minds_core::schedule::Schedule;
 use minds_environments::registry::{self, EnvInfo};
 use minds_stages::policy::{Interviewer, Queries};
 use serde_json::{Map, Value, json};
@@ -83,9 +83,7 @@ fn load(env: &EnvChoice) -> Result<Arc<dyn Environment>, Fault> {
 
 /// The items of a run in which nothing else is played.
 fn first_items(environment: &dyn Environment, seed: u64, n: u64) -> Vec<Item> {
-    let (items, strata) = (environment.items().get(), environment.strata().get());
-    let schedule = Schedule::new(seed, &[Component { weight: 1.0, items, strata }]);
-    let schedule = schedule.expect("one component with a weight and items is a mixture");
+    let schedule = Schedule::of_one(seed, environment.items(), environment.strata());
     (0..n).map(|position| environment.item(schedule.item(position).item)).collect()
 }
 

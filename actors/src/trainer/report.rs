@@ -4,7 +4,7 @@ use super::Options;
 use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::{Forward, OptimStep};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::reward::Metrics;
+use minds_core::reward::{Metrics, means};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -99,14 +99,8 @@ fn environment<'a>(
     put(&format!("{prefix}/ac_tokens_per_turn"), tokens as f64 / turns().sum::<usize>() as f64);
     let complete = members.iter().flat_map(|m| &m.episode.turns).map(|t| f64::from(u8::from(t.complete)));
     put(&format!("{prefix}/stop/complete"), mean(complete));
-    let mut named: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-    for (name, value) in members.iter().flat_map(|m| &m.score.metrics) {
-        let (sum, count) = named.entry(name).or_default();
-        *sum += value;
-        *count += 1.0;
-    }
-    for (name, (sum, count)) in named {
-        put(&format!("{prefix}/{name}"), sum / count);
+    for (name, mean) in means(members.iter().map(|m| &m.score.metrics)) {
+        put(&format!("{prefix}/{name}"), mean);
     }
 }
 

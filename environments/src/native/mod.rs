@@ -11,8 +11,6 @@ pub mod self_prediction;
 pub mod target_number;
 
 use minds_core::environment::Scene;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 
 /// The last answer, if the policy ended its turn properly. An answer that was cut off, or that goes on after its
 /// stop, is not a whole answer and cannot be valid.
@@ -23,14 +21,4 @@ fn whole_answer<'a>(scene: &Scene<'a>) -> Option<&'a str> {
 /// 1 for yes, 0 for no: how metrics say it.
 fn flag(yes: bool) -> f64 {
     f64::from(u8::from(yes))
-}
-
-/// Draws that are a function of these numbers alone: an item made from (seed, index) is the same on every call, in
-/// every process and after every resume.
-fn draws(key: [u64; 3]) -> ChaCha8Rng {
-    let mut bytes = [0; 32];
-    for (bytes, word) in bytes.chunks_exact_mut(8).zip(key) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    ChaCha8Rng::from_seed(bytes)
 }

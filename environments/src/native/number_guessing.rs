@@ -13,12 +13,13 @@
 
 use crate::args::{self, Arg, Kind};
 use crate::error::EnvError;
-use crate::native::{draws, flag};
+use crate::native::flag;
 use crate::parse::Integer;
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, Item, Reply, Scene};
+use minds_core::random::draws;
 use minds_core::reward::{Metrics, Missing, Reward, Score};
 use rand::seq::SliceRandom;
 use serde::Deserialize;
@@ -73,10 +74,10 @@ const HIGHER: &str = "higher";
 const LOWER: &str = "lower";
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let mut numbers: Vec<u64> = (1..=options.largest.get()).collect();
     // Otherwise the place of an item in the data would be its number.
-    numbers.shuffle(&mut draws([seed, 0, 0]));
+    numbers.shuffle(&mut draws([seed, 0, 0, 0]));
     Ok(Arc::new(NumberGuessing { options, numbers }))
 }
 

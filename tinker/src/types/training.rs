@@ -109,13 +109,14 @@ struct AdamParamsAsSent {
 
 impl From<AdamParamsAsSent> for AdamParams {
     fn from(sent: AdamParamsAsSent) -> Self {
+        let default = minds_core::optim::AdamParams::default();
         Self {
-            learning_rate: sent.learning_rate.unwrap_or(1e-4),
-            beta1: sent.beta1.unwrap_or(0.9),
-            beta2: sent.beta2.unwrap_or(0.95),
-            eps: sent.eps.unwrap_or(1e-12),
-            weight_decay: sent.weight_decay.unwrap_or(0.0),
-            grad_clip_norm: sent.grad_clip_norm.unwrap_or(0.0),
+            learning_rate: sent.learning_rate.unwrap_or(default.learning_rate),
+            beta1: sent.beta1.unwrap_or(default.beta1),
+            beta2: sent.beta2.unwrap_or(default.beta2),
+            eps: sent.eps.unwrap_or(default.eps),
+            weight_decay: sent.weight_decay.unwrap_or(default.weight_decay),
+            grad_clip_norm: sent.grad_clip_norm.unwrap_or(default.grad_clip_norm),
         }
     }
 }

@@ -91,7 +91,7 @@ const EXAMPLES: [(&str, &str); 3] = [
 const ITEMS: NonZeroU64 = NonZeroU64::MIN.saturating_add(2399);
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let questions = Questions { seed, products: options.products };
     Ok(Arc::new(EntropyIntuition { options, questions }))
 }

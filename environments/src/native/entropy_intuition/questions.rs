@@ -3,7 +3,7 @@
 //! A question is a function of seed and index. Every allowed number lies from 1 to 100, and no example is asked.
 
 use super::EXAMPLES;
-use crate::native::draws;
+use minds_core::random::draws;
 use rand::{Rng, RngExt};
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -60,7 +60,7 @@ impl Questions {
         let modes = if self.products { &Mode::ALL[..] } else { &Mode::ALL[1..] };
         let mode = modes[(index % modes.len() as u64) as usize];
         (0..)
-            .map(|attempt| question(mode, &mut draws([self.seed, index, attempt])))
+            .map(|attempt| question(mode, &mut draws([self.seed, index, attempt, 0])))
             .find(|question| EXAMPLES.iter().all(|(example, _)| *example != question.text))
             .expect("three examples are not all there is to draw")
     }

@@ -95,7 +95,7 @@ const REFERENCE: [Sequence; 4] =
     [[500; 5], [12, 340, 7, 88, 601], [903, 45, 222, 610, 31], [64, 150, 871, 9, 430]];
 
 fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let words: Vec<&str> = match options.split {
         Split::Train => TRAIN,
         Split::HeldOut => HELD_OUT,

@@ -103,7 +103,7 @@ enum Text {
 const MARGIN: f64 = 0.1;
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let inner = registry::load(&options.inner, &options.inner_args, seed)?;
     let wrong = |key, value: &str, allowed: &str| EnvError::WrongArg {
         env: ID,

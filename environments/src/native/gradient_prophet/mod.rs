@@ -85,7 +85,7 @@ enum Task {
 }
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let bank = Bank::builtin(seed)?;
     Ok(match options.task {
         Task::InContext => Arc::new(InContext::new(bank, options.shots, options.reward_form, options.width)?),

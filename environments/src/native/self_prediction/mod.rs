@@ -109,7 +109,7 @@ const SYSTEM: &str = "You solve sums and say how sure you are, from 0 to 1. Repl
 const CONFIDENCES: [f64; 4] = [0.9, 0.3, 0.7, 0.5];
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, args::resolve(ID, ARGS, given)?)?;
+    let options: Options = args::read(ID, ARGS, given)?;
     let rubric = Rubric::default().with(0.2, Format).with(0.5, Correct).with(0.3, options.calibration);
     let questions = Questions::new(options.level, options.items, seed);
     Ok(Arc::new(SelfPrediction { questions, shots: options.shots, rubric }))

@@ -3,8 +3,8 @@
 //! Operations take turns. No example is ever asked. The two small levels hold each of their questions once; in the full
 //! level three of every twenty questions of an operation have large operands.
 
-use crate::native::draws;
 use crate::parse::Integer;
+use minds_core::random::draws;
 use rand::RngExt;
 use serde::Deserialize;
 use std::fmt;
@@ -132,7 +132,7 @@ impl Questions {
                 // An example is drawn again, so that it is never asked.
                 (0..)
                     .map(|attempt| {
-                        let mut draws = draws([*seed, index, attempt]);
+                        let mut draws = draws([*seed, index, attempt, 0]);
                         let (left, right) =
                             (draws.random_range(range.clone()), draws.random_range(range.clone()));
                         Question { left, operation, right }

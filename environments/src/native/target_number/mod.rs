@@ -69,8 +69,7 @@ const HIDDEN_SHOTS: [&str; 4] = ["[2.5]", "[-1.3]", "[0.4]", "[-4]"];
 const SHOWN_SHOTS: [(i64, &str); 4] = [(5, "[6.1]"), (-7, "[-4.5]"), (0, "[1.5]"), (-2, "[-3]")];
 
 fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let resolved = args::resolve(ID, ARGS, given)?;
-    let options = args::read(ID, resolved)?;
+    let options = args::read(ID, ARGS, given)?;
     let rubric = Rubric::default().with(0.2, Format).with(0.8, Closeness { width: 1.5 });
     Ok(Arc::new(TargetNumber { options, rubric }))
 }
