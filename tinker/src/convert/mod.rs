@@ -133,8 +133,28 @@ pub fn lora_from_wire(config: &types::LoraConfig, seed: u64) -> Result<LoraSpec,
     Ok(spec)
 }
 
-/// Servers take seeds of 31 bits; the upper bits of longer ones are folded in, so that they still count.
+/// Servers take seeds of 31 bits, and some add a sample's place in its request to them, so the highest one stays free
+/// for that. The upper bits of longer seeds are folded in, so that they still count.
 pub(crate) fn seed_to_wire(seed: u64) -> u64 {
-    let folded = seed ^ (seed >> 31) ^ (seed >> 62);
-    if seed >> 31 == 0 { seed } else { folded & 0x7fff_ffff }
+    let folded = seed ^ (seed >> SEED_BITS) ^ (seed >> (2 * SEED_BITS));
+    if seed >> SEED_BITS == 0 { seed } else { folded & ((1 << SEED_BITS) - 1) }
+}
+
+const SEED_BITS: u32 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_leaves_room_for_the_places_of_samples() {
+        for seed in [0, 7, (1 << 30) - 1] {
+            assert_eq!(seed_to_wire(seed), seed);
+        }
+        // By hand: the bits from 30 and from 60 on fall onto those from 0 on.
+        assert_eq!(seed_to_wire(1 << 30), 1);
+        assert_eq!(seed_to_wire((1 << 31) - 1), (1 << 30) - 2);
+        assert_eq!(seed_to_wire((1 << 60) | 6), 7);
+        assert!(seed_to_wire(u64::MAX) < 1 << 30);
+    }
 }
