@@ -44,6 +44,8 @@ pub struct Ready {
     pub renderer: Arc<dyn Renderer>,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// Whether weights can be sampled from while newer ones are trained.
+    pub keeps_samplers: bool,
     remote: Option<Remote>,
 }
 
@@ -122,7 +124,8 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
             .or_exit(Exit::Unavailable)?,
     };
     let remote = Some(Remote { client: service.client().clone(), runtime });
-    Ok(Ready { info: service.info(), service: Arc::new(service), tokenizer, renderer, warnings, remote })
+    let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
+    Ok(Ready { info, service: Arc::new(service), tokenizer, renderer, warnings, keeps_samplers, remote })
 }
 
 fn embedded(
@@ -148,7 +151,8 @@ fn embedded(
     let service =
         LocalService::start(model, Some(tokenizer.clone()), &settings).or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
-    Ok(Ready { info: service.info(), service, tokenizer, renderer, warnings, remote: None })
+    let info = service.info();
+    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers: true, remote: None })
 }
 
 /// A model, and how it writes text.
@@ -232,6 +236,24 @@ fn component(plan: &RunPlan, env: &EnvPlan, renderer: &Arc<dyn Renderer>) -> Res
         score_timeout: plan.score_timeout,
         weight: env.weight,
     })
+}
+
+/// Refuses to run ahead of the training where the service cannot keep the weights that play.
+///
+/// # Errors
+/// The plan is off policy and the service has one place for the weights that play and those in training.
+pub fn check_pace(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
+    if ready.keeps_samplers || plan.max_steps_off_policy == 0 {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "{}: `trainer.async_off_policy_steps` is {}: {} is a SkyRL server, where sampling from older weights undoes the \
+         training since; use `--set trainer.async_off_policy_steps=0`",
+        plan.origin,
+        plan.max_steps_off_policy,
+        ready.info.name
+    ))
+    .or_exit(Exit::Config)
 }
 
 /// Makes the adapter, from a saved state if there is one, and everything else that the line needs.

@@ -34,6 +34,10 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         return Ok(());
     }
     let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
+    if let Err(fault) = assemble::check_pace(&plan, &ready) {
+        ready.close(FinishReason::Errored);
+        return Err(fault);
+    }
     let components = assemble::components(&plan, &ready.renderer)?;
     banner(&plan, &ready, &folder);
 

@@ -39,6 +39,7 @@ pub struct RemoteService {
     client: Client,
     info: ServiceInfo,
     limits: Limits,
+    keeps_samplers: bool,
 }
 
 impl RemoteService {
@@ -73,13 +74,20 @@ impl RemoteService {
             vocab: limits.vocab.unwrap_or(VOCAB),
             topk_prompt_logprobs: model.topk_prompt_logprobs,
         };
-        Ok(Self { client, info, limits })
+        let keeps_samplers = client.keeps_samplers().await;
+        Ok(Self { client, info, limits, keeps_samplers })
     }
 
     /// The client beneath, for what the traits have no words for.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// See [`Client::keeps_samplers`]. Off-policy training needs it.
+    #[must_use]
+    pub fn keeps_samplers(&self) -> bool {
+        self.keeps_samplers
     }
 }
 

@@ -13,6 +13,7 @@ mod limit;
 mod options;
 mod pass;
 mod queue;
+mod quirks;
 mod rest;
 mod retry;
 mod sampler;
@@ -39,7 +40,7 @@ use retry::Absent;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     connection: Arc<Connection>,
     id: String,
     models: AtomicU64,
+    /// The models that were made, for servers that do not give them up with the session.
+    made: Mutex<Vec<String>>,
     samplers: AtomicU64,
     heartbeat: AbortHandle,
 }
@@ -91,6 +94,7 @@ impl Client {
             connection,
             id: answer.session_id,
             models: AtomicU64::new(0),
+            made: Mutex::default(),
             samplers: AtomicU64::new(0),
             heartbeat,
         })))
@@ -251,6 +255,10 @@ impl Client {
 }
 
 impl Session {
+    fn made(&self) -> Vec<String> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, ClientError>> + Send + 'static,

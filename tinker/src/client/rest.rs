@@ -4,7 +4,7 @@ use super::connection::encode;
 use super::error::ClientError;
 use super::http::Call;
 use super::{Client, checks};
-use crate::types::{Checkpoint, Checkpoints, FinishReason, FinishSessionRequest, SetTtlRequest};
+use crate::types::{Checkpoint, Checkpoints, FinishReason, FinishSessionRequest, SetTtlRequest, UnloadModel};
 use reqwest::Method;
 use std::time::Duration;
 
@@ -64,17 +64,30 @@ impl Client {
         .await
     }
 
-    /// Ends the session. Servers that do not know this let it run out.
+    /// Ends the session. On servers that do not know this, its models are given up one by one, so that their places are
+    /// free at once and not only when the session has run out.
     ///
     /// # Errors
     /// The server does not answer.
     pub async fn finish(self, reason: FinishReason) -> Result<(), ClientError> {
         let path = format!("sessions/{}/finish", self.session_id());
         let body = encode(&FinishSessionRequest { reason, detail: None });
+        let models = self.0.made();
         let ended = self
             .run(|c| async move {
                 let call = Call::post(path, body, c.patience.request);
-                c.tell("the end of the session", call).await
+                let ended = c.tell("the end of the session", call).await;
+                if matches!(ended, Err(ClientError::Unsupported { .. })) {
+                    for model_id in models {
+                        let body = encode(&UnloadModel { model_id, ..UnloadModel::default() });
+                        let call = Call::post("unload_model", body, c.patience.request);
+                        // One that is gone, or that the server keeps, changes nothing about the end.
+                        if let Err(error) = c.tell("unload_model", call).await {
+                            tracing::debug!(%error, "a model was not given up");
+                        }
+                    }
+                }
+                ended
             })
             .await;
         match ended {

@@ -22,8 +22,8 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use prost::Message as _;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use tokio::sync::oneshot;
 
 /// A model of this session. Requests run in the order of the calls; answers may be dropped.
@@ -45,6 +45,7 @@ pub struct TrainingSampler {
 impl Training {
     pub(super) fn start(session: Arc<Session>, model_id: String, limits: Limits) -> Self {
         let queue = Queue::start(session.connection.clone(), model_id.clone());
+        session.made.lock().unwrap_or_else(PoisonError::into_inner).push(model_id.clone());
         Self { session, queue, model_id, limits }
     }
 

@@ -249,6 +249,37 @@ async fn saved_weights_are_listed_kept_and_deleted() {
     assert_eq!(server.asked("sessions/s1/finish"), 1);
 }
 
+#[tokio::test]
+async fn models_are_given_up_where_a_session_cannot_be_ended() {
+    let (server, client, training) = trained(Kind::default()).await;
+    let other = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
+    server.script("/finish", 404, r#"{"detail":"Not Found"}"#);
+    // One of them is already gone, which must not keep the other.
+    server.script("unload_model", 404, r#"{"detail":"no such model"}"#);
+    client.finish(FinishReason::Success).await.unwrap();
+    assert_eq!(server.asked("unload_model"), 2);
+    let world = server.world.lock().unwrap();
+    let left = [&training, &other].map(|model| world.models.contains_key(model.model_id()));
+    assert_eq!(left, [true, false]);
+}
+
+/// SkyRL 0.3.0 and 0.4.0 introduce themselves like this.
+#[tokio::test]
+async fn a_server_that_draws_from_the_weights_in_training_is_recognised() {
+    let check = async |status: u16, body: &str| {
+        let server = Server::start(Kind::default()).await;
+        server.script("/", status, body);
+        let client = Client::connect(&options(&server.url)).await.unwrap();
+        let keeps = client.keeps_samplers().await;
+        assert_eq!(server.seen.lock().unwrap().last().unwrap().path, "/");
+        keeps
+    };
+    assert!(!check(200, r#"{"name":"Tinker API Mock","version":"0.0.1","endpoints":{}}"#).await);
+    assert!(check(200, r#"{"name":"another"}"#).await);
+    assert!(check(404, r#"{"name":"Tinker API Mock"}"#).await);
+    assert!(check(200, "<html>").await);
+}
+
 /// On both ways to do it: one request, or a new model that is then loaded into.
 #[tokio::test]
 async fn an_adapter_goes_on_from_a_saved_state() {
