@@ -15,3 +15,7 @@ deny:
 # The official SDK of another version against a running `serve`: `just sdk PYTHON MODEL`, with TINKER_BASE_URL set.
 sdk python model:
     TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/official.py {{model}}
+
+# The client against SkyRL's server on the CPU, in both wires. Needs Python 3.12 or newer; docs/skyrl.md.
+skyrl python="python3":
+    {{python}} tinker/tests/skyrl/against.py 0.4.0 0.3.0

@@ -8,4 +8,5 @@ mod golden;
 mod kit;
 mod parts;
 mod secrets;
+mod skyrl;
 mod transcripts;
