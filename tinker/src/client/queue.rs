@@ -142,8 +142,13 @@ impl Sending {
         match other {
             Some(other) if refusal.may_be_the_wire() => match self.try_wire(part, other).await {
                 Err(Refusal::No(_)) => Err(refusal),
-                // It is still open whether this wire is the right one.
-                accepted_or_again => accepted_or_again,
+                Err(again) => {
+                    // It is still open whether this wire is the right one, so it is the first to be tried next time. Second
+                    // again, it might never get through: SkyRL 0.3.0 resets a connection after a pass that it cannot read.
+                    self.connection.wire.lean(other);
+                    Err(again)
+                }
+                accepted => accepted,
             },
             _ => Err(refusal),
         }

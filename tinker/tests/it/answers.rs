@@ -6,8 +6,8 @@ use minds_core::backend::BackendError;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_tinker::client::{Client, ClientError, ClientOptions, Patience, Sampler, Training};
-use minds_tinker::types::{FinishReason, LoraConfig};
+use minds_tinker::client::{Client, ClientError, ClientOptions, Patience, Sampler, Training, Wire};
+use minds_tinker::types::{ClientConfig, FinishReason, LoraConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,6 +150,21 @@ async fn failures_of_an_executed_request_say_whose_fault_they_are() {
     assert!(matches!(&user, BackendError::Rejected(text) if text.contains("too long")), "{user}");
     assert!(check(r#"{"error":"out of memory","category":"server"}"#).await.is_retryable());
     assert!(check(r#"{"error":"?"}"#).await.is_retryable());
+}
+
+/// SkyRL 0.3.0 answers a pass that it cannot read with 500, and then resets the connection under the next request.
+#[tokio::test]
+async fn a_server_that_falls_over_the_wrong_wire_is_asked_on_the_other() {
+    for protobuf in [false, true] {
+        let config = (!protobuf).then(ClientConfig::default);
+        let (server, client, training) =
+            trained(Kind { protobuf, config, falls: true, ..Kind::default() }).await;
+        let wrong = if protobuf { Wire::Json } else { Wire::Protobuf };
+        assert_eq!(client.wire(), wrong, "it is the guess");
+        training.forward_backward(vec![datum(&[1, 2, 3])], Loss::CrossEntropy).await.unwrap();
+        assert_ne!(client.wire(), wrong);
+        assert_eq!(server.asked("forward_backward"), 3, "the wrong one, the right one cut, the right one");
+    }
 }
 
 /// SkyRL reports failures as a refusal of the poll.

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What kind of server it is.
@@ -30,11 +31,19 @@ pub struct Kind {
     pub early_polls: u32,
     /// Whether samples may be cancelled.
     pub cancels: bool,
+    /// Whether it falls over a pass on the other wire, and over the request after it.
+    pub falls: bool,
 }
 
 impl Default for Kind {
     fn default() -> Self {
-        Self { protobuf: true, config: Some(ClientConfig::default()), early_polls: 1, cancels: false }
+        Self {
+            protobuf: true,
+            config: Some(ClientConfig::default()),
+            early_polls: 1,
+            cancels: false,
+            falls: false,
+        }
     }
 }
 
@@ -60,6 +69,7 @@ pub struct Server {
     pub world: Mutex<World>,
     pub script: Mutex<VecDeque<Scripted>>,
     pub seen: Mutex<Vec<Seen>>,
+    fallen: AtomicBool,
 }
 
 impl Server {
@@ -72,6 +82,7 @@ impl Server {
             world: Mutex::default(),
             script: Mutex::default(),
             seen: Mutex::default(),
+            fallen: AtomicBool::new(false),
         });
         let router = Router::new().fallback(handle).with_state(server.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -110,12 +121,19 @@ impl Server {
             }
             ("POST", "create_model") => promise(Some(world.create_model(&read(body)))),
             ("POST", "forward_backward") | ("POST", "forward") => {
+                if self.fallen.swap(false, Ordering::Relaxed) {
+                    return cut();
+                }
                 if path == "forward" && self.kind.protobuf {
                     return no_route();
                 }
                 match passes::read(self.kind.protobuf, path == "forward", headers, body.clone()) {
                     Ok(pass) => {
                         promise(world.pass(&pass.model_id, pass.seq_id, pass.pass, pass.forward_only))
+                    }
+                    Err(_) if self.kind.falls => {
+                        self.fallen.store(true, Ordering::Relaxed);
+                        answer(StatusCode::INTERNAL_SERVER_ERROR, JSON, "Internal Server Error")
                     }
                     Err(status) => answer(status, JSON, r#"{"detail":"unreadable"}"#),
                 }
@@ -259,6 +277,12 @@ fn promise(name: Option<String>) -> Response<Body> {
         Some(name) => json_answer(&json!({"request_id": name, "sample_sequence_ids": Value::Null})),
         None => missing(),
     }
+}
+
+/// An answer that breaks off, and the connection with it.
+fn cut() -> Response<Body> {
+    let broken = futures::stream::once(async { Err::<Bytes, _>(std::io::Error::other("cut")) });
+    Response::new(Body::from_stream(broken))
 }
 
 fn no_route() -> Response<Body> {
