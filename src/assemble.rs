@@ -238,22 +238,23 @@ fn component(plan: &RunPlan, env: &EnvPlan, renderer: &Arc<dyn Renderer>) -> Res
     })
 }
 
-/// Refuses to run ahead of the training where the service cannot keep the weights that play.
+/// Refuses to sample from older weights beside the training where the service cannot keep them.
 ///
 /// # Errors
-/// The plan is off policy and the service has one place for the weights that play and those in training.
+/// The plan does so and the service has one place for the weights that play and those in training.
 pub fn check_pace(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
-    if ready.keeps_samplers || plan.max_steps_off_policy == 0 {
-        return Ok(());
+    // Evaluations go on drawing from the weights of their step while the next ones are trained.
+    let beside = [("async_off_policy_steps", plan.max_steps_off_policy), ("eval_every", plan.eval_every)];
+    match beside.iter().find(|(_, steps)| *steps > 0) {
+        Some((key, steps)) if !ready.keeps_samplers => Err(anyhow!(
+            "{}: `trainer.{key}` is {steps}: {} is a SkyRL server, where sampling from older weights undoes the training \
+             since; use `--set trainer.{key}=0`",
+            plan.origin,
+            ready.info.name
+        ))
+        .or_exit(Exit::Config),
+        _ => Ok(()),
     }
-    Err(anyhow!(
-        "{}: `trainer.async_off_policy_steps` is {}: {} is a SkyRL server, where sampling from older weights undoes the \
-         training since; use `--set trainer.async_off_policy_steps=0`",
-        plan.origin,
-        plan.max_steps_off_policy,
-        ready.info.name
-    ))
-    .or_exit(Exit::Config)
 }
 
 /// Makes the adapter, from a saved state if there is one, and everything else that the line needs.
