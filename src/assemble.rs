@@ -1,22 +1,26 @@
 //! From a plan to a line: the only place that knows which kinds of service, model and environment there are.
 
-use crate::config::plan::{EnginePlan, EnvPlan, Judge, RemotePlan, RunPlan, ServicePlan};
+use crate::config::plan::{EnginePlan, EnvPlan, Judge, RemotePlan, RunPlan, ServicePlan, ShadowFrom};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
-use minds_core::backend::{Service, ServiceInfo, TrainingBackend};
+use minds_core::backend::{BackendError, Service, ServiceInfo, TrainingBackend};
 use minds_core::chat::{Renderer, Tokenizer};
+use minds_core::environment::Environment;
 use minds_engine::local::LocalService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
 use minds_models::{ByteTokenizer, Cache, Progress, Sources};
-use minds_stages::kit::CpuPool;
-use minds_stages::line::{Options, Parts, Shadow, Start};
+use minds_stages::activity::Activity;
+use minds_stages::kit::{Board, CpuPool, Stage};
+use minds_stages::line::{Options, Parts, Shadow, Start, StartFrom};
 use minds_stages::parcels::Component;
-use minds_stages::policy::{Interviewer, Queries};
+use minds_stages::queries::Queries;
+use minds_stages::shadow_trainer::{ShadowTrainer, Shelf};
 use minds_stages::{batcher, evaluator, retry::Retry, scorer, shadow_trainer, trainer};
 use minds_tinker::client::{Client, ClientError, ClientOptions};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -141,9 +145,12 @@ fn embedded(
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
         max_rows: engine.max_rows,
-        // Every group in flight may ask at once, each of its members, and each reward a few questions.
+        // Every member of every group in flight may wait for its answer, every reward for its questions, and every
+        // shadow for a probe on both sides of its step.
         max_waiting: options(plan).credits() as usize * (plan.group_size.get() as usize + 8)
-            + 8 * plan.scorers.get(),
+            + plan.queries.concurrency.get()
+            + 2 * plan.shadows.get()
+            + plan.eval_concurrency.get() * 8,
         seed: plan.seed,
         state_dir,
         ..EngineOptions::new(name.clone())
@@ -187,7 +194,7 @@ fn renderer(
     let recommended = minds_environments::render::recommended(&plan.base_model);
     let mut warnings = Vec::new();
     let name = match (&plan.renderer, recommended) {
-        (Some(name), Some(right)) if name != right && !name.starts_with(right) => {
+        (Some(name), Some(right)) if !minds_environments::render::alike(name, right) => {
             warnings.push(format!(
                 "model.renderer_name: {} was trained with {right}, not {name}",
                 plan.base_model
@@ -267,6 +274,8 @@ pub async fn parts(
     components: Vec<Component>,
     state: Option<&str>,
 ) -> anyhow::Result<Parts> {
+    // Before anything is made on the service: weights that are not there end the run.
+    let judge = judge(plan, ready).await?;
     let training: Arc<dyn TrainingBackend> = ready.service.create_training(plan.lora.clone()).await?;
     if let Some(path) = state {
         training.load_state(path, true).await.with_context(|| {
@@ -275,35 +284,91 @@ pub async fn parts(
     }
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
-    let queries = Arc::new(Queries::default());
-    let judge = judge(plan, ready, &queries).await?;
+    let queries = Arc::new(Queries::new(plan.queries));
     let pool = CpuPool::start(1).context("failed to start a thread")?;
-    let retry = Retry::default();
-    let (adapters, lora, adam) = (plan.shadows, plan.shadow_lora.clone(), plan.shadow_adam);
-    let shadow = Shadow {
-        options: shadow_trainer::Options { adapters, lora, adam, retry },
-        service: ready.service.clone(),
+    let from = match plan.shadow_from {
+        ShadowFrom::Base => StartFrom::Base,
+        ShadowFrom::Policy => StartFrom::Policy { saved: state.map(str::to_owned) },
     };
+    let shadow = shadow(plan, ready, components.iter().map(|c| &*c.environment), from);
     let sampler = sampler.sampler;
-    Ok(Parts { components, training, sampler, judge, queries, shadow: Some(shadow), pool })
+    Ok(Parts { components, training, sampler, judge, queries, shadow, pool })
+}
+
+/// Who measures gradient steps, if a reward asks for that.
+#[must_use]
+pub fn shadow<'a>(
+    plan: &RunPlan,
+    ready: &Ready,
+    environments: impl IntoIterator<Item = &'a dyn Environment>,
+    from: StartFrom,
+) -> Option<Shadow> {
+    let (adapters, lora, adam) = (plan.shadows, plan.shadow_lora.clone(), plan.shadow_adam);
+    let options = shadow_trainer::Options { adapters, lora, adam, retry: Retry::default() };
+    environments.into_iter().any(Environment::asks_shift).then(|| Shadow {
+        options,
+        service: ready.service.clone(),
+        from,
+    })
+}
+
+/// Shadows of a command that has no line.
+pub struct Measuring {
+    pool: ShadowTrainer,
+    _stage: Stage,
+}
+
+impl Measuring {
+    /// Answers the questions of those rewards that ask through `queries`. Must be called where actors can live.
+    #[must_use]
+    pub fn start(shadow: Shadow, queries: &Queries) -> Self {
+        let Shadow { options, service, .. } = shadow;
+        let shelf = Shelf::new(service.clone());
+        let pool =
+            ShadowTrainer::new(options, service, shelf, queries, Board::default(), Activity::default());
+        let (stage, _) = pool.clone().attach(queries);
+        Self { pool, _stage: stage }
+    }
+
+    /// Leaves nothing on the service.
+    pub async fn close(self) {
+        self.pool.close().await;
+    }
+}
+
+/// Gives environments what they had learnt at a checkpoint.
+///
+/// # Errors
+/// It is not what such an environment keeps.
+pub fn recall(components: &[Component], memories: &BTreeMap<String, serde_json::Value>) -> Result<(), Fault> {
+    for component in components {
+        if let Some(memory) = memories.get(&component.name) {
+            let recalled = component.environment.recall(memory);
+            recalled.context("the last line of checkpoints.jsonl is damaged").or_exit(Exit::Config)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whose log-probs count in rewards.
 ///
 /// # Errors
 /// The service does not have the weights.
-pub async fn judge(plan: &RunPlan, ready: &Ready, queries: &Arc<Queries>) -> anyhow::Result<scorer::Judge> {
-    let fixed = |sampler| scorer::Judge::Fixed(Arc::new(Interviewer::new(sampler, queries.clone())));
+pub async fn judge(plan: &RunPlan, ready: &Ready) -> anyhow::Result<scorer::Judge> {
     Ok(match &plan.judge {
         Judge::Sampled => scorer::Judge::Sampled,
         Judge::Latest => scorer::Judge::Latest,
-        Judge::Base => fixed(ready.service.base_sampler().await?),
+        Judge::Base => scorer::Judge::Fixed(ready.service.base_sampler().await?),
         Judge::Pinned(weights) => {
-            let sampler = ready.service.sampler_from(weights).await;
-            fixed(
-                sampler
-                    .with_context(|| format!("{}: `scorer.policy` = \"pinned:{weights}\"", plan.origin))?,
-            )
+            let opened = async {
+                let sampler = ready.service.sampler_from(weights).await?;
+                // Some services look for weights when they are first asked, and that would be in the first reward.
+                // Every vocabulary has these tokens.
+                sampler.logprobs([0, 1].into()).await?;
+                Ok::<_, BackendError>(sampler)
+            };
+            let named = || format!("{}: `scorer.policy` = \"pinned:{weights}\"", plan.origin);
+            scorer::Judge::Fixed(opened.await.with_context(named)?)
         }
     })
 }

@@ -109,7 +109,7 @@ pub enum Envs {
         /// How the model reads conversations; else the one that belongs to the model.
         #[arg(long, value_name = "NAME")]
         renderer: Option<String>,
-        /// One JSON object: `reward` or null, `missing` with its cause or null, `queries`, `metrics`.
+        /// One JSON object: `reward` or null, `missing` with its cause or null, `parse`, `queries`, `metrics`.
         #[arg(long)]
         json: bool,
     },

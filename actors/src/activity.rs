@@ -14,6 +14,8 @@ pub enum Work {
     Scoring,
     /// A forward_backward or optim_step is under way.
     Training,
+    /// A gradient step is being measured.
+    Shadow,
 }
 
 /// Seconds since the start.
@@ -29,6 +31,10 @@ pub struct Shares {
     pub training: f64,
     /// The trainer busy while sampling or scoring went on.
     pub overlap: f64,
+    /// At least one gradient step being measured.
+    pub shadow: f64,
+    /// Any of these: the service has something to do.
+    pub any: f64,
 }
 
 impl Shares {
@@ -36,6 +42,12 @@ impl Shares {
     #[must_use]
     pub fn overlap_share(&self) -> f64 {
         if self.training > 0.0 { self.overlap / self.training } else { 0.0 }
+    }
+
+    /// Share of the service's time in which gradient steps were measured.
+    #[must_use]
+    pub fn shadow_share(&self) -> f64 {
+        if self.any > 0.0 { self.shadow / self.any } else { 0.0 }
     }
 
     /// The time since an earlier reading.
@@ -47,6 +59,8 @@ impl Shares {
             scoring: self.scoring - earlier.scoring,
             training: self.training - earlier.training,
             overlap: self.overlap - earlier.overlap,
+            shadow: self.shadow - earlier.shadow,
+            any: self.any - earlier.any,
         }
     }
 }
@@ -59,13 +73,13 @@ pub struct Activity {
 
 struct State {
     since: Instant,
-    busy: [u32; 3],
+    busy: [u32; 4],
     shares: Shares,
 }
 
 impl Default for Activity {
     fn default() -> Self {
-        let state = State { since: Instant::now(), busy: [0; 3], shares: Shares::default() };
+        let state = State { since: Instant::now(), busy: [0; 4], shares: Shares::default() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 }
@@ -83,12 +97,12 @@ impl Activity {
         self.advance(|_| ())
     }
 
-    fn advance(&self, change: impl FnOnce(&mut [u32; 3])) -> Shares {
+    fn advance(&self, change: impl FnOnce(&mut [u32; 4])) -> Shares {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let seconds = (now - state.since).as_secs_f64();
         state.since = now;
-        let [sampling, scoring, training] = state.busy.map(|n| n > 0);
+        let [sampling, scoring, training, shadow] = state.busy.map(|n| n > 0);
         let add = |share: &mut f64, on: bool| *share += if on { seconds } else { 0.0 };
         let shares = &mut state.shares;
         add(&mut shares.wall, true);
@@ -96,6 +110,8 @@ impl Activity {
         add(&mut shares.scoring, scoring);
         add(&mut shares.training, training);
         add(&mut shares.overlap, training && (sampling || scoring));
+        add(&mut shares.shadow, shadow);
+        add(&mut shares.any, sampling || scoring || training || shadow);
         change(&mut state.busy);
         state.shares
     }
@@ -132,9 +148,21 @@ mod tests {
         drop((sampling, second));
         pass(4).await;
         drop(training);
+        let shadow = activity.enter(Work::Shadow);
+        pass(1).await;
+        drop(shadow);
         let shares = activity.shares();
-        let expected = Shares { wall: 10.0, sampling: 5.0, scoring: 0.0, training: 7.0, overlap: 3.0 };
+        let expected = Shares {
+            wall: 11.0,
+            sampling: 5.0,
+            scoring: 0.0,
+            training: 7.0,
+            overlap: 3.0,
+            shadow: 1.0,
+            any: 10.0,
+        };
         assert_eq!(shares, expected);
         assert!((shares.overlap_share() - 3.0 / 7.0).abs() < 1e-12);
+        assert!((shares.shadow_share() - 0.1).abs() < 1e-12);
     }
 }

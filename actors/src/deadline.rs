@@ -115,6 +115,10 @@ impl TrainingBackend for Timed<dyn TrainingBackend> {
             }),
         )
     }
+
+    fn release(&self) -> Pending<()> {
+        self.pending("release", self.inner.release())
+    }
 }
 
 #[async_trait]
@@ -137,5 +141,9 @@ impl Service for Timed<dyn Service> {
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         let sampler = within(self.limits.training, "sampler_from", self.inner.sampler_from(path)).await?;
         Ok(self.limits.sampler(sampler))
+    }
+
+    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+        within(self.limits.training, "forget", self.inner.forget(path)).await
     }
 }

@@ -10,11 +10,11 @@ use crate::kit::unpanicked;
 use crate::parcels::Component;
 use crate::play::{Player, Table};
 use crate::policy::Policy;
+use crate::queries::Queries;
 use crate::retry::Retry;
-use crate::scorer::Judge;
+use crate::scorer::{Bench, Judge};
 use futures::StreamExt;
 use futures::stream;
-use minds_core::environment::Oracle;
 use minds_core::ids::GroupId;
 use minds_core::reward::{Metrics, Score, means};
 use minds_core::schedule::Schedule;
@@ -52,11 +52,12 @@ pub struct Evaluator {
     options: Options,
     components: Vec<Arc<Component>>,
     player: Player,
-    judge: Judge,
+    queries: Arc<Queries>,
+    bench: Bench,
 }
 
 impl Evaluator {
-    /// Over these components, whatever their weights.
+    /// Over these components, whatever their weights. What their rewards ask is bounded by the concurrency alone.
     #[must_use]
     pub fn new(
         options: Options,
@@ -64,21 +65,28 @@ impl Evaluator {
         seed: u64,
         retry: Retry,
         judge: Judge,
+        queries: &Queries,
     ) -> Self {
+        let queries = Arc::new(queries.beside());
+        let bench = Bench::new(judge, &queries);
         // Training tells by its own activity how much of it overlapped.
         let player = Player { seed: seed ^ STREAM, retry, activity: Activity::default() };
-        Self { options, components, player, judge }
+        Self { options, components, player, queries, bench }
     }
 
     /// Evaluates the weights that are due, until `last` turns true and none is due any more, or until nobody listens.
+    ///
+    /// `measured` is the version that was measured last, in an earlier run.
     pub(crate) async fn follow(
         self,
+        measured: Option<u64>,
         mut policy: watch::Receiver<Arc<Policy>>,
         mut last: watch::Receiver<bool>,
         found: mpsc::Sender<Evaluation>,
     ) {
         let every = self.options.every.get();
-        let mut due = policy.borrow().version.0.next_multiple_of(every);
+        let first = policy.borrow().version.0;
+        let mut due = (first + u64::from(measured == Some(first))).next_multiple_of(every);
         loop {
             let now = policy.borrow_and_update().clone();
             if now.version.0 < due {
@@ -102,6 +110,7 @@ impl Evaluator {
 
     /// Plays all episodes under one version.
     pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
+        let policy = &policy.asked_by(self.queries.clone());
         let episodes = self.options.episodes.get();
         let games: Vec<(Arc<Component>, u64)> = self
             .components
@@ -134,11 +143,8 @@ impl Evaluator {
         let (prompt, mut first) = self.player.open(table, 1).await?;
         let first = first.pop().ok_or("the service returned no sample")??;
         let episode = self.player.finish(table, 0, prompt, first).await?;
-        let oracle: &dyn Oracle = match &self.judge {
-            Judge::Sampled | Judge::Latest => &policy.oracle,
-            Judge::Fixed(oracle) => &**oracle,
-        };
-        self.player.judge(component, &item, &episode, oracle).await.map_err(|e| e.to_string())
+        let panel = self.bench.panel(policy, policy);
+        self.player.judge(component, &item, &episode, &panel).await.map_err(|e| e.to_string())
     }
 }
 

@@ -16,6 +16,7 @@ pub mod memory;
 pub mod parcels;
 pub mod play;
 pub mod policy;
+pub mod queries;
 pub mod retry;
 pub mod sampler;
 pub mod scorer;

@@ -9,13 +9,14 @@ use crate::evaluator::{self, Evaluation, Evaluator};
 use crate::feeder::{Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
-use crate::parcels::{Component, StepDone};
+use crate::parcels::{Component, Poison, StepDone};
 use crate::play::Player;
-use crate::policy::{Policy, Queries};
+use crate::policy::Policy;
+use crate::queries::Queries;
 use crate::retry::Retry;
 use crate::sampler::Sampler;
-use crate::scorer::{Judge, Scorer};
-use crate::shadow_trainer::{self, ShadowTrainer};
+use crate::scorer::{Bench, Judge, Scorer};
+use crate::shadow_trainer::{self, Origin, ShadowTrainer, Shelf};
 use crate::trainer::{self, Finish, Links, Saved, Trainer};
 use futures::future::select_all;
 use minds_core::backend::{SamplingBackend, Service, TrainingBackend};
@@ -32,6 +33,8 @@ pub enum Event {
     Step(StepDone),
     /// A state has been saved.
     Saved(Saved),
+    /// A reward has failed for good.
+    Poisoned(Poison),
     /// Weights have been measured. May come later than the steps after them.
     Evaluated(Evaluation),
     /// The run is over, as asked or because all steps are done.
@@ -81,6 +84,8 @@ pub struct Start {
     pub step: u64,
     /// Positions of the schedule that they have behind them.
     pub settled: Settled,
+    /// Whether they have been evaluated.
+    pub evaluated: bool,
 }
 
 /// What the line works with.
@@ -93,7 +98,7 @@ pub struct Parts {
     pub sampler: Arc<dyn SamplingBackend>,
     /// Whose log-probs count in rewards.
     pub judge: Judge,
-    /// Counts the rewards' questions.
+    /// The rewards' questions.
     pub queries: Arc<Queries>,
     /// Who measures gradient steps, if rewards may ask for that.
     pub shadow: Option<Shadow>,
@@ -107,6 +112,20 @@ pub struct Shadow {
     pub options: shadow_trainer::Options,
     /// Makes them when they are first needed.
     pub service: Arc<dyn Service>,
+    /// The weights that they start from.
+    pub from: StartFrom,
+}
+
+/// The weights that shadows start from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StartFrom {
+    /// The base model.
+    Base,
+    /// The version of the policy that played.
+    Policy {
+        /// Where the first version is saved, if it is.
+        saved: Option<String>,
+    },
 }
 
 /// A running line. Lives on the local task set on which it was started, and ends when it is dropped: whatever is
@@ -121,6 +140,8 @@ pub struct Line {
     board: Board,
     activity: Activity,
     lanes: Vec<Box<dyn Fn() -> LaneStats>>,
+    /// Has adapters and states on the service that are not the run's.
+    shadows: Option<ShadowTrainer>,
     /// Whether the run is being ended early, after a last checkpoint.
     giving_up: bool,
     /// What the evaluator found.
@@ -168,28 +189,42 @@ impl Line {
         let (event, events) = mpsc::channel(8);
         let deadlines = options.retry.deadlines;
         let sampler = deadlines.sampler(parts.sampler);
-        let first = Policy::new(PolicyVersion(start.step), sampler, parts.queries.clone());
+        let training = deadlines.training(parts.training);
+        let shelf = parts.shadow.as_ref().map(|shadow| Shelf::new(deadlines.service(shadow.service.clone())));
+        let origin = shelf.as_ref().zip(parts.shadow.as_ref()).and_then(|(shelf, shadow)| {
+            let StartFrom::Policy { saved } = &shadow.from else { return None };
+            Some(match saved.clone() {
+                Some(path) => Origin::kept(path, sampler.clone()),
+                None => {
+                    let name = format!("{:06}-shadow", start.step);
+                    shelf.keep(training.save_state(&name), sampler.clone())
+                }
+            })
+        });
+        let first = Policy::new(PolicyVersion(start.step), sampler, parts.queries.clone(), origin.clone());
         let (publish, policy) = watch::channel(Arc::new(first));
         let mut lanes: Vec<Box<dyn Fn() -> LaneStats>> =
             vec![gauge(&groups), gauge(&episodes), gauge(&scored), gauge(&batches)];
 
-        let shadow = parts.shadow.map(|Shadow { options, service }| {
-            // One more than there are adapters may wait at the stage; the others wait where they ask.
-            let room = options.adapters.saturating_add(1);
-            let (measures, to_shadow) = lane("measures", room);
-            lanes.push(gauge(&measures));
-            assert!(parts.queries.shadow.set(measures).is_ok(), "one line has one shadow trainer");
-            let stage = ShadowTrainer::new(options, service, board.clone());
-            launch("shadow trainer", room, 0, once(stage), bind(to_shadow))
+        let shadow = parts.shadow.zip(shelf.clone()).map(|(Shadow { options, service, .. }, shelf)| {
+            let (board, activity) = (board.clone(), activity.clone());
+            let stage = ShadowTrainer::new(options, service, shelf, &parts.queries, board, activity);
+            let (attached, gauge) = stage.clone().attach(&parts.queries);
+            lanes.push(gauge);
+            (stage, attached)
         });
+        let (shadows, shadow): (Option<_>, Option<_>) = shadow.unzip();
         let links = Links {
-            training: deadlines.training(parts.training),
+            training,
             policy: publish,
-            queries: parts.queries,
+            queries: parts.queries.clone(),
+            // Only shadows of the policy need every version.
+            shelf: shelf.filter(|_| origin.is_some()),
+            components: components.clone(),
             ledger: ledger.clone(),
             activity: activity.clone(),
             board: board.clone(),
-            events: event,
+            events: event.clone(),
             stop: stopping.clone(),
         };
         // A trainer that panicked does not know which of its requests took effect: no restart.
@@ -210,19 +245,25 @@ impl Line {
         let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
         let (last, no_more) = watch::channel(false);
         let (found, evaluations) = mpsc::channel(8);
+        let judge = match parts.judge {
+            Judge::Fixed(sampler) => Judge::Fixed(deadlines.sampler(sampler)),
+            other => other,
+        };
         let measured: Vec<_> = components.iter().filter(|c| c.weight == 0.0).cloned().collect();
         let evaluator = options.evaluate.filter(|_| !measured.is_empty()).map(|how| {
-            let judge = parts.judge.clone();
-            let evaluator = Evaluator::new(how, measured, options.seed, options.retry, judge);
-            attend("evaluator", evaluator.follow(policy.clone(), no_more, found))
+            let (judge, queries) = (judge.clone(), &parts.queries);
+            let evaluator = Evaluator::new(how, measured, options.seed, options.retry, judge, queries);
+            let last = start.evaluated.then_some(start.step);
+            attend("evaluator", evaluator.follow(last, policy.clone(), no_more, found))
         });
         let player = Player { seed: options.seed, retry: options.retry, activity: activity.clone() };
         let scorer = Scorer {
-            judge: parts.judge,
+            bench: Bench::new(judge, &parts.queries),
             policy: policy.clone(),
             player: player.clone(),
             board: board.clone(),
             scored,
+            events: event,
         };
         let scorer =
             launch("scorer", options.scorers, options.restarts, move || scorer.clone(), bind(to_scorer));
@@ -257,6 +298,7 @@ impl Line {
             board,
             activity,
             lanes,
+            shadows,
             giving_up: false,
             evaluations,
             last,
@@ -310,6 +352,15 @@ impl Line {
     /// Opens no more groups, lets the step under way end, saves, and ends.
     pub fn stop(&self) {
         self.end(None);
+    }
+
+    /// Ends whatever is still under way, and deletes what the run kept on the service for itself alone.
+    pub async fn close(self) {
+        let shadows = self.shadows.clone();
+        drop(self);
+        if let Some(shadows) = shadows {
+            shadows.close().await;
+        }
     }
 
     fn end(&self, why: Option<String>) {

@@ -6,8 +6,8 @@ use minds_core::chat::Renderer;
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
 use minds_core::episode::Episode;
-use minds_core::ids::{GroupId, ItemKey, PolicyVersion};
-use minds_core::reward::{Metrics, Score};
+use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
+use minds_core::reward::{Metrics, Missing, Score};
 use minds_core::sampling::SamplingParams;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -100,6 +100,36 @@ pub struct ReadyGroup {
 pub struct Batch {
     /// The groups.
     pub groups: Vec<ReadyGroup>,
+}
+
+/// Scorer → outside: an episode whose reward failed for good.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Poison {
+    /// The environment's name in metrics.
+    pub environment: String,
+    /// Which rollout.
+    pub episode: EpisodeId,
+    /// Index of the item within the environment's data.
+    pub item: u64,
+    /// The weights that played.
+    pub policy: PolicyVersion,
+    /// Why there is no reward, after the last try.
+    pub cause: Missing,
+    /// The answers, in order.
+    pub answers: Vec<String>,
+}
+
+impl Poison {
+    pub(crate) fn new(played: &Played, episode: &Episode, cause: Missing) -> Self {
+        Self {
+            environment: played.group.component.name.clone(),
+            episode: episode.id,
+            item: played.group.key.item,
+            policy: episode.policy,
+            cause,
+            answers: episode.turns.iter().map(|turn| turn.text.clone()).collect(),
+        }
+    }
 }
 
 /// Trainer → outside: one optimizer step is done.

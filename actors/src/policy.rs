@@ -3,22 +3,22 @@
 //! Every version carries its own memory of answers, so an answer can never come from other weights, and the memory
 //! goes when the last episode of that version has been judged.
 
-use crate::kit::Outlet;
 use crate::memory::Memory;
-use crate::shadow_trainer::Measure;
+use crate::queries::Queries;
+use crate::shadow_trainer::{Measure, Origin};
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use minds_core::backend::SamplingBackend;
+use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::datum::Datum;
 use minds_core::environment::{Oracle, Shift};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use std::hash::Hash;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// One version of the weights.
 pub struct Policy {
@@ -31,24 +31,21 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A version that has not been asked anything.
+    /// A version that has not been asked anything. Measured gradient steps start from `origin`, or from the base model.
     #[must_use]
-    pub fn new(version: PolicyVersion, sampler: Arc<dyn SamplingBackend>, queries: Arc<Queries>) -> Self {
-        Self { version, oracle: Interviewer::new(sampler.clone(), queries), sampler }
+    pub fn new(
+        version: PolicyVersion,
+        sampler: Arc<dyn SamplingBackend>,
+        queries: Arc<Queries>,
+        origin: Option<Arc<Origin>>,
+    ) -> Self {
+        Self { version, oracle: Interviewer::new(sampler.clone(), queries, origin), sampler }
     }
-}
 
-/// What all that ask share: how often they asked, and where questions about a gradient step go.
-#[derive(Default)]
-pub struct Queries {
-    /// Questions sent to the service.
-    pub sent: AtomicU64,
-    /// Questions answered from memory, or by joining one under way.
-    pub remembered: AtomicU64,
-    /// Gradient steps measured.
-    pub shifts: AtomicU64,
-    /// The lane to the shadow trainer, once there is one.
-    pub shadow: OnceLock<Outlet<Measure>>,
+    /// The same weights for somebody who keeps books of his own.
+    pub(crate) fn asked_by(&self, queries: Arc<Queries>) -> Self {
+        Self::new(self.version, self.sampler.clone(), queries, self.oracle.origin.clone())
+    }
 }
 
 type Tokens = Arc<[Token]>;
@@ -59,30 +56,45 @@ type Likely = Arc<[(Token, f32)]>;
 pub struct Interviewer {
     sampler: Arc<dyn SamplingBackend>,
     queries: Arc<Queries>,
+    origin: Option<Arc<Origin>>,
     logprobs: Memory<(Tokens, Tokens), Arc<[f32]>>,
     next: Memory<(Tokens, usize), Likely>,
 }
 
 impl Interviewer {
-    /// Nothing asked yet.
+    /// Nothing asked yet. Measured gradient steps start from `origin`, or from the base model.
     #[must_use]
-    pub fn new(sampler: Arc<dyn SamplingBackend>, queries: Arc<Queries>) -> Self {
-        Self { sampler, queries, logprobs: Memory::default(), next: Memory::default() }
+    pub fn new(
+        sampler: Arc<dyn SamplingBackend>,
+        queries: Arc<Queries>,
+        origin: Option<Arc<Origin>>,
+    ) -> Self {
+        Self { sampler, queries, origin, logprobs: Memory::default(), next: Memory::default() }
     }
 
+    /// The answer to a question, which is sent only if nobody has sent it.
     async fn once<K, V>(
         &self,
         memory: &Memory<K, V>,
         key: K,
-        ask: impl FnOnce() -> BoxFuture<'static, Result<V, Missing>>,
+        ask: impl FnOnce(Arc<dyn SamplingBackend>) -> BoxFuture<'static, Result<V, Missing>> + Send + 'static,
     ) -> Result<V, Missing>
     where
         K: Eq + Hash + Clone,
         V: Clone,
     {
-        let (answer, sent) = memory.once(key, ask).await;
-        let counter = if sent { &self.queries.sent } else { &self.queries.remembered };
-        counter.fetch_add(1, Relaxed);
+        let (queries, sampler) = (self.queries.clone(), self.sampler.clone());
+        let send = move || {
+            async move {
+                let _permit = queries.admit().await?;
+                ask(sampler).await
+            }
+            .boxed()
+        };
+        let (answer, sent) = memory.once(key, send).await;
+        if !sent {
+            self.queries.note_remembered();
+        }
         answer
     }
 }
@@ -90,27 +102,14 @@ impl Interviewer {
 #[async_trait]
 impl Oracle for Interviewer {
     async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
-        let sampler = self.sampler.clone();
         let key = (prefix.clone(), target.clone());
-        let ask = move || {
-            async move {
-                let tokens: Arc<[Token]> = prefix.iter().chain(target.iter()).copied().collect();
-                let scored = sampler.logprobs(tokens).await?;
-                scored
-                    .get(prefix.len()..)
-                    .filter(|tail| tail.len() == target.len())
-                    .and_then(|tail| tail.iter().map(|lp| lp.filter(|lp| lp.is_finite())).collect())
-                    .ok_or_else(|| Missing::Service("a target token came back without a log-prob".into()))
-            }
-            .boxed()
-        };
+        let ask = |sampler| async move { Ok(target_logprobs(sampler, prefix, target).await?) }.boxed();
         self.once(&self.logprobs, key, ask).await
     }
 
     async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
-        let sampler = self.sampler.clone();
         let key = (prefix.clone(), k);
-        let ask = move || {
+        let ask = move |sampler: Arc<dyn SamplingBackend>| {
             async move {
                 let request = SampleRequest {
                     topk_sample_logprobs: k,
@@ -144,9 +143,24 @@ impl Oracle for Interviewer {
         };
         let gone = || Missing::Service("the shadow trainer has ended".into());
         let (reply, answer) = oneshot::channel();
-        shadow.send(Measure { text, probe_prefix, probe_target, reply }).await.map_err(|_| gone())?;
-        let shift = answer.await.map_err(|_| gone())??;
-        self.queries.shifts.fetch_add(1, Relaxed);
-        Ok(shift)
+        let (origin, asked) = (self.origin.clone(), Instant::now());
+        let measure = Measure { origin, text, probe_prefix, probe_target, asked, reply };
+        shadow.send(measure).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
     }
+}
+
+/// Log-prob of each token of `target` after `prefix`; all of them, or an error.
+pub(crate) async fn target_logprobs(
+    sampler: Arc<dyn SamplingBackend>,
+    prefix: Arc<[Token]>,
+    target: Arc<[Token]>,
+) -> Result<Arc<[f32]>, BackendError> {
+    let tokens: Arc<[Token]> = prefix.iter().chain(target.iter()).copied().collect();
+    let scored = sampler.logprobs(tokens).await?;
+    scored
+        .get(prefix.len()..)
+        .filter(|tail| tail.len() == target.len())
+        .and_then(|tail| tail.iter().map(|lp| lp.filter(|lp| lp.is_finite())).collect())
+        .ok_or_else(|| BackendError::Unavailable("a target token came back without a log-prob".into()))
 }

@@ -1,18 +1,25 @@
 //! Judges each episode as soon as it has ended, while its siblings are still being sampled.
 //!
 //! Every member leaves exactly once, with a reward or with the cause of its absence; a failure never becomes a
-//! number. How many rewards are computed at a time is the capacity of the stage's lane.
+//! number. How many rewards are computed at a time is the capacity of the stage's lane. An episode whose reward failed
+//! for good, and not by the run's own limits, is told to the outside, so that somebody can look at it.
 
 use crate::kit::{Board, Outlet, Parcel};
-use crate::parcels::{Judged, Played};
+use crate::line::Event;
+use crate::parcels::{Judged, Played, Poison};
 use crate::play::Player;
-use crate::policy::Policy;
+use crate::policy::{Interviewer, Policy};
+use crate::queries::Queries;
 use actix::prelude::{Actor, Context, Handler};
-use minds_core::environment::Oracle;
+use async_trait::async_trait;
+use minds_core::backend::SamplingBackend;
+use minds_core::datum::Datum;
+use minds_core::environment::{Oracle, Shift};
 use minds_core::episode::Episode;
+use minds_core::ids::Token;
 use minds_core::reward::{Missing, Score};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 const NAME: &str = "scorer";
 
@@ -24,14 +31,62 @@ pub enum Judge {
     /// The newest version when the reward is computed. A group's members may then be judged by different versions.
     Latest,
     /// Weights that the run does not change.
-    Fixed(Arc<dyn Oracle>),
+    Fixed(Arc<dyn SamplingBackend>),
+}
+
+/// Judges with the memory of what they were asked.
+#[derive(Clone)]
+pub(crate) enum Bench {
+    Sampled,
+    Latest,
+    Fixed(Arc<Interviewer>),
+}
+
+impl Bench {
+    pub(crate) fn new(judge: Judge, queries: &Arc<Queries>) -> Self {
+        match judge {
+            Judge::Sampled => Self::Sampled,
+            Judge::Latest => Self::Latest,
+            Judge::Fixed(sampler) => Self::Fixed(Arc::new(Interviewer::new(sampler, queries.clone(), None))),
+        }
+    }
+
+    pub(crate) fn panel<'a>(&'a self, played: &'a Policy, latest: &'a Policy) -> Panel<'a> {
+        let (log_probs, steps) = match self {
+            Self::Sampled => (&played.oracle, &played.oracle),
+            Self::Latest => (&latest.oracle, &latest.oracle),
+            Self::Fixed(fixed) => (&**fixed, &played.oracle),
+        };
+        Panel { log_probs, steps }
+    }
+}
+
+/// Who answers one reward. A gradient step is always one of the policy, also where somebody else's log-probs count.
+pub(crate) struct Panel<'a> {
+    log_probs: &'a Interviewer,
+    steps: &'a Interviewer,
+}
+
+#[async_trait]
+impl Oracle for Panel<'_> {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        self.log_probs.logprobs(prefix, target).await
+    }
+
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        self.log_probs.next_tokens(prefix, k).await
+    }
+
+    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
+        self.steps.shift(text, prefix, target).await
+    }
 }
 
 /// The third stage. Cheap to clone: each episode is judged by a task of its own.
 #[derive(Clone)]
 pub struct Scorer {
     /// Whose log-probs count.
-    pub judge: Judge,
+    pub(crate) bench: Bench,
     /// The weights as they are now.
     pub policy: watch::Receiver<Arc<Policy>>,
     /// Judges the episodes.
@@ -40,6 +95,8 @@ pub struct Scorer {
     pub board: Board,
     /// To the batcher.
     pub scored: Outlet<Judged>,
+    /// To the outside.
+    pub events: mpsc::Sender<Event>,
 }
 
 impl Actor for Scorer {
@@ -65,9 +122,14 @@ impl Handler<Parcel<Played>> for Scorer {
 impl Scorer {
     async fn judge(&self, played: Played) {
         self.board.update(NAME, |s| s.busy += 1);
+        let mut poison = None;
         let outcome = match &played.outcome {
             Ok(episode) => {
-                self.score(&played, episode).await.map(|s| (episode.clone(), s)).map_err(|e| e.to_string())
+                self.score(&played, episode).await.map(|s| (episode.clone(), s)).map_err(|missing| {
+                    let why = missing.to_string();
+                    poison = missing.is_poison().then(|| Poison::new(&played, episode, missing));
+                    why
+                })
             }
             Err(why) => Err(why.clone()),
         };
@@ -78,15 +140,15 @@ impl Scorer {
         let Played { group, member, .. } = played;
         // A refusal means that the run is over; dropping the last member gives the credit back.
         drop(self.scored.send(Judged { group, member, outcome }).await);
+        if let Some(poison) = poison {
+            // The outside may have gone; then nobody looks at it.
+            drop(self.events.send(Event::Poisoned(poison)).await);
+        }
     }
 
     async fn score(&self, played: &Played, episode: &Episode) -> Result<Score, Missing> {
         let latest = self.policy.borrow().clone();
-        let oracle: &dyn Oracle = match &self.judge {
-            Judge::Sampled => &played.policy.oracle,
-            Judge::Latest => &latest.oracle,
-            Judge::Fixed(oracle) => &**oracle,
-        };
-        self.player.judge(&played.group.component, &played.group.item, episode, oracle).await
+        let panel = self.bench.panel(&played.policy, &latest);
+        self.player.judge(&played.group.component, &played.group.item, episode, &panel).await
     }
 }

@@ -13,14 +13,18 @@ use crate::activity::{Activity, Work};
 use crate::kit::{Board, Parcel, Slot};
 use crate::ledger::{Ledger, Settled, Verdict};
 use crate::line::Event;
-use crate::parcels::{Batch, ReadyGroup};
-use crate::policy::{Policy, Queries};
+use crate::parcels::{Batch, Component, ReadyGroup};
+use crate::policy::Policy;
+use crate::queries::Queries;
+use crate::shadow_trainer::Shelf;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use closing::{Closer, Done, Finished};
+use futures::FutureExt;
 use minds_core::backend::{BackendError, TrainingBackend};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -57,6 +61,8 @@ pub struct Saved {
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
     pub settled: Settled,
+    /// What environments have learnt, by their name in metrics.
+    pub memories: BTreeMap<String, serde_json::Value>,
 }
 
 /// Line → Trainer: save and end; the cause, if it is not as asked.
@@ -69,8 +75,12 @@ pub struct Links {
     pub training: Arc<dyn TrainingBackend>,
     /// Where new weights are published.
     pub policy: watch::Sender<Arc<Policy>>,
-    /// Counts the rewards' questions.
+    /// The rewards' questions.
     pub queries: Arc<Queries>,
+    /// Where every version is kept for shadows, if they start from the policy.
+    pub shelf: Option<Arc<Shelf>>,
+    /// The environments.
+    pub components: Arc<[Arc<Component>]>,
     /// The book of groups.
     pub ledger: Ledger,
     /// Who is busy when.
@@ -261,7 +271,10 @@ impl Step {
                 Err((accumulated, error)) => return self.refuse(&batch.groups, accumulated, error),
             }
         };
-        let state = save.then(|| training.save_state(&name));
+        let state = save.then(|| training.save_state(&name).shared());
+        // Shadows start from the checkpoint, where there is one.
+        let shadows = self.links.shelf.as_ref().filter(|_| state.is_none());
+        let shadow_state = shadows.map(|_| training.save_state(&format!("{name}-shadow")));
         let (train, idle) = (started.elapsed(), self.idle);
         let done = Done {
             step: self.step + 1,
@@ -269,6 +282,7 @@ impl Step {
             groups: batch.groups,
             export,
             state: state.map(|pending| (name, pending)),
+            shadow_state,
         };
         match self.closing.send(Finished::Step(Box::new(done))).await {
             Ok(()) => Outcome::Stepped,

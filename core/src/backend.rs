@@ -74,6 +74,11 @@ pub trait Service: Send + Sync {
 
     /// A sampler over saved weights.
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError>;
+
+    /// Deletes saved weights. This is an optional ability: without it, what was saved stays.
+    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(format!("deleting {path}")))
+    }
 }
 
 /// A fixed set of weights to sample from. Training never changes it.
@@ -137,4 +142,10 @@ pub trait TrainingBackend: Send + Sync {
 
     /// Makes a sampler of the current weights; with a name it is also kept on the service.
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export>;
+
+    /// Gives the adapter up, so that the service can use its place; nothing may be asked of it afterwards. A service
+    /// that holds an adapter only as long as this value lives has nothing to do, as this default does.
+    fn release(&self) -> Pending<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }

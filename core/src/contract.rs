@@ -28,6 +28,7 @@ pub async fn all(service: &dyn Service, run: &str) {
     an_export_does_not_follow_the_training(service).await;
     saved_weights_come_back(service, run).await;
     a_name_is_given_once(service, run).await;
+    what_is_forgotten_is_gone(service, run).await;
     bad_requests_are_refused(service).await;
     a_refused_request_changes_nothing(service).await;
 }
@@ -189,6 +190,19 @@ pub async fn a_name_is_given_once(service: &dyn Service, run: &str) {
     rejected("an unknown path", training.load_state("tinker://nobody/weights/nothing", true).await);
     rejected("no path at all", training.load_state("nothing", true).await);
     rejected("an unknown path", service.sampler_from("tinker://nobody/sampler_weights/nothing").await);
+}
+
+/// Weights that were deleted cannot be loaded, and others still can. Services that delete nothing say so.
+pub async fn what_is_forgotten_is_gone(service: &dyn Service, run: &str) {
+    let training = trained(service).await;
+    let [kept, gone] = ["kept", "gone"].map(|name| training.save_state(&format!("{run}-{name}")));
+    let (kept, gone) = (kept.await.expect("a save"), gone.await.expect("a save"));
+    match service.forget(&gone).await {
+        Err(BackendError::Unsupported(_)) => return,
+        forgotten => forgotten.expect("a deletion"),
+    }
+    rejected("what was deleted", training.load_state(&gone, false).await);
+    training.load_state(&kept, false).await.expect("a load");
 }
 
 /// What can never be served is refused as such, by samplers and by trainings.

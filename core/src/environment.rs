@@ -213,6 +213,31 @@ pub trait Environment: Send + Sync {
     /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
     fn item(&self, index: u64) -> Item;
 
+    /// Whether its rewards ask [`Oracle::shift`]. Only then is somebody kept who can answer it.
+    fn asks_shift(&self) -> bool {
+        false
+    }
+
+    /// What the reward reads in an answer that ended, for people who debug it; `None` where it is not valid. An
+    /// environment that reads nothing but the whole text has nothing to tell, as this default does.
+    fn parse(&self, _item: &Item, _answer: &str) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// What its rewards have learnt so far, for a checkpoint. Most environments never change and have nothing to
+    /// keep, as this default does.
+    fn memory(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// Takes up what [`Environment::memory`] of the same environment gave in an earlier run.
+    ///
+    /// # Errors
+    /// It is not of that form.
+    fn recall(&self, _memory: &serde_json::Value) -> Result<(), Missing> {
+        Err(Missing::Environment(format!("{} keeps nothing", self.id())))
+    }
+
     /// What the environment says after the policy's answer. Single-turn environments are done.
     async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
         debug_assert!(

@@ -83,6 +83,9 @@ pub enum Missing {
     /// The run has nobody who can answer what the reward asks. It would be so at every try.
     #[error("nothing in this run can answer what the reward asks: {0}")]
     Unsupported(String),
+    /// The step's log-prob queries were used up, and the next step did not come in time.
+    #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
+    Budget(u64),
     /// The reward came out NaN or infinite.
     #[error("the reward is not finite: {0}")]
     NotFinite(String),
@@ -93,6 +96,13 @@ impl Missing {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Service(_) | Self::TimedOut(_))
+    }
+
+    /// Whether the cause may lie in the episode itself, so that it deserves a look: neither the run's set-up nor its
+    /// limits explain it.
+    #[must_use]
+    pub fn is_poison(&self) -> bool {
+        !matches!(self, Self::Unsupported(_) | Self::Budget(_))
     }
 }
 

@@ -185,6 +185,12 @@ impl Service for LocalService {
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         Ok(Arc::new(self.open(path).await?))
     }
+
+    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+        let (place, archive): (Place, _) = (path.parse()?, self.archive.clone());
+        // Behind the requests that are queued already, one of which may load it.
+        self.engine.train(move |_| Ok(archive.store()?.remove(&place)?)).await
+    }
 }
 
 /// Samples from one snapshot of an adapter, or from the base model.

@@ -1,21 +1,24 @@
 //! `minds-actors envs`: what environments there are, what they show a model, and what an answer earns.
 
 use super::{progress, say};
-use crate::assemble;
+use crate::assemble::{self, Measuring};
 use crate::cli::{EnvChoice, Envs};
 use crate::config::{RunPlan, file, overrides};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
 use async_trait::async_trait;
 use minds_core::chat::{Message, Tokenizer};
-use minds_core::environment::{Environment, Item, Oracle, Scene};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::environment::{Environment, Item, Oracle, Scene, Shift};
 use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
 use minds_core::reward::{Missing, Score};
 use minds_core::sampling::{Sampled, StopReason};
 use minds_core::schedule::Schedule;
 use minds_environments::registry::{self, EnvInfo};
-use minds_stages::policy::{Interviewer, Queries};
+use minds_stages::line::StartFrom;
+use minds_stages::policy::Interviewer;
+use minds_stages::queries::Queries;
 use serde_json::{Map, Value, json};
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,6 +142,7 @@ fn completion_text(written: &str) -> Result<String, Fault> {
 /// What an answer earned, and why.
 struct Scored {
     answer: String,
+    parse: Option<Value>,
     result: Result<Score, Missing>,
     queries: Vec<Value>,
 }
@@ -149,6 +153,7 @@ impl Scored {
         json!({
             "reward": score.map(|s| s.reward.get()),
             "missing": self.result.as_ref().err().map(ToString::to_string),
+            "parse": self.parse,
             "queries": self.queries,
             "metrics": score.map(|s| &s.metrics),
         })
@@ -156,6 +161,10 @@ impl Scored {
 
     fn show(&self) {
         say!("answer   {:?}", self.answer);
+        match &self.parse {
+            Some(parse) => say!("parse    {parse}"),
+            None => say!("parse    nothing: the answer is not valid, or its reward reads the whole text"),
+        }
         for query in &self.queries {
             say!("query    {query}");
         }
@@ -172,12 +181,16 @@ impl Scored {
 }
 
 fn score(plan: &RunPlan, environment: &dyn Environment, index: u64, answer: &str) -> Result<Scored, Fault> {
-    let ready = assemble::service(plan, None, &progress::bars())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("failed to start a runtime").or_exit(Exit::Failed)?.block_on(async {
+    // Shadows are kept somewhere while they measure.
+    let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(Exit::Failed)?;
+    let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
+    let shadow = assemble::shadow(plan, &ready, [environment], StartFrom::Base);
+    super::system().block_on(async {
         let sampler = ready.service.base_sampler().await.or_exit(Exit::Unavailable)?;
+        let queries = Arc::new(Queries::default());
+        let _measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
         let oracle = Recorder {
-            inner: Interviewer::new(sampler, Arc::new(Queries::default())),
+            inner: Interviewer::new(sampler, queries, None),
             tokenizer: ready.tokenizer.clone(),
             queries: Mutex::default(),
         };
@@ -200,7 +213,8 @@ fn score(plan: &RunPlan, environment: &dyn Environment, index: u64, answer: &str
         let result =
             environment.score(Scene { item: &item, episode: &episode, renderer, oracle: &oracle }).await;
         let queries = oracle.queries.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(Scored { answer: answer.to_owned(), result, queries })
+        let parse = environment.parse(&item, answer);
+        Ok(Scored { answer: answer.to_owned(), parse, result, queries })
     })
 }
 
@@ -232,5 +246,26 @@ impl Oracle for Recorder {
         let next: Vec<_> = answer.iter().map(|(token, lp)| (self.tokenizer.decode(&[*token]), lp)).collect();
         self.note(json!({ "prefix": before, "next_tokens": next }));
         Ok(answer)
+    }
+
+    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
+        let learnt: Vec<Token> = match text.inputs() {
+            LossInputs::Weights(weights) => {
+                let learnt = text.targets().iter().zip(weights).filter(|(_, weight)| **weight > 0.0);
+                learnt.map(|(token, _)| *token).collect()
+            }
+            LossInputs::Policy { .. } => text.targets().to_vec(),
+        };
+        let learnt = self.tokenizer.decode(&learnt);
+        let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
+        let shift = self.inner.shift(text, prefix, target).await?;
+        self.note(json!({
+            "prefix": before,
+            "target": after,
+            "step_on": learnt,
+            "before": shift.before,
+            "after": shift.after,
+        }));
+        Ok(shift)
     }
 }

@@ -1,16 +1,20 @@
 //! `minds-actors eval`: measures weights on environments, without training them.
 
 use super::{progress, say};
-use crate::assemble;
+use crate::assemble::{self, Measuring};
 use crate::cli;
 use crate::config::RunPlan;
+use crate::config::plan::ShadowFrom;
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
 use minds_stages::evaluator::{Evaluation, Evaluator};
-use minds_stages::policy::{Policy, Queries};
+use minds_stages::line::StartFrom;
+use minds_stages::policy::Policy;
+use minds_stages::queries::Queries;
 use minds_stages::retry::Retry;
+use minds_stages::shadow_trainer::Origin;
 use minds_tinker::types::FinishReason;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -29,27 +33,52 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         seed: command.seed,
     };
     let plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
-    let Weights { step, path, states } = weights(command.checkpoint.as_deref())?;
+    let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
+    let scratch;
+    let states = match states {
+        // Shadows are kept somewhere while they measure.
+        None => {
+            scratch = tempfile::tempdir().context("failed to make a folder").or_exit(Exit::Failed)?;
+            Some(scratch.path().to_owned())
+        }
+        states => states,
+    };
     let ready = assemble::service(&plan, states, &progress::bars())?;
     let mut components = assemble::components(&plan, &ready.renderer)?;
     if components.iter().any(|c| c.weight == 0.0) {
         components.retain(|c| c.weight == 0.0);
     }
+    let asked = components.iter().map(|c| &*c.environment);
+    let shadow = assemble::shadow(&plan, &ready, asked, StartFrom::Base);
+    let follows = shadow.is_some() && plan.shadow_from == ShadowFrom::Policy;
+    if let (true, Some(path), None) = (follows, &path, &state) {
+        return Err(anyhow!(
+            "--checkpoint {path}: these are weights to sample from, and the rewards ask what a training step would \
+             change: name the run's folder, or use `--set shadow.from=base`"
+        ))
+        .or_exit(Exit::Config);
+    }
     let components = components.into_iter().map(Arc::new).collect();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let evaluation = runtime.context("failed to start a runtime").or_exit(Exit::Failed)?.block_on(async {
+    let evaluation = super::system().block_on(async {
         let sampler = match &path {
             Some(path) => {
                 ready.service.sampler_from(path).await.with_context(|| format!("--checkpoint {path}"))
             }
             None => ready.service.base_sampler().await.context("failed to sample from the base model"),
         };
-        let queries = Arc::new(Queries::default());
-        let policy = Policy::new(PolicyVersion(step), sampler.or_exit(Exit::Unavailable)?, queries.clone());
-        let judge = assemble::judge(&plan, &ready, &queries).await.or_exit(Exit::Unavailable)?;
+        let sampler = sampler.or_exit(Exit::Unavailable)?;
+        let queries = Arc::new(Queries::new(plan.queries));
+        let origin = state.filter(|_| follows).map(|path| Origin::kept(path, sampler.clone()));
+        let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
+        let judge = assemble::judge(&plan, &ready).await.or_exit(Exit::Unavailable)?;
         let options = assemble::evaluation(&plan);
-        let evaluator = Evaluator::new(options, components, plan.seed, Retry::default(), judge);
-        Ok(evaluator.evaluate(&policy).await)
+        let measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
+        let evaluator = Evaluator::new(options, components, plan.seed, Retry::default(), judge, &queries);
+        let evaluation = evaluator.evaluate(&policy).await;
+        if let Some(measuring) = measuring {
+            measuring.close().await;
+        }
+        Ok(evaluation)
     })?;
     ready.close(FinishReason::Success);
     if command.json {
@@ -81,14 +110,16 @@ pub fn show(evaluation: &Evaluation) {
 struct Weights {
     step: u64,
     path: Option<String>,
+    /// The same weights for adapters, where a run tells it.
+    state: Option<String>,
     states: Option<PathBuf>,
 }
 
 fn weights(written: Option<&str>) -> Result<Weights, Fault> {
     match written {
-        None => Ok(Weights { step: 0, path: None, states: None }),
+        None => Ok(Weights { step: 0, path: None, state: None, states: None }),
         Some(path) if path.starts_with("tinker://") => {
-            Ok(Weights { step: 0, path: Some(path.into()), states: None })
+            Ok(Weights { step: 0, path: Some(path.into()), state: None, states: None })
         }
         Some(folder) => {
             let folder = Path::new(folder);
@@ -98,7 +129,8 @@ fn weights(written: Option<&str>) -> Result<Weights, Fault> {
             };
             let last = last.ok_or_else(none).or_exit(Exit::Config)?;
             let path = last.sampler_path.ok_or_else(none).or_exit(Exit::Config)?;
-            Ok(Weights { step: last.step, path: Some(path), states: Some(folder.join("weights")) })
+            let (state, states) = (Some(last.state_path), Some(folder.join("weights")));
+            Ok(Weights { step: last.step, path: Some(path), state, states })
         }
     }
 }

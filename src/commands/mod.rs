@@ -16,3 +16,14 @@ macro_rules! say {
     }};
 }
 pub(crate) use say;
+
+/// What actors live in, with threads for everything else.
+fn system() -> actix::SystemRunner {
+    actix::System::with_tokio_rt(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("the operating system refused threads for the runtime")
+    })
+}

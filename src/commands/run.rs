@@ -8,7 +8,6 @@ use crate::config::RunPlan;
 use crate::config::plan::ServicePlan;
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::RunFolder;
-use actix::System;
 use anyhow::{Context as _, anyhow};
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
@@ -20,6 +19,9 @@ use tokio::time::Instant;
 
 /// After this long without a step, the log says who is busy with what.
 const SILENCE: Duration = Duration::from_secs(120);
+
+/// Longest that the end of a run waits for a measurement under way, so that nothing is left on the service.
+const GOODBYE: Duration = Duration::from_secs(15);
 
 /// Runs the command.
 ///
@@ -39,23 +41,23 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         return Err(fault);
     }
     let components = assemble::components(&plan, &ready.renderer)?;
+    if let Some(last) = folder.last() {
+        assemble::recall(&components, &last.memories)?;
+    }
     banner(&plan, &ready, &folder);
 
-    let system = System::with_tokio_rt(|| {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("the operating system refused threads for the runtime")
-    });
-    let result = system.block_on(async {
+    let result = super::system().block_on(async {
         let state = folder.last().map(|last| last.state_path.clone());
         let parts = assemble::parts(&plan, &ready, components, state.as_deref())
             .await
             .with_context(|| format!("failed to set up the run in {}", folder.path().display()))
             .or_exit(Exit::Unavailable)?;
-        let line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
-        follow(line, &mut folder).await
+        let mut line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
+        let result = follow(&mut line, &mut folder).await;
+        if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
+            tracing::debug!("what the run kept for itself on the service was not given up in time");
+        }
+        result
     });
     ready.close(match &result {
         Ok(()) => FinishReason::Success,
@@ -112,7 +114,7 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
 }
 
 /// Follows the line to its end.
-async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
+async fn follow(line: &mut Line, folder: &mut RunFolder) -> Result<(), Fault> {
     let mut signals = Signals::listen().or_exit(Exit::Failed)?;
     let mut interrupted = false;
     let (begun, mut last) = (Instant::now(), line.activity().shares());
@@ -131,6 +133,7 @@ async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
                     folder.keep(&saved).or_exit(Exit::Failed)?;
                     say!("saved        step {} as {}", saved.step, saved.state_path);
                 }
+                Some(Event::Poisoned(poison)) => folder.quarantine(&poison).or_exit(Exit::Failed)?,
                 Some(Event::Evaluated(evaluation)) => {
                     folder.measured(&evaluation).or_exit(Exit::Failed)?;
                     eval::show(&evaluation);
@@ -155,7 +158,7 @@ async fn follow(mut line: Line, folder: &mut RunFolder) -> Result<(), Fault> {
                 say!("stopping     after the step under way; once more leaves at once");
                 line.stop();
             }
-            () = tokio::time::sleep(SILENCE) => report_silence(&line),
+            () = tokio::time::sleep(SILENCE) => report_silence(line),
         }
     }
 }
@@ -204,6 +207,10 @@ impl Totals {
         metrics.insert("time/scoring_busy".into(), stretch.scoring);
         metrics.insert("time/training_busy".into(), stretch.training);
         metrics.insert("async/overlap_share".into(), stretch.overlap_share());
+        if metrics.contains_key("shadow/measured") {
+            metrics.insert("shadow/busy_s".into(), stretch.shadow);
+            metrics.insert("shadow/service_share".into(), stretch.shadow_share());
+        }
     }
 
     fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {

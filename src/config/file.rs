@@ -190,6 +190,10 @@ pub struct Scorer {
     pub policy: Option<String>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<u64>,
+    /// Log-prob queries under way at a time.
+    pub concurrency: Option<usize>,
+    /// Most log-prob queries sent between two steps.
+    pub queries_per_step: Option<u64>,
 }
 
 /// `[shadow]`
@@ -202,6 +206,8 @@ pub struct Shadow {
     pub rank: Option<usize>,
     /// Size of the one step.
     pub learning_rate: Option<f64>,
+    /// The weights that they start from.
+    pub from: Option<String>,
 }
 
 /// `[eval]`

@@ -67,6 +67,26 @@ mod tests {
         assert_eq!(table, expected.parse().unwrap());
     }
 
+    /// Each alias of the file with its own name, read from the source.
+    #[test]
+    fn the_synonyms_are_the_aliases_of_the_file() {
+        let mut lines = include_str!("file.rs").lines().map(str::trim);
+        let mut aliases = Vec::new();
+        while let Some(line) = lines.next() {
+            let Some(alias) = line.strip_prefix("#[serde(alias = \"").and_then(|l| l.strip_suffix("\")]"))
+            else {
+                assert!(!line.contains("alias"), "written in another way: {line}");
+                continue;
+            };
+            let field = lines.next().and_then(|l| l.strip_prefix("pub ")?.split(':').next()).unwrap();
+            aliases.push([field, alias]);
+        }
+        aliases.sort_unstable();
+        let mut synonyms = SYNONYMS.to_vec();
+        synonyms.sort_unstable();
+        assert_eq!(aliases, synonyms);
+    }
+
     #[test]
     fn an_override_replaces_the_key_under_its_other_name() {
         let mut table: toml::Table = "[trainer]\ngroups_per_batch = 4\nlora_rank = 8".parse().unwrap();

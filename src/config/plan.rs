@@ -10,6 +10,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::batcher::ConstantGroups;
+use minds_stages::queries;
 use minds_tinker::client::{API_KEY_ENV, Secret};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -66,12 +67,16 @@ pub struct RunPlan {
     pub scorers: NonZeroUsize,
     /// Whose log-probs count.
     pub judge: Judge,
+    /// How often rewards may ask for log-probs.
+    pub queries: queries::Limits,
     /// Adapters that measure gradient steps.
     pub shadows: NonZeroUsize,
     /// Their shape.
     pub shadow_lora: LoraSpec,
     /// Their step.
     pub shadow_adam: AdamParams,
+    /// Where they start.
+    pub shadow_from: ShadowFrom,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Episodes of each environment in an evaluation.
@@ -143,6 +148,15 @@ pub enum Judge {
     Base,
     /// Saved sampler weights, by their path on the service.
     Pinned(String),
+}
+
+/// The weights that shadow adapters start from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShadowFrom {
+    /// The version of the policy that played.
+    Policy,
+    /// The base model.
+    Base,
 }
 
 impl RunPlan {
@@ -294,6 +308,22 @@ impl RunPlan {
             })?,
         };
 
+        let score_timeout = match file.scorer.timeout_s.unwrap_or(600) {
+            0 => return Err(bad("scorer.timeout_s", "is 0, it must be at least 1".into())),
+            seconds => Duration::from_secs(seconds),
+        };
+        let concurrency = at_least_one("scorer.concurrency", file.scorer.concurrency.unwrap_or(128))?;
+        if concurrency.get() > MOST_QUERIES {
+            let problem = format!("is {concurrency}, it must be at most {MOST_QUERIES}");
+            return Err(bad("scorer.concurrency", problem));
+        }
+        let queries = queries::Limits {
+            concurrency,
+            per_step: NonZeroU64::new(file.scorer.queries_per_step.unwrap_or(0)),
+            // The reward's own limit comes later, so that the cause is told.
+            patience: score_timeout / 2,
+        };
+
         let args = &trainer.args;
         let sampling = SamplingParams {
             max_tokens: at_least_one("trainer.args.max_new_tokens", args.max_new_tokens.unwrap_or(2048))?
@@ -324,9 +354,28 @@ impl RunPlan {
                 "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
             );
         }
-        let shadow_lora =
-            LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(file.shadow.rank.unwrap_or(8), seed) };
+        let shadow_from = choose(file.shadow.from.as_deref(), SHADOW_FROM)
+            .map_err(|problem| bad("shadow.from", problem))?;
+        // A copy of the policy has its shape.
+        let shadow_lora = match (shadow_from, file.shadow.rank) {
+            (ShadowFrom::Policy, Some(rank)) if rank != lora.rank => {
+                let problem = format!(
+                    "is {rank}: shadows that start from the policy have its rank, which is {} (`trainer.training_rank`); \
+                     leave it out, or set `shadow.from` to \"base\"",
+                    lora.rank
+                );
+                return Err(bad("shadow.rank", problem));
+            }
+            (ShadowFrom::Policy, _) => lora.clone(),
+            (ShadowFrom::Base, rank) => {
+                LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(rank.unwrap_or(8), seed) }
+            }
+        };
         shadow_lora.check().map_err(|e| bad("shadow.rank", format!("is wrong: {e}")))?;
+        let shadows = at_least_one("shadow.adapters", file.shadow.adapters.unwrap_or(1))?;
+        if shadows.get() > MOST_SHADOWS {
+            return Err(bad("shadow.adapters", format!("is {shadows}, it must be at most {MOST_SHADOWS}")));
+        }
         let shadow_adam =
             AdamParams { learning_rate: file.shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };
         shadow_adam
@@ -382,16 +431,15 @@ impl RunPlan {
             service: service(&file, env, &bad)?,
             scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
             judge,
-            shadows: at_least_one("shadow.adapters", file.shadow.adapters.unwrap_or(1))?,
+            queries,
+            shadows,
             shadow_lora,
             shadow_adam,
+            shadow_from,
             eval_every,
             eval_episodes,
             eval_concurrency: at_least_one("eval.concurrency", file.eval.concurrency.unwrap_or(8))?,
-            score_timeout: match file.scorer.timeout_s.unwrap_or(600) {
-                0 => return Err(bad("scorer.timeout_s", "is 0, it must be at least 1".into())),
-                seconds => Duration::from_secs(seconds),
-            },
+            score_timeout,
             warnings,
             origin,
             resolved: file,
@@ -401,6 +449,10 @@ impl RunPlan {
 
 /// Most samples that one request can ask for.
 const MOST_ROLLOUTS: u32 = 4096;
+/// Most log-prob queries under way.
+const MOST_QUERIES: usize = 4096;
+/// Most adapters beside the one in training.
+const MOST_SHADOWS: usize = 64;
 /// Most groups in flight.
 const MOST_CREDITS: u64 = 1 << 14;
 /// Most threads of the embedded engine.
@@ -416,6 +468,8 @@ const CONSTANT: &[(&str, ConstantGroups)] =
     &[("keep", ConstantGroups::Keep), ("replace", ConstantGroups::Replace)];
 const JUDGES: &[(&str, Judge)] =
     &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
+
+const SHADOW_FROM: &[(&str, ShadowFrom)] = &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
 
 /// The value of a name; the first one when nothing is written.
 fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {

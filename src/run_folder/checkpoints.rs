@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use minds_stages::ledger::Settled;
 use minds_stages::trainer::Saved;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
@@ -26,6 +27,9 @@ pub struct Checkpoint {
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
     pub settled: Settled,
+    /// What environments have learnt, by their name in metrics.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub memories: BTreeMap<String, serde_json::Value>,
 }
 
 impl From<&Saved> for Checkpoint {
@@ -37,6 +41,7 @@ impl From<&Saved> for Checkpoint {
             state_path: saved.state_path.clone(),
             sampler_path: saved.sampler_path.clone(),
             settled: saved.settled.clone(),
+            memories: saved.memories.clone(),
         }
     }
 }
@@ -84,6 +89,7 @@ mod tests {
             state_path: format!("tinker://run/weights/{step:06}"),
             sampler_path: None,
             settled: Settled::default(),
+            memories: BTreeMap::from([("intuition".into(), step.into())]),
         };
         Checkpoint::from(&saved)
     }

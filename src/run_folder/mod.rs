@@ -1,21 +1,23 @@
 //! The run folder: everything that a run leaves behind, readable at any moment and after any end.
 //!
 //! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
-//! was trained · `checkpoints.jsonl` one line per saved state · `evals.jsonl` one line per evaluation · `weights/` the embedded engine's states.
+//! was trained · `checkpoints.jsonl` one line per saved state · `evals.jsonl` one line per evaluation ·
+//! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states.
 //! One process at a time works in a folder.
 
 mod checkpoints;
+mod lines;
 mod metrics;
+mod quarantine;
 mod rollouts;
 
 use crate::config::file::ConfigFile;
 use anyhow::{Context as _, bail};
 use minds_stages::evaluator::Evaluation;
 use minds_stages::line::Start;
-use minds_stages::parcels::StepDone;
+use minds_stages::parcels::{Poison, StepDone};
 use minds_stages::trainer::Saved;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Write as _;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 pub use checkpoints::Checkpoint;
@@ -24,6 +26,8 @@ pub use checkpoints::Checkpoint;
 pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
+    /// Whether the weights to go on from have been evaluated.
+    evaluated: bool,
     checkpoints: Vec<Checkpoint>,
     /// Held as long as the folder is open.
     _lock: File,
@@ -64,8 +68,11 @@ impl RunFolder {
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join("rollouts"))?;
         let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
-        let metrics = metrics::MetricsFile::open(&path, checkpoints.last().map_or(0, |c| c.step))?;
-        Ok(Self { path, metrics, checkpoints, _lock: lock })
+        let step = checkpoints.last().map_or(0, |c| c.step);
+        let metrics = metrics::MetricsFile::open(&path, step)?;
+        let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
+        remove_shadows(&path.join(WEIGHTS))?;
+        Ok(Self { path, metrics, evaluated, checkpoints, _lock: lock })
     }
 
     /// Where it is.
@@ -83,7 +90,7 @@ impl RunFolder {
     /// Where the embedded engine keeps states.
     #[must_use]
     pub fn weights(&self) -> PathBuf {
-        self.path.join("weights")
+        self.path.join(WEIGHTS)
     }
 
     /// The state to go on from, if there is one.
@@ -95,7 +102,8 @@ impl RunFolder {
     /// Where the run starts.
     #[must_use]
     pub fn start(&self) -> Start {
-        self.last().map_or_else(Start::default, |c| Start { step: c.step, settled: c.settled.clone() })
+        let (step, settled) = self.last().map(|c| (c.step, c.settled.clone())).unwrap_or_default();
+        Start { step, settled, evaluated: self.evaluated }
     }
 
     /// Keeps a step's numbers and rollouts.
@@ -115,9 +123,15 @@ impl RunFolder {
         let mut row = serde_json::Map::new();
         row.insert("step".into(), evaluation.step.into());
         row.extend(evaluation.metrics.iter().map(|(key, value)| (key.clone(), (*value).into())));
-        let line = format!("{}\n", serde_json::Value::Object(row));
-        let file = OpenOptions::new().create(true).append(true).open(self.path.join(EVALUATIONS));
-        file.and_then(|mut file| file.write_all(line.as_bytes())).context("failed to write evals.jsonl")
+        lines::append(&self.path, EVALUATIONS, &row)
+    }
+
+    /// Keeps an episode whose reward failed for good.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn quarantine(&self, poison: &Poison) -> anyhow::Result<()> {
+        lines::append(&self.path, quarantine::FILE, &quarantine::Row::from(poison))
     }
 
     /// Keeps a saved state.
@@ -144,6 +158,7 @@ pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
 }
 
 const EVALUATIONS: &str = "evals.jsonl";
+const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
 
 fn lock(path: &Path) -> anyhow::Result<File> {
@@ -156,6 +171,23 @@ fn lock(path: &Path) -> anyhow::Result<File> {
         }
         Err(TryLockError::Error(error)) => Err(error).context("failed to lock the run folder"),
     }
+}
+
+/// Removes the states that a run which was cut off had kept for its shadows alone.
+fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
+    let folders = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
+    for run in folders(weights) {
+        let left = folders(&run.path().join("weights")).filter(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.ends_with("-shadow") || name == "shadow-start"
+        });
+        for state in left {
+            let path = state.path();
+            fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// A run goes on only with the config it was begun with; its length and place may change.
@@ -232,6 +264,22 @@ mod tests {
         drop(RunFolder::open(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).unwrap());
         let error = RunFolder::open(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
         assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
+    }
+
+    #[test]
+    fn what_a_run_that_was_cut_off_kept_for_its_shadows_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(RunFolder::open(dir.path(), &config("")).unwrap());
+        let states = dir.path().join("weights/run-1/weights");
+        for name in ["000020", "000021-shadow", "shadow-start", "000020-final"] {
+            fs::create_dir_all(states.join(name)).unwrap();
+            fs::write(states.join(name).join("file"), "x").unwrap();
+        }
+        drop(RunFolder::open(dir.path(), &config("")).unwrap());
+        let left = fs::read_dir(&states).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, ["000020", "000020-final"]);
     }
 
     #[test]

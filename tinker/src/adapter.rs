@@ -110,6 +110,10 @@ impl Service for RemoteService {
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         Ok(Arc::new(RemoteSampler(self.client.sampler_from(path, self.limits).await?)))
     }
+
+    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+        Ok(self.client.delete_checkpoint(path).await?)
+    }
 }
 
 struct RemoteTraining(Training);
@@ -141,6 +145,10 @@ impl TrainingBackend for RemoteTraining {
             let made = answer.await?;
             Ok(Export { sampler: Arc::new(RemoteSampler(made.sampler)), path: made.path })
         })
+    }
+
+    fn release(&self) -> Pending<()> {
+        pending(self.0.unload())
     }
 }
 

@@ -2,14 +2,16 @@
 
 use super::report::{self, Measured};
 use super::{Links, Options, Saved};
-use crate::ledger::Verdict;
+use crate::ledger::{Settled, Verdict};
 use crate::line::Event;
-use crate::parcels::{ReadyGroup, StepDone};
+use crate::parcels::{Component, ReadyGroup, StepDone};
 use crate::policy::Policy;
+use crate::queries::Reading;
+use crate::shadow_trainer::{Origin, State};
 use minds_core::backend::{BackendError, Export, Pending};
 use minds_core::ids::{PolicyVersion, Token};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -20,7 +22,9 @@ pub(super) struct Done {
     pub(super) groups: Vec<ReadyGroup>,
     pub(super) export: Pending<Export>,
     /// Name and answer of a save that was submitted after the step.
-    pub(super) state: Option<(String, Pending<String>)>,
+    pub(super) state: Option<(String, State)>,
+    /// Answer of a save that only shadows need.
+    pub(super) shadow_state: Option<Pending<String>>,
 }
 
 /// What the trainer leaves to be closed.
@@ -40,13 +44,15 @@ pub(super) struct Closer {
     first: u64,
     /// The latest step that was saved.
     saved: Option<u64>,
+    /// How often rewards had asked at the step before.
+    reading: Reading,
 }
 
 impl Closer {
     pub(super) fn new(options: Options, links: Links, first: u64) -> Self {
         // Nothing is left to do for a run that went on from its last step, and that step is saved.
         let saved = (first >= options.max_steps).then_some(first);
-        Self { options, links, first, saved }
+        Self { options, links, first, saved, reading: Reading::default() }
     }
 
     pub(super) async fn run(mut self, mut finished: mpsc::Receiver<Finished>) {
@@ -66,30 +72,46 @@ impl Closer {
     }
 
     async fn close(&mut self, done: Done) -> Result<(), String> {
-        let Done { step, measured, groups, export, state } = done;
+        let Done { step, measured, groups, export, state, shadow_state } = done;
         let mut metrics = report::metrics(&self.options, step, &groups, &measured);
         let started = Instant::now();
         let export = export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
         metrics.insert("time/export".into(), started.elapsed().as_secs_f64());
-        let policy = Policy::new(PolicyVersion(step), export.sampler, self.links.queries.clone());
+        let (queries, shelf) = (self.links.queries.clone(), self.links.shelf.as_ref());
+        let sampler = export.sampler;
+        let origin = shelf.and_then(|shelf| match (&state, shadow_state) {
+            (Some((_, state)), _) => Some(Origin::new(state.clone(), sampler.clone())),
+            (None, Some(pending)) => Some(shelf.keep(pending, sampler.clone())),
+            (None, None) => None,
+        });
+        let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
         self.links.policy.send_replace(Arc::new(policy));
+        queries.next_step();
         for group in &groups {
             group.group.credit.settle(&Verdict::Trained);
         }
-        let queries = &self.links.queries;
-        metrics.insert("scorer/queries_sent".into(), queries.sent.load(Relaxed) as f64);
-        metrics.insert("scorer/shifts_measured".into(), queries.shifts.load(Relaxed) as f64);
-        metrics.insert("scorer/queries_remembered".into(), queries.remembered.load(Relaxed) as f64);
+        let reading = queries.read();
+        queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
         self.tell(Event::Step(StepDone { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {
-            let settled = self.links.ledger.settled();
+            let (settled, memories) = self.behind();
             let state_path =
                 pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
             self.saved = Some(step);
             let sampler_path = export.path;
-            self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled })).await?;
+            self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories }))
+                .await?;
+        }
+        if let Some(shelf) = &self.links.shelf {
+            shelf.sweep().await;
         }
         Ok(())
+    }
+
+    /// What the weights have behind them now: positions of the schedule, and what environments have learnt.
+    fn behind(&self) -> (Settled, BTreeMap<String, serde_json::Value>) {
+        let learnt = |c: &Arc<Component>| Some((c.name.clone(), c.environment.memory()?));
+        (self.links.ledger.settled(), self.links.components.iter().filter_map(learnt).collect())
     }
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
@@ -124,14 +146,14 @@ impl Closer {
 
     async fn save(&self, step: u64) -> Result<(), String> {
         // What is settled from here on is not part of these weights.
-        let settled = self.links.ledger.settled();
+        let (settled, memories) = self.behind();
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
         let both = async { Ok::<_, BackendError>((state.await?, export.await?.path)) };
         let (state_path, sampler_path) =
             both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
-        self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled })).await
+        self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories })).await
     }
 
     async fn tell(&self, event: Event) -> Result<(), String> {

@@ -3,6 +3,7 @@
 use crate::testkit::{Judge, Run, World, local, seconds};
 use minds_core::reward::Missing;
 use minds_stages::evaluator;
+use minds_stages::line::Start;
 use std::num::{NonZeroU64, NonZeroUsize};
 
 /// Steps of 10 s; an evaluation after each, whose four episodes take 35 s, all at a time.
@@ -68,6 +69,18 @@ async fn every_evaluation_plays_the_same_items_and_failures_are_missing() {
             assert_eq!((get("episodes"), get("missing"), get("reward")), (2.0, 2.0, 2.5));
         }
         assert!(run.evaluations[0].metrics.keys().all(|key| key.starts_with("eval/measured/")));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn weights_that_were_measured_before_the_resume_are_not_measured_again() {
+    local(async {
+        for (evaluated, expected) in [(true, &[5, 6][..]), (false, &[4, 6])] {
+            let mut run = world(6).start_from(Start { step: 4, evaluated, ..Start::default() });
+            run.end().await.unwrap();
+            assert_eq!(measured(&run), expected, "{evaluated}");
+        }
     })
     .await;
 }

@@ -1,16 +1,19 @@
 //! Shadow adapters measure one gradient step.
 
-use crate::testkit::{ScriptedService, TrainingScript, World, local, seconds};
+use crate::testkit::{Sampling, ScriptedService, TrainingScript, World, local, seconds};
 use minds_core::backend::{BackendError, Service};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::environment::Shift;
 use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
 use minds_core::reward::Missing;
+use minds_stages::activity::Activity;
 use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
-use minds_stages::line::Shadow;
+use minds_stages::line::{Shadow, StartFrom};
+use minds_stages::queries::Queries;
 use minds_stages::retry::Retry;
-use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer};
+use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer, Shelf};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,6 +22,7 @@ use tokio::sync::oneshot;
 struct Shadows {
     service: Arc<ScriptedService>,
     measures: Outlet<Measure>,
+    pool: ShadowTrainer,
     _stage: Stage,
 }
 
@@ -29,18 +33,23 @@ impl Shadows {
         let retry = Retry { retries: 0, ..Retry::default() };
         let options =
             Options { adapters, lora: LoraSpec::all_linear(8, 1), adam: AdamParams::default(), retry };
-        let stage = ShadowTrainer::new(options, service.clone(), Board::default());
+        let (shelf, queries) = (Shelf::new(service.clone()), Queries::default());
+        let (board, activity) = (Board::default(), Activity::default());
+        let pool = ShadowTrainer::new(options, service.clone(), shelf, &queries, board, activity);
+        let stage = pool.clone();
         let (measures, inlet) = lane("measures", NonZeroUsize::new(8).unwrap());
         let capacity = NonZeroUsize::new(8).unwrap();
         let stage = launch("shadow_trainer", capacity, 0, move || stage.clone(), move |a| inlet.bind(a));
-        Self { service, measures, _stage: stage }
+        Self { service, measures, pool, _stage: stage }
     }
 
     async fn measure(&self) -> Result<Shift, Missing> {
         let (reply, answer) = oneshot::channel();
         let text = Datum::new(vec![1, 2], vec![2, 3], LossInputs::Weights(vec![0.0, 1.0])).unwrap();
         let (probe_prefix, probe_target) = ([5, 6].into(), [7, 8].into());
-        assert!(self.measures.send(Measure { text, probe_prefix, probe_target, reply }).await.is_ok());
+        let (origin, asked) = (None, tokio::time::Instant::now());
+        let measure = Measure { origin, text, probe_prefix, probe_target, asked, reply };
+        assert!(self.measures.send(measure).await.is_ok());
         answer.await.unwrap()
     }
 
@@ -79,12 +88,17 @@ async fn an_adapter_is_saved_once_and_reset_before_every_measurement() {
         for _ in 0..2 {
             assert_eq!(shadows.measure().await, Ok(EXPECTED));
         }
-        let made = shadows.service.made.lock().unwrap();
-        let calls = |n: usize| made[n].upgrade().unwrap().calls.lock().unwrap().clone();
+        let made = shadows.service.made.lock().unwrap().clone();
+        let made: Vec<_> = made.iter().map(|t| t.upgrade().unwrap()).collect();
+        let calls = |n: usize| made[n].calls.lock().unwrap().clone();
         assert_eq!(calls(0), ["optim"], "the adapter in training is left alone");
-        let round = ["load state/shadow-start true", "fb", "optim", "export -"];
+        let round = ["load state/shadow-start false", "fb", "optim", "export -"];
         let expected = [&["save shadow-start", "export -"][..], &round, &round].concat();
         assert_eq!(calls(1), expected);
+        assert_eq!(shadows.service.sampling.saved.lock().unwrap().len(), 1);
+        shadows.pool.close().await;
+        assert_eq!(calls(1).last().unwrap(), "release", "its place on the service is free again");
+        assert!(shadows.service.sampling.saved.lock().unwrap().is_empty(), "and nothing of it is kept");
     })
     .await;
 }
@@ -140,6 +154,7 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
                     retry: Retry::default(),
                 },
                 service: service.clone(),
+                from: StartFrom::Base,
             });
             let mut run = world.start();
             let ended = run.end().await;
@@ -157,8 +172,57 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
                 passes, 0,
                 "all groups are constant: nothing was trained, and no shadow's pass went here"
             );
-            assert!(run.queries.shifts.load(Relaxed) >= 3 * 2 * 2);
+            assert!(run.queries.shifts() >= 3 * 2 * 2);
         }
+    })
+    .await;
+}
+
+/// Weights with n steps behind them give every token -1 / (n + 1), and a step adds one.
+#[tokio::test(start_paused = true)]
+async fn a_measurement_starts_from_the_version_that_played() {
+    local(async {
+        let mut world = World::new(2, 1, 6);
+        world.environment.shifts = true;
+        world.options.train.save_every = 4;
+        world.training.forward_backward = seconds(3);
+        // Members differ, so that there is something to train.
+        world.environment.judge_shift = true;
+        let sampling = Sampling { saved: world.sampling.saved.clone(), ..Sampling::default() };
+        let service =
+            Arc::new(ScriptedService { sampling: Arc::new(sampling), ..ScriptedService::default() });
+        let adapters = NonZeroUsize::new(2).unwrap();
+        let options = Options {
+            adapters,
+            lora: LoraSpec::all_linear(8, 1),
+            adam: AdamParams::default(),
+            retry: Retry::default(),
+        };
+        world.shadow =
+            Some(Shadow { options, service: service.clone(), from: StartFrom::Policy { saved: None } });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let mut versions = BTreeSet::new();
+        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members) {
+            let version = member.episode.policy.0;
+            let expected = 1.0 / (version + 1) as f64 - 1.0 / (version + 2) as f64;
+            assert!((member.score.metrics["change"] - expected).abs() < 1e-6, "{version}: {member:?}");
+            versions.insert(version);
+        }
+        assert!(versions.len() >= 3, "{versions:?}");
+        assert!(service.most.load(Relaxed) <= 2);
+        assert!(run.metric("shadow/measured").iter().sum::<f64>() > 0.0);
+
+        let calls = run.calls();
+        let saves: Vec<_> = calls.iter().filter(|call| call.starts_with("save ")).cloned().collect();
+        assert!(saves.starts_with(&["save 000000-shadow".into(), "save 000001-shadow".into()]), "{saves:?}");
+        assert!(!saves.contains(&"save 000004-shadow".into()), "a checkpoint serves both: {saves:?}");
+        let kept = || run.sampling.saved.lock().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert!(!kept().contains(&"state/000000-shadow".into()), "swept during the run: {:?}", kept());
+        let saved = run.sampling.saved.clone();
+        run.line.close().await;
+        let kept: Vec<_> = saved.lock().unwrap().keys().cloned().collect();
+        assert_eq!(kept, ["state/000004", "state/000006-final"], "what stays are the checkpoints");
     })
     .await;
 }

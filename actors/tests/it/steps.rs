@@ -5,7 +5,6 @@ use minds_core::advantage::Estimator;
 use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
 use minds_stages::batcher::ConstantGroups;
-use minds_stages::ledger::Settled;
 use minds_stages::line::Start;
 
 fn rejected() -> Result<(), BackendError> {
@@ -189,7 +188,7 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
 #[tokio::test(start_paused = true)]
 async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
     local(async {
-        let start = Start { step: 3, settled: Settled::default() };
+        let start = Start { step: 3, ..Start::default() };
         let mut run = World::new(2, 1, 3).start_from(start);
         assert_eq!(run.end().await, Ok(3));
         assert!(run.calls().is_empty());

@@ -2,7 +2,6 @@
 
 use crate::testkit::{Run, Sampler, World, local, seconds};
 use minds_core::backend::BackendError;
-use minds_stages::policy::Interviewer;
 use minds_stages::scorer::Judge;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -65,8 +64,8 @@ async fn members_that_ask_the_same_question_share_one_query_per_version() {
         run.end().await.unwrap();
         // Two steps, so two versions; 8 episodes with two questions each per step.
         assert_eq!(run.sampling.queries.load(Relaxed), 2);
-        assert_eq!(run.queries.sent.load(Relaxed), 2);
-        assert_eq!(run.queries.remembered.load(Relaxed), 2 * (8 * 2 - 1));
+        assert_eq!(run.queries.sent(), 2);
+        assert_eq!(run.queries.remembered(), 2 * (8 * 2 - 1));
         assert_eq!(run.elapsed(), 10.0);
     })
     .await;
@@ -85,7 +84,7 @@ async fn the_judge_is_the_version_that_played_the_newest_or_fixed_weights() {
             world.judge = match name {
                 "sampled" => Judge::Sampled,
                 "latest" => Judge::Latest,
-                _ => Judge::Fixed(Arc::new(Interviewer::new(Arc::new(fixed), Arc::default()))),
+                _ => Judge::Fixed(Arc::new(fixed)),
             };
             let mut run = world.start();
             run.end().await.unwrap();

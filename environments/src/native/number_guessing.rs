@@ -188,6 +188,10 @@ impl Environment for NumberGuessing {
         })
     }
 
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        Integer::parse(answer.trim_matches(crate::parse::SPACE)).map(|guess| guess.to_string().into())
+    }
+
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let number = self.number(scene.item.index);
         // An answer that did not end is no answer, wherever in the game it stands; what was said after it counts not.

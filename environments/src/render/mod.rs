@@ -95,6 +95,17 @@ pub fn renderer(name: &str, tokenizer: Arc<dyn Tokenizer>) -> Result<Arc<dyn Ren
     })
 }
 
+/// Whether two renderers read conversations of the same models: they differ in how much an answer may think.
+#[must_use]
+pub fn alike(name: &str, other: &str) -> bool {
+    let family = |name: &str| match name {
+        "qwen3_disable_thinking" => "qwen3".to_owned(),
+        _ if name.starts_with("gpt_oss_") => "gpt_oss".to_owned(),
+        _ => name.to_owned(),
+    };
+    family(name) == family(other)
+}
+
 /// The renderer that a base model was trained with, by the model's name (`owner/name`, the owner may be left out).
 /// `None` for models that no renderer here fits, and for those whose name says nothing.
 #[must_use]
@@ -166,6 +177,19 @@ mod tests {
         ] {
             assert_eq!(recommended(model), name, "{model}");
             assert!(name.is_none_or(|n| NAMES.contains(&n)));
+        }
+    }
+
+    #[test]
+    fn renderers_of_one_family_are_alike() {
+        for (name, other, expected) in [
+            ("gpt_oss_low_reasoning", "gpt_oss_medium_reasoning", true),
+            ("qwen3_disable_thinking", "qwen3", true),
+            ("qwen3", "qwen3_instruct", false),
+            ("chatml", "chatml", true),
+            ("chatml", "llama3", false),
+        ] {
+            assert_eq!((alike(name, other), alike(other, name)), (expected, expected), "{name} {other}");
         }
     }
 

@@ -215,6 +215,26 @@ fn i9_errors_are_measured_by_the_spread_of_the_truths() {
     assert!(last < 0.95 && last > 0.0, "{last}");
 }
 
+#[test]
+fn a_run_that_goes_on_takes_up_the_spread_where_it_was() {
+    let (first, second) = (env(), env());
+    let item = first.item(0);
+    let play = |env: &dyn Environment, group: u64| {
+        let mut episode = episode_of(&[&wrapped("0", &right(&item))]);
+        episode.id.group = GroupId(group);
+        rising().score_episode(env, &item, &episode).expect("scored").metrics["spread"]
+    };
+    (0..40).for_each(|group| drop(play(&*first, group)));
+    second.recall(&first.memory().expect("it learns")).expect("its own memory");
+    let spread = play(&*first, 40);
+    assert!(spread < 0.7, "forty equal truths against an assumed 0.9: {spread}");
+    assert_eq!(play(&*second, 40), spread);
+    for strange in [json!(null), json!({"truths": {"count": 0.0, "mean": 0.0, "squares": 1.0}})] {
+        assert!(second.recall(&strange).is_err(), "{strange}");
+    }
+    assert!(load("target_number", json!({})).memory().is_none());
+}
+
 // I10: what could not be read earned 0, while an invalid inner answer cost a hundred: refusing was best.
 #[test]
 fn i10_refusing_earns_less_than_the_worst_inner_answer() {

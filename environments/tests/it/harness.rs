@@ -103,6 +103,39 @@ fn h18_items_are_a_function_of_seed_and_index() {
     }
 }
 
+/// What people are shown of an answer is what the reward reads: there is a parse where and only where it is valid.
+#[test]
+fn what_an_answer_says_can_be_shown() {
+    let sum = "FINAL ANSWER: -7\nCONFIDENCE: 0.5";
+    for (env, args, answer, parse) in [
+        ("target_number", json!({}), "[4.5]", json!(4.5)),
+        ("self_prediction", json!({}), sum, json!({"answer": "-7", "confidence": 0.5})),
+        ("ghost_trace", json!({}), "1, 2, 3, 4, 999", json!([1, 2, 3, 4, 999])),
+        ("gradient_prophet", json!({}), "[-0.25]", json!(-0.25)),
+        ("gradient_prophet", json!({"task": "surprise"}), "[3, 1, 2]", json!([3, 1, 2])),
+        (
+            "entropy_intuition",
+            json!({}),
+            "NUMBER: 7\nFEELING: calm\nENTROPY: 0.3",
+            json!({"number": 7, "feeling": "calm", "entropy": 0.3}),
+        ),
+        (
+            "gradient_intuition",
+            json!({}),
+            &format!("PREDICTION: -0.5\nANSWER: {sum}"),
+            json!({"prediction": -0.5, "answer": sum, "inner": {"answer": "-7", "confidence": 0.5}}),
+        ),
+        ("number_guessing", json!({}), "12", json!("12")),
+    ] {
+        let env = load(env, args);
+        let three =
+            |item: &minds_core::environment::Item| item.info["probes"].as_u64().is_none_or(|n| n == 3);
+        let item = (0..50).map(|i| env.item(i)).find(three).expect("most lessons have three probes");
+        assert_eq!(env.parse(&item, answer), Some(parse), "{}", env.id());
+        assert_eq!(env.parse(&item, "I would rather not."), None, "{}", env.id());
+    }
+}
+
 #[test]
 fn no_answer_whatever_breaks_a_reward() {
     use proptest::test_runner::{Config, TestRunner};

@@ -83,6 +83,40 @@ fn rewards_are_judged_by_the_weights_that_the_config_names() {
 }
 
 #[test]
+fn the_questions_of_rewards_are_bounded() {
+    let limits = |text: &str| plan(&format!("{SMALL}[scorer]\n{text}"), &[], &[]).map(|plan| plan.queries);
+    let default = limits("").unwrap();
+    assert_eq!((default.concurrency.get(), default.per_step), (128, None));
+    let set = limits("concurrency = 4\nqueries_per_step = 100\ntimeout_s = 60").unwrap();
+    assert_eq!((set.concurrency.get(), set.per_step, set.patience.as_secs()), (4, NonZeroU64::new(100), 30));
+    assert_eq!(limits("queries_per_step = 0").unwrap().per_step, None, "0 is no budget");
+    for (text, words) in [("concurrency = 0", "at least 1"), ("concurrency = 5000", "at most 4096")] {
+        let error = limits(text).unwrap_err().to_string();
+        assert!(error.contains("scorer.concurrency") && error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn shadows_of_the_policy_have_its_shape_and_those_of_the_base_model_their_own() {
+    let shadow = |text: &str| {
+        let text = format!("{SMALL}[trainer]\ntraining_rank = 16\nlora_alpha = 8\n[shadow]\n{text}");
+        plan(&text, &[], &[]).map(|plan| (plan.shadow_from, plan.shadow_lora.rank, plan.shadow_lora.alpha))
+    };
+    assert_eq!(shadow("").unwrap(), (ShadowFrom::Policy, 16, 8.0));
+    assert_eq!(shadow("rank = 16").unwrap(), (ShadowFrom::Policy, 16, 8.0));
+    assert_eq!(shadow("from = 'base'").unwrap(), (ShadowFrom::Base, 8, 32.0));
+    assert_eq!(shadow("from = 'base'\nrank = 4").unwrap(), (ShadowFrom::Base, 4, 32.0));
+    for (text, words) in [
+        ("rank = 8", &["shadow.rank", "16", "trainer.training_rank"][..]),
+        ("from = 'latest'", &["shadow.from", "policy, base"]),
+        ("adapters = 100", &["shadow.adapters", "at most 64"]),
+    ] {
+        let error = shadow(text).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
+#[test]
 fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
     let url =
         |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service

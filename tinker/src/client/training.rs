@@ -199,7 +199,7 @@ impl Training {
     ///
     /// # Errors
     /// The server does not know how, or does not answer.
-    pub async fn unload(self) -> Result<(), ClientError> {
+    pub fn unload(&self) -> Answer<()> {
         let ask = UnloadModel { model_id: self.model_id.clone(), ..UnloadModel::default() };
         let connection = self.session.connection.clone();
         let work = async move {
@@ -208,8 +208,9 @@ impl Training {
             let limit = connection.patience.training;
             json_result::<serde_json::Value>(&connection, what, "UnloadModel", &promise.request_id, limit)
                 .await
+                .map(|_| ())
         };
-        self.session.run(work).await.map(|_| ())
+        self.under_way(work)
     }
 
     /// One request of the order with a result in JSON.

@@ -33,8 +33,14 @@ pub struct ScriptedEnvironment {
     pub turns: usize,
     /// How many times a reward asks the oracle the same question of all episodes.
     pub questions: usize,
+    /// How many questions of its own each reward asks, all at a time.
+    pub own_questions: u32,
     /// Whether a reward is how one gradient step changes a log-prob.
     pub shifts: bool,
+    /// Whether these rewards differ inside a group, too.
+    pub judge_shift: bool,
+    /// What it keeps in checkpoints: the number of rewards.
+    pub learnt: AtomicU64,
     /// The log-prob that each answer brought.
     pub heard: Mutex<Vec<(EpisodeId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
@@ -52,7 +58,10 @@ impl Default for ScriptedEnvironment {
             latency: Box::new(|_, _| Duration::ZERO),
             turns: 1,
             questions: 0,
+            own_questions: 0,
             shifts: false,
+            judge_shift: false,
+            learnt: AtomicU64::new(0),
             heard: Mutex::default(),
             broken_item: None,
             drawn: Mutex::default(),
@@ -80,6 +89,10 @@ impl Environment for ScriptedEnvironment {
         Item { index, prompt, answer: None, info: serde_json::Value::Null }
     }
 
+    fn memory(&self) -> Option<serde_json::Value> {
+        Some(self.learnt.load(Relaxed).into())
+    }
+
     async fn reply(&self, _: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
         self.replies.fetch_add(1, Relaxed);
         let answers = conversation.iter().filter(|m| m.role == Role::Assistant).count();
@@ -98,14 +111,22 @@ impl Environment for ScriptedEnvironment {
             *tries - 1
         };
         tokio::time::sleep((self.latency)(id, attempt)).await;
+        self.learnt.fetch_add(1, Relaxed);
         for _ in 0..self.questions {
             let logprobs = scene.oracle.logprobs([1, 2].into(), [3].into()).await?;
             self.heard.lock().unwrap().push((id, logprobs[0]));
         }
+        let own = |n: u32| {
+            let prefix = [id.group.0 as Token, id.member, n];
+            scene.oracle.logprobs(prefix.into(), [3].into())
+        };
+        futures::future::try_join_all((0..self.own_questions).map(own)).await?;
         if self.shifts {
             let text = Datum::supervised(&[1, 2], &[3]).unwrap();
             let shift = scene.oracle.shift(text, [1, 2].into(), [3].into()).await?;
-            return Ok(Score { reward: Reward::new(shift.change() as f32)?, metrics: Metrics::new() });
+            let by_member = if self.judge_shift { id.member as f32 } else { 0.0 };
+            let metrics = Metrics::from([("change".into(), shift.change())]);
+            return Ok(Score { reward: Reward::new(shift.change() as f32 + by_member)?, metrics });
         }
         match (self.judge)(id, attempt) {
             Judge::Reward(value) => Ok(Score { reward: Reward::new(value)?, metrics: Metrics::new() }),

@@ -10,6 +10,7 @@ use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, StopReason};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -41,6 +42,8 @@ pub struct Sampling {
     pub query: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub asked: Mutex<Vec<Asked>>,
     pub queries: AtomicU64,
+    /// Steps behind the weights of each saved state, by its path.
+    pub saved: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 impl Default for Sampling {
@@ -52,6 +55,7 @@ impl Default for Sampling {
             query: Box::new(|_| Ok(())),
             asked: Mutex::default(),
             queries: AtomicU64::new(0),
+            saved: Arc::default(),
         }
     }
 }
@@ -220,19 +224,29 @@ impl TrainingBackend for Training {
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        let (script, claimed, name) = (self.script.clone(), self.claim(name.into()), name.to_string());
+        let (script, claimed, path) = (self.script.clone(), self.claim(name.into()), format!("state/{name}"));
+        let (saved, version) = (self.sampling.saved.clone(), self.version.clone());
         self.queue(format!("save {name}"), async move {
             sleep(script.save).await;
-            claimed.map(|()| format!("state/{name}"))
+            claimed?;
+            saved.lock().unwrap().insert(path.clone(), version.load(Relaxed));
+            Ok(path)
         })
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
-        let version = self.version.clone();
+        let (saved, version, path) = (self.sampling.saved.clone(), self.version.clone(), path.to_owned());
         self.queue(format!("load {path} {with_optimizer}"), async move {
-            version.store(0, Relaxed);
+            let found = saved.lock().unwrap().get(&path).copied();
+            let found =
+                found.ok_or_else(|| BackendError::Rejected(format!("nothing is kept under {path}")))?;
+            version.store(found, Relaxed);
             Ok(())
         })
+    }
+
+    fn release(&self) -> Pending<()> {
+        self.queue("release".into(), async { Ok(()) })
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
@@ -281,5 +295,10 @@ impl Service for ScriptedService {
 
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         Err(BackendError::Rejected(format!("nothing is kept under {path}")))
+    }
+
+    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+        let removed = self.sampling.saved.lock().unwrap().remove(path);
+        removed.map(drop).ok_or_else(|| BackendError::Rejected(format!("nothing is kept under {path}")))
     }
 }

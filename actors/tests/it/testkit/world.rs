@@ -12,8 +12,8 @@ use minds_stages::deadline::Deadlines;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::kit::CpuPool;
 use minds_stages::line::{Event, Line, Options, Parts, Shadow, Start};
-use minds_stages::parcels::{Component, StepDone};
-use minds_stages::policy::Queries;
+use minds_stages::parcels::{Component, Poison, StepDone};
+use minds_stages::queries::{Limits, Queries};
 use minds_stages::retry::Retry;
 use minds_stages::scorer;
 use minds_stages::trainer::{self, Saved};
@@ -52,6 +52,8 @@ pub struct World {
     pub score_timeout: Duration,
     /// Whose log-probs count.
     pub judge: scorer::Judge,
+    /// How often rewards may ask.
+    pub limits: Limits,
     /// Who measures gradient steps.
     pub shadow: Option<Shadow>,
     /// Where heavy sums are made; inline unless the test is about threads.
@@ -98,6 +100,7 @@ impl World {
             max_turns: 1,
             score_timeout: seconds(60),
             judge: scorer::Judge::Sampled,
+            limits: Limits::default(),
             shadow: None,
             pool: CpuPool::inline(),
         }
@@ -111,7 +114,7 @@ impl World {
         let (environment, sampling) = (Arc::new(self.environment), Arc::new(self.sampling));
         let script = Arc::new(self.training);
         let training = Training::new(script.clone(), sampling.clone(), start.step);
-        let queries = Arc::new(Queries::default());
+        let queries = Arc::new(Queries::new(self.limits));
         let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| Component {
             name: name.into(),
             environment: environment.clone(),
@@ -134,7 +137,7 @@ impl World {
         };
         let line = Line::start(&self.options, parts, start).unwrap();
         let (options, begun) = (self.options, Instant::now());
-        let (steps, saved, trained, evaluations) = Default::default();
+        let (steps, saved, trained, evaluations, poison) = Default::default();
         Run {
             line,
             options,
@@ -148,6 +151,7 @@ impl World {
             steps,
             saved,
             evaluations,
+            poison,
             trained,
         }
     }
@@ -167,6 +171,7 @@ pub struct Run {
     pub steps: Vec<StepDone>,
     pub saved: Vec<Saved>,
     pub evaluations: Vec<Evaluation>,
+    pub poison: Vec<Poison>,
     /// Groups of all steps.
     pub trained: BTreeSet<u64>,
 }
@@ -181,6 +186,7 @@ impl Run {
                 Event::Step(step) => self.enter(step),
                 Event::Saved(saved) => self.saved.push(saved),
                 Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
+                Event::Poisoned(poison) => self.poison.push(poison),
                 Event::Ended { step } => {
                     self.check();
                     assert_eq!(self.line.ledger().counts().trained, self.trained.len() as u64);
@@ -204,6 +210,7 @@ impl Run {
                 Event::Step(step) => self.enter(step),
                 Event::Saved(saved) => self.saved.push(saved),
                 Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
+                Event::Poisoned(poison) => self.poison.push(poison),
                 Event::Ended { .. } => panic!("the run ended early"),
                 Event::Failed(why) => panic!("{why}"),
             }

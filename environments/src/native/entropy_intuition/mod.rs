@@ -127,6 +127,11 @@ impl Environment for EntropyIntuition {
         Item { index, prompt, answer: None, info }
     }
 
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        let Said { number, feeling, entropy } = Said::parse(answer)?;
+        Some(json!({ "number": number, "feeling": feeling, "entropy": entropy }))
+    }
+
     /// The spread is asked for even where the answer is invalid: a service that fails must not take the valid episodes
     /// out of a group and leave the others.
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
@@ -152,22 +157,23 @@ impl Environment for EntropyIntuition {
 }
 
 /// Three right lines.
-struct Said {
+struct Said<'a> {
     /// The number, where it fits a machine number; one that does not is allowed nowhere.
     number: Option<i64>,
+    feeling: &'a str,
     entropy: f64,
 }
 
-impl Said {
-    fn parse(text: &str) -> Option<Self> {
+impl<'a> Said<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
         let [number, feels, entropy] = labelled(text, ["NUMBER", "FEELING", "ENTROPY"])?;
-        feeling(feels)?;
-        Some(Self { number: Integer::parse(number)?.get(), entropy: share(entropy)? })
+        let number = Integer::parse(number)?.get();
+        Some(Self { number, feeling: feeling(feels)?, entropy: share(entropy)? })
     }
 }
 
 /// See the table of the module.
-fn reward(said: Option<&Said>, question: &Question, truth: f64, grading: Grading) -> f64 {
+fn reward(said: Option<&Said<'_>>, question: &Question, truth: f64, grading: Grading) -> f64 {
     const UNREADABLE: f64 = -0.2;
     let Some(said) = said else { return UNREADABLE };
     let number = said.number.unwrap_or(i64::MAX);

@@ -146,6 +146,10 @@ impl Environment for GhostTrace {
         Item { index, prompt, answer: None, info: json!({ "word": word }) }
     }
 
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        whole_numbers::<5>(answer, 0..=999).map(|sequence| json!(sequence))
+    }
+
     /// The reference is asked for even where the answer is invalid: a service that fails must not take the valid
     /// episodes out of a group and leave the others.
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {

@@ -8,7 +8,7 @@
 //! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
 //!
 //! An answer that is not of this form earns what the inner environment gives for an answer that cannot be read, less 0.1:
-//! nothing is gained by refusing. `sd` is the spread of the truths seen so far.
+//! nothing is gained by refusing. `sd` is the spread of the truths seen so far, which goes into checkpoints.
 //!
 //! What one may expect: truths are nearly symmetric about 0, and with the policy's `own` answer as the text they differ
 //! inside a group because the answers differ, not because a prediction was better. Always answering 0 earns most of
@@ -220,6 +220,29 @@ impl Environment for GradientIntuition {
             messages.push(Message { role: message.role, content: content.into() });
         }
         self.inner.reply(&inner, &messages).await
+    }
+
+    fn asks_shift(&self) -> bool {
+        true
+    }
+
+    fn parse(&self, item: &Item, answer: &str) -> Option<Value> {
+        let Said { prediction, answer } = Said::parse(answer)?;
+        let inner = self.inner.parse(&self.pair(item.index).0, answer);
+        Some(json!({ "prediction": prediction, "answer": answer, "inner": inner }))
+    }
+
+    fn memory(&self) -> Option<Value> {
+        Some(json!({ "truths": self.scales.memory(), "inner": self.inner.memory() }))
+    }
+
+    fn recall(&self, memory: &Value) -> Result<(), Missing> {
+        if !memory["inner"].is_null() {
+            self.inner.recall(&memory["inner"])?;
+        }
+        let wrong = |e: &dyn std::fmt::Display| Missing::Environment(format!("the memory of {ID}: {e}"));
+        let truths = serde_json::from_value(memory["truths"].clone()).map_err(|e| wrong(&e))?;
+        self.scales.recall(truths).map_err(|why| wrong(&why))
     }
 
     /// The step is measured even where the answer is invalid: a service that fails must not take the valid episodes out

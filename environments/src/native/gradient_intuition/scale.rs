@@ -1,12 +1,14 @@
 //! How large truths are: the running spread that errors are measured by.
 //!
-//! This is the one thing in an environment that changes. It starts from a spread that the config assumes, counts like
-//! that many truths already seen, and follows what is measured; after a resume it starts again. The members of a group
-//! share the scale that stood when the first of them was scored, so that their order does not matter.
+//! This is the one thing in an environment that changes. It starts from a spread that the config assumes, which counts
+//! like that many truths already seen, and follows what is measured; a run that goes on takes it up from the checkpoint.
+//! A truth of a group that was under way at the save is measured again, and counts twice. The members of a group share
+//! the scale that stood when the first of them was scored, so that their order does not matter.
 
 use minds_core::ids::GroupId;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many truths the assumed spread counts for.
 const ASSUMED: f64 = 32.0;
@@ -29,45 +31,73 @@ impl Scale {
     }
 }
 
+/// What is kept of all truths.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Truths {
+    count: f64,
+    mean: f64,
+    /// Sum of squared deviations from the mean (Welford 1962).
+    squares: f64,
+}
+
 pub(super) struct Scales {
     state: Mutex<State>,
 }
 
 struct State {
-    count: f64,
-    mean: f64,
-    /// Sum of squared deviations from the mean (Welford 1962).
-    squares: f64,
+    truths: Truths,
     groups: VecDeque<(GroupId, Scale)>,
 }
 
 impl Scales {
     pub(super) fn new(assumed_sd: f64) -> Self {
         let squares = ASSUMED * assumed_sd * assumed_sd;
-        Self { state: Mutex::new(State { count: ASSUMED, mean: 0.0, squares, groups: VecDeque::new() }) }
+        let truths = Truths { count: ASSUMED, mean: 0.0, squares };
+        Self { state: Mutex::new(State { truths, groups: VecDeque::new() }) }
+    }
+
+    pub(super) fn memory(&self) -> Truths {
+        self.lock().truths
+    }
+
+    /// Goes on from these truths instead of the assumed spread.
+    pub(super) fn recall(&self, truths: Truths) -> Result<(), &'static str> {
+        let Truths { count, mean, squares } = truths;
+        if !(count >= 1.0 && count.is_finite() && mean.is_finite() && squares >= 0.0 && squares.is_finite()) {
+            return Err("it is no sum of truths");
+        }
+        self.lock().truths = truths;
+        Ok(())
     }
 
     /// The scale for a member of this group, whose truth is taken into account for later groups.
     pub(super) fn of(&self, group: GroupId, truth: f64) -> Scale {
-        // The state is whole after every step, so a panic elsewhere does not spoil it.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let known = state.groups.iter().rev().find(|(known, _)| *known == group).map(|(_, scale)| *scale);
         let scale = known.unwrap_or_else(|| state.open(group));
-        state.observe(truth);
+        state.truths.observe(truth);
         scale
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is whole after every step, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     fn open(&mut self, group: GroupId) -> Scale {
-        let scale = Scale { mean: self.mean, sd: (self.squares / self.count).sqrt().max(f64::MIN_POSITIVE) };
+        let Truths { count, mean, squares } = self.truths;
+        let scale = Scale { mean, sd: (squares / count).sqrt().max(f64::MIN_POSITIVE) };
         if self.groups.len() == REMEMBERED {
             self.groups.pop_front();
         }
         self.groups.push_back((group, scale));
         scale
     }
+}
 
+impl Truths {
     fn observe(&mut self, truth: f64) {
         self.count += 1.0;
         let deviation = truth - self.mean;

@@ -15,7 +15,7 @@ use futures::future::try_join;
 use minds_core::chat::Message;
 use minds_core::environment::{Environment, Item, Scene};
 use minds_core::reward::{Metrics, Missing, Reward, Score};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::num::NonZeroU64;
 
 const SYSTEM: &str =
@@ -103,6 +103,10 @@ impl Environment for InContext {
             info["related"] = (!probe.control).into();
         }
         Item { index, prompt, answer: None, info }
+    }
+
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        lone_number(answer).map(Value::from)
     }
 
     /// The truth is asked for even where the answer is invalid: it is a metric of every episode, and a service that

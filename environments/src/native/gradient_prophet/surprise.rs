@@ -15,7 +15,7 @@ use minds_core::chat::Message;
 use minds_core::environment::{Environment, Item, Scene};
 use minds_core::ids::Token;
 use minds_core::reward::{Metrics, Missing, Reward, Score};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -114,6 +114,10 @@ impl Environment for Surprise {
             info["probes"] = lesson.probes.len().into();
         }
         Item { index, prompt, answer: None, info }
+    }
+
+    fn parse(&self, item: &Item, answer: &str) -> Option<Value> {
+        permutation(answer, self.lesson(item.index)?.probes.len()).map(|order| json!(order))
     }
 
     /// The surprises are asked for even where the answer is invalid: a service that fails must not take the valid

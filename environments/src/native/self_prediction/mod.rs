@@ -150,6 +150,12 @@ impl Environment for SelfPrediction {
         Item { index, prompt, answer: Some(question.result().to_string()), info }
     }
 
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        let Said { answer, confidence } = Said::parse(answer)?;
+        // A result may be too large for a JSON number of any reader.
+        Some(json!({ "answer": answer.to_string(), "confidence": confidence }))
+    }
+
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let mut score = self.rubric.score(scene).await?;
         let said = Said::in_scene(&scene);

@@ -114,6 +114,10 @@ impl Environment for TargetNumber {
         Item { index, prompt, answer: Some(format!("[{target}]")), info: json!({ "target": target }) }
     }
 
+    fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
+        lone_number(answer).map(Value::from)
+    }
+
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let mut score = self.rubric.score(scene).await?;
         let prediction = prediction(&scene);

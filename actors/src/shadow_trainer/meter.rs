@@ -1,0 +1,49 @@
+//! How long measurements wait, and how long they take.
+
+use minds_core::reward::Metrics;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Sums over all measurements that brought a number.
+#[derive(Default)]
+pub struct Meter {
+    done: AtomicU64,
+    waited_nanos: AtomicU64,
+    worked_nanos: AtomicU64,
+}
+
+impl Meter {
+    pub(super) fn note(&self, waited: Duration, worked: Duration) {
+        self.done.fetch_add(1, Relaxed);
+        self.waited_nanos.fetch_add(waited.as_nanos() as u64, Relaxed);
+        self.worked_nanos.fetch_add(worked.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> MeterReading {
+        MeterReading {
+            done: self.done.load(Relaxed),
+            waited_s: self.waited_nanos.load(Relaxed) as f64 * 1e-9,
+            worked_s: self.worked_nanos.load(Relaxed) as f64 * 1e-9,
+        }
+    }
+}
+
+/// The sums at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct MeterReading {
+    pub(crate) done: u64,
+    waited_s: f64,
+    worked_s: f64,
+}
+
+impl MeterReading {
+    /// The means since an earlier reading, if anything was measured.
+    pub(crate) fn report(&self, earlier: &Self, out: &mut Metrics) {
+        let count = (self.done - earlier.done) as f64;
+        out.insert("shadow/measured".into(), count);
+        if count > 0.0 {
+            out.insert("shadow/wait_s".into(), (self.waited_s - earlier.waited_s) / count);
+            out.insert("shadow/service_s".into(), (self.worked_s - earlier.worked_s) / count);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Files of JSON lines that only grow while a run goes on.
+
+use anyhow::Context as _;
+use serde::Serialize;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+
+/// Adds one line to a file.
+pub(super) fn append(folder: &Path, name: &str, row: &impl Serialize) -> anyhow::Result<()> {
+    let line = serde_json::to_string(row).with_context(|| format!("failed to write a line of {name}"))?;
+    let file = OpenOptions::new().create(true).append(true).open(folder.join(name));
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    written.with_context(|| format!("failed to write {name}"))
+}
+
+/// Keeps the lines up to a step; those past it are about weights that will be trained again, and move to
+/// `<name>.past_<step>.jsonl`. A last line that was cut off goes. Tells whether a line is about the step itself.
+pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result<bool> {
+    let path = folder.join(name);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
+    };
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let mut has_step = false;
+    let (mut kept, mut past) = (String::new(), String::new());
+    for (n, line) in whole.split_inclusive('\n').enumerate() {
+        let row: serde_json::Value = serde_json::from_str(line)
+            .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))?;
+        let at = row["step"].as_u64().with_context(|| format!("line {} of {name} has no `step`", n + 1))?;
+        has_step |= at == step;
+        if at <= step { kept.push_str(line) } else { past.push_str(line) }
+    }
+    if !past.is_empty() {
+        let stem = name.trim_end_matches(".jsonl");
+        super::write_whole(&folder.join(format!("{stem}.past_{step:06}.jsonl")), &past)?;
+    }
+    if kept.len() < text.len() {
+        super::write_whole(&path, &kept)?;
+    }
+    Ok(has_step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lines_past_the_step_move_aside_and_a_cut_one_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        assert!(!keep_until(dir.path(), "evals.jsonl", 0).unwrap(), "there is none");
+        for step in [0, 10, 20] {
+            append(dir.path(), "evals.jsonl", &json!({ "step": step })).unwrap();
+        }
+        let cut = format!("{}{}", read("evals.jsonl"), r#"{"step":3"#);
+        fs::write(dir.path().join("evals.jsonl"), cut).unwrap();
+        assert!(keep_until(dir.path(), "evals.jsonl", 10).unwrap());
+        assert_eq!(read("evals.jsonl"), "{\"step\":0}\n{\"step\":10}\n");
+        assert_eq!(read("evals.past_000010.jsonl"), "{\"step\":20}\n");
+        assert!(!keep_until(dir.path(), "evals.jsonl", 15).unwrap());
+        fs::write(dir.path().join("evals.jsonl"), "nonsense\n").unwrap();
+        let error = keep_until(dir.path(), "evals.jsonl", 15).unwrap_err().to_string();
+        assert!(error.contains("line 1") && error.contains("damaged"), "{error}");
+    }
+}
