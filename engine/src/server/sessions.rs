@@ -111,3 +111,26 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::UNIX_EPOCH;
+    use tokio::time::advance;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_lives_as_long_as_it_gives_signs_of_life() {
+        let idle = Duration::from_secs(60);
+        let sessions =
+            Sessions::new(&ServerOptions { session_idle: idle, ..ServerOptions::new(|| UNIX_EPOCH) });
+        let [silent, lively] = [(); 2].map(|()| sessions.begin(None, None).unwrap());
+        advance(idle / 2).await;
+        sessions.touch(&lively);
+        advance(idle / 2).await;
+        assert_eq!(sessions.sweep(), [silent.as_str()]);
+        assert_eq!(sessions.with(&silent, |_| Ok(())).unwrap_err().status, StatusCode::NOT_FOUND);
+        advance(idle / 2).await;
+        assert_eq!(sessions.sweep(), [lively]);
+        assert_eq!(sessions.list(), [""; 0]);
+    }
+}

@@ -11,9 +11,11 @@ mod weights;
 
 pub(super) use rest::delete_expired;
 
+use super::body::Payload;
 use super::outcome::json;
 use super::refusal::Refusal;
 use super::state::Server;
+use super::work::Work;
 use ::futures::FutureExt as _;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -21,7 +23,10 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use minds_core::backend::BackendError;
 use minds_tinker::types::{API_KEY_HEADER, PREFIX, Promise};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -103,6 +108,31 @@ async fn guard(request: Request, next: Next) -> Response {
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
         tracing::error!(address, "a request met a bug");
         Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug").into_response()
+    })
+}
+
+/// Where a request stands among those of its model.
+#[derive(Deserialize)]
+struct Place {
+    model_id: String,
+    seq_id: Option<i64>,
+}
+
+/// Reads a request of a model. One that says its place and nothing else that can be read is refused, and uses its
+/// number up all the same: the requests behind it do not wait for it.
+fn numbered<T: DeserializeOwned>(
+    server: &Server,
+    payload: &Payload,
+    kind: &'static str,
+) -> Result<T, Refusal> {
+    payload.json().inspect_err(|refusal| {
+        if let Ok(Place { model_id, seq_id: number @ Some(_) }) = payload.json()
+            && let Ok(desk) = server.model(&model_id)
+        {
+            let error = BackendError::Rejected(refusal.detail.clone());
+            // Its result is the refusal that the client gets at once; nobody fetches it.
+            drop(desk.submit(&server.futures, number, payload.bytes.len(), Work::Refused { kind, error }));
+        }
     })
 }
 

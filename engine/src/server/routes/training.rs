@@ -1,7 +1,7 @@
 //! Passes and optimizer steps.
 
-use super::{Answer, promised};
-use crate::server::body::{Payload, parse};
+use super::{Answer, numbered, promised};
+use crate::server::body::Payload;
 use crate::server::outcome::Form;
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
@@ -23,7 +23,7 @@ struct Sent {
 
 /// Newer clients send protobuf, older ones JSON.
 pub(super) async fn forward_backward(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    submit(&server, payload, |payload| match payload.form {
+    submit(server, payload, |server, payload| match payload.form {
         Form::Protobuf => {
             let request: proto::ForwardBackwardRequest = payload.protobuf()?;
             let pass = pass_from_proto(&request);
@@ -31,7 +31,7 @@ pub(super) async fn forward_backward(State(server): State<Arc<Server>>, payload:
             Ok(Sent { model: request.model_id, number: Some(request.seq_id.into()), with_gradients, pass })
         }
         Form::Json => {
-            let request: ForwardBackwardRequest = parse(&payload.bytes)?;
+            let request: ForwardBackwardRequest = numbered(server, payload, kind::FORWARD_BACKWARD)?;
             let pass = pass_from_json(&request.forward_backward_input);
             Ok(Sent { model: request.model_id, number: request.seq_id, with_gradients: true, pass })
         }
@@ -41,8 +41,8 @@ pub(super) async fn forward_backward(State(server): State<Arc<Server>>, payload:
 
 /// Only older clients know this address.
 pub(super) async fn forward(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    submit(&server, payload, |payload| {
-        let request: ForwardRequest = payload.json()?;
+    submit(server, payload, |server, payload| {
+        let request: ForwardRequest = numbered(server, payload, kind::FORWARD)?;
         let pass = pass_from_json(&request.forward_input);
         Ok(Sent { model: request.model_id, number: request.seq_id, with_gradients: false, pass })
     })
@@ -50,13 +50,14 @@ pub(super) async fn forward(State(server): State<Arc<Server>>, payload: Payload)
 }
 
 async fn submit(
-    server: &Arc<Server>,
+    server: Arc<Server>,
     payload: Payload,
-    read: impl FnOnce(&Payload) -> Result<Sent, Refusal> + Send + 'static,
+    read: impl FnOnce(&Server, &Payload) -> Result<Sent, Refusal> + Send + 'static,
 ) -> Answer {
     let bytes = payload.bytes.len();
     // Bodies of megabytes would hold up other requests.
-    let sent = tokio::task::spawn_blocking(move || read(&payload)).await.map_err(|_| {
+    let reader = server.clone();
+    let sent = tokio::task::spawn_blocking(move || read(&reader, &payload)).await.map_err(|_| {
         Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug while it read the body")
     })??;
     let desk = server.model(&sent.model)?;
@@ -71,7 +72,7 @@ async fn submit(
 }
 
 pub(super) async fn optim_step(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let request: OptimStepRequest = payload.json()?;
+    let request: OptimStepRequest = numbered(&server, &payload, kind::OPTIM_STEP)?;
     let desk = server.model(&request.model_id)?;
     let work = match &request.optimizer_params {
         Some(_) => {

@@ -2,7 +2,7 @@
 
 use super::rest::disk;
 use super::sampling::sampler_id;
-use super::{Answer, models, promised};
+use super::{Answer, models, numbered, promised};
 use crate::checkpoint::{Kind, Notes, Place, check_name, read_spec};
 use crate::local::LocalTraining;
 use crate::server::body::Payload;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 pub(super) async fn save(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let request: SaveWeightsRequest = payload.json()?;
+    let request: SaveWeightsRequest = numbered(&server, &payload, kind::SAVE_WEIGHTS)?;
     let desk = server.model(&request.model_id)?;
     let work = name(request.path).map(|name| Work::Save {
         name,
@@ -36,7 +36,7 @@ pub(super) async fn save(State(server): State<Arc<Server>>, payload: Payload) ->
 }
 
 pub(super) async fn save_for_sampler(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let request: SaveWeightsForSamplerRequest = payload.json()?;
+    let request: SaveWeightsForSamplerRequest = numbered(&server, &payload, kind::SAVE_WEIGHTS_FOR_SAMPLER)?;
     let desk = server.model(&request.model_id)?;
     let work = match (request.path, request.sampling_session_seq_id) {
         (Some(path), _) => name(Some(path)).map(|name| Work::SaveSampler {
@@ -62,7 +62,7 @@ pub(super) async fn save_for_sampler(State(server): State<Arc<Server>>, payload:
 
 /// Into a model, or into a new one of the weights' own form.
 pub(super) async fn load(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let request: LoadWeightsRequest = payload.json()?;
+    let request: LoadWeightsRequest = numbered(&server, &payload, kind::LOAD_WEIGHTS)?;
     if let Some(id) = &request.model_id {
         let desk = server.model(id)?;
         let work = Work::Load { path: request.path, optimizer: request.optimizer };

@@ -59,6 +59,14 @@ fn a_restarted_server_serves_its_checkpoints() {
         assert_eq!(described["last_checkpoint"]["user_metadata"], json!({"k": 1}));
         // The clock of these tests stands at 1970.
         assert_eq!(described["last_sampler_checkpoint"]["expires_at"], "1970-01-01T01:00:00Z");
+        let ttl = format!("{run}/checkpoints/sampler_weights/s/ttl");
+        for (seconds, expires) in [(json!(60), json!("1970-01-01T00:01:00Z")), (Value::Null, Value::Null)] {
+            let body = json!({"ttl_seconds": seconds}).to_string();
+            let sent =
+                server.request(Method::PUT, &ttl).header("content-type", "application/json").body(body);
+            assert_eq!(server.answer(sent).await.0, 204);
+            assert_eq!(server.get(&run).await["last_sampler_checkpoint"]["expires_at"], expires);
+        }
         assert_eq!(server.get("training_runs?limit=1").await["cursor"]["total_count"], 1);
         for (expected, page) in [(2, ""), (1, "?limit=1"), (1, "?offset=1"), (0, "?offset=9")] {
             let page = server.get(&format!("checkpoints{page}")).await;

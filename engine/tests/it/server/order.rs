@@ -92,6 +92,25 @@ fn a_refused_request_uses_its_number_up() {
 }
 
 #[test]
+fn a_request_that_cannot_be_read_uses_its_number_up_too() {
+    run(async {
+        // Whoever waited for a number here would wait for an hour.
+        let server = Served::start(None, |o| o.gap = Duration::from_secs(3600)).await;
+        let model = server.model().await;
+        for (number, address) in
+            (1..).zip(["forward_backward", "forward", "optim_step", "save_weights", "load_weights"])
+        {
+            let body = json!({"model_id": model, "seq_id": number, "forward_backward_input": 1,
+                "forward_input": 1, "adam_params": 1, "path": 1});
+            let (status, refused) = server.try_post(address, &body).await;
+            assert_eq!(status, 422, "{address}: {refused}");
+        }
+        loss(&server.ask("forward", &forward(&model, 6)).await);
+        server.stop().await;
+    });
+}
+
+#[test]
 fn numbers_that_overflow_in_one_model_leave_the_others_alone() {
     run(async {
         let server = Served::start(None, |_| {}).await;
