@@ -9,6 +9,7 @@ use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
+use minds_core::reward::Metrics;
 use minds_stages::evaluator::{Evaluation, Evaluator};
 use minds_stages::line::StartFrom;
 use minds_stages::policy::Policy;
@@ -23,7 +24,8 @@ use std::sync::Arc;
 /// Runs the command.
 ///
 /// # Errors
-/// The config or the checkpoint is wrong (2), or the model or the service cannot be had (3).
+/// The config or the checkpoint is wrong (2), the model or the service cannot be had (3), or an environment has no
+/// episode with a reward (1).
 pub fn run(command: &cli::Eval) -> Result<(), Fault> {
     let config = cli::Run {
         config: command.config.clone(),
@@ -86,13 +88,29 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
     } else {
         show(&evaluation);
     }
-    Ok(())
+    match unmeasured(&evaluation.metrics) {
+        None => Ok(()),
+        Some(name) => {
+            let why = anyhow!("{name} was not measured: no episode has a reward; the warnings above say why");
+            Err(why).or_exit(Exit::Failed)
+        }
+    }
+}
+
+/// The first environment none of whose episodes has a reward.
+fn unmeasured(metrics: &Metrics) -> Option<&str> {
+    names(metrics).find(|name| metrics.get(&format!("{name}/episodes")) == Some(&0.0))
+}
+
+/// The evaluated environments, as `eval/<name>`.
+fn names(metrics: &Metrics) -> impl Iterator<Item = &str> {
+    metrics.keys().filter_map(|key| key.strip_suffix("/episodes"))
 }
 
 /// Prints the rewards of an evaluation.
 pub fn show(evaluation: &Evaluation) {
     let metrics = &evaluation.metrics;
-    for name in metrics.keys().filter_map(|key| key.strip_suffix("/episodes")) {
+    for name in names(metrics) {
         let get = |key: &str| metrics.get(&format!("{name}/{key}")).copied().unwrap_or(f64::NAN);
         say!(
             "eval {:<7} {name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
@@ -132,5 +150,23 @@ fn weights(written: Option<&str>) -> Result<Weights, Fault> {
             let (state, states) = (Some(last.state_path), Some(folder.join("weights")));
             Ok(Weights { step: last.step, path: Some(path), state, states })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_without_a_single_reward_was_not_measured() {
+        let metrics = |episodes: f64| {
+            Metrics::from([
+                ("eval/a/episodes".into(), 5.0),
+                ("eval/b/episodes".into(), episodes),
+                ("eval/b/missing".into(), 5.0),
+            ])
+        };
+        assert_eq!(unmeasured(&metrics(0.0)), Some("eval/b"));
+        assert_eq!(unmeasured(&metrics(1.0)), None);
     }
 }

@@ -27,7 +27,12 @@ impl MetricsFile {
     pub(super) fn open(folder: &Path, step: u64) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
         let rows = match fs::read_to_string(&path) {
-            Ok(text) => read_rows(&text).with_context(|| format!("{} is damaged", path.display()))?,
+            Ok(text) => read_rows(&text).with_context(|| {
+                format!(
+                    "{} is damaged: mend it, or move it away to go on without the rows so far",
+                    path.display()
+                )
+            })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
         };
@@ -51,6 +56,11 @@ impl MetricsFile {
         self.empty = false;
         Ok(())
     }
+}
+
+/// Whether a folder's file holds more than an empty array.
+pub(super) fn any_rows(folder: &Path) -> bool {
+    fs::metadata(folder.join(FILE)).is_ok_and(|file| file.len() > array(&[]).len() as u64)
 }
 
 /// Step and text of each row.

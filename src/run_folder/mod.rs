@@ -45,8 +45,12 @@ impl RunFolder {
         let lock = lock(&path)?;
         let resolved = toml::to_string(config).context("failed to write the resolved config")?;
         let config_path = path.join("config.toml");
+        let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
+        // A run that was refused, or ended before its first step, binds nobody to its config.
+        let begun = !checkpoints.is_empty() || metrics::any_rows(&path);
         match fs::read_to_string(&config_path) {
-            Ok(earlier) => compare(&path, &earlier, &resolved)?,
+            Ok(earlier) if begun => compare(&path, &earlier, &resolved)?,
+            Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let strangers: Vec<_> = fs::read_dir(&path)?
                     .filter_map(Result::ok)
@@ -67,7 +71,6 @@ impl RunFolder {
         }
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join("rollouts"))?;
-        let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
         let metrics = metrics::MetricsFile::open(&path, step)?;
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
@@ -251,6 +254,7 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_core::reward::Metrics;
 
     fn config(text: &str) -> ConfigFile {
         toml::from_str(text).unwrap()
@@ -260,10 +264,13 @@ mod tests {
     fn a_run_goes_on_only_with_its_own_config() {
         let dir = tempfile::tempdir().unwrap();
         let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
-        drop(RunFolder::open(dir.path(), &first).unwrap());
-        drop(RunFolder::open(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).unwrap());
+        drop(RunFolder::open(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
+        let mut begun = RunFolder::open(dir.path(), &first).expect("nothing was trained with the seed 7");
+        begun.metrics.append(&Metrics::from([("step".into(), 1.0)])).unwrap();
+        drop(begun);
         let error = RunFolder::open(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
         assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
+        RunFolder::open(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).expect("only longer");
     }
 
     #[test]

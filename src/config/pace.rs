@@ -1,0 +1,215 @@
+//! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that decide it, checked together.
+
+use super::choose;
+use super::file::ConfigFile;
+use minds_core::optim::{Course, LearningRate};
+use minds_stages::batcher::{ConstantGroups, Staleness, Weighting};
+use std::num::{NonZeroU64, NonZeroUsize};
+
+/// How groups become steps, decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pace {
+    /// Groups per step.
+    pub groups_per_batch: NonZeroUsize,
+    /// Batches that may be under way beside the one in training.
+    pub max_steps_off_policy: u64,
+    /// Steps by which the weights that played a group may lie behind those that it trains.
+    pub max_staleness: u64,
+    /// How groups are kept from growing too old.
+    pub staleness: Staleness,
+    /// Equal parts in which a batch is sent.
+    pub parts: NonZeroUsize,
+    /// Optimizer steps made of a batch.
+    pub substeps: NonZeroUsize,
+    /// Steps between two publications of the weights.
+    pub publish_every: NonZeroU64,
+    /// Fewest members with a reward for a group to be trained.
+    pub min_members: NonZeroUsize,
+    /// How often a member whose play failed is played once more.
+    pub replays: u32,
+    /// What becomes of groups whose rewards are all equal.
+    pub constant: ConstantGroups,
+    /// What counts as much as what in the loss.
+    pub weighting: Weighting,
+    /// How the step size changes.
+    pub rate: LearningRate,
+    /// Gap between sampled and trained log-probs above which there is an alarm.
+    pub kl_alarm: Option<f64>,
+}
+
+/// Most groups in flight.
+const MOST_CREDITS: u64 = 1 << 14;
+/// Most steps that anything may lie behind.
+const MOST_STEPS: u64 = 1000;
+/// How often a failed member is played once more where that is wanted.
+const REPLAYS: u32 = 2;
+
+impl Pace {
+    /// Decides for groups of so many members.
+    ///
+    /// # Errors
+    /// The key that is wrong, and what is wrong with it.
+    pub fn decide(file: &ConfigFile, group_size: u32) -> Result<Self, (&'static str, String)> {
+        let trainer = &file.trainer;
+        let groups_per_batch = positive("trainer.groups_per_batch", trainer.groups_per_batch, 4)?;
+        let substeps = positive("trainer.num_substeps", trainer.num_substeps, 1)?;
+        let minibatches = positive("trainer.stream_minibatches", trainer.stream_minibatches, 1)?;
+        let parts = substeps.saturating_mul(minibatches);
+        if !groups_per_batch.get().is_multiple_of(parts.get()) {
+            let problem = format!(
+                "is {groups_per_batch}, it must be a multiple of num_substeps * stream_minibatches = {parts}, so that \
+                 all parts of a batch have one size"
+            );
+            return Err(("trainer.groups_per_batch", problem));
+        }
+        let max_steps_off_policy = trainer.async_off_policy_steps.unwrap_or(2);
+        if max_steps_off_policy > MOST_STEPS {
+            let problem = format!("is {max_steps_off_policy}, it must be at most {MOST_STEPS}");
+            return Err(("trainer.async_off_policy_steps", problem));
+        }
+        let credits = (groups_per_batch.get() as u64).saturating_mul(max_steps_off_policy + 1);
+        if credits > MOST_CREDITS {
+            let problem = format!(
+                "is {groups_per_batch}: with async_off_policy_steps = {max_steps_off_policy}, {credits} groups would \
+                 be in flight, at most {MOST_CREDITS} are possible"
+            );
+            return Err(("trainer.groups_per_batch", problem));
+        }
+        let publish_every = NonZeroU64::new(trainer.publish_every.unwrap_or(1))
+            .filter(|every| every.get() <= MOST_STEPS)
+            .ok_or_else(|| ("trainer.publish_every", format!("must lie between 1 and {MOST_STEPS}")))?;
+        let staleness = choose(trainer.staleness.as_deref(), STALENESS).map_err(|p| ("trainer.staleness", p))?;
+        // Without dropping, the oldest rollouts are as old as the batches under way and the steps between two
+        // publications make them.
+        let unpublished = publish_every.get() - 1;
+        let natural = max_steps_off_policy + unpublished;
+        let max_staleness = trainer.max_staleness.unwrap_or(natural);
+        let least = if staleness == Staleness::Wait { natural } else { unpublished };
+        if max_staleness < least || max_staleness > 2 * MOST_STEPS {
+            let problem = format!(
+                "is {max_staleness}, it must be at least {least}: async_off_policy_steps = {max_steps_off_policy} and \
+                 publish_every = {publish_every} make rollouts so old; lower those, or set staleness = \"drop\""
+            );
+            return Err(("trainer.max_staleness", problem));
+        }
+        let (min_members, replays) = members(file, group_size)?;
+        let constant = choose(trainer.constant_groups.as_deref(), CONSTANT)
+            .map_err(|problem| ("trainer.constant_groups", problem))?;
+        let weighting = choose(trainer.loss_weighting.as_deref(), WEIGHTINGS)
+            .map_err(|problem| ("trainer.loss_weighting", problem))?;
+        let kl_alarm = trainer.kl_alarm;
+        if kl_alarm.is_some_and(|limit| !(limit > 0.0 && limit.is_finite())) {
+            return Err(("trainer.kl_alarm", "must be a positive number of nats".into()));
+        }
+        let optim = &file.optim;
+        let course = choose(optim.lr_schedule.as_deref(), COURSES).map_err(|p| ("optim.lr_schedule", p))?;
+        let floor = optim.lr_floor.unwrap_or(0.0);
+        if !(0.0..=1.0).contains(&floor) {
+            return Err(("optim.lr_floor", format!("is {floor}, it must lie in [0, 1]: a share of the learning rate")));
+        }
+        let rate = LearningRate { course, warmup: optim.warmup_steps.unwrap_or(0), floor };
+        Ok(Self {
+            groups_per_batch,
+            max_steps_off_policy,
+            max_staleness,
+            staleness,
+            parts,
+            substeps,
+            publish_every,
+            min_members,
+            replays,
+            constant,
+            weighting,
+            rate,
+            kl_alarm,
+        })
+    }
+}
+
+/// Fewest members with a reward, and how often a failed one is played once more.
+fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&'static str, String)> {
+    let all = NonZeroUsize::new(group_size as usize).unwrap_or(NonZeroUsize::MIN);
+    // Three of four: few enough for a fault here and there, enough for a baseline.
+    let most = NonZeroUsize::new((group_size as usize * 3).div_ceil(4)).unwrap_or(NonZeroUsize::MIN);
+    let (default, replays) = choose(
+        file.trainer.on_member_failure.as_deref(),
+        &[("survivors", (most, 0)), ("retry", (most, REPLAYS)), ("drop", (all, 0))],
+    )
+    .map_err(|problem| ("trainer.on_member_failure", problem))?;
+    match file.trainer.min_members {
+        None => Ok((default, replays)),
+        Some(_) if default == all && all != most => {
+            Err(("trainer.min_members", "has no effect with on_member_failure = \"drop\"".into()))
+        }
+        Some(given) => NonZeroUsize::new(given)
+            .filter(|given| *given <= all)
+            .map(|given| (given, replays))
+            .ok_or_else(|| ("trainer.min_members", format!("is {given}, it must lie between 1 and {all}"))),
+    }
+}
+
+fn positive(
+    key: &'static str,
+    written: Option<usize>,
+    default: usize,
+) -> Result<NonZeroUsize, (&'static str, String)> {
+    NonZeroUsize::new(written.unwrap_or(default)).ok_or_else(|| (key, "is 0, it must be at least 1".into()))
+}
+
+const STALENESS: &[(&str, Staleness)] = &[("wait", Staleness::Wait), ("drop", Staleness::Drop)];
+const CONSTANT: &[(&str, ConstantGroups)] =
+    &[("keep", ConstantGroups::Keep), ("drop", ConstantGroups::Drop), ("replace", ConstantGroups::Replace)];
+const WEIGHTINGS: &[(&str, Weighting)] = &[("token", Weighting::Token), ("sequence", Weighting::Sequence)];
+const COURSES: &[(&str, Course)] =
+    &[("constant", Course::Constant), ("linear", Course::Linear), ("cosine", Course::Cosine)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(text: &str) -> Result<Pace, (&'static str, String)> {
+        Pace::decide(&toml::from_str(text).unwrap(), 8)
+    }
+
+    #[test]
+    fn what_does_not_fit_together_names_its_key() {
+        for (key, text) in [
+            ("trainer.groups_per_batch", "groups_per_batch = 6\nstream_minibatches = 4"),
+            ("trainer.groups_per_batch", "groups_per_batch = 4\nstream_minibatches = 2\nnum_substeps = 4"),
+            ("trainer.groups_per_batch", "groups_per_batch = 10000"),
+            ("trainer.max_staleness", "async_off_policy_steps = 2\nmax_staleness = 1"),
+            ("trainer.max_staleness", "publish_every = 4\nmax_staleness = 2\nstaleness = \"drop\""),
+            ("trainer.staleness", "staleness = \"hope\""),
+            ("trainer.min_members", "min_members = 9"),
+            ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
+            ("trainer.publish_every", "publish_every = 0"),
+            ("trainer.kl_alarm", "kl_alarm = -1"),
+            ("optim.lr_floor", "[optim]\nlr_floor = 2"),
+            ("optim.lr_schedule", "[optim]\nlr_schedule = \"square\""),
+        ] {
+            let text = if text.starts_with('[') { text.into() } else { format!("[trainer]\n{text}") };
+            assert_eq!(decide(&text).map_err(|(key, _)| key), Err(key), "{text}");
+        }
+    }
+
+    #[test]
+    fn staleness_follows_from_depth_and_publication_unless_it_is_set() {
+        let staleness = |text: &str| decide(&format!("[trainer]\n{text}")).unwrap().max_staleness;
+        assert_eq!(staleness("async_off_policy_steps = 3"), 3);
+        assert_eq!(staleness("async_off_policy_steps = 1\npublish_every = 4"), 4);
+        assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\"\nmax_staleness = 1"), 1);
+        assert_eq!(staleness("async_off_policy_steps = 1\nmax_staleness = 5"), 5);
+    }
+
+    #[test]
+    fn members_may_fail_as_the_config_allows() {
+        let members = |text: &str| {
+            let pace = decide(&format!("[trainer]\n{text}")).unwrap();
+            (pace.min_members.get(), pace.replays)
+        };
+        assert_eq!(members(""), (6, 0));
+        assert_eq!(members("on_member_failure = \"retry\""), (6, 2));
+        assert_eq!(members("on_member_failure = \"drop\""), (8, 0));
+        assert_eq!(members("min_members = 2"), (2, 0));
+    }
+}
