@@ -2,8 +2,9 @@
 //!
 //! A group is complete when every member has left the scorer. Advantages are centred over those that have a reward,
 //! by member, never by position. Data are built as each group completes, on the pool of threads. A batch holds the
-//! oldest complete groups at the moment when the trainer has room, and leaves only once every group that is left
-//! behind can still be trained before it is too old.
+//! oldest complete groups at the moment when the trainer has room; it may leave in parts, each as soon as it is full.
+//! No group is trained that is too old: either a batch waits until every group that is left behind can still be trained
+//! in time, or groups that have grown too old are dropped and played again.
 
 mod book;
 mod patience;
@@ -11,12 +12,15 @@ mod patience;
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
 use crate::ledger::Verdict;
 use crate::parcels::{Batch, Judged, ReadyGroup};
+use crate::policy::Policy;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use book::{GroupBook, ReadyBook};
 use minds_core::advantage::Estimator;
 pub use patience::Patience;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use tokio::sync::watch;
 use tracing::warn;
 
 const NAME: &str = "batcher";
@@ -30,8 +34,34 @@ pub struct Options {
     pub estimator: Estimator,
     /// What becomes of a group whose rewards are all equal.
     pub constant: ConstantGroups,
-    /// Fewest members with a reward, as a share of the group, for the group to be trained.
-    pub min_share: f64,
+    /// Fewest members with a reward for the group to be trained; never fewer than two of a larger group.
+    pub min_members: NonZeroUsize,
+    /// What counts as much as what.
+    pub weighting: Weighting,
+    /// Equal parts in which a batch leaves.
+    pub parts: NonZeroUsize,
+    /// How groups are kept from growing too old.
+    pub staleness: Staleness,
+}
+
+/// What counts as much as what in the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weighting {
+    /// Each token as much as any other.
+    #[default]
+    Token,
+    /// Each sequence as much as any other: its tokens share its advantage (Shao et al. 2024, "DeepSeekMath", eq. 3).
+    Sequence,
+}
+
+/// How groups are kept from growing too old.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Staleness {
+    /// The trainer waits for stragglers; nothing is thrown away.
+    #[default]
+    Wait,
+    /// The trainer goes on; what has grown too old is dropped, counted and played again.
+    Drop,
 }
 
 /// What becomes of a group whose rewards are all equal.
@@ -40,6 +70,8 @@ pub enum ConstantGroups {
     /// It takes its place in the batch; its gradient is zero.
     #[default]
     Keep,
+    /// It takes its place in the batch and leaves it as filtered.
+    Drop,
     /// It leaves, and another group is opened in its place.
     Replace,
 }
@@ -54,6 +86,8 @@ pub struct AdvantageBatcher {
     pub board: Board,
     /// To the trainer.
     pub batches: Outlet<Batch>,
+    /// The newest weights.
+    policy: watch::Receiver<Arc<Policy>>,
     /// Groups with members still out.
     open: GroupBook,
     /// Groups that wait for their batch.
@@ -71,10 +105,11 @@ impl AdvantageBatcher {
         patience: Patience,
         pool: CpuPool,
         board: Board,
+        policy: watch::Receiver<Arc<Policy>>,
         batches: Outlet<Batch>,
     ) -> Self {
         let (open, ready) = (GroupBook::default(), ReadyBook::default());
-        Self { options, pool, board, batches, open, ready, sending: false, patience }
+        Self { options, pool, board, policy, batches, open, ready, sending: false, patience }
     }
 }
 
@@ -92,8 +127,7 @@ impl Handler<Parcel<Judged>> for AdvantageBatcher {
         self.board.update(NAME, |s| s.busy += 1);
         let (pool, options) = (self.pool.clone(), self.options);
         let group = complete.group.clone();
-        let building =
-            async move { pool.run(move || complete.build(options.estimator, options.min_share)).await };
+        let building = async move { pool.run(move || complete.build(&options)).await };
         ctx.spawn(building.into_actor(self).map(move |built, stage, ctx| {
             stage.board.update(NAME, |s| s.busy -= 1);
             match built.map_err(|e| e.to_string()).and_then(|b| b) {
@@ -120,28 +154,42 @@ impl AdvantageBatcher {
         self.offer(ctx);
     }
 
-    /// Hands the next batch over as soon as the trainer has room. The batch is put together only then, so that it
+    /// Hands the next part of a batch over as soon as the trainer has room. It is put together only then, so that it
     /// holds the oldest groups of that moment.
     fn offer(&mut self, ctx: &mut Context<Self>) {
-        if self.sending || self.ready.len() < self.options.groups_per_batch.get() {
+        let Options { groups_per_batch, parts, staleness, .. } = self.options;
+        let count = groups_per_batch.get() / parts;
+        if self.sending || self.ready.len() < count {
             return;
         }
         self.sending = true;
         let batches = self.batches.clone();
-        let patience = self.patience.clone();
+        let (patience, mut policy) = (self.patience.clone(), self.policy.clone());
         let room = async move {
             let room = batches.reserve().await;
-            patience.wait().await;
+            match staleness {
+                Staleness::Wait => patience.wait(count).await,
+                // Before the weights are there that can play what replaces it, nothing is too old.
+                Staleness::Drop => drop(policy.wait_for(|policy| !patience.too_old(policy.version)).await),
+            }
             room
         };
-        ctx.spawn(room.into_actor(self).map(|room, stage, ctx| {
+        ctx.spawn(room.into_actor(self).map(move |room, stage, ctx| {
             stage.sending = false;
             // Without room for ever, the run is over: what is ready stays until the stage is dropped.
             let Some(room) = room else { return };
-            let batch = Batch { groups: stage.ready.take(stage.options.groups_per_batch.get()) };
+            if staleness == Staleness::Drop {
+                for old in stage.ready.take_old(|version| stage.patience.too_old(version)) {
+                    old.group.credit.settle(&Verdict::Dropped);
+                }
+                if stage.ready.len() < count {
+                    return; // the next group that is ready tries again
+                }
+            }
+            let part = stage.patience.left % groups_per_batch.get() / count;
+            let batch = Batch { groups: stage.ready.take(count), part };
             batch.groups.iter().for_each(|group| group.group.credit.batched());
-            // A batch that is refused makes this one too high, which only makes the next one wait longer.
-            stage.patience.step += 1;
+            stage.patience.left += count;
             let sending = async move { room.send(batch).await };
             ctx.spawn(sending.into_actor(stage).map(|sent, stage, ctx| match sent {
                 Ok(()) => stage.offer(ctx),

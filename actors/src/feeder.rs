@@ -1,7 +1,7 @@
 //! Opens groups while credits last.
 //!
-//! The item at a position is a function of seed and position alone, so what is opened never depends on timing. No
-//! more groups are opened than the remaining steps can train.
+//! The item at a position is a function of seed and position alone, so what is opened never depends on timing. A
+//! position that was dropped comes again before new ones. No more groups are opened than the remaining steps can train.
 
 use crate::kit::Outlet;
 use crate::ledger::{Counts, Ledger, Settled};
@@ -36,15 +36,18 @@ pub struct Feeder {
 pub struct Allowance {
     /// Most groups started and not settled.
     pub credits: u64,
-    /// Groups that the remaining steps will train.
+    /// Groups that the remaining steps have places for.
     pub wanted: u64,
+    /// Whether a group without signal takes a place.
+    pub filtered_too: bool,
 }
 
 impl Allowance {
     /// Whether one more may be opened.
     #[must_use]
     pub fn allows(&self, counts: &Counts) -> bool {
-        counts.in_flight() < self.credits && counts.trained + counts.in_flight() < self.wanted
+        let placed = counts.trained + if self.filtered_too { counts.filtered } else { 0 };
+        counts.in_flight() < self.credits && placed + counts.in_flight() < self.wanted
     }
 }
 
@@ -76,14 +79,15 @@ async fn feed(
     groups: Outlet<Arc<Group>>,
 ) {
     let mut counts = ledger.watch();
-    for position in (0_u64..).filter(|p| !skip.contains(*p)) {
+    let mut fresh = (0_u64..).filter(|p| !skip.contains(*p)).map(GroupId);
+    loop {
         tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
             open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
         }
-        let id = GroupId(position);
-        let key = schedule.item(position);
+        let Some(id) = ledger.reopened().or_else(|| fresh.next()) else { return };
+        let key = schedule.item(id.0);
         let component = components[usize::from(key.component)].clone();
         let item = component.environment.item(key.item);
         let group = Group { id, key, component, item, credit: ledger.open(id) };
@@ -99,12 +103,15 @@ mod tests {
 
     #[test]
     fn credits_and_the_end_of_the_run_both_bound_what_is_open() {
-        let allowance = Allowance { credits: 4, wanted: 10 };
+        let allowance = Allowance { credits: 4, wanted: 10, filtered_too: false };
         let counts = |opened, trained, failed| Counts { opened, trained, failed, ..Counts::default() };
         assert!(allowance.allows(&counts(3, 0, 0)));
         assert!(!allowance.allows(&counts(4, 0, 0)), "four are in flight");
         assert!(allowance.allows(&counts(9, 9, 0)));
         assert!(!allowance.allows(&counts(10, 9, 0)), "nine trained and one in flight make ten");
         assert!(allowance.allows(&counts(10, 8, 1)), "a failed group is replaced");
+        let filtered = Counts { filtered: 1, ..counts(10, 9, 0) };
+        assert!(allowance.allows(&filtered), "so is one without signal");
+        assert!(!Allowance { filtered_too: true, ..allowance }.allows(&filtered), "unless it took its place");
     }
 }

@@ -6,8 +6,8 @@
 
 use minds_core::ids::{GroupId, PolicyVersion};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -19,7 +19,7 @@ pub enum Verdict {
     Trained,
     /// It had nothing to teach.
     Filtered,
-    /// It was too old.
+    /// It was too old. Its item comes again.
     Dropped,
     /// Something went wrong; the first cause.
     Failed(String),
@@ -84,6 +84,8 @@ impl Settled {
 pub struct Ledger {
     book: Arc<Mutex<Book>>,
     counts: watch::Sender<Counts>,
+    /// Batches that were no optimizer step.
+    refused: Arc<AtomicU64>,
 }
 
 /// A group that is not yet part of a batch.
@@ -98,6 +100,8 @@ pub struct Stamp {
 #[derive(Default)]
 struct Book {
     settled: Settled,
+    /// Positions that are to be played once more.
+    again: VecDeque<GroupId>,
     /// Groups that play or wait for their batch.
     stamped: BTreeMap<GroupId, Stamp>,
     first_failure: Option<String>,
@@ -109,7 +113,11 @@ impl Ledger {
     #[must_use]
     pub fn new(settled: Settled) -> Self {
         let book = Book { settled, ..Book::default() };
-        Self { book: Arc::new(Mutex::new(book)), counts: watch::Sender::new(Counts::default()) }
+        Self {
+            book: Arc::new(Mutex::new(book)),
+            counts: watch::Sender::new(Counts::default()),
+            refused: Arc::default(),
+        }
     }
 
     /// Opens a group.
@@ -117,6 +125,23 @@ impl Ledger {
     pub fn open(&self, group: GroupId) -> Credit {
         self.counts.send_modify(|counts| counts.opened += 1);
         Credit { group, ledger: self.clone(), ready: false.into(), settled: false.into() }
+    }
+
+    /// A position that was dropped and is to be opened once more, the first one first.
+    #[must_use]
+    pub fn reopened(&self) -> Option<GroupId> {
+        self.lock().again.pop_front()
+    }
+
+    /// Notes that a batch was no optimizer step.
+    pub fn refuse_batch(&self) {
+        self.refused.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Batches that were no optimizer step.
+    #[must_use]
+    pub fn refused_batches(&self) -> u64 {
+        self.refused.load(Ordering::Acquire)
     }
 
     /// Follows the counts.
@@ -156,7 +181,10 @@ impl Ledger {
     fn settle(&self, group: GroupId, ready: bool, verdict: &Verdict) {
         {
             let mut book = self.lock();
-            book.settled.insert(group.0);
+            match verdict {
+                Verdict::Dropped => book.again.push_back(group),
+                _ => book.settled.insert(group.0),
+            }
             book.stamped.remove(&group);
             if let Verdict::Failed(why) = verdict {
                 book.first_failure.get_or_insert_with(|| why.clone());
@@ -240,6 +268,19 @@ mod tests {
         assert_eq!((counts.trained, counts.filtered, counts.dropped, counts.failed), (1, 1, 0, 2));
         assert_eq!((counts.opened, counts.in_flight()), (4, 0));
         assert_eq!(ledger.failures().unwrap().0, "lost on the way");
+    }
+
+    #[test]
+    fn what_was_dropped_comes_again_and_is_not_settled() {
+        let ledger = Ledger::new(Settled::default());
+        for (n, verdict) in (0..).zip([Verdict::Dropped, Verdict::Trained, Verdict::Dropped]) {
+            ledger.open(GroupId(n)).settle(&verdict);
+        }
+        assert_eq!((0..3).map(|n| ledger.settled().contains(n)).collect::<Vec<_>>(), [false, true, false]);
+        let again: Vec<GroupId> = std::iter::from_fn(|| ledger.reopened()).collect();
+        assert_eq!(again, [GroupId(0), GroupId(2)]);
+        ledger.open(GroupId(0)).settle(&Verdict::Trained);
+        assert!(ledger.settled().contains(1) && ledger.counts().dropped == 2);
     }
 
     #[test]

@@ -51,8 +51,12 @@ pub enum Event {
 pub struct Options {
     /// Seed of items and samples.
     pub seed: u64,
-    /// Steps by which the weights that play may lie behind those in training. 0: strictly on-policy.
+    /// Batches that may be under way beside the one in training, which decides the credits. 0: strictly on-policy.
     pub max_steps_off_policy: u64,
+    /// Steps by which the weights that played a group may lie behind those that it trains.
+    pub max_staleness: u64,
+    /// How often a member whose play failed is played once more.
+    pub replays: u32,
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
     /// Restarts of each stage after a panic.
@@ -237,12 +241,20 @@ impl Line {
         // Half-collected groups live in the batcher: a new one could never complete them.
         let patience = Patience {
             ledger: ledger.clone(),
-            max_steps_off_policy: options.max_steps_off_policy,
+            max_staleness: options.max_staleness,
             groups_per_batch: options.batch.groups_per_batch.get(),
-            step: start.step,
+            first: start.step,
+            left: 0,
         };
-        let make = once(AdvantageBatcher::new(options.batch, patience, parts.pool, board.clone(), batches));
-        let batcher = launch("batcher", everyone, 0, make, bind(to_batcher));
+        let stage = AdvantageBatcher::new(
+            options.batch,
+            patience,
+            parts.pool,
+            board.clone(),
+            policy.clone(),
+            batches,
+        );
+        let batcher = launch("batcher", everyone, 0, once(stage), bind(to_batcher));
         let (last, no_more) = watch::channel(false);
         let (found, evaluations) = mpsc::channel(8);
         let judge = match parts.judge {
@@ -267,7 +279,7 @@ impl Line {
         };
         let scorer =
             launch("scorer", options.scorers, options.restarts, move || scorer.clone(), bind(to_scorer));
-        let sampler = Sampler { policy, player, board: board.clone(), episodes };
+        let sampler = Sampler { policy, player, replays: options.replays, board: board.clone(), episodes };
         let sampler = launch("sampler", credits, options.restarts, move || sampler.clone(), bind(to_sampler));
         let steps_left = options.train.max_steps.saturating_sub(start.step);
         let feeder = Feeder {
@@ -278,6 +290,7 @@ impl Line {
             allowance: Allowance {
                 credits: options.credits(),
                 wanted: steps_left * options.batch.groups_per_batch.get() as u64,
+                filtered_too: options.batch.constant == batcher::ConstantGroups::Drop,
             },
             stop: stopping,
             groups,

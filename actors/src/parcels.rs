@@ -90,16 +90,20 @@ pub struct ReadyGroup {
     pub missing: u32,
     /// Whether there is nothing to learn from it: all advantages are zero.
     pub constant: bool,
+    /// Whether it leaves its step as filtered, not as trained.
+    pub filtered: bool,
     /// Data of all members; empty for a constant group, whose gradient is zero.
     pub data: Vec<Datum>,
     /// The oldest weights among its members.
     pub oldest: PolicyVersion,
 }
 
-/// AdvantageBatcher → Trainer: groups for one optimizer step, oldest first.
+/// AdvantageBatcher → Trainer: groups of one step, oldest first.
 pub struct Batch {
     /// The groups.
     pub groups: Vec<ReadyGroup>,
+    /// Which part of its step this is, from 0.
+    pub part: usize,
 }
 
 /// Scorer → outside: an episode whose reward failed for good.

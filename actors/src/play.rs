@@ -57,6 +57,19 @@ impl Player {
         Ok((prompt, answers))
     }
 
+    /// Plays one member once more from the start, with other samples than before; `again` counts from 1.
+    ///
+    /// # Errors
+    /// The environment or a request failed.
+    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, String> {
+        let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
+        // Turns count from 1, and no episode has so many that it meets these.
+        let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
+        let mut answers = self.answer(table, prompt.clone(), 1, stream).await?;
+        let first = answers.pop().ok_or("the service returned no sample")??;
+        self.finish(table, member, prompt, first).await
+    }
+
     /// Plays one member from its first answer to its end.
     ///
     /// # Errors

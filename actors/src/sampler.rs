@@ -2,7 +2,7 @@
 //!
 //! Every member leaves exactly once, as an episode or as the cause of its failure. The policy version is stamped
 //! when the group's first request is sent. A sample that cannot be trained costs only its own
-//! member. A group's slot is kept until its last member has left.
+//! member, and that member may be played once more. A group's slot is kept until its last member has left.
 
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Group, Played};
@@ -12,6 +12,7 @@ use actix::prelude::{Actor, Context, Handler};
 use futures::future::join_all;
 use std::sync::Arc;
 use tokio::sync::watch;
+use tracing::warn;
 
 const NAME: &str = "sampler";
 
@@ -22,6 +23,8 @@ pub struct Sampler {
     pub policy: watch::Receiver<Arc<Policy>>,
     /// Plays the episodes.
     pub player: Player,
+    /// How often a member that failed is played once more.
+    pub replays: u32,
     /// Where the stage tells how it is.
     pub board: Board,
     /// To the scorer.
@@ -63,13 +66,20 @@ impl Sampler {
         join_all((0_u32..).zip(firsts).map(|(member, first)| {
             let (group, policy, prompt) = (group.clone(), policy.clone(), prompt.clone());
             async move {
-                let outcome = match first {
+                let table = table(&group, &policy);
+                let mut outcome = match first {
                     Ok(first) => {
-                        let playing = self.player.finish(table(&group, &policy), member, prompt, first);
+                        let playing = self.player.finish(table, member, prompt, first);
                         unpanicked(playing).await.and_then(|episode| episode)
                     }
                     Err(why) => Err(why),
                 };
+                for again in 1..=self.replays {
+                    let Err(why) = &outcome else { break };
+                    warn!(group = %group.id, member, why, again, "plays a member once more");
+                    let playing = self.player.replay(table, member, again);
+                    outcome = unpanicked(playing).await.and_then(|episode| episode);
+                }
                 self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
                 // A refusal means that the run is over; dropping the last member gives the credit back.
                 drop(self.episodes.send(Played { group, member, policy, outcome }).await);

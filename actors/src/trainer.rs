@@ -1,17 +1,19 @@
 //! Turns batches into optimizer steps and publishes the new weights.
 //!
-//! `forward_backward`, `optim_step` and the export of a step are submitted back to back; the next batch goes out as
-//! soon as the step's result is in, while the export is still being made. A batch that the service refuses leaves
+//! A batch may come in parts; each is submitted when it arrives, and an optimizer step follows after so many of them.
+//! The last part's `forward_backward`, `optim_step` and the export are submitted back to back; the next batch goes out
+//! as soon as the step's result is in, while the export is still being made. A part that the service refuses leaves
 //! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
-//! "failed". Credits come back after the new weights are
-//! published, so that a group opened with them can play the new weights.
+//! "failed". Credits come back after the new weights are published, so that a group opened with them can play the new
+//! weights.
 
 mod closing;
+mod gathered;
 mod report;
 
 use crate::activity::{Activity, Work};
-use crate::kit::{Board, Parcel, Slot};
-use crate::ledger::{Ledger, Settled, Verdict};
+use crate::kit::{Board, Parcel};
+use crate::ledger::{Ledger, Settled};
 use crate::line::Event;
 use crate::parcels::{Batch, Component, ReadyGroup};
 use crate::policy::Policy;
@@ -21,11 +23,14 @@ use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use closing::{Closer, Done, Finished};
 use futures::FutureExt;
-use minds_core::backend::{BackendError, TrainingBackend};
+use gathered::Gathered;
+use minds_core::backend::{BackendError, Forward, TrainingBackend};
+use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
-use minds_core::optim::AdamParams;
+use minds_core::optim::{AdamParams, LearningRate};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -38,8 +43,18 @@ const NAME: &str = "trainer";
 pub struct Options {
     /// The loss.
     pub loss: Loss,
-    /// The optimizer's settings.
+    /// The optimizer's settings, at the full step size.
     pub adam: AdamParams,
+    /// How the step size changes.
+    pub rate: LearningRate,
+    /// Parts in which a batch comes.
+    pub parts: NonZeroUsize,
+    /// Optimizer steps made of a batch: one after each so many parts, of which there are a multiple.
+    pub substeps: NonZeroUsize,
+    /// Steps between two publications of the weights.
+    pub publish_every: NonZeroU64,
+    /// Gap between sampled and trained log-probs (`optim/kl_sample_train_v2`) above which there is an alarm.
+    pub kl_alarm: Option<f64>,
     /// Steps after which the run has ended.
     pub max_steps: u64,
     /// Steps between two checkpoints; 0 for none but the last.
@@ -100,6 +115,8 @@ pub struct Trainer {
     step: u64,
     refused: u32,
     idle_since: Instant,
+    /// The parts of the next step that have been submitted.
+    gathered: Gathered,
     closing: mpsc::Sender<Finished>,
     /// Set when the last word has gone to the closer.
     over: bool,
@@ -119,8 +136,11 @@ impl Trainer {
         // Two steps can wait to be closed; then the next one waits too.
         let (closing, finished) = mpsc::channel(2);
         let closer = Closer::new(options.clone(), links.clone(), step).run(finished);
-        let (idle_since, parked) = (Instant::now(), Vec::new());
-        (Self { options, links, step, refused: 0, idle_since, closing, over: false, parked }, closer)
+        let (idle_since, parked, gathered) = (Instant::now(), Vec::new(), Gathered::default());
+        (
+            Self { options, links, step, refused: 0, idle_since, gathered, closing, over: false, parked },
+            closer,
+        )
     }
 }
 
@@ -148,11 +168,17 @@ impl Handler<Parcel<Batch>> for Trainer {
             links: self.links.clone(),
             step: self.step,
             refused: self.refused,
-            idle: self.idle_since.elapsed(),
             closing: self.closing.clone(),
         };
+        let mut gathered = std::mem::take(&mut self.gathered);
+        gathered.idle += self.idle_since.elapsed();
         self.links.board.update(NAME, |s| s.busy = 1);
-        ctx.wait(work.run(batch, slot).into_actor(self).map(|outcome, stage, ctx| {
+        let training = async move {
+            let outcome = work.train(batch, gathered).await;
+            drop(slot);
+            outcome
+        };
+        ctx.wait(training.into_actor(self).map(|outcome, stage, ctx| {
             stage.links.board.update(NAME, |s| s.busy = 0);
             stage.idle_since = Instant::now();
             stage.record(outcome, ctx);
@@ -172,6 +198,7 @@ impl Handler<Parcel<Finish>> for Trainer {
 impl Trainer {
     fn record(&mut self, outcome: Outcome, ctx: &mut Context<Self>) {
         match outcome {
+            Outcome::Gathered(gathered) => self.gathered = *gathered,
             Outcome::Stepped => {
                 self.step += 1;
                 self.refused = 0;
@@ -182,6 +209,7 @@ impl Trainer {
             }
             Outcome::Refused(why) => {
                 self.refused += 1;
+                self.links.ledger.refuse_batch();
                 self.links.board.update(NAME, |s| s.failed += 1);
                 error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused");
                 if self.refused >= self.options.max_refused {
@@ -209,6 +237,8 @@ impl Trainer {
 }
 
 enum Outcome {
+    /// More parts of the step are to come.
+    Gathered(Box<Gathered>),
     Stepped,
     Refused(String),
     Fatal(String),
@@ -221,85 +251,106 @@ struct Step {
     step: u64,
     /// Batches refused for this step so far.
     refused: u32,
-    idle: std::time::Duration,
     closing: mpsc::Sender<Finished>,
 }
 
 impl Step {
-    async fn run(self, batch: Batch, slot: Slot) -> Outcome {
-        let outcome = self.train(batch).await;
-        drop(slot);
-        outcome
-    }
-
-    async fn train(&self, batch: Batch) -> Outcome {
-        let version = minds_core::ids::PolicyVersion(self.step);
-        let Some(staleness) =
-            batch.groups.iter().map(|g| version.staleness(g.oldest)).collect::<Option<Vec<_>>>()
-        else {
+    async fn train(&self, batch: Batch, mut gathered: Gathered) -> Outcome {
+        let Batch { groups, part } = batch;
+        let version = PolicyVersion(self.step);
+        if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
             return Outcome::Fatal(format!(
                 "a group was played by weights newer than {version}: versions went back"
             ));
-        };
-        let data: Vec<_> = batch.groups.iter().flat_map(|g| g.data.iter().cloned()).collect();
-        let started = Instant::now();
-        let training = &self.links.training;
-        let save = self.options.save_every > 0 && (self.step + 1).is_multiple_of(self.options.save_every);
+        }
+        let parts = self.options.parts.get();
+        let last = part + 1 >= parts;
+        let steps_now = (part + 1).is_multiple_of(parts / self.options.substeps);
+        let due = |every: u64| last && every > 0 && (self.step + 1).is_multiple_of(every);
+        let save = due(self.options.save_every);
+        let publish = save || due(self.options.publish_every.get());
         // A service gives each name once, and a batch that was refused has used its own up.
         let name = match self.refused {
             0 => format!("{:06}", self.step + 1),
             n => format!("{:06}-{n}", self.step + 1),
         };
 
-        let (forward, optim, export) = if data.is_empty() {
-            // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
-            info!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
-            let export = training.export_sampler(save.then_some(name.as_str()));
-            (None, None, export)
-        } else {
-            let busy = self.links.activity.enter(Work::Training);
-            let forward = training.forward_backward(data.clone(), self.options.loss);
-            let optim = training.optim_step(self.options.adam);
-            let export = training.export_sampler(save.then_some(name.as_str()));
-            let results = match forward.await {
-                Ok(forward) => optim.await.map(|optim| (forward, optim)).map_err(|error| (true, error)),
-                Err(error) => Err((false, error)),
-            };
-            drop(busy);
-            match results {
-                Ok((forward, optim)) => (Some(forward), Some(optim), export),
-                Err((accumulated, error)) => return self.refuse(&batch.groups, accumulated, error),
+        let data: Vec<_> = groups.iter().flat_map(|g| g.data.iter().cloned()).collect();
+        let training = &self.links.training;
+        let started = Instant::now();
+        let busy = self.links.activity.enter(Work::Training);
+        // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
+        let teaches = gathered.gradients || !data.is_empty();
+        let forward = (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
+        let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
+        let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
+        if let Some(forward) = forward {
+            match forward.await {
+                Ok(forward) => match not_finite(&groups, &forward) {
+                    None => gathered.add(groups, data, forward),
+                    Some(why) => {
+                        gathered::fail(&groups, &why);
+                        return Outcome::Fatal(why);
+                    }
+                },
+                Err(BackendError::Lost(why)) => {
+                    return Outcome::Fatal(format!("the training session is lost: {why}"));
+                }
+                Err(error) => gathered.refuse(&groups, &error),
             }
-        };
+        } else {
+            gathered.groups.extend(groups);
+        }
+        if let Some(optim) = optim {
+            match optim.await {
+                // After a refused part there may have been nothing to step with; then the step changed nothing.
+                Ok(optim) if gathered.gradients => gathered.stepped(optim),
+                Ok(_) => {}
+                Err(_) if !gathered.gradients => {}
+                // Nothing but a step clears gradients: the next batch would be trained together with this one.
+                Err(error) => {
+                    gathered.refuse_all(&error);
+                    return Outcome::Fatal(match error {
+                        BackendError::Lost(why) => format!("the training session is lost: {why}"),
+                        other => format!("the optimizer's step failed: {other}"),
+                    });
+                }
+            }
+        }
+        drop(busy);
+        gathered.train += started.elapsed();
+        if !last {
+            return Outcome::Gathered(Box::new(gathered));
+        }
+        if gathered.groups.is_empty() {
+            return Outcome::Refused(gathered.refused.unwrap_or_else(|| "the batch was empty".into()));
+        }
+        if gathered.optim.is_none() {
+            info!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+        }
         let state = save.then(|| training.save_state(&name).shared());
         // Shadows start from the checkpoint, where there is one.
-        let shadows = self.links.shelf.as_ref().filter(|_| state.is_none());
+        let shadows = self.links.shelf.as_ref().filter(|_| publish && state.is_none());
         let shadow_state = shadows.map(|_| training.save_state(&format!("{name}-shadow")));
-        let (train, idle) = (started.elapsed(), self.idle);
-        let done = Done {
-            step: self.step + 1,
-            measured: report::Measured { staleness, data, forward, optim, train, idle },
-            groups: batch.groups,
-            export,
-            state: state.map(|pending| (name, pending)),
-            shadow_state,
-        };
+        let state = state.map(|pending| (name, pending));
+        let done = Done { step: self.step + 1, adam: self.adam(), gathered, export, state, shadow_state };
         match self.closing.send(Finished::Step(Box::new(done))).await {
             Ok(()) => Outcome::Stepped,
             Err(_) => Outcome::Fatal("nobody closes the steps any more".into()),
         }
     }
 
-    /// `accumulated`: whether the batch's gradients were made before the error.
-    fn refuse(&self, groups: &[ReadyGroup], accumulated: bool, error: BackendError) -> Outcome {
-        for group in groups {
-            group.group.credit.settle(&Verdict::Failed(format!("the batch was refused: {error}")));
-        }
-        match error {
-            BackendError::Lost(why) => Outcome::Fatal(format!("the training session is lost: {why}")),
-            // Nothing but a step clears gradients: the next batch would be trained together with this one.
-            other if accumulated => Outcome::Fatal(format!("the optimizer's step failed: {other}")),
-            other => Outcome::Refused(other.to_string()),
-        }
+    /// The optimizer's settings of this step.
+    fn adam(&self) -> AdamParams {
+        let share = self.options.rate.share(self.step, self.options.max_steps);
+        AdamParams { learning_rate: self.options.adam.learning_rate * share, ..self.options.adam }
     }
+}
+
+/// Says which group's log-probs are not finite: the weights, or the gradients by now, are not either.
+fn not_finite(groups: &[ReadyGroup], forward: &Forward) -> Option<String> {
+    let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
+    let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
+    let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
+    Some(format!("the pass gave {group} log-probs that are not finite: go on from the last state"))
 }

@@ -5,6 +5,7 @@
 //! queue `forward_backward`, `optim_step` and an export back to back.
 
 use crate::datum::Datum;
+pub use crate::forward::Forward;
 use crate::ids::Token;
 use crate::lora::LoraSpec;
 use crate::loss::Loss;
@@ -94,15 +95,6 @@ pub trait SamplingBackend: Send + Sync {
             BackendError::Unsupported("it returned no prompt log-probs although they were asked for".into())
         })
     }
-}
-
-/// Result of a forward or forward_backward pass.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Forward {
-    /// Log-prob of each target under the weights at that moment, one vector per datum.
-    pub logprobs: Vec<Vec<f32>>,
-    /// Numbers the service reports, by name; `loss:sum` is always there.
-    pub metrics: BTreeMap<String, f64>,
 }
 
 /// Result of an optimizer step.

@@ -13,6 +13,7 @@ pub mod contract;
 pub mod datum;
 pub mod environment;
 pub mod episode;
+mod forward;
 pub mod ids;
 pub mod lora;
 pub mod loss;

@@ -34,6 +34,49 @@ impl Default for AdamParams {
     }
 }
 
+/// How the step size changes over a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LearningRate {
+    /// Its course after the warm-up.
+    pub course: Course,
+    /// Steps over which it grows from nothing, in equal parts.
+    pub warmup: u64,
+    /// What is left of it at the end, as a share of the full size; only for courses that fall.
+    pub floor: f64,
+}
+
+/// How the step size falls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Course {
+    /// Not at all.
+    #[default]
+    Constant,
+    /// In equal parts.
+    Linear,
+    /// Along half a cosine (Loshchilov & Hutter 2017, "SGDR", eq. 5, without restarts).
+    Cosine,
+}
+
+impl LearningRate {
+    /// The share of the full step size that the step after `done` steps takes, of a run of `all` steps.
+    #[must_use]
+    pub fn share(&self, done: u64, all: u64) -> f64 {
+        if done < self.warmup {
+            return (done + 1) as f64 / self.warmup as f64;
+        }
+        // The first step after the warm-up is a full one, the last one is at the floor.
+        let span = all.saturating_sub(self.warmup + 1).max(1) as f64;
+        let progress = ((done - self.warmup) as f64 / span).min(1.0);
+        let left = match self.course {
+            Course::Constant => return 1.0,
+            Course::Linear => 1.0 - progress,
+            Course::Cosine => (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0,
+        };
+        self.floor + (1.0 - self.floor) * left
+    }
+}
+
 /// A setting out of its range.
 #[derive(Debug, Error, PartialEq)]
 #[error("the optimizer's {key} is {value}, it must {must}")]
@@ -70,5 +113,34 @@ impl AdamParams {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_size_warms_up_and_falls() {
+        let rate = |course, floor| LearningRate { course, warmup: 2, floor };
+        // Two of warm-up, then a full step and four that fall by a quarter each; cosines of 0, 45, 90, 135 and 180 degrees.
+        let root = std::f64::consts::FRAC_1_SQRT_2;
+        for (rate, expected) in [
+            (rate(Course::Constant, 0.0), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+            (rate(Course::Linear, 0.0), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+            (rate(Course::Linear, 0.5), [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5]),
+            (rate(Course::Cosine, 0.0), [0.5, 1.0, 1.0, (1.0 + root) / 2.0, 0.5, (1.0 - root) / 2.0, 0.0]),
+        ] {
+            for (done, expected) in (0..).zip(expected) {
+                let share = rate.share(done, 7);
+                assert!((share - expected).abs() < 1e-12, "{rate:?} after {done}: {share} for {expected}");
+            }
+        }
+        assert_eq!(
+            rate(Course::Linear, 0.0).share(9, 7),
+            0.0,
+            "a run that was made longer stays at its floor"
+        );
+        assert_eq!(LearningRate::default().share(0, 1), 1.0);
     }
 }

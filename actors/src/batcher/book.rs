@@ -1,5 +1,6 @@
 //! The books of the batcher: members by group, and complete groups by age. Pure.
 
+use super::{ConstantGroups, Options, Weighting};
 use crate::parcels::{Group, Judged, Member, ReadyGroup};
 use minds_core::advantage::{Estimator, is_constant};
 use minds_core::episode::Episode;
@@ -47,7 +48,8 @@ impl Complete {
     ///
     /// # Errors
     /// Too few members have a reward, or an episode makes no datum. The first cause.
-    pub fn build(self, estimator: Estimator, min_share: f64) -> Result<ReadyGroup, String> {
+    pub fn build(self, options: &Options) -> Result<ReadyGroup, String> {
+        let estimator = options.estimator;
         let Self { group, members } = self;
         let size = members.len();
         let mut missing = Vec::new();
@@ -58,7 +60,7 @@ impl Complete {
                 Err(why) => missing.push(why),
             }
         }
-        let needed = ((size as f64 * min_share).ceil() as usize).clamp(size.min(2), size);
+        let needed = options.min_members.get().clamp(size.min(2), size);
         if judged.len() < needed {
             let cause = missing.first().map_or("no member came back", String::as_str);
             let have = judged.len();
@@ -77,11 +79,16 @@ impl Complete {
         let mut data = Vec::new();
         if !constant {
             for member in &members {
-                data.extend(member.episode.data(member.advantage).map_err(|e| e.to_string())?);
+                let advantage = match options.weighting {
+                    Weighting::Token => member.advantage,
+                    Weighting::Sequence => member.advantage / member.episode.sampled_tokens().max(1) as f32,
+                };
+                data.extend(member.episode.data(advantage).map_err(|e| e.to_string())?);
             }
         }
         let oldest = members.iter().map(|m| m.episode.policy).min().unwrap_or(PolicyVersion(0));
-        Ok(ReadyGroup { group, members, missing: missing.len() as u32, constant, data, oldest })
+        let filtered = constant && options.constant != ConstantGroups::Keep;
+        Ok(ReadyGroup { group, members, missing: missing.len() as u32, constant, filtered, data, oldest })
     }
 }
 
@@ -101,6 +108,17 @@ impl ReadyBook {
     #[must_use]
     pub fn len(&self) -> usize {
         self.ready.len()
+    }
+
+    /// Takes all that are older than a test allows.
+    pub fn take_old(&mut self, too_old: impl Fn(PolicyVersion) -> bool) -> Vec<ReadyGroup> {
+        let mut old = Vec::new();
+        while let Some(entry) = self.ready.first_entry()
+            && too_old(entry.key().0)
+        {
+            old.push(entry.remove());
+        }
+        old
     }
 
     /// Takes the `count` oldest.

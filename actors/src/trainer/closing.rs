@@ -1,15 +1,16 @@
 //! Closes steps in order: publishes their weights, gives credits back, keeps checkpoints.
 
-use super::report::{self, Measured};
-use super::{Links, Options, Saved};
+use super::gathered::Gathered;
+use super::{Links, Options, Saved, report};
 use crate::ledger::{Settled, Verdict};
 use crate::line::Event;
-use crate::parcels::{Component, ReadyGroup, StepDone};
+use crate::parcels::{Component, StepDone};
 use crate::policy::Policy;
 use crate::queries::Reading;
 use crate::shadow_trainer::{Origin, State};
 use minds_core::backend::{BackendError, Export, Pending};
 use minds_core::ids::{PolicyVersion, Token};
+use minds_core::optim::AdamParams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -18,9 +19,11 @@ use tokio::time::Instant;
 /// A step whose results are in.
 pub(super) struct Done {
     pub(super) step: u64,
-    pub(super) measured: Measured,
-    pub(super) groups: Vec<ReadyGroup>,
-    pub(super) export: Pending<Export>,
+    /// The optimizer's settings.
+    pub(super) adam: AdamParams,
+    pub(super) gathered: Gathered,
+    /// The weights, if they are to be published.
+    pub(super) export: Option<Pending<Export>>,
     /// Name and answer of a save that was submitted after the step.
     pub(super) state: Option<(String, State)>,
     /// Answer of a save that only shadows need.
@@ -72,23 +75,29 @@ impl Closer {
     }
 
     async fn close(&mut self, done: Done) -> Result<(), String> {
-        let Done { step, measured, groups, export, state, shadow_state } = done;
-        let mut metrics = report::metrics(&self.options, step, &groups, &measured);
-        let started = Instant::now();
-        let export = export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
-        metrics.insert("time/export".into(), started.elapsed().as_secs_f64());
+        let Done { step, adam, gathered, export, state, shadow_state } = done;
+        let mut metrics = report::metrics(&self.options, step, &adam, &gathered);
+        let groups = gathered.groups;
         let (queries, shelf) = (self.links.queries.clone(), self.links.shelf.as_ref());
-        let sampler = export.sampler;
-        let origin = shelf.and_then(|shelf| match (&state, shadow_state) {
-            (Some((_, state)), _) => Some(Origin::new(state.clone(), sampler.clone())),
-            (None, Some(pending)) => Some(shelf.keep(pending, sampler.clone())),
-            (None, None) => None,
-        });
-        let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
-        self.links.policy.send_replace(Arc::new(policy));
+        let mut sampler_path = None;
+        if let Some(export) = export {
+            let started = Instant::now();
+            let export =
+                export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
+            metrics.insert("time/export".into(), started.elapsed().as_secs_f64());
+            let sampler = export.sampler;
+            let origin = shelf.and_then(|shelf| match (&state, shadow_state) {
+                (Some((_, state)), _) => Some(Origin::new(state.clone(), sampler.clone())),
+                (None, Some(pending)) => Some(shelf.keep(pending, sampler.clone())),
+                (None, None) => None,
+            });
+            let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
+            self.links.policy.send_replace(Arc::new(policy));
+            sampler_path = export.path;
+        }
         queries.next_step();
         for group in &groups {
-            group.group.credit.settle(&Verdict::Trained);
+            group.group.credit.settle(if group.filtered { &Verdict::Filtered } else { &Verdict::Trained });
         }
         let reading = queries.read();
         queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
@@ -98,7 +107,6 @@ impl Closer {
             let state_path =
                 pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
             self.saved = Some(step);
-            let sampler_path = export.path;
             self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories }))
                 .await?;
         }

@@ -1,51 +1,46 @@
 //! The numbers of one step. Names follow tinker-cookbook where the meaning is the same.
 
 use super::Options;
+use super::gathered::Gathered;
 use crate::parcels::{Member, ReadyGroup};
-use minds_core::backend::{Forward, OptimStep};
+use minds_core::backend::Forward;
 use minds_core::datum::{Datum, LossInputs};
+use minds_core::optim::AdamParams;
 use minds_core::reward::{Metrics, means};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use tracing::warn;
 
-/// What a step left behind.
-pub(super) struct Measured {
-    /// Of each group, in steps.
-    pub(super) staleness: Vec<u64>,
-    /// What was trained on; empty when no group had anything to teach.
-    pub(super) data: Vec<Datum>,
-    /// The pass, if there was one.
-    pub(super) forward: Option<Forward>,
-    /// The optimizer's step, if there was one.
-    pub(super) optim: Option<OptimStep>,
-    /// From submission to the step's results.
-    pub(super) train: Duration,
-    /// Waiting for the batch.
-    pub(super) idle: Duration,
-}
-
-pub(super) fn metrics(options: &Options, step: u64, groups: &[ReadyGroup], measured: &Measured) -> Metrics {
-    let Measured { staleness, data, forward, optim, train, idle } = measured;
+pub(super) fn metrics(options: &Options, step: u64, adam: &AdamParams, gathered: &Gathered) -> Metrics {
+    let Gathered { groups, data, optim, train, idle, .. } = gathered;
     let mut out = Metrics::new();
     let mut put = |name: &str, value: f64| {
         out.insert(name.into(), value);
     };
     put("step", step as f64);
     put("progress/done_frac", step as f64 / options.max_steps as f64);
-    put("optim/lr", options.adam.learning_rate);
+    put("optim/lr", adam.learning_rate);
     put("time/train", train.as_secs_f64());
     put("time/trainer_idle", idle.as_secs_f64());
-    spread(staleness.iter().map(|s| *s as f64), "async/staleness", &mut put);
+    // The step trained the version before its own.
+    let staleness = groups.iter().map(|g| (step - 1).saturating_sub(g.oldest.0) as f64);
+    spread(staleness, "async/staleness", &mut put);
     let members = || groups.iter().flat_map(|g| &g.members);
     put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
     put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
     put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
     let logprobs = || members().flat_map(|m| &m.episode.turns).flat_map(|t| &t.answer.logprobs);
     put("optim/entropy", -mean(logprobs().map(|lp| f64::from(*lp))));
-    if let Some(forward) = forward {
-        let gaps: Vec<f64> = gaps(data, forward).collect();
+    if let Some(forward) = gathered.forward() {
+        let gaps: Vec<f64> = gaps(data, &forward).collect();
+        let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
         put("optim/kl_sample_train_v1", mean(gaps.iter().copied()));
-        put("optim/kl_sample_train_v2", 0.5 * mean(gaps.iter().map(|g| g * g)));
+        put("optim/kl_sample_train_v2", kl);
+        if let Some(limit) = options.kl_alarm {
+            put("optim/kl_alarm", if kl > limit { 1.0 } else { 0.0 });
+            if kl > limit {
+                warn!(step, kl, limit, "the weights in training have moved far from those that play");
+            }
+        }
         put("optim/max_abs_logprob_gap", gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
         forward.metrics.iter().for_each(|(name, value)| put(name, *value));
     }

@@ -45,7 +45,7 @@ async fn too_few_survivors_fail_the_group_and_a_row_of_them_ends_the_run_with_th
     local(async {
         let mut world = World::new(2, 1, 5);
         world.group_size = 4;
-        world.options.batch.min_share = 0.9;
+        world.options.batch.min_members = 4.try_into().unwrap();
         world.options.max_failed_in_a_row = 5;
         world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
             (0, 1) => Judge::Panic("the first cause"),

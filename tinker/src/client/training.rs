@@ -90,7 +90,7 @@ impl Training {
                 true => ClientError::lost(what, format!("a part of it failed: {error}")),
                 false => error,
             })?;
-            finish_pass(what, chunks::merge(parts), &data, loss)
+            finish_pass(what, Forward::merged(parts), &data, loss)
         })
     }
 

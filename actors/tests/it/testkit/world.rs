@@ -5,9 +5,9 @@ use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, Tra
 use minds_core::advantage::Estimator;
 use minds_core::ids::EpisodeId;
 use minds_core::loss::Loss;
-use minds_core::optim::AdamParams;
+use minds_core::optim::{AdamParams, LearningRate};
 use minds_core::sampling::SamplingParams;
-use minds_stages::batcher::{self, ConstantGroups};
+use minds_stages::batcher::{self, ConstantGroups, Staleness, Weighting};
 use minds_stages::deadline::Deadlines;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::kit::CpuPool;
@@ -19,7 +19,7 @@ use minds_stages::scorer;
 use minds_stages::trainer::{self, Saved};
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::LocalSet;
@@ -66,6 +66,8 @@ impl World {
         let options = Options {
             seed: 7,
             max_steps_off_policy: k,
+            max_staleness: k,
+            replays: 0,
             scorers: NonZeroUsize::new(64).unwrap(),
             restarts: 0,
             max_failed_in_a_row: 100,
@@ -79,12 +81,20 @@ impl World {
                 groups_per_batch: NonZeroUsize::new(groups).unwrap(),
                 estimator: Estimator::GroupMean,
                 constant: ConstantGroups::Keep,
-                min_share: 0.5,
+                min_members: NonZeroUsize::MIN,
+                weighting: Weighting::Token,
+                parts: NonZeroUsize::MIN,
+                staleness: Staleness::Wait,
             },
             train: trainer::Options {
                 loss: Loss::ImportanceSampling,
                 adam: AdamParams::default(),
                 max_steps: steps,
+                rate: LearningRate::default(),
+                parts: NonZeroUsize::MIN,
+                substeps: NonZeroUsize::MIN,
+                publish_every: NonZeroU64::MIN,
+                kl_alarm: None,
                 save_every: 0,
                 max_refused: 3,
             },
@@ -232,7 +242,8 @@ impl Run {
         let expected = self.steps.last().map_or(step.step, |last| last.step + 1);
         assert_eq!(step.step, expected, "steps are told in order");
         for group in &step.groups {
-            assert!(self.trained.insert(group.group.id.0), "{} was trained twice", group.group.id);
+            let first = group.filtered || self.trained.insert(group.group.id.0);
+            assert!(first, "{} was trained twice", group.group.id);
         }
         self.steps.push(step);
     }

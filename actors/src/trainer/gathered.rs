@@ -1,0 +1,71 @@
+//! What the parts of a step have left so far.
+
+use crate::ledger::Verdict;
+use crate::parcels::ReadyGroup;
+use minds_core::backend::{BackendError, Forward, OptimStep};
+use minds_core::datum::Datum;
+use std::time::Duration;
+
+/// The parts of one step, put together.
+#[derive(Default)]
+pub(super) struct Gathered {
+    /// Groups that are part of the step.
+    pub(super) groups: Vec<ReadyGroup>,
+    /// What was trained on, in the order of `forward`; empty when no group had anything to teach.
+    pub(super) data: Vec<Datum>,
+    /// The passes, if there were any.
+    forwards: Vec<Forward>,
+    /// The last optimizer step, if there was one.
+    pub(super) optim: Option<OptimStep>,
+    /// Whether gradients wait for an optimizer step.
+    pub(super) gradients: bool,
+    /// Why a part was refused, the first cause.
+    pub(super) refused: Option<String>,
+    /// From submission to results.
+    pub(super) train: Duration,
+    /// Waiting for parts.
+    pub(super) idle: Duration,
+}
+
+impl Gathered {
+    /// A part whose gradients are made.
+    pub(super) fn add(&mut self, groups: Vec<ReadyGroup>, data: Vec<Datum>, forward: Forward) {
+        self.groups.extend(groups);
+        self.data.extend(data);
+        self.forwards.push(forward);
+        self.gradients = true;
+    }
+
+    /// The gradients so far were made a step.
+    pub(super) fn stepped(&mut self, optim: OptimStep) {
+        self.optim = Some(optim);
+        self.gradients = false;
+    }
+
+    /// A part that has no gradients.
+    pub(super) fn refuse(&mut self, groups: &[ReadyGroup], error: &BackendError) {
+        fail(groups, &refused(error));
+        self.refused.get_or_insert_with(|| error.to_string());
+    }
+
+    /// Nothing of the step counts.
+    pub(super) fn refuse_all(&self, error: &BackendError) {
+        fail(&self.groups, &refused(error));
+    }
+
+    /// The passes as one.
+    pub(super) fn forward(&self) -> Option<Forward> {
+        (!self.forwards.is_empty()).then(|| Forward::merged(self.forwards.clone()))
+    }
+}
+
+/// Settles groups that are no part of a step.
+pub(super) fn fail(groups: &[ReadyGroup], why: &str) {
+    for group in groups {
+        group.group.credit.settle(&Verdict::Failed(why.into()));
+    }
+}
+
+fn refused(error: &BackendError) -> String {
+    format!("the batch was refused: {error}")
+}
