@@ -23,6 +23,12 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// Longest that the end of a run waits for a measurement under way, so that nothing is left on the service.
 const GOODBYE: Duration = Duration::from_secs(15);
 
+/// Steps that are compared at both ends.
+const WINDOW: usize = 10;
+
+/// Steps after which a run is told that its reward has not moved.
+const STANDSTILL: usize = 50;
+
 /// Runs the command.
 ///
 /// # Errors
@@ -128,6 +134,13 @@ async fn follow(line: &mut Line, folder: &mut RunFolder) -> Result<(), Fault> {
                     last = shares;
                     folder.record(&step).or_exit(Exit::Failed)?;
                     say!("{}", step_line(step.step, &step.metrics));
+                    if totals.stands_still() {
+                        say!(
+                            "note         the reward of the last {WINDOW} steps is that of the first {WINDOW}, within its \
+                             noise: look at `env/all/by_group/frac_mixed` in metrics.json, which says how many groups \
+                             teach anything, and at `trainer.learning_rate`"
+                        );
+                    }
                 }
                 Some(Event::Saved(saved)) => {
                     folder.keep(&saved).or_exit(Exit::Failed)?;
@@ -213,10 +226,26 @@ impl Totals {
         }
     }
 
+    /// Whether, told once, the reward has not moved by more than its noise since the run began.
+    fn stands_still(&self) -> bool {
+        if self.rewards.len() != STANDSTILL {
+            return false;
+        }
+        let moments = |rewards: &[f64]| {
+            let mean = rewards.iter().sum::<f64>() / WINDOW as f64;
+            (mean, rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (WINDOW as f64 - 1.0))
+        };
+        let (first, spread) = moments(&self.rewards[..WINDOW]);
+        let (last, last_spread) = moments(&self.rewards[STANDSTILL - WINDOW..]);
+        let error = ((spread + last_spread) / WINDOW as f64).sqrt();
+        // A reward that is constant is either perfect or hopeless; both are worth a look.
+        (last - first).abs() <= 2.0 * error
+    }
+
     fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {
         let seconds = took.as_secs_f64();
         let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
-        let window = self.rewards.len().min(10);
+        let window = self.rewards.len().min(WINDOW);
         format!(
             "done         {step} steps; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
@@ -232,5 +261,28 @@ impl Totals {
             mean(&self.rewards[..window]),
             mean(&self.rewards[self.rewards.len() - window..]),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // H20: a published run had not learnt anything, and nothing said so.
+    #[test]
+    fn h20_a_reward_that_does_not_move_is_told_once() {
+        let told = |reward: fn(usize) -> f64| -> Vec<usize> {
+            let mut totals = Totals::default();
+            (1..=100)
+                .filter(|step| {
+                    totals.rewards.push(reward(*step));
+                    totals.stands_still()
+                })
+                .collect()
+        };
+        // Noise of ±0.1 about a level, and about a line.
+        assert_eq!(told(|n| if n % 2 == 0 { 0.4 } else { 0.6 }), [50]);
+        assert_eq!(told(|n| 0.01 * n as f64 + if n % 2 == 0 { 0.4 } else { 0.6 }), [0; 0]);
+        assert_eq!(told(|_| 0.5), [50]);
     }
 }

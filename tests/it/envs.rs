@@ -49,6 +49,7 @@ fn a_reward_without_queries_is_shown_with_its_numbers() {
         assert!((found["reward"].as_f64().unwrap() - reward).abs() < 1e-6, "{completion}: {found}");
         assert_eq!((&found["missing"], &found["queries"]), (&Value::Null, &Value::Array(vec![])));
     }
+    assert_eq!((&at("[4.5]")["parse"], &at("three")["parse"]), (&4.5.into(), &Value::Null));
     assert_eq!(at("[4.5]")["metrics"]["error"], 1.5);
 }
 
@@ -68,6 +69,39 @@ fn a_reward_with_queries_shows_all_that_went_into_it() {
     assert!((found["metrics"]["truth"].as_f64().unwrap() - truth).abs() < 1e-4, "{found}");
     let reward = 1.0 / (1.0 + (0.5 - truth).powi(2));
     assert!((found["reward"].as_f64().unwrap() - reward).abs() < 1e-4, "{found}");
+}
+
+/// The truth is what one step on the answer does to the probe; the reward is that of the inner sum, which is right and
+/// sure (1), plus 0.3 times what the prediction earns where the error of two standard deviations of 0.9 earns nothing.
+#[test]
+fn a_reward_that_takes_a_training_step_shows_the_step() {
+    let item = |json: &str| serde_json::from_str::<Value>(json).unwrap();
+    let (_, out, _) = envs(&["sample", "gradient_intuition", "-n", "1", "--seed", "1", "--json"]);
+    let item = item(out.lines().next().unwrap());
+    let answer = item["answer"].as_str().unwrap();
+    let completion = format!("PREDICTION: 0.25\nANSWER: FINAL ANSWER: {answer}\nCONFIDENCE: 1");
+    let index = item["index"].to_string();
+    let args = ["gradient_intuition", "--seed", "1", "--index", &index, "--completion", &completion];
+    let found = scored(&args);
+    assert_eq!(found["missing"], Value::Null, "{found}");
+    assert_eq!(
+        (&found["parse"]["prediction"], &found["parse"]["inner"]["confidence"]),
+        (&0.25.into(), &1.0.into())
+    );
+    let [step] = &found["queries"].as_array().unwrap()[..] else { panic!("{found}") };
+    assert_eq!(step["step_on"], *completion);
+    let truth = step["after"].as_f64().unwrap() - step["before"].as_f64().unwrap();
+    assert!(truth != 0.0 && (found["metrics"]["truth"].as_f64().unwrap() - truth).abs() < 1e-9, "{found}");
+    let reward = 1.0 + 0.3 * (1.0 - (0.25 - truth).abs() / 1.8);
+    assert!((found["reward"].as_f64().unwrap() - reward).abs() < 1e-5, "{found}");
+
+    let (code, shown, err) = envs(&[&["score"], &args[..], &["--model", "tiny-random"]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    for part in
+        ["answer   ", "parse    {\"prediction\":0.25", "query    {", "\"after\":", "truth", "reward   1."]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
 }
 
 #[test]

@@ -30,6 +30,25 @@ base_url = "embedded"
 "#;
 
 #[test]
+fn a_run_that_goes_on_has_one_evaluation_of_each_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
+    fs::write(&config, CONFIG).unwrap();
+    for steps in ["2", "4"] {
+        let (code, _, err) = output(&mut run(&config, &folder, &["--max-steps", steps]));
+        assert_eq!(code, Some(0), "{err}");
+    }
+    let text = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
+    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut steps: Vec<u64> = rows.map(|row| row["step"].as_u64().unwrap()).collect();
+    assert_eq!((steps.first(), steps.last()), (Some(&0), Some(&4)));
+    assert!(steps.contains(&2), "the end of the first run: {steps:?}");
+    let all = steps.len();
+    steps.dedup();
+    assert_eq!(steps.len(), all, "{steps:?}");
+}
+
+#[test]
 fn a_run_measures_its_weights_and_the_verb_measures_them_alike() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));

@@ -9,4 +9,5 @@ mod official_sdk;
 mod refused;
 mod remote;
 mod rendered;
+mod shadow;
 mod training;

@@ -5,16 +5,16 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-const KEY: &str = "tml-of-this-test";
+pub const KEY: &str = "tml-of-this-test";
 
 /// A served random model, which ends with the test.
-struct Served {
+pub struct Served {
     child: Child,
-    url: String,
+    pub url: String,
 }
 
 impl Served {
-    fn start(data: &Path) -> Self {
+    pub fn start(data: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
         command.args([
             "serve",

@@ -31,6 +31,63 @@ fn every_stage_works_and_the_run_folder_tells_it() {
     assert_eq!(names, ["000002", "000004", "000005-final"]);
 }
 
+const INTUITION: &str = r#"
+env = { id = "gradient_intuition", args = { inner = "plain_letters" } }
+[trainer]
+rollouts_per_example = 4
+groups_per_batch = 2
+total_batches = 3
+learning_rate = 0.01
+training_rank = 4
+save_every = 2
+args = { max_new_tokens = 8 }
+[shadow]
+adapters = 2
+[model]
+base_model = "tiny-random"
+[tinker]
+base_url = "embedded"
+"#;
+
+#[test]
+fn shadows_start_from_every_version_and_leave_nothing_but_checkpoints() {
+    for from in ["policy", "base"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
+        std::fs::write(&config, INTUITION).unwrap();
+        let from = format!("shadow.from={from}");
+        let train = |steps: &str| output(&mut run(&config, &folder, &["--set", &from, "--max-steps", steps]));
+        let (code, stdout, stderr) = train("3");
+        assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+        let (code, stdout, stderr) = train("4");
+        assert_eq!(code, Some(0), "it goes on from the checkpoint's spread: {stdout}\n{stderr}");
+        for row in metrics(&folder) {
+            assert!(row["shadow/measured"] > 0.0 && row["shadow/service_s"] > 0.0, "{row:?}");
+            assert!((0.0..=1.0).contains(&row["shadow/service_share"]), "{row:?}");
+            assert!(row["env/all/bonus_of_zero"] > 0.0, "what a constant earns: {row:?}");
+        }
+        let learnt = |n: usize| {
+            let checkpoint = &checkpoints(&folder)[n];
+            checkpoint["memories"]["gradient_intuition"]["truths"]["count"].as_f64().unwrap()
+        };
+        // 32 stand for the assumed spread; then come the truths of 2 × 4 episodes a step.
+        assert!(
+            learnt(0) >= 32.0 + 16.0 && learnt(2) > learnt(1),
+            "{} {} {}",
+            learnt(0),
+            learnt(1),
+            learnt(2)
+        );
+        let states = std::fs::read_dir(folder.join("weights"))
+            .unwrap()
+            .flat_map(|run| std::fs::read_dir(run.unwrap().path().join("weights")).into_iter().flatten());
+        let mut states: Vec<_> =
+            states.map(|state| state.unwrap().file_name().into_string().unwrap()).collect();
+        states.sort();
+        assert_eq!(states, ["000002", "000003-final", "000004-final"], "{from}");
+    }
+}
+
 #[test]
 fn training_changes_the_adapter_and_raises_the_reward() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@ mod deadlines;
 mod evaluations;
 mod flow;
 mod groups;
+mod harness;
 mod pace;
 mod scoring;
 mod shadow;

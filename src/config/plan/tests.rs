@@ -82,6 +82,30 @@ fn rewards_are_judged_by_the_weights_that_the_config_names() {
     }
 }
 
+// H3: `max_new_tokens` never reached the environments, which fell to a hidden 128 tokens.
+// H20: the shipped step sizes were up to 150 times too small for anything to move.
+#[test]
+fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
+    let written = plan(&format!("{SMALL}[trainer.args]\nmax_new_tokens = 8192"), &[], &[]).unwrap();
+    assert_eq!(written.sampling.max_tokens, 8192);
+    let default = plan(SMALL, &[], &[]).unwrap();
+    assert!(
+        default.warnings.iter().any(|w| w.contains("max_new_tokens is not set")),
+        "{:?}",
+        default.warnings
+    );
+    assert_eq!(default.adam.learning_rate, 1e-4);
+    let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let files = std::fs::read_dir(configs).unwrap().map(|entry| entry.unwrap().path());
+    for config in files.filter(|path| path.extension().is_some_and(|end| end == "toml")) {
+        let (set, output_dir, max_steps, seed) = (vec![], None, None, None);
+        let command = cli::Run { config: config.clone(), set, output_dir, max_steps, seed };
+        let shipped = RunPlan::load(&command, &|_| None).unwrap();
+        assert!(shipped.adam.learning_rate >= 1e-4, "{}", config.display());
+        assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
+    }
+}
+
 #[test]
 fn the_questions_of_rewards_are_bounded() {
     let limits = |text: &str| plan(&format!("{SMALL}[scorer]\n{text}"), &[], &[]).map(|plan| plan.queries);
@@ -131,8 +155,9 @@ fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
     assert_eq!(url("", &[]), HOSTED_URL);
 }
 
+// H15: `api_key_env` was not passed on.
 #[test]
-fn the_key_is_the_written_one_then_the_named_variable() {
+fn h15_the_key_is_the_written_one_then_the_named_variable() {
     let remote =
         |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
         {
