@@ -27,9 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// The fewest members with a reward, as a share of the group, for the group to be trained.
-const MIN_SHARE: f64 = 0.75;
-
 /// Groups that may fail one after the other before the run ends, in batches' worth.
 const FAILED_BATCHES: u64 = 3;
 
@@ -251,7 +248,8 @@ fn component(plan: &RunPlan, env: &EnvPlan, renderer: &Arc<dyn Renderer>) -> Res
 /// The plan does so and the service has one place for the weights that play and those in training.
 pub fn check_pace(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
     // Evaluations go on drawing from the weights of their step while the next ones are trained.
-    let beside = [("async_off_policy_steps", plan.max_steps_off_policy), ("eval_every", plan.eval_every)];
+    let beside =
+        [("async_off_policy_steps", plan.pace.max_steps_off_policy), ("eval_every", plan.eval_every)];
     match beside.iter().find(|(_, steps)| *steps > 0) {
         Some((key, steps)) if !ready.keeps_samplers => Err(anyhow!(
             "{}: `trainer.{key}` is {steps}: {} is a SkyRL server, where sampling from older weights undoes the training \
@@ -388,20 +386,30 @@ pub fn evaluation(plan: &RunPlan) -> evaluator::Options {
 pub fn options(plan: &RunPlan) -> Options {
     Options {
         seed: plan.seed,
-        max_steps_off_policy: plan.max_steps_off_policy,
+        max_steps_off_policy: plan.pace.max_steps_off_policy,
+        max_staleness: plan.pace.max_staleness,
+        replays: plan.pace.replays,
         scorers: plan.scorers,
         restarts: 3,
-        max_failed_in_a_row: FAILED_BATCHES * plan.groups_per_batch.get() as u64,
+        max_failed_in_a_row: FAILED_BATCHES * plan.pace.groups_per_batch.get() as u64,
         retry: Retry::default(),
         batch: batcher::Options {
-            groups_per_batch: plan.groups_per_batch,
+            groups_per_batch: plan.pace.groups_per_batch,
             estimator: plan.estimator,
-            constant: plan.constant,
-            min_share: MIN_SHARE,
+            constant: plan.pace.constant,
+            min_members: plan.pace.min_members,
+            weighting: plan.pace.weighting,
+            parts: plan.pace.parts,
+            staleness: plan.pace.staleness,
         },
         train: trainer::Options {
             loss: plan.loss,
             adam: plan.adam,
+            rate: plan.pace.rate,
+            parts: plan.pace.parts,
+            substeps: plan.pace.substeps,
+            publish_every: plan.pace.publish_every,
+            kl_alarm: plan.pace.kl_alarm,
             max_steps: plan.max_steps,
             save_every: plan.save_every,
             max_refused: 3,

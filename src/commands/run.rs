@@ -99,9 +99,9 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
     say!("environments {}", envs.join(", "));
     say!(
         "batch        {} groups of {}, up to {} steps off policy, {} credits",
-        plan.groups_per_batch,
+        plan.pace.groups_per_batch,
         plan.group_size,
-        plan.max_steps_off_policy,
+        plan.pace.max_steps_off_policy,
         assemble::options(plan).credits()
     );
     say!("run folder   {}", folder.path().display());

@@ -86,8 +86,16 @@ pub struct Trainer {
     /// Steps by which the weights that play may lie behind those in training.
     #[serde(alias = "max_steps_off_policy")]
     pub async_off_policy_steps: Option<u64>,
-    /// Parts in which a batch is sent.
+    /// Steps by which the weights that played a group may lie behind those that it trains.
+    pub max_staleness: Option<u64>,
+    /// How groups are kept from growing too old.
+    pub staleness: Option<String>,
+    /// Optimizer steps made of a batch.
+    pub num_substeps: Option<usize>,
+    /// Parts in which what an optimizer step is made of is sent.
     pub stream_minibatches: Option<usize>,
+    /// Steps between two publications of the weights.
+    pub publish_every: Option<u64>,
     /// Step size.
     pub learning_rate: Option<f64>,
     /// The loss.
@@ -102,6 +110,14 @@ pub struct Trainer {
     pub lora_alpha: Option<f64>,
     /// How rewards become advantages.
     pub advantage: Option<String>,
+    /// What becomes of a group some of whose members failed.
+    pub on_member_failure: Option<String>,
+    /// Fewest members with a reward for a group to be trained.
+    pub min_members: Option<usize>,
+    /// What counts as much as what in the loss.
+    pub loss_weighting: Option<String>,
+    /// Gap between sampled and trained log-probs above which there is an alarm.
+    pub kl_alarm: Option<f64>,
     /// What becomes of groups whose rewards are all equal.
     pub constant_groups: Option<String>,
     /// Steps between checkpoints.
@@ -178,6 +194,12 @@ pub struct Optim {
     pub weight_decay: Option<f64>,
     /// Largest global gradient norm.
     pub grad_clip_norm: Option<f64>,
+    /// How the step size falls.
+    pub lr_schedule: Option<String>,
+    /// Steps over which it grows from nothing.
+    pub warmup_steps: Option<u64>,
+    /// What is left of it at the end, as a share.
+    pub lr_floor: Option<f64>,
 }
 
 /// `[scorer]`

@@ -6,6 +6,16 @@
 pub mod error;
 pub mod file;
 pub mod overrides;
+pub mod pace;
 pub mod plan;
 
 pub use plan::RunPlan;
+
+/// The value of a name; the first one when nothing is written.
+fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
+    let Some(name) = written else { return Ok(known[0].1.clone()) };
+    known.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        format!("is \"{name}\", it must be one of: {}", names.join(", "))
+    })
+}

@@ -78,7 +78,8 @@ impl Pace {
         let publish_every = NonZeroU64::new(trainer.publish_every.unwrap_or(1))
             .filter(|every| every.get() <= MOST_STEPS)
             .ok_or_else(|| ("trainer.publish_every", format!("must lie between 1 and {MOST_STEPS}")))?;
-        let staleness = choose(trainer.staleness.as_deref(), STALENESS).map_err(|p| ("trainer.staleness", p))?;
+        let staleness =
+            choose(trainer.staleness.as_deref(), STALENESS).map_err(|p| ("trainer.staleness", p))?;
         // Without dropping, the oldest rollouts are as old as the batches under way and the steps between two
         // publications make them.
         let unpublished = publish_every.get() - 1;
@@ -105,7 +106,10 @@ impl Pace {
         let course = choose(optim.lr_schedule.as_deref(), COURSES).map_err(|p| ("optim.lr_schedule", p))?;
         let floor = optim.lr_floor.unwrap_or(0.0);
         if !(0.0..=1.0).contains(&floor) {
-            return Err(("optim.lr_floor", format!("is {floor}, it must lie in [0, 1]: a share of the learning rate")));
+            return Err((
+                "optim.lr_floor",
+                format!("is {floor}, it must lie in [0, 1]: a share of the learning rate"),
+            ));
         }
         let rate = LearningRate { course, warmup: optim.warmup_steps.unwrap_or(0), floor };
         Ok(Self {

@@ -1,15 +1,16 @@
 //! What a config means: every value decided and checked.
 
+use super::choose;
 use super::error::{ConfigError, nearest_key};
 use super::file::{self, ConfigFile, MixedEnv};
 use super::overrides;
+use super::pace::Pace;
 use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
-use minds_stages::batcher::ConstantGroups;
 use minds_stages::queries;
 use minds_tinker::client::{API_KEY_ENV, Secret};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -35,14 +36,12 @@ pub struct RunPlan {
     pub envs: Vec<EnvPlan>,
     /// Rollouts per group.
     pub group_size: NonZeroU32,
-    /// Groups per optimizer step.
-    pub groups_per_batch: NonZeroUsize,
+    /// How groups become optimizer steps.
+    pub pace: Pace,
     /// Optimizer steps in all.
     pub max_steps: u64,
     /// Seed of items, samples and the adapter.
     pub seed: u64,
-    /// Steps by which the weights that play may lie behind those in training.
-    pub max_steps_off_policy: u64,
     /// The loss.
     pub loss: Loss,
     /// The optimizer.
@@ -51,8 +50,6 @@ pub struct RunPlan {
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
-    /// What becomes of groups whose rewards are all equal.
-    pub constant: ConstantGroups,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
     /// How answers are drawn.
@@ -240,8 +237,6 @@ impl RunPlan {
         let group_size = trainer.rollouts_per_example.unwrap_or(4);
         let group_size = NonZeroU32::new(group_size)
             .ok_or_else(|| bad("trainer.rollouts_per_example", "is 0, it must be at least 1".into()))?;
-        let groups_per_batch =
-            at_least_one("trainer.groups_per_batch", trainer.groups_per_batch.unwrap_or(4))?;
         if group_size.get() > MOST_ROLLOUTS {
             let problem = format!("is {group_size}, it must be at most {MOST_ROLLOUTS}");
             return Err(bad("trainer.rollouts_per_example", problem));
@@ -250,19 +245,7 @@ impl RunPlan {
         if max_steps == 0 {
             return Err(bad("trainer.total_batches", "is 0, it must be at least 1".into()));
         }
-        let max_steps_off_policy = trainer.async_off_policy_steps.unwrap_or(2);
-        if max_steps_off_policy > 1000 {
-            let problem = format!("is {max_steps_off_policy}, it must be at most 1000");
-            return Err(bad("trainer.async_off_policy_steps", problem));
-        }
-        let credits = (groups_per_batch.get() as u64).saturating_mul(max_steps_off_policy + 1);
-        if credits > MOST_CREDITS {
-            let problem = format!(
-                "is {groups_per_batch}: with async_off_policy_steps = {max_steps_off_policy}, {credits} groups would \
-                 be in flight, at most {MOST_CREDITS} are possible"
-            );
-            return Err(bad("trainer.groups_per_batch", problem));
-        }
+        let pace = Pace::decide(&file, group_size.get()).map_err(|(key, problem)| bad(key, problem))?;
         let loss_name = trainer.loss_fn.as_deref().unwrap_or("importance_sampling");
         let loss = Loss::from_config(loss_name, &trainer.loss_fn_config)
             .map_err(|e| bad("trainer.loss_fn", format!("is wrong: {e}")))?;
@@ -298,8 +281,6 @@ impl RunPlan {
             .map_err(|e| bad("trainer.training_rank", format!("or `trainer.lora_alpha` is wrong: {e}")))?;
         let estimator = choose(trainer.advantage.as_deref(), ESTIMATORS)
             .map_err(|problem| bad("trainer.advantage", problem))?;
-        let constant = choose(trainer.constant_groups.as_deref(), CONSTANT)
-            .map_err(|problem| bad("trainer.constant_groups", problem))?;
         let judge = match file.scorer.policy.as_deref().map(|policy| (policy, policy.strip_prefix("pinned:")))
         {
             Some((_, Some(weights))) if !weights.is_empty() => Judge::Pinned(weights.to_owned()),
@@ -349,11 +330,6 @@ impl RunPlan {
         }
 
         let mut warnings = Vec::new();
-        if trainer.stream_minibatches.is_some_and(|n| n > 1) {
-            warnings.push(
-                "trainer.stream_minibatches: whole batches are sent for now; gradients are the same".into(),
-            );
-        }
         let shadow_from = choose(file.shadow.from.as_deref(), SHADOW_FROM)
             .map_err(|problem| bad("shadow.from", problem))?;
         // A copy of the policy has its shape.
@@ -396,10 +372,11 @@ impl RunPlan {
                     .into(),
             );
         }
-        if loss == Loss::ImportanceSampling && max_steps_off_policy > 2 {
+        if loss == Loss::ImportanceSampling && pace.max_staleness > 2 {
             warnings.push(format!(
-                "trainer.loss_fn: importance_sampling does not clip, and rollouts may be {max_steps_off_policy} steps \
-                 old: ppo or cispo is safer"
+                "trainer.loss_fn: importance_sampling does not clip, and rollouts may be {} steps \
+                 old: ppo or cispo is safer",
+                pace.max_staleness
             ));
         }
         if group_size.get() == 1 && estimator != Estimator::None {
@@ -415,15 +392,13 @@ impl RunPlan {
             output_dir: file.output_dir.clone(),
             envs,
             group_size,
-            groups_per_batch,
+            pace,
             max_steps,
             seed,
-            max_steps_off_policy,
             loss,
             adam,
             lora,
             estimator,
-            constant,
             save_every: trainer.save_every.unwrap_or(20),
             sampling,
             base_model: model.base_model.clone(),
@@ -453,8 +428,6 @@ const MOST_ROLLOUTS: u32 = 4096;
 const MOST_QUERIES: usize = 4096;
 /// Most adapters beside the one in training.
 const MOST_SHADOWS: usize = 64;
-/// Most groups in flight.
-const MOST_CREDITS: u64 = 1 << 14;
 /// Most threads of the embedded engine.
 const MOST_THREADS: usize = 512;
 
@@ -464,21 +437,10 @@ const ESTIMATORS: &[(&str, Estimator)] = &[
     ("leave_one_out", Estimator::LeaveOneOut),
     ("none", Estimator::None),
 ];
-const CONSTANT: &[(&str, ConstantGroups)] =
-    &[("keep", ConstantGroups::Keep), ("replace", ConstantGroups::Replace)];
 const JUDGES: &[(&str, Judge)] =
     &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
 
 const SHADOW_FROM: &[(&str, ShadowFrom)] = &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
-
-/// The value of a name; the first one when nothing is written.
-fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
-    let Some(name) = written else { return Ok(known[0].1.clone()) };
-    known.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
-        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        format!("is \"{name}\", it must be one of: {}", names.join(", "))
-    })
-}
 
 fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, (String, String)> {
     let mixed: Vec<MixedEnv> = match (&file.envs[..], &file.env) {

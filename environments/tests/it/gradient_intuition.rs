@@ -224,7 +224,9 @@ fn a_run_that_goes_on_takes_up_the_spread_where_it_was() {
         episode.id.group = GroupId(group);
         rising().score_episode(env, &item, &episode).expect("scored").metrics["spread"]
     };
-    (0..40).for_each(|group| drop(play(&*first, group)));
+    (0..40).for_each(|group| {
+        play(&*first, group);
+    });
     second.recall(&first.memory().expect("it learns")).expect("its own memory");
     let spread = play(&*first, 40);
     assert!(spread < 0.7, "forty equal truths against an assumed 0.9: {spread}");

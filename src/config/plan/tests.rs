@@ -57,8 +57,8 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
         plan.envs.iter().map(|e| (&*e.name, e.weight)).collect::<Vec<_>>(),
         [("ghost_trace", 0.3), ("prophet", 0.2)]
     );
-    assert_eq!((plan.group_size.get(), plan.groups_per_batch.get(), plan.max_steps), (16, 64, 50_000));
-    assert_eq!((plan.seed, plan.max_steps_off_policy, plan.save_every), (5, 1, 10));
+    assert_eq!((plan.group_size.get(), plan.pace.groups_per_batch.get(), plan.max_steps), (16, 64, 50_000));
+    assert_eq!((plan.seed, plan.pace.max_steps_off_policy, plan.save_every), (5, 1, 10));
     assert_eq!(plan.loss, Loss::Ppo { low: 0.8, high: 1.3 });
     assert_eq!((plan.lora.rank, plan.adam.learning_rate, plan.sampling.max_tokens), (8, 3.162e-6, 8192));
     assert_eq!(plan.renderer.as_deref(), Some("qwen3_disable_thinking"));
