@@ -60,6 +60,8 @@ pub struct Shelf {
     service: Arc<dyn Service>,
     places: AtomicU64,
     content: Mutex<Content>,
+    /// Held while states are being deleted, so that the end waits for a sweep under way.
+    broom: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -72,7 +74,12 @@ impl Shelf {
     /// An empty one.
     #[must_use]
     pub fn new(service: Arc<dyn Service>) -> Arc<Self> {
-        Arc::new(Self { service, places: AtomicU64::new(0), content: Mutex::default() })
+        Arc::new(Self {
+            service,
+            places: AtomicU64::new(0),
+            content: Mutex::default(),
+            broom: Default::default(),
+        })
     }
 
     /// Weights whose state is deleted when they are dropped.
@@ -85,6 +92,7 @@ impl Shelf {
 
     /// Deletes the states that nobody can ask for any more.
     pub async fn sweep(&self) {
+        let _broom = self.broom.lock().await;
         let states: Vec<State> = {
             let content = &mut *self.lock();
             content.released.drain(..).filter_map(|place| content.states.remove(&place)).collect()
@@ -94,6 +102,7 @@ impl Shelf {
 
     /// Deletes all states. For the end, when nobody asks any more.
     pub async fn clear(&self) {
+        let _broom = self.broom.lock().await;
         let states = std::mem::take(&mut self.lock().states).into_values().collect();
         self.forget(states).await;
     }

@@ -110,8 +110,9 @@ impl Closer {
             self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories }))
                 .await?;
         }
-        if let Some(shelf) = &self.links.shelf {
-            shelf.sweep().await;
+        if let Some(shelf) = self.links.shelf.clone() {
+            // Beside the line: a slow deletion must not hold the next weights back.
+            tokio::spawn(async move { shelf.sweep().await });
         }
         Ok(())
     }
