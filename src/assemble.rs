@@ -262,7 +262,7 @@ pub fn check_pace(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
     }
 }
 
-/// Makes the adapter, from a saved state if there is one, and everything else that the line needs.
+/// Everything that the line needs beside the adapter, whose weights are those of `state`, if they were saved.
 ///
 /// # Errors
 /// The service refused.
@@ -270,16 +270,10 @@ pub async fn parts(
     plan: &RunPlan,
     ready: &Ready,
     components: Vec<Component>,
+    judge: scorer::Judge,
+    training: Arc<dyn TrainingBackend>,
     state: Option<&str>,
 ) -> anyhow::Result<Parts> {
-    // Before anything is made on the service: weights that are not there end the run.
-    let judge = judge(plan, ready).await?;
-    let training: Arc<dyn TrainingBackend> = ready.service.create_training(plan.lora.clone()).await?;
-    if let Some(path) = state {
-        training.load_state(path, true).await.with_context(|| {
-            format!("failed to load the state {path}; without the last line of checkpoints.jsonl the one before it is used")
-        })?;
-    }
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
     let queries = Arc::new(Queries::new(plan.queries));

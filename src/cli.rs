@@ -1,6 +1,6 @@
 //! The command line, as typed.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -48,6 +48,35 @@ pub struct Run {
     /// Seed of items, samples and the adapter.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// How it goes on and when it stops.
+    #[command(flatten)]
+    pub going: Going,
+}
+
+/// How a run goes on and when it stops.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Going {
+    /// Whether to go on with an earlier run.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub resume: Resume,
+    /// Goes on with a run of another config; what differs is told.
+    #[arg(long)]
+    pub force: bool,
+    /// Stops after this time as Ctrl-C does, for example `90m` or `6h`; else `[run] deadline`.
+    #[arg(long, value_name = "TIME")]
+    pub deadline: Option<String>,
+}
+
+/// Whether to go on with an earlier run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Resume {
+    /// With the run of the run folder, if it has one.
+    #[default]
+    Auto,
+    /// With the newest unfinished run of this config under `outputs/`.
+    Latest,
+    /// Never: a run folder that has been used is refused.
+    Never,
 }
 
 /// `eval`

@@ -171,7 +171,7 @@ mod tests {
         for p in (0..3000).rev().step_by(7) {
             assert_eq!(resumed.item(p), drawn[p as usize], "asked late and out of order");
         }
-        for (n, component) in (0_u32..).zip(&mixture) {
+        for (n, component) in (0_u16..).zip(&mixture) {
             let items: HashSet<u64> =
                 drawn.iter().filter(|key| key.component == n).map(|key| key.item).collect();
             assert_eq!(items, (0..component.items).collect(), "every component plays all its items");

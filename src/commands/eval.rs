@@ -33,6 +33,7 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         output_dir: None,
         max_steps: None,
         seed: command.seed,
+        going: cli::Going::default(),
     };
     let plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
     let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;

@@ -1,7 +1,7 @@
 //! `minds-actors run`: trains from a config, or goes on with an unfinished run.
 
-use super::signals::Signals;
-use super::{eval, progress, say};
+use super::signals::{Asked, Signals};
+use super::{eval, progress, resume, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
 use crate::config::RunPlan;
@@ -13,12 +13,17 @@ use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
 use minds_tinker::types::FinishReason;
-use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// After this long without a step, the log says who is busy with what.
 const SILENCE: Duration = Duration::from_secs(120);
+
+/// The same while the run stops.
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// Longest that a run may take to stop.
+const LONGEST_STOP: Duration = Duration::from_secs(10 * 60);
 
 /// Longest that the end of a run waits for a measurement under way, so that nothing is left on the service.
 const GOODBYE: Duration = Duration::from_secs(15);
@@ -35,10 +40,12 @@ const STANDSTILL: usize = 50;
 /// See [`Exit`].
 pub fn run(command: &cli::Run) -> Result<(), Fault> {
     let plan = RunPlan::load(command, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
-    let mut folder = RunFolder::open(&folder_path(&plan), &plan.resolved).or_exit(Exit::Config)?;
-    let start = folder.start();
-    if assemble::steps_left(&plan, &start) == 0 {
-        say!("{}: all {} steps are done", folder.path().display(), start.step);
+    if plan.sampling.temperature == 0.0 {
+        let why = "without chance there is nothing to learn from; `eval` takes it";
+        return Err(anyhow!("{}: `trainer.args.temperature` is 0: {why}", plan.origin)).or_exit(Exit::Config);
+    }
+    let mut folder = resume::open(&plan, &command.going)?;
+    if is_done(&plan, &folder) {
         return Ok(());
     }
     let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
@@ -47,19 +54,23 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         return Err(fault);
     }
     let components = assemble::components(&plan, &ready.renderer)?;
-    if let Some(last) = folder.last() {
-        assemble::recall(&components, &last.memories)?;
-    }
-    banner(&plan, &ready, &folder);
-
     let result = super::system().block_on(async {
+        let setting_up = || format!("failed to set up the run in {}", folder.path().display());
+        // Before anything is made on the service: weights that are not there end the run.
+        let judge =
+            assemble::judge(&plan, &ready).await.with_context(setting_up).or_exit(Exit::Unavailable)?;
+        let training = resume::adapter(&plan, &ready, &mut folder).await.or_exit(Exit::Unavailable)?;
+        if let Some(last) = folder.last() {
+            assemble::recall(&components, &last.memories)?;
+        }
+        banner(&plan, &ready, &folder);
         let state = folder.last().map(|last| last.state_path.clone());
-        let parts = assemble::parts(&plan, &ready, components, state.as_deref())
+        let parts = assemble::parts(&plan, &ready, components, judge, training, state.as_deref())
             .await
             .with_context(|| format!("failed to set up the run in {}", folder.path().display()))
             .or_exit(Exit::Unavailable)?;
-        let mut line = Line::start(&assemble::options(&plan), parts, start).or_exit(Exit::Config)?;
-        let result = follow(&mut line, &mut folder).await;
+        let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
+        let result = follow(&mut line, &mut folder, plan.deadline).await;
         if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
             tracing::debug!("what the run kept for itself on the service was not given up in time");
         }
@@ -73,14 +84,14 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     result
 }
 
-/// The named folder, or a new one.
-fn folder_path(plan: &RunPlan) -> PathBuf {
-    plan.output_dir.clone().unwrap_or_else(|| {
-        let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-        let parent = PathBuf::from("outputs").join(&plan.stem);
-        let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
-        names.map(|name| parent.join(name)).find(|path| !path.exists()).expect("the names never end")
-    })
+/// Says so if no step is left.
+fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
+    let start = folder.start();
+    let done = assemble::steps_left(plan, &start) == 0;
+    if done {
+        say!("{}: all {} steps are done", folder.path().display(), start.step);
+    }
+    done
 }
 
 fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
@@ -120,9 +131,16 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
 }
 
 /// Follows the line to its end.
-async fn follow(line: &mut Line, folder: &mut RunFolder) -> Result<(), Fault> {
+async fn follow(line: &mut Line, folder: &mut RunFolder, limit: Option<Duration>) -> Result<(), Fault> {
     let mut signals = Signals::listen().or_exit(Exit::Failed)?;
-    let mut interrupted = false;
+    let mut stopping: Option<Instant> = None;
+    let deadline = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(deadline);
     let (begun, mut last) = (Instant::now(), line.activity().shares());
     let mut totals = Totals::default();
     loop {
@@ -163,25 +181,47 @@ async fn follow(line: &mut Line, folder: &mut RunFolder) -> Result<(), Fault> {
                 Some(Event::Failed(why)) => return Err(anyhow!("the run failed: {why}")).or_exit(Exit::Failed),
                 None => return Err(anyhow!("the line ended without a word")).or_exit(Exit::Failed),
             },
-            () = signals.next() => {
-                if interrupted {
+            asked = signals.next() => match (asked, stopping) {
+                (Asked::Report, _) => report(line, "asked for"),
+                (Asked::Stop, Some(_)) => {
                     return Err(anyhow!("interrupted a second time, left without saving")).or_exit(Exit::Interrupted);
                 }
-                interrupted = true;
-                say!("stopping     after the step under way; once more leaves at once");
+                (Asked::Stop, None) => {
+                    stopping = Some(Instant::now());
+                    say!("stopping     after the step under way; once more leaves at once");
+                    line.stop();
+                }
+            },
+            () = &mut deadline, if stopping.is_none() => {
+                stopping = Some(Instant::now());
+                say!("stopping     after the step under way, for the deadline is reached");
                 line.stop();
             }
-            () = tokio::time::sleep(SILENCE) => report_silence(line),
+            () = tokio::time::sleep(if stopping.is_some() { STOPPING } else { SILENCE }) => {
+                if stopping.is_some_and(|since| since.elapsed() > LONGEST_STOP) {
+                    let minutes = LONGEST_STOP.as_secs() / 60;
+                    return Err(anyhow!(
+                        "the step under way has not ended {minutes} min after the order to stop: left; the same command \
+                         goes on from the last saved state"
+                    ))
+                    .or_exit(Exit::Failed);
+                }
+                report(line, if stopping.is_some() { "still stopping" } else { "no step for a while" });
+            }
         }
     }
 }
 
-fn report_silence(line: &Line) {
+/// Who is busy with what, and what waits where.
+fn report(line: &Line, why: &'static str) {
+    let counts = line.ledger().counts();
+    tracing::warn!(in_flight = counts.in_flight(), trained = counts.trained, failed = counts.failed, "{why}");
+
     for (stage, now) in line.board().read() {
-        tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "no step for a while");
+        tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
     }
     for lane in line.lanes() {
-        tracing::warn!(lane = lane.name, depth = lane.depth, capacity = lane.capacity, "no step for a while");
+        tracing::warn!(lane = lane.name, depth = lane.depth, capacity = lane.capacity, "{why}");
     }
 }
 
@@ -245,12 +285,19 @@ impl Totals {
     fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {
         let seconds = took.as_secs_f64();
         let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
-        let window = self.rewards.len().min(WINDOW);
+        let rewards = match self.rewards.len() {
+            all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(&self.rewards)),
+            all => format!(
+                "{:.3} over the first {WINDOW} steps, {:.3} over the last {WINDOW}",
+                mean(&self.rewards[..WINDOW]),
+                mean(&self.rewards[all - WINDOW..])
+            ),
+        };
         format!(
             "done         {step} steps; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
              {:.0} % of the training time overlapped with sampling or scoring\n\
-             reward       {:.3} over the first {window} steps, {:.3} over the last {window}",
+             reward       {rewards}",
             seconds,
             self.sampled / seconds,
             self.trained / seconds,
@@ -258,8 +305,6 @@ impl Totals {
             100.0 * shares.scoring / shares.wall,
             100.0 * shares.training / shares.wall,
             100.0 * shares.overlap_share(),
-            mean(&self.rewards[..window]),
-            mean(&self.rewards[self.rewards.len() - window..]),
         )
     }
 }

@@ -1,6 +1,6 @@
 //! `minds-actors serve`: the embedded engine behind the Tinker API.
 
-use super::signals::Signals;
+use super::signals::{Asked, Signals};
 use super::{progress, say};
 use crate::assemble;
 use crate::cli;
@@ -57,7 +57,7 @@ pub fn run(command: &cli::Serve) -> Result<(), Fault> {
         say!("model        {}", command.model);
         say!("data folder  {}", command.data.display());
         say!("key          {}", key_line(command));
-        serve(listener, service, options, async move { signals.next().await })
+        serve(listener, service, options, async move { while signals.next().await != Asked::Stop {} })
             .await
             .context("failed to serve")
             .or_exit(Exit::Failed)

@@ -1,12 +1,22 @@
-//! How a process is asked to stop.
+//! What a process is asked from outside: to stop, or to say what it is doing.
 
 use anyhow::Context as _;
 
-/// Ctrl-C, SIGTERM, and the end of the terminal.
+/// What was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Ctrl-C, SIGTERM, or the end of the terminal.
+    Stop,
+    /// SIGUSR1: say what waits for what.
+    Report,
+}
+
+/// The signals that a process listens to.
 pub struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     hangup: tokio::signal::unix::Signal,
+    user: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -20,15 +30,17 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?,
             terminate: signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?,
             hangup: signal(SignalKind::hangup()).context("failed to listen for SIGHUP")?,
+            user: signal(SignalKind::user_defined1()).context("failed to listen for SIGUSR1")?,
         })
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) {
+    pub async fn next(&mut self) -> Asked {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => Asked::Stop,
+            _ = self.terminate.recv() => Asked::Stop,
+            _ = self.hangup.recv() => Asked::Stop,
+            _ = self.user.recv() => Asked::Report,
         }
     }
 }

@@ -37,9 +37,20 @@ pub struct ConfigFile {
     /// Evaluations.
     #[serde(default)]
     pub eval: Eval,
+    /// The run as a whole.
+    #[serde(default)]
+    pub run: Run,
     /// The embedded engine.
     #[serde(default)]
     pub engine: Engine,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Time after which it stops and saves.
+    pub deadline: Option<String>,
 }
 
 /// `[env]`

@@ -50,6 +50,8 @@ pub struct RunPlan {
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
+    /// Time after which the run stops and saves.
+    pub deadline: Option<Duration>,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
     /// How answers are drawn.
@@ -185,6 +187,9 @@ impl RunPlan {
         if let Some(seed) = command.seed {
             file.trainer.seed = Some(seed);
         }
+        if let Some(deadline) = &command.going.deadline {
+            file.run.deadline = Some(deadline.clone());
+        }
         if let Some(dir) = &command.output_dir {
             file.output_dir = Some(dir.clone());
         }
@@ -315,11 +320,8 @@ impl RunPlan {
             seed: None,
             stop: Stop::ModelDefault,
         };
-        if !(sampling.temperature.is_finite() && sampling.temperature > 0.0) {
-            let problem = format!(
-                "is {}, it must be positive: without chance there is nothing to learn from",
-                sampling.temperature
-            );
+        if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
+            let problem = format!("is {}, it must not be negative", sampling.temperature);
             return Err(bad("trainer.args.temperature", problem));
         }
         if sampling.top_k == Some(0) || !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
@@ -399,6 +401,13 @@ impl RunPlan {
             adam,
             lora,
             estimator,
+            deadline: file
+                .run
+                .deadline
+                .as_deref()
+                .map(time)
+                .transpose()
+                .map_err(|problem| bad("run.deadline", problem))?,
             save_every: trainer.save_every.unwrap_or(20),
             sampling,
             base_model: model.base_model.clone(),
@@ -531,6 +540,14 @@ fn service(
         (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
     let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);
     Ok(ServicePlan::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure }))
+}
+
+/// A stretch of time such as `90m`, `6h` or `1d 12h`.
+fn time(written: &str) -> Result<Duration, String> {
+    let hint = "it must be a time such as 90m or 6h";
+    let span: jiff::SignedDuration = written.parse().map_err(|_| format!("is \"{written}\", {hint}"))?;
+    let time = span.unsigned_abs();
+    if span.is_positive() { Ok(time) } else { Err(format!("is \"{written}\", {hint}")) }
 }
 
 fn parse_error(origin: &str, message: String) -> ConfigError {

@@ -12,6 +12,7 @@ mod quarantine;
 mod rollouts;
 
 use crate::config::file::ConfigFile;
+use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
 use minds_stages::evaluator::Evaluation;
 use minds_stages::line::Start;
@@ -21,6 +22,17 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 pub use checkpoints::Checkpoint;
+
+/// Which runs may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// That of the same config.
+    SameConfig,
+    /// Whatever its config was; what differs is told.
+    AnyConfig,
+    /// None.
+    New,
+}
 
 /// An open run folder.
 pub struct RunFolder {
@@ -37,19 +49,38 @@ impl RunFolder {
     /// Opens a new folder, or one whose run is to go on.
     ///
     /// # Errors
-    /// Another process works in it, it holds something else than a run, or a run with another config.
-    pub fn open(path: &Path, config: &ConfigFile) -> anyhow::Result<Self> {
+    /// Another process works in it, it holds something else than a run, or a run that is not to go on under these
+    /// terms.
+    pub fn open(path: &Path, config: &ConfigFile, terms: Terms) -> anyhow::Result<Self> {
         fs::create_dir_all(path)
             .with_context(|| format!("failed to make the run folder {}", path.display()))?;
         let path = path.canonicalize().with_context(|| format!("failed to open {}", path.display()))?;
         let lock = lock(&path)?;
         let resolved = toml::to_string(config).context("failed to write the resolved config")?;
-        let config_path = path.join("config.toml");
+        let config_path = path.join(CONFIG);
         let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
         // A run that was refused, or ended before its first step, binds nobody to its config.
         let begun = !checkpoints.is_empty() || metrics::any_rows(&path);
         match fs::read_to_string(&config_path) {
-            Ok(earlier) if begun => compare(&path, &earlier, &resolved)?,
+            Ok(_) if begun && terms == Terms::New => {
+                bail!(
+                    "{} holds a run already, and this one is to be new: name another folder",
+                    path.display()
+                );
+            }
+            Ok(earlier) if begun => {
+                let differences = compare(&path, &earlier, &resolved)?;
+                if terms == Terms::AnyConfig {
+                    differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
+                } else if !differences.is_empty() {
+                    bail!(
+                        "{} holds a run with another config:\n  {}\nuse the same config to go on, name another folder, \
+                         or go on all the same with --force",
+                        path.display(),
+                        differences.join("\n  ")
+                    )
+                }
+            }
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let strangers: Vec<_> = fs::read_dir(&path)?
@@ -102,6 +133,24 @@ impl RunFolder {
         self.checkpoints.last()
     }
 
+    /// All states, the oldest first.
+    #[must_use]
+    pub fn checkpoints(&self) -> &[Checkpoint] {
+        &self.checkpoints
+    }
+
+    /// Goes back to an earlier state. The later ones, and what was kept of the steps after it, move aside.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn go_back(&mut self, step: u64) -> anyhow::Result<()> {
+        lines::keep_until(&self.path, checkpoints::FILE, step)?;
+        self.checkpoints.retain(|checkpoint| checkpoint.step <= step);
+        self.metrics = metrics::MetricsFile::open(&self.path, step)?;
+        self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
+        Ok(())
+    }
+
     /// Where the run starts.
     #[must_use]
     pub fn start(&self) -> Start {
@@ -149,17 +198,29 @@ impl RunFolder {
     }
 }
 
+/// Whether a folder holds a run of this config that has steps left of so many.
+#[must_use]
+pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
+    let same = || -> anyhow::Result<bool> {
+        let earlier = fs::read_to_string(path.join(CONFIG))?;
+        Ok(compare(path, &earlier, &toml::to_string(config)?)?.is_empty())
+    };
+    let done = last_checkpoint(path).ok().flatten().map_or(0, |last| last.step);
+    done < steps && same().unwrap_or(false)
+}
+
 /// The last checkpoint of a run folder, without opening it for work.
 ///
 /// # Errors
 /// It is no run folder, or its list of checkpoints is damaged.
 pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
-    if !path.join("config.toml").is_file() {
+    if !path.join(CONFIG).is_file() {
         bail!("{} is no run folder: it has no config.toml", path.display());
     }
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }
 
+const CONFIG: &str = "config.toml";
 const EVALUATIONS: &str = "evals.jsonl";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
@@ -193,8 +254,9 @@ fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A run goes on only with the config it was begun with; its length and place may change.
-fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<()> {
+/// What differs between the config that a run was begun with and the one that it is to go on with. Its length, its
+/// place, and the address of its server may change.
+fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>> {
     let mut configs: [toml::Table; 2] = [
         earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
         now.parse().context("the resolved config is not readable")?,
@@ -202,6 +264,11 @@ fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<()> {
     for config in &mut configs {
         config.remove("output_dir");
         config.remove("engine");
+        config.remove("run");
+        if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
+            // States lie with the server, wherever it is reached; the embedded engine's lie in the folder.
+            tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));
+        }
         if let Some(trainer) = config.get_mut("trainer").and_then(toml::Value::as_table_mut) {
             trainer.remove("total_batches");
             trainer.remove("save_every");
@@ -215,14 +282,7 @@ fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<()> {
         Some(&toml::Value::Table(after.clone())),
         &mut differences,
     );
-    if differences.is_empty() {
-        return Ok(());
-    }
-    bail!(
-        "{} holds a run with another config:\n{}\nuse the same config to go on, or name another folder",
-        path.display(),
-        differences.join("\n")
-    )
+    Ok(differences)
 }
 
 fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, out: &mut Vec<String>) {
@@ -239,7 +299,7 @@ fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, 
         (a, b) if a == b => {}
         (a, b) => {
             let show = |value: Option<&toml::Value>| value.map_or("nothing".into(), ToString::to_string);
-            out.push(format!("  {key}: {} then, {} now", show(a), show(b)));
+            out.push(format!("{key}: {} then, {} now", show(a), show(b)));
         }
     }
 }
@@ -256,6 +316,10 @@ mod tests {
     use super::*;
     use minds_core::reward::Metrics;
 
+    fn open_folder(path: &Path, config: &ConfigFile) -> anyhow::Result<RunFolder> {
+        RunFolder::open(path, config, Terms::SameConfig)
+    }
+
     fn config(text: &str) -> ConfigFile {
         toml::from_str(text).unwrap()
     }
@@ -264,25 +328,25 @@ mod tests {
     fn a_run_goes_on_only_with_its_own_config() {
         let dir = tempfile::tempdir().unwrap();
         let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
-        drop(RunFolder::open(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
-        let mut begun = RunFolder::open(dir.path(), &first).expect("nothing was trained with the seed 7");
+        drop(open_folder(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
+        let mut begun = open_folder(dir.path(), &first).expect("nothing was trained with the seed 7");
         begun.metrics.append(&Metrics::from([("step".into(), 1.0)])).unwrap();
         drop(begun);
-        let error = RunFolder::open(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
+        let error = open_folder(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
         assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
-        RunFolder::open(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).expect("only longer");
+        open_folder(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).expect("only longer");
     }
 
     #[test]
     fn what_a_run_that_was_cut_off_kept_for_its_shadows_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        drop(RunFolder::open(dir.path(), &config("")).unwrap());
+        drop(open_folder(dir.path(), &config("")).unwrap());
         let states = dir.path().join("weights/run-1/weights");
         for name in ["000020", "000021-shadow", "shadow-start", "000020-final"] {
             fs::create_dir_all(states.join(name)).unwrap();
             fs::write(states.join(name).join("file"), "x").unwrap();
         }
-        drop(RunFolder::open(dir.path(), &config("")).unwrap());
+        drop(open_folder(dir.path(), &config("")).unwrap());
         let left = fs::read_dir(&states).unwrap().map(|entry| entry.unwrap().file_name());
         let mut left: Vec<_> = left.collect();
         left.sort();
@@ -292,15 +356,13 @@ mod tests {
     #[test]
     fn one_process_at_a_time_and_no_strangers() {
         let dir = tempfile::tempdir().unwrap();
-        let open = RunFolder::open(dir.path(), &config("")).unwrap();
-        assert!(
-            RunFolder::open(dir.path(), &config("")).err().unwrap().to_string().contains("another process")
-        );
+        let open = open_folder(dir.path(), &config("")).unwrap();
+        assert!(open_folder(dir.path(), &config("")).err().unwrap().to_string().contains("another process"));
         drop(open);
 
         let full = tempfile::tempdir().unwrap();
         fs::write(full.path().join("thesis.txt"), "precious").unwrap();
-        let error = RunFolder::open(full.path(), &config("")).err().unwrap().to_string();
+        let error = open_folder(full.path(), &config("")).err().unwrap().to_string();
         assert!(error.contains("holds thesis.txt but no config.toml"), "{error}");
     }
 }

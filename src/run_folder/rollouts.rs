@@ -64,6 +64,10 @@ pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
         }
     }
     let path = folder.join(format!("step_{:06}.jsonl", step.step));
+    if path.exists() {
+        // The step is taken once more; what it was trained on the first time was paid for.
+        std::fs::rename(&path, path.with_extension("past.jsonl")).context("failed to move rollouts aside")?;
+    }
     super::write_whole(&path, &lines)
         .with_context(|| format!("failed to keep the rollouts of step {}", step.step))
 }

@@ -64,13 +64,13 @@ impl Running {
 
     /// Reads on until a line starts with this.
     pub fn wait_for(&mut self, start: &str) -> String {
-        for line in self.lines.by_ref() {
-            let line = line.unwrap();
-            if line.starts_with(start) {
-                return line;
-            }
-        }
-        panic!("the run ended without a line that starts with {start:?}");
+        self.try_wait_for(start)
+            .unwrap_or_else(|| panic!("the run ended without a line that starts with {start:?}"))
+    }
+
+    /// The same; `None` if the run ended before.
+    pub fn try_wait_for(&mut self, start: &str) -> Option<String> {
+        self.lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(start))
     }
 
     pub fn signal(&self, signal: &str) {

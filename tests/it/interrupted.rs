@@ -1,10 +1,24 @@
 //! Runs that are stopped, kindly and otherwise.
 
-use crate::command::{Running, checkpoints, config, metrics, output, run, steps};
+use crate::command::{Running, adapter, checkpoints, config, metrics, output, run, steps};
+use std::path::Path;
 
 const LONG: &[&str] = &["--max-steps", "40"];
 /// Without checkpoints but the last.
 const UNSAVED: &[&str] = &["--max-steps", "40", "--set", "trainer.save_every=0"];
+
+/// Group and member of every rollout that was trained in so many steps.
+fn trained(dir: &Path, steps: u64) -> Vec<(u64, u64)> {
+    let mut rollouts = Vec::new();
+    for step in 1..=steps {
+        let file = dir.join(format!("rollouts/step_{step:06}.jsonl"));
+        for line in std::fs::read_to_string(file).unwrap().lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            rollouts.push((row["group"].as_u64().unwrap(), row["member"].as_u64().unwrap()));
+        }
+    }
+    rollouts
+}
 
 #[test]
 fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
@@ -52,15 +66,75 @@ fn every_item_is_trained_once_across_an_interruption() {
     running.signal("-INT");
     assert_eq!(running.end(), Some(0));
     assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED)).0, Some(0));
-    let mut groups = Vec::new();
-    for step in 1..=40 {
-        let file = dir.path().join(format!("rollouts/step_{step:06}.jsonl"));
-        for line in std::fs::read_to_string(file).unwrap().lines() {
-            let row: serde_json::Value = serde_json::from_str(line).unwrap();
-            groups.push((row["group"].as_u64().unwrap(), row["member"].as_u64().unwrap()));
-        }
-    }
+    let mut groups = trained(dir.path(), 40);
     groups.sort_unstable();
     let once: Vec<_> = (0..80).flat_map(|group| (0..4).map(move |member| (group, member))).collect();
     assert_eq!(groups, once, "40 steps of 2 groups of 4");
+}
+
+#[test]
+fn a_run_killed_twenty_times_ends_with_the_weights_of_one_that_was_not() {
+    const SYNCHRONOUS: &[&str] =
+        &["--max-steps", "30", "--set", "trainer.async_off_policy_steps=0", "--set", "trainer.save_every=3"];
+    let [alone, killed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let start = |dir: &tempfile::TempDir| run(&config("ci_test.toml"), dir.path(), SYNCHRONOUS);
+    assert_eq!(output(&mut start(&alone)).0, Some(0));
+    for kill in 0..20_u32 {
+        let mut running = Running::start(&mut start(&killed));
+        // Moments of every kind: while it starts, at its first steps, and after a save.
+        let line = ["model", "run folder", "step", "saved"][kill as usize % 4];
+        if running.try_wait_for(line).is_none() {
+            break; // it had come to its end
+        }
+        running.signal("-KILL");
+        running.end();
+    }
+    assert_eq!(output(&mut start(&killed)).0, Some(0));
+    assert_eq!(steps(killed.path()), (1..=30).collect::<Vec<_>>());
+    let mut groups = trained(killed.path(), 30);
+    let count = groups.len();
+    groups.sort_unstable();
+    groups.dedup();
+    assert_eq!(groups.len(), count, "no rollout was trained twice");
+    let last = |dir: &tempfile::TempDir| {
+        let path = checkpoints(dir.path()).pop().unwrap()["state_path"].as_str().unwrap().to_owned();
+        adapter(dir.path(), &path)
+    };
+    for ((name, expected), (_, found)) in last(&alone).iter().zip(&last(&killed)) {
+        let numbers = |bytes: &[u8]| -> Vec<f32> {
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        for (a, b) in numbers(expected).into_iter().zip(numbers(found)) {
+            assert!((a - b).abs() < 1e-5, "{name}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_state_is_passed_over_for_the_one_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |steps: &str| run(&config("ci_test.toml"), dir.path(), &["--max-steps", steps]);
+    assert_eq!(output(&mut start("4")).0, Some(0));
+    let last = checkpoints(dir.path()).pop().unwrap()["state_path"].as_str().unwrap().to_owned();
+    let state = dir.path().join("weights").join(last.strip_prefix("tinker://").unwrap());
+    std::fs::write(state.join("optimizer.safetensors"), b"half of it").unwrap();
+    let (code, stdout, stderr) = output(&mut start("6"));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("goes on      after step 2") && stderr.contains("cannot be loaded"), "{stderr}");
+    assert_eq!(steps(dir.path()), (1..=6).collect::<Vec<_>>());
+    assert!(dir.path().join("checkpoints.past_000002.jsonl").is_file());
+    assert!(dir.path().join("rollouts/step_000003.past.jsonl").is_file());
+}
+
+#[test]
+fn a_deadline_ends_a_run_as_an_interruption_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let extra = ["--max-steps", "100000", "--deadline", "1s"];
+    let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("the deadline is reached"), "{stdout}");
+    assert!(checkpoints(dir.path()).pop().unwrap()["name"].as_str().unwrap().ends_with("-stop"));
+    let (code, _, stderr) =
+        output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "9", "--resume", "never"]));
+    assert!(code == Some(2) && stderr.contains("holds a run already"), "{stderr}");
 }

@@ -1,11 +1,13 @@
 //! The line against a scripted service and environment, in virtual time on one thread.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod chaos;
 mod deadlines;
 mod evaluations;
 mod flow;
 mod groups;
 mod harness;
+mod kills;
 mod pace;
 mod scoring;
 mod shadow;

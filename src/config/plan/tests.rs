@@ -11,6 +11,7 @@ fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, Conf
         output_dir: None,
         max_steps: None,
         seed: None,
+        going: cli::Going::default(),
     };
     let vars: Vec<(String, String)> = vars.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
     RunPlan::load(&command, &move |key| vars.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()))
@@ -99,7 +100,14 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
     let files = std::fs::read_dir(configs).unwrap().map(|entry| entry.unwrap().path());
     for config in files.filter(|path| path.extension().is_some_and(|end| end == "toml")) {
         let (set, output_dir, max_steps, seed) = (vec![], None, None, None);
-        let command = cli::Run { config: config.clone(), set, output_dir, max_steps, seed };
+        let command = cli::Run {
+            config: config.clone(),
+            set,
+            output_dir,
+            max_steps,
+            seed,
+            going: cli::Going::default(),
+        };
         let shipped = RunPlan::load(&command, &|_| None).unwrap();
         assert!(shipped.adam.learning_rate >= 1e-4, "{}", config.display());
         assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
@@ -207,7 +215,7 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),
         ("trainer.training_rank=0", "the rank must lie in 1..=512"),
         ("trainer.advantage=median", "it must be one of: group_mean, group_std"),
-        ("trainer.args.temperature=0", "`trainer.args.temperature` is 0, it must be positive"),
+        ("trainer.args.temperature=-1", "`trainer.args.temperature` is -1, it must not be negative"),
         ("tinker.base_url=localhost:80", "it must be \"embedded\" or start with https://"),
         ("scorer.workers=0", "`scorer.workers` is 0"),
         ("scorer.timeout_s=0", "`scorer.timeout_s` is 0"),
@@ -260,4 +268,16 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
         }
     }
     assert!(seen >= 5);
+}
+
+#[test]
+fn a_deadline_is_a_stretch_of_time() {
+    let deadline =
+        |text: &str| plan(SMALL, &[&format!("run.deadline={text}")], &[]).map(|plan| plan.deadline);
+    assert_eq!(deadline("90m").unwrap(), Some(Duration::from_secs(5400)));
+    assert_eq!(deadline("1h 30m").unwrap(), Some(Duration::from_secs(5400)));
+    for wrong in ["soon", "0s", "-1h"] {
+        let error = deadline(wrong).unwrap_err().to_string();
+        assert!(error.contains("run.deadline") && error.contains("90m"), "{error}");
+    }
 }

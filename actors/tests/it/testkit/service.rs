@@ -42,6 +42,8 @@ pub struct Sampling {
     pub query: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub asked: Mutex<Vec<Asked>>,
     pub queries: AtomicU64,
+    /// Requests of every kind that the service has seen, those of adapters included.
+    pub requests: watch::Sender<usize>,
     /// Steps behind the weights of each saved state, by its path.
     pub saved: Arc<Mutex<BTreeMap<String, u64>>>,
 }
@@ -55,6 +57,7 @@ impl Default for Sampling {
             query: Box::new(|_| Ok(())),
             asked: Mutex::default(),
             queries: AtomicU64::new(0),
+            requests: watch::Sender::new(0),
             saved: Arc::default(),
         }
     }
@@ -68,6 +71,7 @@ pub struct Sampler {
 #[async_trait]
 impl SamplingBackend for Sampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
+        self.sampling.requests.send_modify(|n| *n += 1);
         let number = {
             let mut asked = self.sampling.asked.lock().unwrap();
             let seed = request.params.seed.unwrap();
@@ -94,6 +98,7 @@ impl SamplingBackend for Sampler {
 
     /// Minus one for the start weights, minus a half after a step, and so on.
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        self.sampling.requests.send_modify(|n| *n += 1);
         let number = self.sampling.queries.fetch_add(1, Relaxed) as usize;
         sleep((self.sampling.query_latency)(number)).await;
         (self.sampling.query)(number)?;
@@ -172,6 +177,7 @@ impl Training {
         call: String,
         job: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Pending<T> {
+        self.sampling.requests.send_modify(|n| *n += 1);
         self.calls.lock().unwrap().push(call);
         let (answer, result) = oneshot::channel();
         let job = async move { drop(answer.send(job.await)) };

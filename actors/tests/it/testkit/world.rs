@@ -213,6 +213,35 @@ impl Run {
         }
     }
 
+    /// Follows the run until the service has seen so many requests; whether it got there.
+    pub async fn until_request(&mut self, count: usize) -> bool {
+        let mut requests = self.sampling.requests.subscribe();
+        loop {
+            let event = tokio::select! {
+                biased;
+                seen = requests.wait_for(|seen| *seen >= count) => return seen.is_ok(),
+                event = self.line.next() => event,
+            };
+            match event.expect("the run goes on") {
+                Event::Step(step) => self.enter(step),
+                Event::Saved(saved) => self.saved.push(saved),
+                Event::Ended { .. } => return false,
+                Event::Failed(why) => panic!("{why}"),
+                _ => {}
+            }
+            self.check();
+        }
+    }
+
+    /// Ends it as a crash does: nothing more is heard of it. What the last saved state has behind it, and the groups
+    /// that its steps had trained.
+    pub fn kill(self) -> (Start, BTreeSet<u64>) {
+        let Some(last) = self.saved.last() else { return Default::default() };
+        let steps = self.steps.iter().filter(|step| step.step <= last.step);
+        let trained = steps.flat_map(|step| step.groups.iter().map(|group| group.group.id.0)).collect();
+        (Start { step: last.step, settled: last.settled.clone(), evaluated: false }, trained)
+    }
+
     /// Follows the run until it has done `count` steps.
     pub async fn until_step(&mut self, count: usize) {
         while self.steps.len() < count {

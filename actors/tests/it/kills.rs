@@ -1,0 +1,76 @@
+//! A run that is killed at any moment and goes on trains what one that was not killed trains.
+
+use crate::testkit::{World, local};
+use minds_stages::line::Start;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const STEPS: u64 = 40;
+const GROUPS: u64 = 2;
+
+/// Latencies that scatter, so that every order of events occurs.
+fn world() -> World {
+    let mut world = World::new(GROUPS as usize, 2, STEPS);
+    world.options.train.save_every = 3;
+    let scatter =
+        |n: usize, most: u64| Duration::from_millis((n as u64 + 1).wrapping_mul(0x9e37_79b9) % most);
+    world.sampling.latency = Box::new(move |n| scatter(n, 7001));
+    world.environment.latency = Box::new(move |id, _| scatter(id.group.0 as usize, 3001));
+    world.training.forward_backward = Duration::from_millis(900);
+    world.training.export = Duration::from_millis(1300);
+    world.training.save = Duration::from_millis(700);
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_killed_at_any_request_trains_each_group_once() {
+    let all: BTreeSet<u64> = (0..STEPS * GROUPS).collect();
+    let requests = local(async {
+        let mut run = world().start();
+        assert_eq!(run.end().await, Ok(STEPS));
+        assert_eq!(run.trained, all);
+        *run.sampling.requests.borrow()
+    })
+    .await;
+    assert!(requests >= 200, "only {requests} moments to be killed at");
+    for moment in 1..=requests {
+        local(async {
+            let mut run = world().start();
+            assert!(run.until_request(moment).await);
+            let (start, before) = run.kill();
+            let step = start.step;
+            let mut run = world().start_from(start);
+            assert_eq!(run.end().await, Ok(STEPS), "killed at request {moment}");
+            assert_eq!(run.steps.len() as u64, STEPS - step);
+            assert_eq!(run.line.ledger().counts().in_flight(), 0);
+            assert!(before.is_disjoint(&run.trained), "trained twice, killed at request {moment}");
+            assert_eq!(&before | &run.trained, all, "killed at request {moment}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_killed_again_and_again_trains_each_group_once() {
+    local(async {
+        let (mut start, mut trained) = (Start::default(), BTreeSet::new());
+        for life in 0.. {
+            let mut run = world().start_from(start.clone());
+            // Lives of 17 to 56 requests: some end before they have saved anything.
+            if run.until_request(17 + life * 13 % 40).await {
+                let (saved, before) = run.kill();
+                if saved.step > start.step {
+                    assert!(trained.is_disjoint(&before));
+                    trained.extend(before);
+                    start = saved;
+                }
+            } else {
+                assert!(trained.is_disjoint(&run.trained));
+                trained.extend(&run.trained);
+                break;
+            }
+        }
+        assert_eq!(trained, (0..STEPS * GROUPS).collect());
+    })
+    .await;
+}

@@ -1,0 +1,88 @@
+//! Where a run lives, and from which of its states it goes on.
+
+use crate::assemble::Ready;
+use crate::cli::{Going, Resume};
+use crate::config::RunPlan;
+use crate::exit::{Exit, Fault, OrExit};
+use crate::run_folder::{self, RunFolder, Terms};
+use anyhow::{Context as _, anyhow};
+use minds_core::backend::{BackendError, TrainingBackend};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Opens the folder of the run that is to go on, or a new one.
+///
+/// # Errors
+/// There is none such, or it may not be used.
+pub fn open(plan: &RunPlan, going: &Going) -> Result<RunFolder, Fault> {
+    let runs = PathBuf::from("outputs").join(&plan.stem);
+    let path = match (&plan.output_dir, going.resume) {
+        (Some(named), _) => named.clone(),
+        (None, Resume::Latest) => latest(plan, &runs).or_exit(Exit::Config)?,
+        (None, Resume::Auto | Resume::Never) => {
+            let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+            let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
+            names.map(|name| runs.join(name)).find(|path| !path.exists()).expect("the names never end")
+        }
+    };
+    let terms = match (going.resume, going.force) {
+        (Resume::Never, _) => Terms::New,
+        (_, true) => Terms::AnyConfig,
+        (_, false) => Terms::SameConfig,
+    };
+    RunFolder::open(&path, &plan.resolved, terms).or_exit(Exit::Config)
+}
+
+/// The newest unfinished run of the plan's config. Folders are named by the time when they were made.
+fn latest(plan: &RunPlan, runs: &PathBuf) -> anyhow::Result<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    folders.sort();
+    folders
+        .into_iter()
+        .rev()
+        .find(|path| run_folder::is_unfinished(path, &plan.resolved, plan.max_steps))
+        .ok_or_else(|| {
+            anyhow!("--resume latest: there is no unfinished run of this config under {}", runs.display())
+        })
+}
+
+/// Makes the adapter, with the last state that the service can load. A state that it refuses is passed over and told;
+/// if it refuses them all, nothing is thrown away.
+///
+/// # Errors
+/// The service is not there, or has none of the states.
+pub async fn adapter(
+    plan: &RunPlan,
+    ready: &Ready,
+    folder: &mut RunFolder,
+) -> anyhow::Result<Arc<dyn TrainingBackend>> {
+    let make = || ready.service.create_training(plan.lora.clone());
+    let mut training = make().await?;
+    let states: Vec<(u64, String)> =
+        folder.checkpoints().iter().rev().map(|c| (c.step, c.state_path.clone())).collect();
+    let mut first = None;
+    for (step, path) in &states {
+        match training.load_state(path, true).await {
+            Ok(()) => {
+                if first.is_some() {
+                    folder.go_back(*step)?;
+                }
+                return Ok(training);
+            }
+            Err(error @ BackendError::Rejected(_)) => {
+                tracing::warn!(path, %error, "a saved state cannot be loaded, the one before it is tried");
+                first.get_or_insert((path.clone(), error));
+                // Half of it may have been loaded.
+                training = make().await?;
+            }
+            Err(error) => return Err(error).with_context(|| format!("failed to load the state {path}")),
+        }
+    }
+    match first {
+        None => Ok(training),
+        Some((path, error)) => Err(error).with_context(|| {
+            format!("failed to load the state {path}, or any before it; --resume never begins anew in another folder")
+        }),
+    }
+}
