@@ -12,7 +12,7 @@ use minds_engine::runtime::EngineOptions;
 use minds_models::{ByteTokenizer, Cache, Progress, Sources};
 use minds_stages::activity::Activity;
 use minds_stages::kit::{Board, CpuPool, Stage};
-use minds_stages::line::{Options, Parts, Shadow, Start, StartFrom};
+use minds_stages::line::{Options, Parts, Shadow, StartFrom};
 use minds_stages::parcels::Component;
 use minds_stages::queries::Queries;
 use minds_stages::shadow_trainer::{ShadowTrainer, Shelf};
@@ -410,10 +410,4 @@ pub fn options(plan: &RunPlan) -> Options {
         },
         evaluate: (plan.eval_every > 0).then(|| evaluation(plan)),
     }
-}
-
-/// Steps that are left.
-#[must_use]
-pub fn steps_left(plan: &RunPlan, start: &Start) -> u64 {
-    plan.max_steps.saturating_sub(start.step)
 }

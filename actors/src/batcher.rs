@@ -15,6 +15,7 @@ use crate::parcels::{Batch, Judged, ReadyGroup};
 use crate::policy::Policy;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
+pub(crate) use book::Complete;
 use book::{GroupBook, ReadyBook};
 use minds_core::advantage::Estimator;
 pub use patience::Patience;
@@ -95,6 +96,8 @@ pub struct AdvantageBatcher {
     /// Whether a batch is waiting for the trainer to have room.
     sending: bool,
     patience: Patience,
+    /// Groups that an earlier part of the run had collected, until the stage starts.
+    restored: Vec<Complete>,
 }
 
 impl AdvantageBatcher {
@@ -107,14 +110,21 @@ impl AdvantageBatcher {
         board: Board,
         policy: watch::Receiver<Arc<Policy>>,
         batches: Outlet<Batch>,
+        restored: Vec<Complete>,
     ) -> Self {
         let (open, ready) = (GroupBook::default(), ReadyBook::default());
-        Self { options, pool, board, policy, batches, open, ready, sending: false, patience }
+        Self { options, pool, board, policy, batches, open, ready, sending: false, patience, restored }
     }
 }
 
 impl Actor for AdvantageBatcher {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        for complete in std::mem::take(&mut self.restored) {
+            self.build(complete, ctx);
+        }
+    }
 }
 
 impl Handler<Parcel<Judged>> for AdvantageBatcher {
@@ -123,7 +133,14 @@ impl Handler<Parcel<Judged>> for AdvantageBatcher {
     fn handle(&mut self, parcel: Parcel<Judged>, ctx: &mut Self::Context) {
         // What is collected here is bounded by the credits; the slot can go at once.
         let (judged, _slot) = parcel.open();
-        let Some(complete) = self.open.add(judged) else { return };
+        if let Some(complete) = self.open.add(judged) {
+            self.build(complete, ctx);
+        }
+    }
+}
+
+impl AdvantageBatcher {
+    fn build(&mut self, complete: Complete, ctx: &mut Context<Self>) {
         self.board.update(NAME, |s| s.busy += 1);
         let (pool, options) = (self.pool.clone(), self.options);
         let group = complete.group.clone();
@@ -140,12 +157,10 @@ impl Handler<Parcel<Judged>> for AdvantageBatcher {
             }
         }));
     }
-}
 
-impl AdvantageBatcher {
     fn collect(&mut self, ready: ReadyGroup, ctx: &mut Context<Self>) {
         self.board.update(NAME, |s| s.done += 1);
-        ready.group.credit.ready();
+        ready.group.credit.ready(ready.members.clone());
         if ready.constant && self.options.constant == ConstantGroups::Replace {
             ready.group.credit.settle(&Verdict::Filtered);
             return;

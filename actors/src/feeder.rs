@@ -68,6 +68,19 @@ impl Actor for Feeder {
     }
 }
 
+/// Opens the group at a position of the schedule.
+pub(crate) fn open(
+    id: GroupId,
+    schedule: &Schedule,
+    components: &[Arc<Component>],
+    ledger: &Ledger,
+) -> Group {
+    let key = schedule.item(id.0);
+    let component = components[usize::from(key.component)].clone();
+    let item = component.environment.item(key.item);
+    Group { id, key, component, item, credit: ledger.open(id) }
+}
+
 /// Ends when the run stops or the sampler has gone.
 async fn feed(
     schedule: Schedule,
@@ -87,11 +100,7 @@ async fn feed(
             open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
         }
         let Some(id) = ledger.reopened().or_else(|| fresh.next()) else { return };
-        let key = schedule.item(id.0);
-        let component = components[usize::from(key.component)].clone();
-        let item = component.environment.item(key.item);
-        let group = Group { id, key, component, item, credit: ledger.open(id) };
-        if groups.send(Arc::new(group)).await.is_err() {
+        if groups.send(Arc::new(open(id, &schedule, &components, &ledger))).await.is_err() {
             return;
         }
     }

@@ -4,6 +4,7 @@
 //! that carry it: a credit that is dropped without a verdict gives the verdict "failed: lost". So credits are
 //! conserved across errors, panics and cancellations by construction.
 
+use crate::parcels::{Member, Spare};
 use minds_core::ids::{GroupId, PolicyVersion};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -71,7 +72,7 @@ impl Settled {
         position < self.below || self.also.contains(&position)
     }
 
-    fn insert(&mut self, position: u64) {
+    pub(crate) fn insert(&mut self, position: u64) {
         self.also.insert(position);
         while self.also.remove(&self.below) {
             self.below += 1;
@@ -104,6 +105,8 @@ struct Book {
     again: VecDeque<GroupId>,
     /// Groups that play or wait for their batch.
     stamped: BTreeMap<GroupId, Stamp>,
+    /// Groups that are ready and not settled.
+    ready: BTreeMap<GroupId, Arc<[Member]>>,
     first_failure: Option<String>,
     last_failure: Option<(GroupId, String)>,
 }
@@ -162,6 +165,14 @@ impl Ledger {
         self.lock().settled.clone()
     }
 
+    /// Groups that are ready and not settled, for a checkpoint: what was paid for them is not paid twice.
+    #[must_use]
+    pub fn spares(&self) -> Vec<Spare> {
+        let spare =
+            |(group, members): (&GroupId, &Arc<[Member]>)| Spare { group: *group, members: members.clone() };
+        self.lock().ready.iter().map(spare).collect()
+    }
+
     /// Waits until the groups that are not yet part of a batch satisfy a condition.
     pub async fn until(&self, holds: impl Fn(&[Stamp]) -> bool) {
         let mut counts = self.watch();
@@ -186,6 +197,7 @@ impl Ledger {
                 _ => book.settled.insert(group.0),
             }
             book.stamped.remove(&group);
+            book.ready.remove(&group);
             if let Verdict::Failed(why) = verdict {
                 book.first_failure.get_or_insert_with(|| why.clone());
                 book.last_failure = Some((group, why.clone()));
@@ -222,10 +234,14 @@ impl Credit {
     }
 
     /// Notes that the group has come through playing and scoring.
-    pub fn ready(&self) {
+    pub fn ready(&self, members: Arc<[Member]>) {
         self.ready.store(true, Ordering::Release);
-        if let Some(stamp) = self.ledger.lock().stamped.get_mut(&self.group) {
-            stamp.ready = true;
+        {
+            let mut book = self.ledger.lock();
+            if let Some(stamp) = book.stamped.get_mut(&self.group) {
+                stamp.ready = true;
+            }
+            book.ready.insert(self.group, members);
         }
         self.ledger.counts.send_modify(|counts| counts.failed_in_a_row = 0);
     }
@@ -290,11 +306,13 @@ mod tests {
         (0..3).for_each(failed);
         assert_eq!(ledger.counts().failed_in_a_row, 3);
         let good = ledger.open(GroupId(3));
-        good.ready();
+        good.ready(Arc::default());
+        assert_eq!(ledger.spares().len(), 1);
         assert_eq!(ledger.counts().failed_in_a_row, 0, "though it is not trained yet");
         failed(4);
         good.settle(&Verdict::Failed("the batch was refused".into()));
         assert_eq!((ledger.counts().failed_in_a_row, ledger.counts().failed), (1, 5));
+        assert!(ledger.spares().is_empty(), "it is settled");
     }
 
     #[test]

@@ -4,12 +4,12 @@
 //! before the credits do. The outside sees events, the board, and one switch: stop.
 
 use crate::activity::Activity;
-use crate::batcher::{self, AdvantageBatcher, Patience};
+use crate::batcher::{self, AdvantageBatcher, Complete, Patience};
 use crate::evaluator::{self, Evaluation, Evaluator};
-use crate::feeder::{Allowance, Feeder};
+use crate::feeder::{self, Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
 use crate::ledger::{Ledger, Settled};
-use crate::parcels::{Component, Poison, StepDone};
+use crate::parcels::{Component, Poison, Spare, StepDone};
 use crate::play::Player;
 use crate::policy::Policy;
 use crate::queries::Queries;
@@ -88,6 +88,8 @@ pub struct Start {
     pub step: u64,
     /// Positions of the schedule that they have behind them.
     pub settled: Settled,
+    /// Groups that were ready and not yet trained.
+    pub spares: Vec<Spare>,
     /// Whether they have been evaluated.
     pub evaluated: bool,
 }
@@ -189,6 +191,8 @@ impl Line {
         let board = Board::default();
         let activity = Activity::default();
         let ledger = Ledger::new(start.settled.clone());
+        let mut skip = start.settled;
+        let restored = restore(start.spares, &schedule, &components, &ledger, &mut skip);
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
         let deadlines = options.retry.deadlines;
@@ -253,6 +257,7 @@ impl Line {
             board.clone(),
             policy.clone(),
             batches,
+            restored,
         );
         let batcher = launch("batcher", everyone, 0, once(stage), bind(to_batcher));
         let (last, no_more) = watch::channel(false);
@@ -286,7 +291,7 @@ impl Line {
             schedule,
             components,
             ledger: ledger.clone(),
-            skip: start.settled,
+            skip,
             allowance: Allowance {
                 credits: options.credits(),
                 wanted: steps_left * options.batch.groups_per_batch.get() as u64,
@@ -422,6 +427,27 @@ impl Line {
             None => format!("{limit} groups in a row failed"),
         }
     }
+}
+
+/// Opens groups that an earlier part of the run had collected, so that they are not played again.
+fn restore(
+    spares: Vec<Spare>,
+    schedule: &Schedule,
+    components: &[Arc<Component>],
+    ledger: &Ledger,
+    skip: &mut Settled,
+) -> Vec<Complete> {
+    let mut restored = Vec::new();
+    for spare in spares {
+        let Some(oldest) = spare.members.iter().map(|member| member.episode.policy).min() else { continue };
+        if !skip.contains(spare.group.0) {
+            skip.insert(spare.group.0);
+            let group = feeder::open(spare.group, schedule, components, ledger);
+            group.credit.playing(oldest);
+            restored.push(Complete::restored(Arc::new(group), &spare));
+        }
+    }
+    restored
 }
 
 /// Waits until a stage has panicked for good. Stages that end otherwise are taken off the list.

@@ -9,6 +9,7 @@ use minds_core::episode::Episode;
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
 use minds_core::reward::{Metrics, Missing, Score};
 use minds_core::sampling::SamplingParams;
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +71,7 @@ pub struct Judged {
 }
 
 /// One rollout of a group that is ready for training.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// What the policy did.
     pub episode: Episode,
@@ -80,12 +81,21 @@ pub struct Member {
     pub advantage: f32,
 }
 
+/// A group that was ready and not yet trained, as a checkpoint keeps it. Its item comes from the schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spare {
+    /// Its name.
+    pub group: GroupId,
+    /// Those members that have a reward.
+    pub members: Arc<[Member]>,
+}
+
 /// A complete group.
 pub struct ReadyGroup {
     /// The group.
     pub group: Arc<Group>,
     /// Those members that have a reward.
-    pub members: Vec<Member>,
+    pub members: Arc<[Member]>,
     /// Members that failed.
     pub missing: u32,
     /// Whether there is nothing to learn from it: all advantages are zero.

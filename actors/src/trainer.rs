@@ -15,7 +15,7 @@ use crate::activity::{Activity, Work};
 use crate::kit::{Board, Parcel};
 use crate::ledger::{Ledger, Settled};
 use crate::line::Event;
-use crate::parcels::{Batch, Component, ReadyGroup};
+use crate::parcels::{Batch, Component, ReadyGroup, Spare};
 use crate::policy::Policy;
 use crate::queries::Queries;
 use crate::shadow_trainer::Shelf;
@@ -76,6 +76,8 @@ pub struct Saved {
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
     pub settled: Settled,
+    /// Groups that were ready and not yet trained.
+    pub spares: Vec<Spare>,
     /// What environments have learnt, by their name in metrics.
     pub memories: BTreeMap<String, serde_json::Value>,
 }

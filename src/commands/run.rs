@@ -86,10 +86,10 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
 
 /// Says so if no step is left.
 fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
-    let start = folder.start();
-    let done = assemble::steps_left(plan, &start) == 0;
+    let step = folder.last().map_or(0, |last| last.step);
+    let done = step >= plan.max_steps;
     if done {
-        say!("{}: all {} steps are done", folder.path().display(), start.step);
+        say!("{}: all {step} steps are done", folder.path().display());
     }
     done
 }

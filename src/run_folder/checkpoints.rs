@@ -1,5 +1,6 @@
 //! `checkpoints.jsonl`: one saved state per line, appended when the state is whole.
 
+use super::spares::Kept;
 use anyhow::Context as _;
 use minds_stages::ledger::Settled;
 use minds_stages::trainer::Saved;
@@ -27,6 +28,9 @@ pub struct Checkpoint {
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
     pub settled: Settled,
+    /// Groups that were ready and not yet trained, if their file was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) spares: Option<Kept>,
     /// What environments have learnt, by their name in metrics.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub memories: BTreeMap<String, serde_json::Value>,
@@ -41,6 +45,7 @@ impl From<&Saved> for Checkpoint {
             state_path: saved.state_path.clone(),
             sampler_path: saved.sampler_path.clone(),
             settled: saved.settled.clone(),
+            spares: None,
             memories: saved.memories.clone(),
         }
     }
@@ -69,7 +74,7 @@ pub(super) fn append(path: &Path, checkpoint: &Checkpoint) -> anyhow::Result<()>
     if fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n')) {
         let whole = read(path)?;
         let lines: Vec<String> = whole.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        super::write_whole(path, &lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        super::write_whole(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
     }
     let line = format!("{}\n", serde_json::to_string(checkpoint)?);
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
@@ -89,6 +94,7 @@ mod tests {
             state_path: format!("tinker://run/weights/{step:06}"),
             sampler_path: None,
             settled: Settled::default(),
+            spares: Vec::new(),
             memories: BTreeMap::from([("intuition".into(), step.into())]),
         };
         Checkpoint::from(&saved)

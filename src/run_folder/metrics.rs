@@ -39,9 +39,9 @@ impl MetricsFile {
         let kept: Vec<&String> = rows.iter().filter(|(s, _)| *s <= step).map(|(_, row)| row).collect();
         if kept.len() < rows.len() {
             let past: Vec<&String> = rows.iter().filter(|(s, _)| *s > step).map(|(_, row)| row).collect();
-            super::write_whole(&folder.join(format!("metrics.past_{step:06}.json")), &array(&past))?;
+            super::write_whole(&folder.join(format!("metrics.past_{step:06}.json")), array(&past))?;
         }
-        super::write_whole(&path, &array(&kept))?;
+        super::write_whole(&path, array(&kept))?;
         let file = OpenOptions::new().write(true).open(&path)?;
         let length = file.metadata()?.len() - END.len() as u64;
         Ok(Self { file, length, empty: kept.is_empty(), past: rows.len() - kept.len() })

@@ -10,6 +10,7 @@ mod lines;
 mod metrics;
 mod quarantine;
 mod rollouts;
+mod spares;
 
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
@@ -154,8 +155,10 @@ impl RunFolder {
     /// Where the run starts.
     #[must_use]
     pub fn start(&self) -> Start {
-        let (step, settled) = self.last().map(|c| (c.step, c.settled.clone())).unwrap_or_default();
-        Start { step, settled, evaluated: self.evaluated }
+        let Some(last) = self.last() else { return Start { evaluated: self.evaluated, ..Start::default() } };
+        let kept = last.spares.as_ref();
+        let spares = kept.map(|kept| spares::read(&self.path, &last.name, kept)).unwrap_or_default();
+        Start { step: last.step, settled: last.settled.clone(), spares, evaluated: self.evaluated }
     }
 
     /// Keeps a step's numbers and rollouts.
@@ -191,8 +194,10 @@ impl RunFolder {
     /// # Errors
     /// The disk refused.
     pub fn keep(&mut self, saved: &Saved) -> anyhow::Result<()> {
-        let checkpoint = Checkpoint::from(saved);
+        let spares = spares::write(&self.path, &saved.name, &saved.spares)?;
+        let checkpoint = Checkpoint { spares, ..Checkpoint::from(saved) };
         checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
+        spares::keep_only(&self.path, &saved.name)?;
         self.checkpoints.push(checkpoint);
         Ok(())
     }
@@ -305,7 +310,7 @@ fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, 
 }
 
 /// Replaces a file by another in one step.
-fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
+fn write_whole(path: &Path, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let new = path.with_extension("new");
     let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
     written.with_context(|| format!("failed to write {}", path.display()))

@@ -35,7 +35,7 @@ struct TurnRow<'a> {
 pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
     let mut lines = String::new();
     for group in &step.groups {
-        for member in &group.members {
+        for member in group.members.iter() {
             let row = Row {
                 step: step.step,
                 environment: &group.group.component.name,

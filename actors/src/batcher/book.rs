@@ -1,7 +1,7 @@
 //! The books of the batcher: members by group, and complete groups by age. Pure.
 
 use super::{ConstantGroups, Options, Weighting};
-use crate::parcels::{Group, Judged, Member, ReadyGroup};
+use crate::parcels::{Group, Judged, Member, ReadyGroup, Spare};
 use minds_core::advantage::{Estimator, is_constant};
 use minds_core::episode::Episode;
 use minds_core::ids::{GroupId, PolicyVersion};
@@ -44,6 +44,16 @@ impl GroupBook {
 }
 
 impl Complete {
+    /// A group that an earlier part of the run had collected.
+    pub fn restored(group: Arc<Group>, spare: &Spare) -> Self {
+        let lost = |member| (member, Err("it had failed before the run was interrupted".to_owned()));
+        let mut members: BTreeMap<u32, Outcome> = (0..group.component.group_size.get()).map(lost).collect();
+        for Member { episode, score, .. } in spare.members.iter() {
+            members.insert(episode.id.member, Ok((episode.clone(), score.clone())));
+        }
+        Self { group, members }
+    }
+
     /// Computes advantages and builds data.
     ///
     /// # Errors
@@ -71,14 +81,14 @@ impl Complete {
         // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
         let constant =
             advantages.iter().all(|a| *a == 0.0) || (estimator != Estimator::None && is_constant(&rewards));
-        let members: Vec<Member> = judged
+        let members: Arc<[Member]> = judged
             .into_iter()
             .zip(advantages)
             .map(|((episode, score), advantage)| Member { episode, score, advantage })
             .collect();
         let mut data = Vec::new();
         if !constant {
-            for member in &members {
+            for member in members.iter() {
                 let advantage = match options.weighting {
                     Weighting::Token => member.advantage,
                     Weighting::Sequence => member.advantage / member.episode.sampled_tokens().max(1) as f32,

@@ -4,7 +4,7 @@ use super::gathered::Gathered;
 use super::{Links, Options, Saved, report};
 use crate::ledger::{Settled, Verdict};
 use crate::line::Event;
-use crate::parcels::{Component, StepDone};
+use crate::parcels::{Component, Spare, StepDone};
 use crate::policy::Policy;
 use crate::queries::Reading;
 use crate::shadow_trainer::{Origin, State};
@@ -28,6 +28,20 @@ pub(super) struct Done {
     pub(super) state: Option<(String, State)>,
     /// Answer of a save that only shadows need.
     pub(super) shadow_state: Option<Pending<String>>,
+}
+
+/// What the newest weights have behind them.
+struct Behind {
+    settled: Settled,
+    spares: Vec<Spare>,
+    memories: BTreeMap<String, serde_json::Value>,
+}
+
+impl Behind {
+    fn saved(self, name: String, step: u64, state_path: String, sampler_path: Option<String>) -> Saved {
+        let Self { settled, spares, memories } = self;
+        Saved { name, step, state_path, sampler_path, settled, spares, memories }
+    }
 }
 
 /// What the trainer leaves to be closed.
@@ -103,12 +117,11 @@ impl Closer {
         queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
         self.tell(Event::Step(StepDone { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {
-            let (settled, memories) = self.behind();
+            let behind = self.behind();
             let state_path =
                 pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
             self.saved = Some(step);
-            self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories }))
-                .await?;
+            self.tell(Event::Saved(behind.saved(name, step, state_path, sampler_path))).await?;
         }
         if let Some(shelf) = self.links.shelf.clone() {
             // Beside the line: a slow deletion must not hold the next weights back.
@@ -117,10 +130,10 @@ impl Closer {
         Ok(())
     }
 
-    /// What the weights have behind them now: positions of the schedule, and what environments have learnt.
-    fn behind(&self) -> (Settled, BTreeMap<String, serde_json::Value>) {
+    fn behind(&self) -> Behind {
         let learnt = |c: &Arc<Component>| Some((c.name.clone(), c.environment.memory()?));
-        (self.links.ledger.settled(), self.links.components.iter().filter_map(learnt).collect())
+        let memories = self.links.components.iter().filter_map(learnt).collect();
+        Behind { settled: self.links.ledger.settled(), spares: self.links.ledger.spares(), memories }
     }
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
@@ -155,14 +168,14 @@ impl Closer {
 
     async fn save(&self, step: u64) -> Result<(), String> {
         // What is settled from here on is not part of these weights.
-        let (settled, memories) = self.behind();
+        let behind = self.behind();
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
         let both = async { Ok::<_, BackendError>((state.await?, export.await?.path)) };
         let (state_path, sampler_path) =
             both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
-        self.tell(Event::Saved(Saved { name, step, state_path, sampler_path, settled, memories })).await
+        self.tell(Event::Saved(behind.saved(name, step, state_path, sampler_path))).await
     }
 
     async fn tell(&self, event: Event) -> Result<(), String> {

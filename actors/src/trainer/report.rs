@@ -24,7 +24,7 @@ pub(super) fn metrics(options: &Options, step: u64, adam: &AdamParams, gathered:
     // The step trained the version before its own.
     let staleness = groups.iter().map(|g| (step - 1).saturating_sub(g.oldest.0) as f64);
     spread(staleness, "async/staleness", &mut put);
-    let members = || groups.iter().flat_map(|g| &g.members);
+    let members = || groups.iter().flat_map(|g| g.members.iter());
     put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
     put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
     put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
@@ -78,7 +78,7 @@ fn environment<'a>(
     groups: impl Iterator<Item = &'a ReadyGroup> + Clone,
     put: &mut impl FnMut(&str, f64),
 ) {
-    let members: Vec<&Member> = groups.clone().flat_map(|g| &g.members).collect();
+    let members: Vec<&Member> = groups.clone().flat_map(|g| g.members.iter()).collect();
     let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
     put(&format!("{prefix}/reward/total"), mean(rewards()));
     put(&format!("{prefix}/reward/std"), {

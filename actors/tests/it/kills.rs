@@ -74,3 +74,37 @@ async fn a_run_killed_again_and_again_trains_each_group_once() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn groups_that_were_ready_are_trained_and_not_played_again() {
+    local(async {
+        let mut world = world();
+        world.options.train.save_every = 1;
+        // Sampling is quick and training slow: at every save all credits but the batch's own are ready.
+        world.sampling.latency = Box::new(|_| Duration::from_millis(10));
+        world.environment.latency = Box::new(|_, _| Duration::ZERO);
+        world.training.forward_backward = Duration::from_secs(10);
+        let mut run = world.start();
+        run.until_step(6).await;
+        while run.saved.len() < 5 {
+            let next = *run.sampling.requests.borrow() + 1;
+            assert!(run.until_request(next).await);
+        }
+        let (start, before) = run.kill();
+        let spares: BTreeSet<u64> = start.spares.iter().map(|spare| spare.group.0).collect();
+        assert_eq!(spares.len() as u64, 2 * GROUPS, "two batches wait behind the one in training");
+        let (step, rewards) = (start.step, start.spares[0].members[1].score.reward.get());
+        let mut run = self::world().start_from(start);
+        assert_eq!(run.end().await, Ok(STEPS));
+        assert_eq!(
+            run.sampling.asked.lock().unwrap().len() as u64,
+            STEPS * GROUPS - before.len() as u64 - 2 * GROUPS
+        );
+        let first: BTreeSet<u64> = run.groups()[..2].concat().into_iter().collect();
+        assert_eq!(first, spares, "the oldest first");
+        assert_eq!(run.steps[0].groups[0].members[1].score.reward.get(), rewards);
+        let oldest = run.metric("async/staleness_max");
+        assert!(oldest.iter().all(|age| *age <= 2.0), "from step {step}: {oldest:?}");
+    })
+    .await;
+}

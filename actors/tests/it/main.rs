@@ -9,6 +9,7 @@ mod groups;
 mod harness;
 mod kills;
 mod pace;
+mod reports;
 mod scoring;
 mod shadow;
 mod steps;

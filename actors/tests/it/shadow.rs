@@ -164,7 +164,7 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
                 continue;
             }
             ended.unwrap();
-            let members = run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members);
+            let members = run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter());
             assert!(members.map(|m| m.score.reward.get()).all(|reward| (reward - 0.5).abs() < 1e-6));
             assert!(service.made.lock().unwrap().len() <= adapters);
             let passes = run.calls().iter().filter(|call| *call == "fb").count();
@@ -203,7 +203,7 @@ async fn a_measurement_starts_from_the_version_that_played() {
         let mut run = world.start();
         run.end().await.unwrap();
         let mut versions = BTreeSet::new();
-        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members) {
+        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter()) {
             let version = member.episode.policy.0;
             let expected = 1.0 / (version + 1) as f64 - 1.0 / (version + 2) as f64;
             assert!((member.score.metrics["change"] - expected).abs() < 1e-6, "{version}: {member:?}");

@@ -81,7 +81,7 @@ async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_see
         let settled = first.saved[0].settled.clone();
         assert!(!settled.contains(1) && settled.contains(2), "{settled:?}");
 
-        let mut second = world(2, 6).start_from(Start { step, settled, evaluated: false });
+        let mut second = world(2, 6).start_from(Start { step, settled, ..Start::default() });
         assert_eq!(second.end().await, Ok(6));
         assert!(first.trained.is_disjoint(&second.trained));
         let union: BTreeSet<u64> = first.trained.union(&second.trained).copied().collect();

@@ -30,7 +30,7 @@ async fn members_share_the_first_request_and_go_on_alone_with_seeds_of_their_own
         assert_eq!(asked.iter().filter(|a| a.samples == 2).count(), 4);
         assert_eq!(seeds(&run).len(), asked.len(), "all seeds differ");
         assert_eq!(seeds(&run), seeds(&play(3, 8).await), "and come again");
-        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members) {
+        for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter()) {
             let turns = &member.episode.turns;
             assert_eq!(turns.len(), 3);
             let first = [&turns[0].prompt[..], &turns[0].answer.tokens].concat();
@@ -46,7 +46,7 @@ async fn members_share_the_first_request_and_go_on_alone_with_seeds_of_their_own
 async fn the_limit_of_turns_ends_an_episode_without_asking_the_environment() {
     local(async {
         let run = play(10, 2).await;
-        let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| &g.members);
+        let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter());
         assert!(episodes().all(|m| m.episode.turns.len() == 2));
         assert_eq!(run.environment.replies.load(Relaxed), episodes().count() as u64);
     })

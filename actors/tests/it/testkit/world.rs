@@ -239,7 +239,8 @@ impl Run {
         let Some(last) = self.saved.last() else { return Default::default() };
         let steps = self.steps.iter().filter(|step| step.step <= last.step);
         let trained = steps.flat_map(|step| step.groups.iter().map(|group| group.group.id.0)).collect();
-        (Start { step: last.step, settled: last.settled.clone(), evaluated: false }, trained)
+        let (settled, spares) = (last.settled.clone(), last.spares.clone());
+        (Start { step: last.step, settled, spares, evaluated: false }, trained)
     }
 
     /// Follows the run until it has done `count` steps.

@@ -1,0 +1,128 @@
+//! `spares/000010.rmp`: the groups that were ready and not yet trained when the last state was saved, so that what was
+//! paid for them is not paid twice.
+//!
+//! MessagePack, one group after the other. The file is whole before the checkpoint's line is written, and the line says
+//! how long it is and what its checksum is. A file that does not fit its line is told and not used; its groups are
+//! sampled again. Only the last checkpoint keeps its file.
+
+use anyhow::{Context as _, ensure};
+use minds_stages::parcels::Spare;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FOLDER: &str = "spares";
+
+/// Most bytes of the file; groups that do not fit are sampled again.
+const MOST_BYTES: usize = 512 << 20;
+
+/// What a checkpoint's line says of its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Groups.
+    groups: usize,
+    /// Bytes.
+    bytes: usize,
+    /// CRC-32.
+    crc32: u32,
+}
+
+/// Writes these groups for the checkpoint of this name; `None` for none.
+pub(super) fn write(folder: &Path, name: &str, spares: &[Spare]) -> anyhow::Result<Option<Kept>> {
+    let mut all = Vec::new();
+    let mut groups = 0;
+    for spare in spares {
+        let group = rmp_serde::to_vec_named(spare).context("failed to write a group")?;
+        if all.len() + group.len() > MOST_BYTES {
+            tracing::warn!(left_out = spares.len() - groups, "groups that wait are too large to be kept");
+            break;
+        }
+        all.extend(group);
+        groups += 1;
+    }
+    if groups == 0 {
+        return Ok(None);
+    }
+    let path = path(folder, name);
+    fs::create_dir_all(folder.join(FOLDER)).context("failed to make the folder of spares")?;
+    super::write_whole(&path, &all)?;
+    Ok(Some(Kept { groups, bytes: all.len(), crc32: crc32fast::hash(&all) }))
+}
+
+/// Removes the files of all checkpoints but this one.
+pub(super) fn keep_only(folder: &Path, name: &str) -> anyhow::Result<()> {
+    let own = path(folder, name);
+    let files = fs::read_dir(folder.join(FOLDER)).into_iter().flatten().filter_map(Result::ok);
+    for other in files.map(|file| file.path()).filter(|path| *path != own) {
+        fs::remove_file(&other).with_context(|| format!("failed to remove {}", other.display()))?;
+    }
+    Ok(())
+}
+
+fn path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(FOLDER).join(format!("{name}.rmp"))
+}
+
+/// The groups of a checkpoint, or none if its file cannot be used.
+pub(super) fn read(folder: &Path, name: &str, kept: &Kept) -> Vec<Spare> {
+    try_read(&path(folder, name), kept).unwrap_or_else(|error| {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "{} groups that were ready are sampled again",
+            kept.groups
+        );
+        Vec::new()
+    })
+}
+
+fn try_read(path: &Path, kept: &Kept) -> anyhow::Result<Vec<Spare>> {
+    let all = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
+    let fits = all.len() == kept.bytes && crc32fast::hash(&all) == kept.crc32;
+    ensure!(fits, "{} is not what its checkpoint says", path.display());
+    let mut rest = all.as_slice();
+    (0..kept.groups).map(|_| rmp_serde::from_read(&mut rest).context("a group cannot be read")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_core::episode::{Episode, Turn};
+    use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
+    use minds_core::reward::{Reward, Score};
+    use minds_core::sampling::{Sampled, StopReason};
+    use minds_stages::parcels::Member;
+
+    fn spare(id: u64) -> Spare {
+        let answer = Sampled {
+            tokens: vec![5, 6],
+            logprobs: vec![-0.5, f32::MIN_POSITIVE],
+            stop: StopReason::Length,
+            topk: Some(vec![vec![(5, -0.5)], vec![]]),
+        };
+        let turn = Turn { prompt: [1, 2].into(), answer, text: "ä".into(), complete: false };
+        let (group, item) = (GroupId(id), ItemKey { component: 1, item: id });
+        let episode =
+            Episode { id: EpisodeId { group, member: 2 }, item, policy: PolicyVersion(7), turns: vec![turn] };
+        let metrics = [("x".to_owned(), f64::INFINITY)].into();
+        let score = Score { reward: Reward::new(0.1).unwrap(), metrics };
+        Spare { group, members: [Member { episode, score, advantage: -0.25 }].into() }
+    }
+
+    #[test]
+    fn groups_come_back_as_they_were_and_a_file_that_is_not_what_it_should_be_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let spares = [spare(3), spare(9)];
+        let kept = write(dir.path(), "000010", &spares).unwrap().unwrap();
+        assert_eq!(read(dir.path(), "000010", &kept), spares);
+        assert_eq!(write(dir.path(), "000020", &[]).unwrap(), None);
+        let newer = write(dir.path(), "000030", &spares[..1]).unwrap().unwrap();
+        assert_eq!(read(dir.path(), "000010", &newer), []);
+        keep_only(dir.path(), "000030").unwrap();
+        assert_eq!(read(dir.path(), "000010", &kept), [], "it is gone");
+        let file = path(dir.path(), "000030");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[10] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        assert_eq!(read(dir.path(), "000030", &newer), []);
+    }
+}
