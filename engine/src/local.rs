@@ -10,7 +10,6 @@ pub use training::LocalTraining;
 
 use crate::checkpoint::{CheckpointError, Kind, Place, Store};
 use crate::model::Model;
-use crate::optim::AdamState;
 use crate::runtime::{Engine, EngineOptions, Snapshot, StartError, Stats};
 use crate::train::LogprobRows;
 use archive::Archive;
@@ -133,15 +132,7 @@ impl LocalService {
     ) -> Result<LocalTraining, BackendError> {
         let place: Place = path.parse()?;
         let archive = self.archive.clone();
-        let load = move |_: &mut _| {
-            let adapter = archive.load(&place)?;
-            let optimizer = if with_optimizer {
-                archive.load_optimizer(&place, &adapter)?
-            } else {
-                AdamState::new(&adapter)
-            };
-            Ok((adapter, optimizer))
-        };
+        let load = move |_: &mut _| archive.load_training(&place, with_optimizer);
         let (adapter, optimizer) = self.engine.train(load).await?;
         let run = self.run(run)?;
         Ok(LocalTraining::of(self.engine.clone(), self.archive.clone(), run, adapter, optimizer, rows))

@@ -9,6 +9,7 @@ mod adapter;
 mod base;
 mod notes;
 mod optimizer;
+mod place;
 mod store;
 mod tensors;
 
@@ -16,7 +17,8 @@ pub use adapter::{read_adapter, read_spec, write_adapter};
 pub use base::BaseModel;
 pub use notes::{Notes, read_notes, write_notes};
 pub use optimizer::{read_optimizer, write_optimizer};
-pub use store::{Entry, Kind, Place, Store, check_name};
+pub use place::{Kind, Place, check_name};
+pub use store::{Entry, Store};
 
 use minds_core::backend::BackendError;
 use std::error::Error;

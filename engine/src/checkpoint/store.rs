@@ -1,118 +1,32 @@
 //! Where checkpoints lie: `<root>/<run>/weights/<name>` and `<root>/<run>/sampler_weights/<name>`.
 //!
-//! A name is given once and never changes what it stands for, unless its owner replaces or removes it. No run and no
-//! name leads out of the root. Concurrent writers need different runs.
+//! A name is given once and never changes what it stands for, unless its owner replaces or removes it. Whoever reads a
+//! checkpoint reads one from beginning to end, whatever happens to its name meanwhile. A process that is killed leaves
+//! the old, the new or nothing under a name, as if it had come a moment earlier or later. Concurrent processes need
+//! different runs.
+//!
+//! A checkpoint is written into a folder `.draft-…`. One that gives way to it waits in `.past-<name>.…` until the draft
+//! has its name; one that is removed goes into `.gone-…`. Nobody reads these. What a killed process left of them is
+//! dealt with when the next one opens the store: a past one whose name is free gets it back, all others are deleted.
 
 use super::CheckpointError;
-use std::fmt;
+use super::place::{Kind, Place, check_run, folder_of};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
+use tempfile::Builder;
 
-/// What a checkpoint is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// To train on: weights and optimizer.
-    Training,
-    /// To sample from: weights only.
-    Sampler,
-}
+const DRAFT: &str = ".draft-";
+const PAST: &str = ".past-";
+const GONE: &str = ".gone-";
 
-impl Kind {
-    fn folder(self) -> &'static str {
-        match self {
-            Self::Training => "weights",
-            Self::Sampler => "sampler_weights",
-        }
-    }
-}
+/// Locked by every process that uses the store.
+const LOCK: &str = ".lock";
 
-/// The address of a checkpoint, written `tinker://<run>/weights/<name>`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    run: String,
-    kind: Kind,
-    name: String,
-}
-
-impl Place {
-    /// A checked address.
-    ///
-    /// # Errors
-    /// A run or a name that could be mistaken for a path.
-    pub fn new(run: &str, kind: Kind, name: &str) -> Result<Self, CheckpointError> {
-        check_run(run)?;
-        check_name(name)?;
-        Ok(Self { run: run.into(), kind, name: name.into() })
-    }
-
-    /// Who saved it.
-    #[must_use]
-    pub fn run(&self) -> &str {
-        &self.run
-    }
-
-    /// What the checkpoint is for.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The part after the run, `weights/<name>`.
-    #[must_use]
-    pub fn id(&self) -> String {
-        format!("{}/{}", self.kind.folder(), self.name)
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tinker://{}/{}/{}", self.run, self.kind.folder(), self.name)
-    }
-}
-
-impl FromStr for Place {
-    type Err = CheckpointError;
-
-    fn from_str(path: &str) -> Result<Self, CheckpointError> {
-        let wrong = || CheckpointError::Path(path.into());
-        let rest = path.strip_prefix("tinker://").ok_or_else(wrong)?;
-        let parts: Vec<&str> = rest.split('/').collect();
-        let [run, kind, name] = parts[..] else { return Err(wrong()) };
-        let kind =
-            [Kind::Training, Kind::Sampler].into_iter().find(|k| k.folder() == kind).ok_or_else(wrong)?;
-        Self::new(run, kind, name).map_err(|_| wrong())
-    }
-}
-
-/// Refuses names that a file system could take for something else.
-///
-/// # Errors
-/// [`CheckpointError::Name`].
-pub fn check_name(name: &str) -> Result<(), CheckpointError> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let good = (1..=128).contains(&name.len())
-        && name.chars().all(allowed)
-        && !name.starts_with('.')
-        && !name.contains("..");
-    if good { Ok(()) } else { Err(CheckpointError::Name(name.into())) }
-}
-
-/// Refuses runs that a file system could take for something else. Servers name runs `<session>:train:<n>`, so a
-/// colon may stand between plain parts.
-fn check_run(run: &str) -> Result<(), CheckpointError> {
-    match run.len() <= 128 && run.split(':').all(|part| check_name(part).is_ok()) {
-        true => Ok(()),
-        false => Err(CheckpointError::Name(run.into())),
-    }
-}
-
-/// The folder name of a run. Not every file system takes a colon; names have no `%`, so no two runs meet.
-fn folder_of(run: &str) -> String {
-    run.replace(':', "%3A")
-}
+/// What a folder aside holds: a folder cannot take the place of another everywhere, so it moves into a fresh one.
+const ASIDE: &str = "checkpoint";
 
 /// What the store knows of a checkpoint without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,21 +39,39 @@ pub struct Entry {
     pub bytes: u64,
 }
 
-/// A folder of checkpoints.
+/// A folder of checkpoints. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Store(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     root: PathBuf,
+    /// Held for reading by whoever reads a checkpoint, for writing while names change.
+    names: RwLock<()>,
+    /// Tells other processes that this one is there, where the file system can.
+    _lock: Option<File>,
 }
 
 impl Store {
-    /// Uses a folder, which is made if it does not exist.
+    /// Uses a folder, which is made if it does not exist. If no other process uses it, what a killed one left is
+    /// dealt with.
     ///
     /// # Errors
-    /// The folder cannot be made.
+    /// The folder cannot be made, or a checkpoint cannot get its name back.
     pub fn new(root: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(CheckpointError::io("make the folder", &root))?;
-        Ok(Self { root })
+        // Where nothing can be written or locked there is nothing to protect from others, either.
+        let lock = File::options().create(true).append(true).open(root.join(LOCK)).ok();
+        if let Some(lock) = &lock
+            && lock.try_lock().is_ok()
+        {
+            recover(&root)?;
+            // From here on it is held for others to see, but not against them.
+            lock.unlock().map_err(CheckpointError::io("unlock", &root))?;
+        }
+        let lock = lock.filter(|lock| lock.lock_shared().is_ok());
+        Ok(Self(Arc::new(Shared { root, names: RwLock::default(), _lock: lock })))
     }
 
     /// Takes the first free run name `<prefix>-<n>`, also against other processes.
@@ -149,7 +81,7 @@ impl Store {
     pub fn claim_run(&self, prefix: &str) -> Result<String, CheckpointError> {
         for number in 1.. {
             let run = format!("{prefix}-{number}");
-            let folder = self.root.join(&run);
+            let folder = self.0.root.join(&run);
             match fs::create_dir(&folder) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(CheckpointError::io("make the folder", &folder)(error)),
@@ -168,10 +100,9 @@ impl Store {
         place: &Place,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        if self.open(place).is_ok() {
-            return Err(CheckpointError::Taken(place.to_string()));
-        }
-        self.replace(place, write)
+        // Found before anything is written, and once more when the name is given.
+        self.read(place, |_| Err(CheckpointError::Taken(place.to_string()))).or_else(absent_is_fine)?;
+        self.put(place, false, write)
     }
 
     /// As [`Self::save`], but what has the name already gives way. If anything fails, it stays.
@@ -183,37 +114,60 @@ impl Store {
         place: &Place,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let [parent, target, past] = self.folders(place);
+        self.put(place, true, write)
+    }
+
+    fn put(
+        &self,
+        place: &Place,
+        overwrite: bool,
+        write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let [parent, target] = self.folders(place);
         fs::create_dir_all(&parent).map_err(CheckpointError::io("make the folder", &parent))?;
-        // Names never begin with a dot, so this one is free; it is removed again on every way out but the last.
-        let draft = tempfile::Builder::new()
-            .prefix(".draft-")
+        // Removed again on every way out but the last.
+        let draft = Builder::new()
+            .prefix(DRAFT)
             .tempdir_in(&parent)
             .map_err(CheckpointError::io("make a folder in", &parent))?;
         write(draft.path())?;
         sync(draft.path())?;
-        let replaces = self.open(place).is_ok();
-        if replaces {
-            // Killed between the two renames, the store finds the past one again: see `open`.
-            fs::rename(&target, &past).map_err(CheckpointError::io("rename", &target))?;
+        let mut trash = Vec::new();
+        {
+            let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
+            if target.is_dir() {
+                if !overwrite {
+                    return Err(CheckpointError::Taken(place.to_string()));
+                }
+                // One that could not be deleted must not come back in place of this one.
+                trash = bury(&parent, place.name())?;
+                trash.push(put_aside(&target, &format!("{PAST}{}.", place.name()))?);
+            }
+            let named = fs::rename(draft.path(), &target).map_err(CheckpointError::io("rename to", &target));
+            if let (Err(_), Some(past)) = (&named, trash.last()) {
+                fs::rename(past.join(ASIDE), &target).map_err(CheckpointError::io("rename to", &target))?;
+            }
+            named?;
+            // The folder has moved: there is nothing left to remove.
+            let _moved: PathBuf = draft.keep();
+            sync(&parent)?;
         }
-        fs::rename(draft.path(), &target).map_err(CheckpointError::io("rename to", &target))?;
-        // The folder has moved: there is nothing left to remove.
-        let _moved: PathBuf = draft.keep();
-        sync(&parent)?;
-        if replaces { remove(&past) } else { Ok(()) }
+        delete(trash);
+        Ok(())
     }
 
-    /// The folder of a checkpoint.
+    /// Looks at a checkpoint, which stays what it is meanwhile. `look` must not come back to the store.
     ///
     /// # Errors
-    /// Nothing was saved there.
-    pub fn open(&self, place: &Place) -> Result<PathBuf, CheckpointError> {
-        let [_, folder, past] = self.folders(place);
-        if !folder.is_dir() && past.is_dir() {
-            fs::rename(&past, &folder).map_err(CheckpointError::io("rename", &past))?;
-        }
-        if folder.is_dir() { Ok(folder) } else { Err(CheckpointError::Missing(place.to_string())) }
+    /// Nothing was saved there, or `look` fails.
+    pub fn read<T>(
+        &self,
+        place: &Place,
+        look: impl FnOnce(&Path) -> Result<T, CheckpointError>,
+    ) -> Result<T, CheckpointError> {
+        let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
+        let [_, folder] = self.folders(place);
+        if folder.is_dir() { look(&folder) } else { Err(CheckpointError::Missing(place.to_string())) }
     }
 
     /// Removes a checkpoint; its name is free again.
@@ -221,12 +175,35 @@ impl Store {
     /// # Errors
     /// Nothing was saved there, or the disk fails.
     pub fn remove(&self, place: &Place) -> Result<(), CheckpointError> {
-        let folder = self.open(place)?;
-        let [_, _, past] = self.folders(place);
-        // Renamed first: what is half removed has no name.
-        fs::rename(&folder, past.with_extension("removed"))
-            .map_err(CheckpointError::io("rename", &folder))?;
-        remove(&past.with_extension("removed"))
+        self.remove_if(place, |_| true).map(|_| ())
+    }
+
+    /// Removes a checkpoint if it is such a one. Answers whether it was.
+    ///
+    /// # Errors
+    /// As [`Self::remove`].
+    pub fn remove_if(
+        &self,
+        place: &Place,
+        such: impl FnOnce(&Path) -> bool,
+    ) -> Result<bool, CheckpointError> {
+        let [parent, target] = self.folders(place);
+        let mut trash;
+        {
+            let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
+            if !target.is_dir() {
+                return Err(CheckpointError::Missing(place.to_string()));
+            }
+            if !such(&target) {
+                return Ok(false);
+            }
+            // First those that came before it under this name: with the name free, they would get it back.
+            trash = bury(&parent, place.name())?;
+            trash.push(put_aside(&target, GONE)?);
+            sync(&parent)?;
+        }
+        delete(trash);
+        Ok(true)
     }
 
     /// The names of all runs that have saved something.
@@ -235,7 +212,7 @@ impl Store {
     /// The disk fails.
     pub fn runs(&self) -> Result<Vec<String>, CheckpointError> {
         let mut runs = Vec::new();
-        for name in names(&self.root)? {
+        for name in names(&self.0.root)? {
             let run = name.replace("%3A", ":");
             if check_run(&run).is_ok() && !self.list(&run)?.is_empty() {
                 runs.push(run);
@@ -250,9 +227,10 @@ impl Store {
     /// The disk fails.
     pub fn list(&self, run: &str) -> Result<Vec<Entry>, CheckpointError> {
         check_run(run)?;
+        let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut entries = Vec::new();
         for kind in [Kind::Training, Kind::Sampler] {
-            let parent = self.root.join(folder_of(run)).join(kind.folder());
+            let parent = self.0.root.join(folder_of(run)).join(kind.folder());
             for name in names(&parent)? {
                 let Ok(place) = Place::new(run, kind, &name) else { continue };
                 // Whatever vanishes meanwhile was removed by its owner.
@@ -264,13 +242,16 @@ impl Store {
         Ok(entries)
     }
 
-    /// The folder of all of a kind, the folder of this one, and where it waits while another takes its name.
-    fn folders(&self, place: &Place) -> [PathBuf; 3] {
-        let parent = self.root.join(folder_of(&place.run)).join(place.kind.folder());
-        let folder = parent.join(&place.name);
-        let past = parent.join(format!(".past-{}", place.name));
-        [parent, folder, past]
+    /// The folder of all of a kind, and the folder of this one.
+    fn folders(&self, place: &Place) -> [PathBuf; 2] {
+        let parent = self.0.root.join(folder_of(place.run())).join(place.kind().folder());
+        let folder = parent.join(place.name());
+        [parent, folder]
     }
+}
+
+fn absent_is_fine(error: CheckpointError) -> Result<(), CheckpointError> {
+    if matches!(error, CheckpointError::Missing(_)) { Ok(()) } else { Err(error) }
 }
 
 /// Names in a folder; one that does not exist has none.
@@ -293,8 +274,61 @@ fn entry(place: Place, folder: &Path) -> io::Result<Entry> {
     Ok(Entry { place, saved, bytes })
 }
 
-fn remove(folder: &Path) -> Result<(), CheckpointError> {
-    fs::remove_dir_all(folder).map_err(CheckpointError::io("remove", folder))
+/// Moves a checkpoint into a fresh folder beside it.
+fn put_aside(folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
+    let parent = folder.parent().unwrap_or(folder);
+    let aside = Builder::new()
+        .prefix(prefix)
+        .tempdir_in(parent)
+        .map_err(CheckpointError::io("make a folder in", parent))?;
+    fs::rename(folder, aside.path().join(ASIDE)).map_err(CheckpointError::io("rename", folder))?;
+    Ok(aside.keep())
+}
+
+/// Sees to it that what had this name before never gets it back.
+fn bury(parent: &Path, name: &str) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut buried = Vec::new();
+    for found in names(parent)?.iter().filter(|found| past_name(found) == Some(name)) {
+        buried.push(put_aside(&parent.join(found), GONE)?);
+    }
+    Ok(buried)
+}
+
+/// Whose past a folder holds.
+fn past_name(folder: &str) -> Option<&str> {
+    Some(folder.strip_prefix(PAST)?.rsplit_once('.')?.0)
+}
+
+/// Deletes what has no name any more. What the disk keeps is deleted when the store is opened again.
+fn delete(trash: Vec<PathBuf>) {
+    for folder in trash {
+        fs::remove_dir_all(folder).ok();
+    }
+}
+
+/// Deals with what a killed process left.
+fn recover(root: &Path) -> Result<(), CheckpointError> {
+    for run in names(root)? {
+        for kind in [Kind::Training, Kind::Sampler] {
+            let parent = root.join(&run).join(kind.folder());
+            let mut trash = Vec::new();
+            for found in names(&parent)? {
+                let folder = parent.join(&found);
+                if let Some(name) = past_name(&found)
+                    && !parent.join(name).exists()
+                    && folder.join(ASIDE).is_dir()
+                {
+                    fs::rename(folder.join(ASIDE), parent.join(name))
+                        .map_err(CheckpointError::io("rename", &folder))?;
+                }
+                if [DRAFT, PAST, GONE].iter().any(|prefix| found.starts_with(prefix)) {
+                    trash.push(folder);
+                }
+            }
+            delete(trash);
+        }
+    }
+    Ok(())
 }
 
 /// Makes the entries of a folder durable.
@@ -306,39 +340,7 @@ fn sync(folder: &Path) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_plain() {
-        for good in ["a", "step-0001", "v1.2_final", "x".repeat(128).as_str()] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
-        for bad in ["", ".", "..", ".a", "a..b", "a/b", "a\\b", "a b", "ä", "a\0", "x".repeat(129).as_str()]
-        {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn paths_read_as_they_are_written() {
-        for path in ["tinker://run-1/weights/a", "tinker://s:train:0/sampler_weights/b.2"] {
-            assert_eq!(path.parse::<Place>().unwrap().to_string(), path);
-        }
-        for bad in [
-            "run-1/weights/a",
-            "tinker://run-1/a",
-            "tinker://run-1/weights/a/b",
-            "tinker://run-1/external_weights/a",
-            "tinker://../weights/a",
-            "tinker://run-1/weights/..",
-            "tinker:///weights/a",
-            "tinker://:/weights/",
-            "tinker://a::b/weights/a",
-            "tinker://a:../weights/a",
-            "tinker://a%2Fb/weights/a",
-        ] {
-            assert!(matches!(bad.parse::<Place>(), Err(CheckpointError::Path(_))), "{bad}");
-        }
-    }
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_name_exists_with_all_its_files_or_not_at_all() {
@@ -352,12 +354,12 @@ mod tests {
         });
         assert!(failing.is_err());
         assert!(fs::read_dir(&parent).unwrap().next().is_none(), "something is left");
-        assert!(matches!(store.open(&place), Err(CheckpointError::Missing(_))));
+        assert!(matches!(store.read(&place, |_| Ok(())), Err(CheckpointError::Missing(_))));
 
         store
             .save(&place, |folder| fs::write(folder.join("whole"), "x").map_err(|_| unreachable!()))
             .unwrap();
-        assert!(store.open(&place).unwrap().join("whole").is_file());
+        assert!(store.read(&place, |folder| Ok(folder.join("whole").is_file())).unwrap());
         assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
         let again = store.save(&place, |_| panic!("a taken name is found before anything is written"));
         assert!(matches!(again, Err(CheckpointError::Taken(_))));
@@ -371,12 +373,11 @@ mod tests {
     }
 
     fn read(store: &Store, path: &str) -> Option<String> {
-        let folder = store.open(&path.parse().unwrap()).ok()?;
-        Some(fs::read_to_string(folder.join("file")).unwrap())
+        store.read(&path.parse().unwrap(), |folder| Ok(fs::read_to_string(folder.join("file")).unwrap())).ok()
     }
 
     #[test]
-    fn replacing_leaves_the_old_or_the_new_even_when_killed_in_between() {
+    fn replacing_leaves_the_old_or_the_new() {
         let root = tempfile::tempdir().unwrap();
         let store = Store::new(root.path()).unwrap();
         let path = "tinker://s:train:0/weights/a";
@@ -387,15 +388,120 @@ mod tests {
         assert_eq!(read(&store, path).unwrap(), "old");
         put(&store, path, "new").unwrap();
         assert_eq!(read(&store, path).unwrap(), "new");
-        let parent = root.path().join("s%3Atrain%3A0/weights");
-        assert_eq!(names(&parent).unwrap(), ["a"]);
-        // Killed after the first rename.
-        fs::rename(parent.join("a"), parent.join(".past-a")).unwrap();
-        assert_eq!(read(&store, path).unwrap(), "new");
+        assert_eq!(names(&root.path().join("s%3Atrain%3A0/weights")).unwrap(), ["a"]);
+    }
+
+    /// Each case is the disk as a process leaves it that is killed at one step: folders with what their file says, and
+    /// what the next process must find under the name `v1.2`.
+    #[test]
+    fn whoever_is_killed_leaves_the_old_the_new_or_nothing() {
+        let draft = (".draft-x", "new");
+        let [past, gone] = [".past-v1.2.Xy1/checkpoint", ".gone-Xy2/checkpoint"];
+        let other = ("v1", "other");
+        for (step, left, found) in [
+            ("while a save writes", vec![draft], None),
+            ("before a replacement", vec![draft, ("v1.2", "old")], Some("old")),
+            ("between its renames", vec![draft, (past, "old")], Some("old")),
+            ("after its renames", vec![(past, "old"), ("v1.2", "new")], Some("new")),
+            ("while the old is deleted", vec![(".past-v1.2.Xy1/che", "old"), ("v1.2", "new")], Some("new")),
+            ("before the removal of the only one", vec![("v1.2", "old")], Some("old")),
+            ("after its rename", vec![(gone, "old")], None),
+            (
+                "removed after a replacement that left the old",
+                vec![(".gone-Xy3/checkpoint/checkpoint", "old"), (gone, "new")],
+                None,
+            ),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let parent = root.path().join("run/weights");
+            for (folder, text) in left.iter().chain([&other]) {
+                fs::create_dir_all(parent.join(folder)).unwrap();
+                fs::write(parent.join(folder).join("file"), text).unwrap();
+            }
+            // Another process is at work: what it has under way is not touched.
+            let guest = File::create(root.path().join(LOCK)).unwrap();
+            guest.lock_shared().unwrap();
+            let before = names(&parent).unwrap().len();
+            Store::new(root.path()).unwrap();
+            assert_eq!(names(&parent).unwrap().len(), before, "{step}");
+            drop(guest);
+            let store = Store::new(root.path()).unwrap();
+            assert_eq!(read(&store, "tinker://run/weights/v1.2").as_deref(), found, "{step}");
+            assert_eq!(read(&store, "tinker://run/weights/v1").unwrap(), "other", "{step}");
+            assert_eq!(names(&parent).unwrap().len(), 1 + usize::from(found.is_some()), "{step}");
+        }
     }
 
     #[test]
-    fn what_is_listed_can_be_opened_and_what_is_removed_is_gone() {
+    fn a_past_one_that_could_not_be_deleted_never_comes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::new(root.path()).unwrap();
+        let path = "tinker://run/weights/a";
+        put(&store, path, "new").unwrap();
+        let past = root.path().join("run/weights/.past-a.Xy1/checkpoint");
+        fs::create_dir_all(&past).unwrap();
+        fs::write(past.join("file"), "old").unwrap();
+        store.remove(&path.parse().unwrap()).unwrap();
+        drop(store);
+        assert_eq!(read(&Store::new(root.path()).unwrap(), path), None);
+    }
+
+    #[test]
+    fn names_that_differ_after_a_dot_are_removed_side_by_side() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::new(root.path()).unwrap();
+        let paths = ["v1.2", "v1.3", "v1.4"].map(|name| format!("tinker://run/weights/{name}"));
+        for _ in 0..20 {
+            for path in &paths {
+                put(&store, path, "x").unwrap();
+            }
+            std::thread::scope(|scope| {
+                let remove = |path: &String| store.remove(&path.parse().unwrap());
+                let removing = paths.each_ref().map(|path| scope.spawn(move || remove(path)));
+                for removed in removing {
+                    removed.join().unwrap().unwrap();
+                }
+            });
+        }
+        assert!(names(&root.path().join("run/weights")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn readers_see_one_checkpoint_while_others_take_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::new(root.path()).unwrap();
+        let path = "tinker://run/weights/a";
+        let place: Place = path.parse().unwrap();
+        let both = |text: String| {
+            store.replace(&place, |folder| {
+                for file in ["one", "two"] {
+                    fs::write(folder.join(file), &text).unwrap();
+                }
+                Ok(())
+            })
+        };
+        both("0".into()).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let read = |folder: &Path| {
+                        Ok(["one", "two"].map(|file| fs::read_to_string(folder.join(file)).unwrap()))
+                    };
+                    let [one, two] = store.read(&place, read).unwrap();
+                    assert_eq!(one, two);
+                    assert_eq!(store.list("run").unwrap().len(), 1);
+                }
+            });
+            for round in 0..50 {
+                both(round.to_string()).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn what_is_listed_can_be_read_and_what_is_removed_is_gone() {
         let root = tempfile::tempdir().unwrap();
         let store = Store::new(root.path()).unwrap();
         let [a, b] = ["tinker://s:train:0/weights/a", "tinker://s:train:0/sampler_weights/b"];
@@ -408,6 +514,7 @@ mod tests {
             store.list("s:train:0").unwrap().into_iter().map(|e| (e.place.to_string(), e.bytes)).collect();
         listed.sort();
         assert_eq!(listed, [(b.to_owned(), 3), (a.to_owned(), 1)]);
+        assert!(!store.remove_if(&a.parse().unwrap(), |folder| folder.join("other").exists()).unwrap());
         store.remove(&a.parse().unwrap()).unwrap();
         assert_eq!(read(&store, a), None);
         assert!(matches!(store.remove(&a.parse().unwrap()), Err(CheckpointError::Missing(_))));

@@ -61,15 +61,25 @@ impl Archive {
     }
 
     pub(super) fn load(&self, place: &Place) -> Result<Adapter<f32>, BackendError> {
-        Ok(read_adapter(&self.store()?.open(place)?, self.base()?)?)
+        let base = self.base()?;
+        Ok(self.store()?.read(place, |folder| read_adapter(folder, base))?)
     }
 
-    pub(super) fn load_optimizer(
+    /// An adapter to train on, with the optimizer's state of the same save or with a fresh one.
+    pub(super) fn load_training(
         &self,
         place: &Place,
-        adapter: &Adapter<f32>,
-    ) -> Result<AdamState<f32>, BackendError> {
-        Ok(read_optimizer(&self.store()?.open(place)?, adapter)?)
+        with_optimizer: bool,
+    ) -> Result<(Adapter<f32>, AdamState<f32>), BackendError> {
+        let base = self.base()?;
+        Ok(self.store()?.read(place, |folder| {
+            let adapter = read_adapter(folder, base)?;
+            let optimizer = match with_optimizer {
+                true => read_optimizer(folder, &adapter)?,
+                false => AdamState::new(&adapter),
+            };
+            Ok((adapter, optimizer))
+        })?)
     }
 
     pub(super) fn store(&self) -> Result<&Store, BackendError> {

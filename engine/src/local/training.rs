@@ -208,13 +208,8 @@ impl TrainingBackend for LocalTraining {
         };
         let (archive, spec) = (self.archive.clone(), self.spec.clone());
         self.submit(move |state| {
-            let adapter = archive.load(&place)?;
+            let (adapter, optimizer) = archive.load_training(&place, with_optimizer)?;
             check_spec(&spec, adapter.spec())?;
-            let optimizer = if with_optimizer {
-                archive.load_optimizer(&place, &adapter)?
-            } else {
-                AdamState::new(&adapter)
-            };
             *state = State::new(adapter, optimizer);
             Ok(())
         })

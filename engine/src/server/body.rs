@@ -2,10 +2,12 @@
 
 use super::ids::shown;
 use super::outcome::Form;
+use super::reading::Room;
 use super::refusal::Refusal;
 use super::state::Server;
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -14,44 +16,71 @@ use prost::Message;
 use serde::de::DeserializeOwned;
 use std::io::Read as _;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::timeout;
 
 /// A body of more than the limit is read to its end, up to this many times the limit, before it is refused: clients
 /// that are still sending do not hear an answer.
 const READ_ON: usize = 8;
 
-/// A whole body, and its form.
+/// A whole body, and its form. It may be as large as data of a pass are; read it where that holds up nobody.
 pub(super) struct Payload {
     pub(super) form: Form,
     pub(super) bytes: Bytes,
+    /// Held until the body has been read into something else.
+    _room: Room,
 }
+
+/// A body of a request that has no data in it. Its text may become many times as large as it is when it is read, so
+/// the limit is a small one.
+pub(super) struct Small(pub(super) Payload);
 
 impl FromRequest<Arc<Server>> for Payload {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, Refusal> {
-        let (parts, body) = request.into_parts();
-        let form = form(&parts.headers)?;
-        let options = server.options();
-        let declared = header_text(&parts.headers, header::CONTENT_LENGTH).and_then(|len| len.parse().ok());
-        let room = server.reading_room(declared.unwrap_or(options.max_body_bytes)).await;
-        let sent = read(body, options.max_body_bytes);
-        let sent = timeout(options.body_timeout, sent)
-            .await
-            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))??;
-        drop(room);
-        let bytes = match header_text(&parts.headers, header::CONTENT_ENCODING) {
-            None | Some("identity") => sent,
-            Some("zstd") => decompress(&sent, options.max_body_bytes)?,
-            Some(other) => {
-                return Err(Refusal::new(
-                    StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                    format!("bodies compressed with `{}` are not read, zstd is", shown(other)),
-                ));
-            }
-        };
-        Ok(Self { form, bytes })
+        take(request, server, server.options().max_body_bytes).await
     }
+}
+
+impl FromRequest<Arc<Server>> for Small {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, Refusal> {
+        let options = server.options();
+        take(request, server, options.small_body_bytes.min(options.max_body_bytes)).await.map(Self)
+    }
+}
+
+async fn take(request: Request, server: &Arc<Server>, limit: usize) -> Result<Payload, Refusal> {
+    let (parts, body) = request.into_parts();
+    let form = form(&parts.headers).map_err(Refusal::unread)?;
+    let compressed = match header_text(&parts.headers, header::CONTENT_ENCODING) {
+        None | Some("identity") => false,
+        Some("zstd") => true,
+        Some(other) => {
+            return Err(Refusal::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                format!("bodies compressed with `{}` are not read, zstd is", shown(other)),
+            )
+            .unread());
+        }
+    };
+    let options = server.options();
+    let mut room = server.reading.begin();
+    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time").unread();
+    let sent = read(body, limit, options.body_pause, &mut room);
+    let sent = timeout(options.body_timeout, sent).await.map_err(late)??;
+    let bytes = if compressed {
+        timeout(options.body_timeout, room.grow(sent.len() + limit)).await.map_err(late)?;
+        let unpacked = tokio::task::spawn_blocking(move || decompress(&sent, limit));
+        unpacked.await.map_err(|_| {
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug while it unpacked the body")
+        })??
+    } else {
+        sent
+    };
+    Ok(Payload { form, bytes, _room: room })
 }
 
 impl Payload {
@@ -73,8 +102,32 @@ impl Payload {
     }
 }
 
+/// Reads a body away from the threads that answer: megabytes would hold up other requests.
+pub(super) async fn aside<T: Send + 'static>(
+    payload: Payload,
+    read: impl FnOnce(&Payload) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(move || read(&payload)).await.map_err(|_| {
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug while it read the body")
+    })?
+}
+
+/// What an address names.
+pub(super) struct Named<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Server>> for Named<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Result<Self, Refusal> {
+        match Path::from_request_parts(parts, server).await {
+            Ok(Path(named)) => Ok(Self(named)),
+            Err(error) => Err(Refusal::new(error.status(), error.body_text()).unread()),
+        }
+    }
+}
+
 /// Reads JSON.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes).map_err(|e| {
         Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the JSON body cannot be read: {e}"))
@@ -104,19 +157,25 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-async fn read(mut body: Body, limit: usize) -> Result<Bytes, Refusal> {
+async fn read(mut body: Body, limit: usize, pause: Duration, room: &mut Room) -> Result<Bytes, Refusal> {
     let mut all = BytesMut::new();
     let mut len = 0usize;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| Refusal::bad(format!("the body broke off: {e}")))?;
+    loop {
+        let Ok(frame) = timeout(pause, body.frame()).await else {
+            let why = format!("nothing of the body arrived for {} s", pause.as_secs_f32());
+            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, why).unread());
+        };
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|e| Refusal::bad(format!("the body broke off: {e}")).unread())?;
         let Ok(data) = frame.into_data() else { continue };
         len = len.saturating_add(data.len());
         if len <= limit {
+            room.grow(len).await;
             all.extend_from_slice(&data);
         } else {
             all = BytesMut::new();
             if len > limit.saturating_mul(READ_ON) {
-                break;
+                return Err(too_large(limit).unread());
             }
         }
     }

@@ -7,7 +7,7 @@ use super::futures::{Futures, Promise};
 use super::order::Order;
 use super::outcome::Outcome;
 use super::refusal::Refusal;
-use super::state::Server;
+use super::state::{Seat, Server};
 use super::work::Work;
 use crate::local::LocalTraining;
 use minds_core::backend::{BackendError, Pending};
@@ -52,6 +52,8 @@ pub(super) struct Opening {
     pub(super) id: String,
     pub(super) session: String,
     pub(super) spec: LoraSpec,
+    /// The adapter's room.
+    pub(super) seat: Seat,
     /// Makes the adapter.
     pub(super) training: Pending<LocalTraining>,
     /// The promise of the model, and how it is kept.
@@ -64,9 +66,15 @@ impl Desk {
     pub(super) fn open(opening: Opening, server: &Arc<Server>) -> Arc<Self> {
         let (errands, inbox) = unbounded_channel();
         let intake = Mutex::new(Intake { errands, seen: BTreeMap::new(), floor: 1 });
-        let Opening { id, session, spec, training, promise, made } = opening;
+        let Opening { id, session, spec, seat, training, promise, made } = opening;
         let desk = Arc::new(Self { id, session, spec, intake, used: Mutex::new(Instant::now()) });
-        let clerk = Clerk { id: desk.id.clone(), inbox, order: Order::new(), server: Arc::downgrade(server) };
+        let clerk = Clerk {
+            id: desk.id.clone(),
+            inbox,
+            order: Order::new(),
+            server: Arc::downgrade(server),
+            _seat: seat,
+        };
         tokio::spawn(clerk.serve(training, promise, made, server.options().gap));
         desk
     }
@@ -121,7 +129,7 @@ impl Desk {
                 None => {}
             }
         }
-        let promise = futures.promise(bytes)?;
+        let promise = futures.promise(&self.session, bytes)?;
         let id = promise.id();
         if let Some(number) = number {
             intake.seen.insert(number, (work.kind(), id.clone()));
@@ -143,6 +151,8 @@ struct Clerk {
     inbox: UnboundedReceiver<Errand>,
     order: Order<Errand>,
     server: Weak<Server>,
+    /// Kept as long as there is work, also when the desk is gone.
+    _seat: Seat,
 }
 
 impl Clerk {

@@ -29,6 +29,8 @@ pub(super) struct Futures {
 struct Limits {
     pending: usize,
     pending_bytes: usize,
+    pending_of_owner: usize,
+    pending_bytes_of_owner: usize,
     result_bytes: usize,
     keep_fetched: Duration,
     keep_unfetched: Duration,
@@ -40,6 +42,8 @@ struct Table {
     next: u64,
     pending: usize,
     pending_bytes: usize,
+    /// Requests in work and their bytes, of each who has some.
+    owners: HashMap<Arc<str>, (usize, usize)>,
     result_bytes: usize,
     /// Kept promises in the order in which they were kept.
     kept: VecDeque<u64>,
@@ -47,6 +51,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Entry {
+    owner: Arc<str>,
     outcome: watch::Receiver<Option<Arc<Outcome>>>,
     /// Of the request while it is pending, of the result afterwards.
     bytes: usize,
@@ -68,6 +73,8 @@ impl Futures {
         let limits = Limits {
             pending: options.max_pending,
             pending_bytes: options.pending_bytes,
+            pending_of_owner: options.max_pending_of_session,
+            pending_bytes_of_owner: options.pending_bytes_of_session,
             result_bytes: options.result_bytes,
             keep_fetched: options.keep_fetched,
             keep_unfetched: options.keep_unfetched,
@@ -75,8 +82,8 @@ impl Futures {
         Arc::new(Self { table: Mutex::default(), prefix: super::ids::fresh("req"), limits })
     }
 
-    /// Promises a result for a request of so many bytes.
-    pub(super) fn promise(self: &Arc<Self>, bytes: usize) -> Result<Promise, Refusal> {
+    /// Promises a result for a request of so many bytes. `owner` is the session that it counts for.
+    pub(super) fn promise(self: &Arc<Self>, owner: &str, bytes: usize) -> Result<Promise, Refusal> {
         let mut table = self.lock();
         if table.pending >= self.limits.pending {
             return Err(Refusal::full(format!("{} requests are in work already", table.pending)));
@@ -88,12 +95,25 @@ impl Futures {
                 table.pending_bytes
             )));
         }
+        let (own, own_bytes) = table.owners.get(owner).copied().unwrap_or_default();
+        if own >= self.limits.pending_of_owner {
+            return Err(Refusal::full(format!("{own} requests of this session are in work already")));
+        }
+        if own > 0 && own_bytes + bytes > self.limits.pending_bytes_of_owner {
+            return Err(Refusal::full(format!(
+                "{own_bytes} bytes of requests of this session are in work already"
+            )));
+        }
+        let known = table.owners.get_key_value(owner).map(|(owner, _)| owner.clone());
+        let owner = known.unwrap_or_else(|| owner.into());
+        table.owners.insert(owner.clone(), (own + 1, own_bytes + bytes));
         let (sender, outcome) = watch::channel(None);
         let number = table.next;
         table.next += 1;
         table.pending += 1;
         table.pending_bytes += bytes;
-        table.entries.insert(number, Entry { outcome, bytes, kept: None, fetched: None, task: None });
+        let entry = Entry { owner, outcome, bytes, kept: None, fetched: None, task: None };
+        table.entries.insert(number, entry);
         Ok(Promise { futures: self.clone(), number, outcome: sender })
     }
 
@@ -146,10 +166,16 @@ impl Futures {
 
     fn keep(&self, number: u64, bytes: usize) {
         let mut table = self.lock();
-        let Table { entries, pending, pending_bytes, result_bytes, kept, .. } = &mut *table;
+        let Table { entries, pending, pending_bytes, owners, result_bytes, kept, .. } = &mut *table;
         if let Some(entry) = entries.get_mut(&number) {
             *pending -= 1;
             *pending_bytes -= entry.bytes;
+            if let Some((own, own_bytes)) = owners.get_mut(&entry.owner) {
+                (*own, *own_bytes) = (*own - 1, *own_bytes - entry.bytes);
+                if *own == 0 {
+                    owners.remove(&entry.owner);
+                }
+            }
             *result_bytes += bytes;
             (entry.bytes, entry.kept, entry.task) = (bytes, Some(Instant::now()), None);
             kept.push_back(number);
@@ -246,7 +272,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_poll_waits_its_time_and_a_result_can_be_fetched_again() {
         let futures = futures(|_| {});
-        let promise = futures.promise(1).unwrap();
+        let promise = futures.promise("a", 1).unwrap();
         let id = promise.id();
         let start = Instant::now();
         assert_eq!(futures.fetch(&id, WAIT).await, Ok(None));
@@ -265,14 +291,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_is_lost_with_a_promise_leaves_a_failure() {
         let futures = futures(|_| {});
-        let promise = futures.promise(0).unwrap();
+        let promise = futures.promise("a", 0).unwrap();
         let dropped = promise.id();
         drop(promise);
-        let promise = futures.promise(0).unwrap();
+        let promise = futures.promise("a", 0).unwrap();
         let cancelled = promise.id();
         promise.keep_by(std::future::pending());
         futures.cancel(&cancelled).unwrap();
-        let promise = futures.promise(0).unwrap();
+        let promise = futures.promise("a", 0).unwrap();
         let panicked = promise.id();
         promise.keep_by(async { panic!("a bug") });
         for id in [dropped, cancelled, panicked] {
@@ -290,7 +316,7 @@ mod tests {
         });
         let ids: Vec<String> = (0..3)
             .map(|n| {
-                let promise = futures.promise(0).unwrap();
+                let promise = futures.promise("a", 0).unwrap();
                 let id = promise.id();
                 if n < 2 {
                     promise.keep(result(1))
@@ -323,16 +349,34 @@ mod tests {
             o.pending_bytes = 100;
             o.result_bytes = 1000;
         });
-        let large = futures.promise(1000).unwrap();
-        assert_eq!(futures.promise(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        let large = futures.promise("a", 1000).unwrap();
+        assert_eq!(futures.promise("a", 1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         let id = large.id();
         large.keep(result(200));
-        let (a, b) = (futures.promise(50).unwrap(), futures.promise(50).unwrap());
-        assert_eq!(futures.promise(0).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        let (a, b) = (futures.promise("a", 50).unwrap(), futures.promise("a", 50).unwrap());
+        assert_eq!(futures.promise("a", 0).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         let newer = a.id();
         a.keep(result(200));
         drop(b);
         assert_eq!(futures.fetch(&id, WAIT).await.unwrap_err().status, StatusCode::GONE);
         assert!(futures.fetch(&newer, WAIT).await.unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_leaves_room_for_others() {
+        let futures = futures(|o| {
+            o.max_pending_of_session = 2;
+            o.pending_bytes_of_session = 100;
+        });
+        let status = |owner: &str, bytes: usize| futures.promise(owner, bytes).err().map(|r| r.status);
+        let full = Some(StatusCode::TOO_MANY_REQUESTS);
+        let held = [futures.promise("a", 60).unwrap(), futures.promise("a", 10).unwrap()];
+        assert_eq!((status("a", 0), status("b", 0)), (full, None));
+        let [large, small] = held;
+        drop(small);
+        assert_eq!((status("a", 50), status("a", 30), status("b", 90)), (full, None, None));
+        drop(large);
+        assert_eq!(status("a", 1000), None, "one request is always let in");
+        assert!(futures.lock().owners.is_empty());
     }
 }

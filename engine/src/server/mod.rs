@@ -9,9 +9,11 @@ mod body;
 mod desk;
 mod futures;
 mod ids;
+mod listen;
 mod options;
 mod order;
 mod outcome;
+mod reading;
 mod refusal;
 mod routes;
 mod samplers;
@@ -40,12 +42,12 @@ const EXPIRY: Duration = Duration::from_secs(60);
 /// [`ServerOptions::drain`] to end.
 ///
 /// # Errors
-/// The listener fails.
+/// The listener is none.
 pub async fn serve(
     listener: TcpListener,
     service: LocalService,
     options: ServerOptions,
-    stop: impl Future<Output = ()> + Send + 'static,
+    stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let drain = options.drain;
     let server = Server::new(service, options);
@@ -61,9 +63,9 @@ pub async fn serve(
         sleep(drain).await;
     };
     let sweeping = sweep(server.clone());
-    let serving = axum::serve(listener, routes::router(server)).with_graceful_shutdown(stop);
+    let serving = listen::serve(&listener, routes::router(server.clone()), server.options(), stop);
     tokio::select! {
-        served = async { serving.await } => served,
+        served = serving => served,
         () = deadline => {
             tracing::warn!("left requests that did not end in time");
             Ok(())

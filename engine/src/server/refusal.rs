@@ -13,11 +13,18 @@ use minds_tinker::types::{ErrorBody, FailureCategory, JSON, RequestFailed};
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
     pub(super) detail: String,
+    /// Whether the rest of the connection is lost with it: something of the request was not read.
+    unread: bool,
 }
 
 impl Refusal {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
+        Self { status, detail: detail.into(), unread: false }
+    }
+
+    /// The same, given before the request was read to its end.
+    pub(super) fn unread(self) -> Self {
+        Self { unread: true, ..self }
     }
 
     /// The request is wrong and will stay so.
@@ -50,7 +57,12 @@ impl From<BackendError> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&ErrorBody::new(self.detail)).unwrap_or_default();
-        (self.status, [(header::CONTENT_TYPE, HeaderValue::from_static(JSON))], body).into_response()
+        let headers = [(header::CONTENT_TYPE, HeaderValue::from_static(JSON))];
+        let mut response = (self.status, headers, body).into_response();
+        if self.unread {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     }
 }
 

@@ -59,15 +59,14 @@ impl Samplers {
         Self { table: Mutex::default(), max_bytes, max_samplers }
     }
 
-    /// Names a sampler. A name that exists already stays what it is.
+    /// Names a sampler. Doing so again changes nothing; a name that stands for another one already is refused.
     pub(super) fn add(&self, id: &str, session: &str, source: Source) -> Result<(), BackendError> {
         let mut table = self.lock();
-        if !table.samplers.contains_key(id) && table.samplers.len() >= self.max_samplers {
-            return Err(BackendError::Rejected(format!("there are {} samplers already", self.max_samplers)));
+        match table.samplers.get(id) {
+            Some(known) if known.source == source => Ok(()),
+            Some(_) => Err(taken(id)),
+            None => table.add(id, session, source, self.max_samplers),
         }
-        let sampler = || Sampler { session: session.into(), source, seen: BTreeMap::new() };
-        table.samplers.entry(id.into()).or_insert_with(sampler);
-        Ok(())
     }
 
     /// Names a sampler over weights that are nowhere else.
@@ -77,8 +76,12 @@ impl Samplers {
         session: &str,
         weights: LocalSampler,
     ) -> Result<(), BackendError> {
-        self.add(id, session, Source::Exported)?;
-        self.hold(id, weights);
+        let mut table = self.lock();
+        if table.samplers.contains_key(id) {
+            return Err(taken(id));
+        }
+        table.add(id, session, Source::Exported, self.max_samplers)?;
+        table.hold(id, Arc::new(OnceCell::new_with(Some(weights))), self.max_bytes);
         Ok(())
     }
 
@@ -147,14 +150,17 @@ impl Samplers {
         };
         let loaded = cell.get_or_try_init(load).await.cloned();
         let mut table = self.lock();
-        match &loaded {
-            Ok(_) => table.hold(path, cell, self.max_bytes),
-            Err(_) => table.drop_weights(path),
+        // Weights that were forgotten meanwhile are those of before: whoever asks next loads anew.
+        if table.weights.get(path).is_some_and(|held| Arc::ptr_eq(&held.weights, &cell)) {
+            match &loaded {
+                Ok(_) => table.hold(path, cell, self.max_bytes),
+                Err(_) => table.drop_weights(path),
+            }
         }
         loaded
     }
 
-    /// Forgets weights that are not on disk any more.
+    /// Forgets weights that are not on disk any more, or not those.
     pub(super) fn forget(&self, path: &str) {
         self.lock().drop_weights(path);
     }
@@ -176,7 +182,19 @@ impl Samplers {
     }
 }
 
+fn taken(id: &str) -> BackendError {
+    BackendError::Rejected(format!("the number is taken: `{id}` is another sampler already"))
+}
+
 impl Table {
+    fn add(&mut self, id: &str, session: &str, source: Source, most: usize) -> Result<(), BackendError> {
+        if self.samplers.len() >= most {
+            return Err(BackendError::Rejected(format!("there are {most} samplers already")));
+        }
+        self.samplers.insert(id.into(), Sampler { session: session.into(), source, seen: BTreeMap::new() });
+        Ok(())
+    }
+
     fn hold(&mut self, key: &str, weights: Arc<OnceCell<LocalSampler>>, max_bytes: usize) {
         let bytes = weights.get().map_or(0, LocalSampler::bytes);
         self.drop_weights(key);

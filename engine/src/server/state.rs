@@ -4,6 +4,7 @@ use super::desk::Desk;
 use super::futures::Futures;
 use super::ids::shown;
 use super::options::ServerOptions;
+use super::reading::Reading;
 use super::refusal::Refusal;
 use super::samplers::Samplers;
 use super::sessions::Sessions;
@@ -12,11 +13,9 @@ use crate::local::LocalService;
 use minds_core::architecture::Architecture;
 use minds_core::lora::LoraSpec;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
-
-/// Bytes per permit of the room for bodies: permits are counted in 32 bits.
-const READING_UNIT: usize = 1024;
+use tokio::sync::watch;
 
 /// The server behind all requests.
 pub(super) struct Server {
@@ -27,8 +26,8 @@ pub(super) struct Server {
     pub(super) samplers: Samplers,
     /// Becomes true when the server is to stop.
     pub(super) closing: watch::Sender<bool>,
+    pub(super) reading: Arc<Reading>,
     options: ServerOptions,
-    reading: Semaphore,
 }
 
 impl Server {
@@ -40,19 +39,13 @@ impl Server {
             sessions: Sessions::new(&options),
             samplers: Samplers::new(options.sampler_bytes, options.max_samplers),
             closing: watch::channel(false).0,
-            reading: Semaphore::new(units(options.reading_bytes) as usize),
+            reading: Reading::new(options.reading_bytes),
             options,
         })
     }
 
     pub(super) fn options(&self) -> &ServerOptions {
         &self.options
-    }
-
-    /// Waits for room to read a body.
-    pub(super) async fn reading_room(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
-        let most = self.options.max_body_bytes.min(self.options.reading_bytes);
-        self.reading.acquire_many(units(bytes.min(most))).await.ok()
     }
 
     /// A model, with a sign of life of its session.
@@ -69,9 +62,11 @@ impl Server {
 
     /// Ends a session with everything that belongs to it. Checkpoints stay.
     pub(super) fn end_session(&self, id: &str) -> bool {
+        // First, for models and samplers are made within sessions: what is not there by now will never be.
+        let was_there = self.sessions.end(id);
         self.models.end_session(id);
         self.samplers.end_session(id);
-        self.sessions.end(id)
+        was_there
     }
 
     /// Forgets what has had its time.
@@ -84,38 +79,45 @@ impl Server {
     }
 }
 
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(READING_UNIT)).unwrap_or(u32::MAX).max(1)
-}
-
 /// The models in training, bounded in bytes.
 #[derive(Debug)]
 pub(super) struct Models {
     architecture: Architecture,
     most: usize,
+    used: Arc<AtomicUsize>,
     desks: Mutex<HashMap<String, Arc<Desk>>>,
+}
+
+/// The room of one adapter. It is free again when this is dropped, which is when nobody works on the adapter any more.
+#[derive(Debug)]
+pub(super) struct Seat {
+    bytes: usize,
+    used: Arc<AtomicUsize>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl Models {
     fn new(architecture: Architecture, most: usize) -> Self {
-        Self { architecture, most, desks: Mutex::default() }
+        Self { architecture, most, used: Arc::default(), desks: Mutex::default() }
     }
 
-    /// Refuses an adapter that there is no room for.
-    pub(super) fn check_room(&self, spec: &LoraSpec) -> Result<(), Refusal> {
-        let desks = self.lock();
-        let bytes = |spec: &LoraSpec| adapter::training_bytes(&self.architecture, spec);
-        let used: usize = desks.values().map(|desk| bytes(desk.spec())).sum();
-        if used + bytes(spec) <= self.most {
-            return Ok(());
+    /// Room for an adapter, if there is some.
+    pub(super) fn seat(&self, spec: &LoraSpec) -> Result<Seat, Refusal> {
+        let bytes = adapter::training_bytes(&self.architecture, spec);
+        let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(Seat { bytes, used: self.used.clone() }),
+            Err(used) => Err(Refusal::bad(format!(
+                "models in training take {used} bytes, this one would take {bytes}, and {} are there: finish a \
+                 session, or give the server more room for adapters",
+                self.most
+            ))),
         }
-        Err(Refusal::bad(format!(
-            "{} models in training take {used} bytes, this one would take {}, and {} are there: finish a session, or \
-             give the server more room for adapters",
-            desks.len(),
-            bytes(spec),
-            self.most
-        )))
     }
 
     pub(super) fn put(&self, desk: Arc<Desk>) {

@@ -82,6 +82,8 @@ impl Work {
             }
             Self::Save { name, overwrite, notes } => {
                 let (_, path) = training.save(Kind::Training, &name, overwrite, notes).await?;
+                // They may have been sampled under this name as they were before.
+                open(server)?.samplers.forget(&path);
                 Ok(Outcome::json(&SaveWeightsResponse { path, ..Default::default() }))
             }
             Self::SaveSampler { name, notes } => {
@@ -91,7 +93,12 @@ impl Work {
             }
             Self::Export { sampler: id, session } => {
                 let sampler = training.export().await?;
-                open(server)?.samplers.add_exported(&id, &session, sampler)?;
+                let server = open(server)?;
+                // Within the session: after its end there is nobody to end the sampler.
+                let added = server
+                    .sessions
+                    .with(&session, |_| Ok(server.samplers.add_exported(&id, &session, sampler)?));
+                added.map_err(|refusal| BackendError::Rejected(refusal.detail))?;
                 let sampling_session_id = Some(id);
                 Ok(Outcome::json(&SaveWeightsForSamplerResponse {
                     sampling_session_id,

@@ -1,7 +1,7 @@
 //! Results that were promised.
 
 use super::Answer;
-use crate::server::body::{Payload, wanted};
+use crate::server::body::{Small, wanted};
 use crate::server::outcome::json;
 use crate::server::state::Server;
 use axum::extract::State;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(super) async fn retrieve(
     State(server): State<Arc<Server>>,
     headers: HeaderMap,
-    payload: Payload,
+    Small(payload): Small,
 ) -> Answer {
     let request: RetrieveFutureRequest = payload.json()?;
     let mut closing = server.closing.subscribe();
@@ -32,7 +32,7 @@ pub(super) async fn retrieve(
     })
 }
 
-pub(super) async fn cancel(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn cancel(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: CancelFutureRequest = payload.json()?;
     server.futures.cancel(&request.request_id)?;
     Ok(json(&serde_json::json!({})))

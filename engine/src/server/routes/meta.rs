@@ -1,7 +1,7 @@
 //! What clients ask before they begin, and what they tell.
 
 use super::Answer;
-use crate::server::body::Payload;
+use crate::server::body::Small;
 use crate::server::outcome::json;
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
@@ -17,18 +17,18 @@ pub(in crate::server) async fn health() -> Response {
     json(&Health::Ok)
 }
 
-pub(super) async fn config(payload: Payload) -> Answer {
+pub(super) async fn config(Small(payload): Small) -> Answer {
     payload.json::<ClientConfigRequest>()?;
     Ok(json(&ClientConfig::default()))
 }
 
-pub(super) async fn dynamic_config(payload: Payload) -> Answer {
+pub(super) async fn dynamic_config(Small(payload): Small) -> Answer {
     payload.json::<ClientConfigRequest>()?;
     Ok(json(&DynamicConfig { sample_cancel_enabled: true, ..DynamicConfig::default() }))
 }
 
 /// Old clients hold every error back until their telemetry is taken, so it always is. It may hold keys: nobody looks.
-pub(super) async fn telemetry(payload: Result<Payload, Refusal>) -> Response {
+pub(super) async fn telemetry(payload: Result<Small, Refusal>) -> Response {
     drop(payload);
     json(&TelemetryResponse::Accepted)
 }

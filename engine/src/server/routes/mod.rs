@@ -72,9 +72,9 @@ pub(super) fn router(server: Arc<Server>) -> Router {
     Router::new()
         .nest(PREFIX, api)
         .route(&format!("{PREFIX}/healthz"), get(meta::health))
-        .fallback(|| async { Refusal::missing("there is nothing at this address") })
+        .fallback(|| async { Refusal::missing("there is nothing at this address").unread() })
         .method_not_allowed_fallback(|| async {
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this address has no such method")
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this address has no such method").unread()
         })
         // `Payload` has a limit of its own.
         .layer(DefaultBodyLimit::disable())
@@ -97,7 +97,7 @@ async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) 
         }),
     };
     match refusal {
-        Some(refusal) => refusal.into_response(),
+        Some(refusal) => refusal.unread().into_response(),
         None => next.run(request).await,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Answer, promised};
 use crate::local::LocalTraining;
-use crate::server::body::Payload;
+use crate::server::body::Small;
 use crate::server::desk::{Desk, Opening};
 use crate::server::ids::shown;
 use crate::server::outcome::{Outcome, json};
@@ -19,7 +19,7 @@ use minds_tinker::types::{
 };
 use std::sync::Arc;
 
-pub(super) async fn create(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn create(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: CreateModelRequest = payload.json()?;
     check_base(&server, &request.base_model)?;
     check_optimizer(request.optimizer_config.as_ref())?;
@@ -49,8 +49,8 @@ pub(super) fn open(
         if let Some(known) = entry.models.get(&number) {
             return Ok(known.clone());
         }
-        server.models.check_room(spec)?;
-        let promise = server.futures.promise(0)?;
+        let seat = server.models.seat(spec)?;
+        let promise = server.futures.promise(session, 0)?;
         // Newer clients compute this name themselves.
         let id = format!("{session}:train:{number}");
         let known = (id.clone(), promise.id());
@@ -58,6 +58,7 @@ pub(super) fn open(
         let opening = Opening {
             session: session.into(),
             spec: spec.clone(),
+            seat,
             training: make(id.clone()),
             promise,
             made: made(&id),
@@ -68,7 +69,7 @@ pub(super) fn open(
     })
 }
 
-pub(super) async fn info(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn info(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: GetInfoRequest = payload.json()?;
     let desk = server.model(&request.model_id)?;
     let name = server.service.base_name().to_owned();
@@ -88,10 +89,10 @@ pub(super) async fn info(State(server): State<Arc<Server>>, payload: Payload) ->
     }))
 }
 
-pub(super) async fn unload(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn unload(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: UnloadModel = payload.json()?;
-    server.model(&request.model_id)?;
-    let promise = server.futures.promise(0)?;
+    let desk = server.model(&request.model_id)?;
+    let promise = server.futures.promise(desk.session(), 0)?;
     let request_id = promise.id();
     server.models.close(&request.model_id);
     promise.keep(Outcome::json(&request));

@@ -3,17 +3,18 @@
 use super::Answer;
 use super::weights::{expiry, kind_name, place_of};
 use crate::checkpoint::{CheckpointError, Entry, Kind, Notes, Store, read_notes, read_spec, write_notes};
-use crate::server::body::Payload;
+use crate::server::body::{Named, Small};
 use crate::server::ids::shown;
 use crate::server::outcome::json;
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse as _;
 use minds_core::backend::BackendError;
 use minds_tinker::types::{Checkpoint, Checkpoints, Cursor, SetTtlRequest, TrainingRun, TrainingRuns};
 use serde::Deserialize;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -71,7 +72,7 @@ pub(super) async fn checkpoints(State(server): State<Arc<Server>>, uri: Uri) -> 
     Ok(json(&Checkpoints { checkpoints, cursor: Some(cursor) }))
 }
 
-pub(super) async fn checkpoints_of(State(server): State<Arc<Server>>, Path(run): Path<String>) -> Answer {
+pub(super) async fn checkpoints_of(State(server): State<Arc<Server>>, Named(run): Named<String>) -> Answer {
     let checkpoints = disk(&server, move |store| {
         Ok(store.list(&run)?.into_iter().map(|entry| listed(store, entry)).collect())
     });
@@ -91,7 +92,7 @@ pub(super) async fn runs(State(server): State<Arc<Server>>, uri: Uri) -> Answer 
     Ok(json(&TrainingRuns { training_runs, cursor }))
 }
 
-pub(super) async fn run(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn run(State(server): State<Arc<Server>>, Named(id): Named<String>) -> Answer {
     let live = server.models.get(&id).map(|desk| (desk.spec().rank, desk.used()));
     let (base, run) = (server.service.base_name().to_owned(), id.clone());
     let mut run = disk(&server, move |store| described(store, &run, &base)).await?;
@@ -112,7 +113,7 @@ pub(super) async fn run(State(server): State<Arc<Server>>, Path(id): Path<String
 
 pub(super) async fn delete(
     State(server): State<Arc<Server>>,
-    Path((run, checkpoint)): Path<(String, String)>,
+    Named((run, checkpoint)): Named<(String, String)>,
 ) -> Answer {
     let place = place_of(&run, &checkpoint)?;
     let path = place.to_string();
@@ -124,16 +125,15 @@ pub(super) async fn delete(
 /// `PUT …/ttl`
 pub(super) async fn set_ttl(
     State(server): State<Arc<Server>>,
-    Path((run, rest)): Path<(String, String)>,
-    payload: Payload,
+    Named((run, rest)): Named<(String, String)>,
+    Small(payload): Small,
 ) -> Answer {
     let Some(checkpoint) = rest.strip_suffix("/ttl") else { return not_offered().await };
     let place = place_of(&run, checkpoint)?;
     let request: SetTtlRequest = payload.json()?;
     let expires = request.ttl_seconds.map(|ttl| expiry(&server, ttl));
     disk(&server, move |store| {
-        let folder = store.open(&place)?;
-        write_notes(&folder, &Notes { expires, ..read_notes(&folder)? })
+        store.read(&place, |folder| write_notes(folder, &Notes { expires, ..read_notes(folder)? }))
     })
     .await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -153,13 +153,17 @@ pub(in crate::server) async fn delete_expired(server: &Arc<Server>) {
     }
     let now = expiry(server, 0);
     let deleted = disk(server, move |store| {
+        let over = |folder: &Path| {
+            read_notes(folder).is_ok_and(|notes| notes.expires.is_some_and(|expires| expires <= now))
+        };
         let mut deleted = Vec::new();
         for run in store.runs()? {
             for Entry { place, .. } in store.list(&run)? {
-                let notes = store.open(&place).and_then(|folder| read_notes(&folder));
-                if notes.is_ok_and(|notes| notes.expires.is_some_and(|expires| expires <= now)) {
-                    store.remove(&place)?;
-                    deleted.push(place.to_string());
+                // One that cannot be deleted must not keep the others.
+                match store.remove_if(&place, over) {
+                    Ok(true) => deleted.push(place.to_string()),
+                    Ok(false) | Err(CheckpointError::Missing(_)) => {}
+                    Err(error) => tracing::warn!(%place, %error, "failed to delete a checkpoint"),
                 }
             }
         }
@@ -180,7 +184,7 @@ pub(in crate::server) async fn delete_expired(server: &Arc<Server>) {
 
 fn listed(store: &Store, entry: Entry) -> Checkpoint {
     // Without readable notes it is still a checkpoint.
-    let notes = store.open(&entry.place).and_then(|folder| read_notes(&folder)).unwrap_or_default();
+    let notes = store.read(&entry.place, read_notes).unwrap_or_default();
     Checkpoint {
         checkpoint_id: entry.place.id(),
         checkpoint_type: kind_name(entry.place.kind()).into(),
@@ -197,7 +201,7 @@ fn described(store: &Store, run: &str, base: &str) -> Result<TrainingRun, Checkp
     let entries = store.list(run)?;
     let last = |kind: Kind| entries.iter().rfind(|entry| entry.place.kind() == kind);
     let newest = entries.last();
-    let spec = newest.and_then(|entry| read_spec(&store.open(&entry.place).ok()?).ok());
+    let spec = newest.and_then(|entry| store.read(&entry.place, read_spec).ok());
     Ok(TrainingRun {
         training_run_id: run.into(),
         base_model: base.into(),

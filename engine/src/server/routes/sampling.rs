@@ -4,13 +4,14 @@ use super::Answer;
 use super::models::check_base;
 use super::rest::disk;
 use crate::checkpoint::Place;
-use crate::server::body::Payload;
+use crate::server::body::{Named, Payload, Small, aside};
 use crate::server::ids::shown;
+use crate::server::options::ServerOptions;
 use crate::server::outcome::{Outcome, json};
 use crate::server::refusal::Refusal;
 use crate::server::samplers::Source;
 use crate::server::state::Server;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use minds_core::backend::{BackendError, SamplingBackend as _};
 use minds_core::sampling::{SampleRequest, SampleResponse};
 use minds_tinker::convert::sample_request_from_wire;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 const MOST_LIKELY: usize = 256;
 
 /// Only names the sampler; its weights are loaded when the first sample is drawn.
-pub(super) async fn create(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn create(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: CreateSamplingSessionRequest = payload.json()?;
     let source = match (&request.model_path, &request.base_model) {
         (Some(path), _) => saved(&server, path).await?,
@@ -47,11 +48,11 @@ pub(super) fn sampler_id(session: &str, number: u64) -> String {
 /// Weights that are there, or a refusal.
 async fn saved(server: &Arc<Server>, path: &str) -> Result<Source, Refusal> {
     let place: Place = path.parse().map_err(BackendError::from)?;
-    disk(server, move |store| store.open(&place)).await?;
+    disk(server, move |store| store.read(&place, |_| Ok(()))).await?;
     Ok(Source::Saved(path.into()))
 }
 
-pub(super) async fn info(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn info(State(server): State<Arc<Server>>, Named(id): Named<String>) -> Answer {
     let source = server.samplers.source(&id).ok_or_else(|| unknown(&id))?;
     let model_path = match source {
         Source::Saved(path) => Some(path),
@@ -61,12 +62,15 @@ pub(super) async fn info(State(server): State<Arc<Server>>, Path(id): Path<Strin
 }
 
 pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let mut request: types::SampleRequest = payload.json()?;
+    let bytes = payload.bytes.len();
+    let mut request: types::SampleRequest = aside(payload, Payload::json).await?;
+    let mut owner = String::new();
     let source = match (&request.sampling_session_id, &request.model_path, &request.base_model) {
         (Some(id), ..) => {
             let source = server.samplers.source(id).ok_or_else(|| unknown(id))?;
             if let Some(session) = server.samplers.session(id) {
                 server.sessions.touch(&session);
+                owner = session;
             }
             source
         }
@@ -77,12 +81,12 @@ pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) 
     let last = request.prompt_logprobs_last_n.take();
     let checked = sample_request_from_wire(&request, server.service.architecture().context);
     let checked = checked.map_err(BackendError::from)?;
-    check(&checked, last, server.options().max_samples)?;
+    check(&checked, last, server.service.architecture().context, server.options())?;
     let samples = checked.num_samples;
 
     let sampler = request.sampling_session_id.clone().unwrap_or_default();
     let begin = || {
-        let promise = server.futures.promise(payload.bytes.len())?;
+        let promise = server.futures.promise(&owner, bytes)?;
         let id = promise.id();
         let (server, sampler) = (server.clone(), sampler.clone());
         promise.keep_by(async move {
@@ -101,7 +105,13 @@ pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) 
     Ok(json(&Promise { request_id, model_id: None, sample_sequence_ids }))
 }
 
-fn check(request: &SampleRequest, last: Option<i64>, most: usize) -> Result<(), Refusal> {
+fn check(
+    request: &SampleRequest,
+    last: Option<i64>,
+    context: usize,
+    options: &ServerOptions,
+) -> Result<(), Refusal> {
+    let most = options.max_samples;
     if request.num_samples > most {
         return Err(Refusal::bad(format!(
             "num_samples is {}, at most {most} are possible",
@@ -114,12 +124,32 @@ fn check(request: &SampleRequest, last: Option<i64>, most: usize) -> Result<(), 
             "{likely} likely tokens are asked for, at most {MOST_LIKELY} are possible"
         )));
     }
+    let bytes = result_bytes(request, context);
+    if bytes > options.sample_bytes {
+        return Err(Refusal::bad(format!(
+            "the result could come to {bytes} bytes, at most {} are possible: ask for fewer samples, tokens or \
+             likely tokens in one request",
+            options.sample_bytes
+        )));
+    }
     match last {
         Some(n) if n < 0 => {
             Err(Refusal::bad(format!("prompt_logprobs_last_n is {n}, it must not be negative")))
         }
         _ => Ok(()),
     }
+}
+
+/// Most bytes that the result can take in memory.
+fn result_bytes(request: &SampleRequest, context: usize) -> usize {
+    const PAIR: usize = size_of::<(u32, f32)>();
+    // A token with its log-prob, and a list of likely ones.
+    let position = |k: usize| PAIR + if k > 0 { size_of::<Vec<(u32, f32)>>() + k * PAIR } else { 0 };
+    let prompt = request.prompt.len();
+    let sampled = request.params.max_tokens.min(context.saturating_sub(prompt));
+    let samples = request.num_samples.saturating_mul(sampled);
+    let samples = samples.saturating_mul(position(request.topk_sample_logprobs));
+    samples.saturating_add(prompt.saturating_mul(position(request.topk_prompt_logprobs)))
 }
 
 async fn draw(

@@ -1,13 +1,12 @@
 //! Passes and optimizer steps.
 
 use super::{Answer, numbered, promised};
-use crate::server::body::Payload;
+use crate::server::body::{Payload, Small, aside};
 use crate::server::outcome::Form;
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
 use crate::server::work::{Work, kind};
 use axum::extract::State;
-use axum::http::StatusCode;
 use minds_core::backend::BackendError;
 use minds_tinker::convert::{ConvertError, Pass, adam_from_wire, pass_from_json, pass_from_proto};
 use minds_tinker::types::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest, proto};
@@ -55,11 +54,8 @@ async fn submit(
     read: impl FnOnce(&Server, &Payload) -> Result<Sent, Refusal> + Send + 'static,
 ) -> Answer {
     let bytes = payload.bytes.len();
-    // Bodies of megabytes would hold up other requests.
     let reader = server.clone();
-    let sent = tokio::task::spawn_blocking(move || read(&reader, &payload)).await.map_err(|_| {
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug while it read the body")
-    })??;
+    let sent = aside(payload, move |payload| read(&reader, payload)).await?;
     let desk = server.model(&sent.model)?;
     let kind = if sent.with_gradients { kind::FORWARD_BACKWARD } else { kind::FORWARD };
     let work = sent.pass.map_err(BackendError::from).map(|Pass { data, loss }| Work::Pass {
@@ -71,7 +67,7 @@ async fn submit(
     Ok(promised(request_id, desk.id()))
 }
 
-pub(super) async fn optim_step(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn optim_step(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: OptimStepRequest = numbered(&server, &payload, kind::OPTIM_STEP)?;
     let desk = server.model(&request.model_id)?;
     let work = match &request.optimizer_params {

@@ -5,7 +5,7 @@ use super::sampling::sampler_id;
 use super::{Answer, models, numbered, promised};
 use crate::checkpoint::{Kind, Notes, Place, check_name, read_spec};
 use crate::local::LocalTraining;
-use crate::server::body::Payload;
+use crate::server::body::Small;
 use crate::server::outcome::{Outcome, json};
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
@@ -18,31 +18,29 @@ use minds_tinker::types::{
     LoadWeightsRequest, LoadWeightsResponse, OptimizerConfig, SaveWeightsForSamplerRequest,
     SaveWeightsRequest, WeightsInfoRequest, WeightsInfoResponse,
 };
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-pub(super) async fn save(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn save(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: SaveWeightsRequest = numbered(&server, &payload, kind::SAVE_WEIGHTS)?;
     let desk = server.model(&request.model_id)?;
-    let work = name(request.path).map(|name| Work::Save {
-        name,
-        overwrite: request.overwrite,
-        notes: notes(&server, request.ttl_seconds, request.user_metadata),
-    });
+    let (overwrite, notes) = (request.overwrite, notes(&server, request.ttl_seconds, request.user_metadata));
+    let work = name(request.path).and_then(|name| Ok(Work::Save { name, overwrite, notes: notes? }));
     let work = Work::or_refused(kind::SAVE_WEIGHTS, work);
     let request_id = desk.submit(&server.futures, request.seq_id, payload.bytes.len(), work)?;
     Ok(promised(request_id, desk.id()))
 }
 
-pub(super) async fn save_for_sampler(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn save_for_sampler(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: SaveWeightsForSamplerRequest = numbered(&server, &payload, kind::SAVE_WEIGHTS_FOR_SAMPLER)?;
     let desk = server.model(&request.model_id)?;
     let work = match (request.path, request.sampling_session_seq_id) {
-        (Some(path), _) => name(Some(path)).map(|name| Work::SaveSampler {
-            name,
-            notes: notes(&server, request.ttl_seconds, request.user_metadata),
-        }),
+        (Some(path), _) => {
+            let notes = notes(&server, request.ttl_seconds, request.user_metadata);
+            name(Some(path)).and_then(|name| Ok(Work::SaveSampler { name, notes: notes? }))
+        }
         (None, Some(number)) => {
             let (sampler, session) = (sampler_id(desk.session(), number), desk.session().to_owned());
             server.sessions.with(&session, |entry| {
@@ -61,7 +59,7 @@ pub(super) async fn save_for_sampler(State(server): State<Arc<Server>>, payload:
 }
 
 /// Into a model, or into a new one of the weights' own form.
-pub(super) async fn load(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn load(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: LoadWeightsRequest = numbered(&server, &payload, kind::LOAD_WEIGHTS)?;
     if let Some(id) = &request.model_id {
         let desk = server.model(id)?;
@@ -91,7 +89,7 @@ pub(super) async fn load(State(server): State<Arc<Server>>, payload: Payload) ->
     Ok(promised(request_id, &id))
 }
 
-pub(super) async fn info(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
+pub(super) async fn info(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: WeightsInfoRequest = payload.json()?;
     let spec = spec_of(&server, &request.tinker_path).await?;
     let has = |targets: &[Target]| Some(targets.iter().any(|target| spec.targets.contains(target)));
@@ -108,7 +106,7 @@ pub(super) async fn info(State(server): State<Arc<Server>>, payload: Payload) ->
 
 async fn spec_of(server: &Arc<Server>, path: &str) -> Result<LoraSpec, Refusal> {
     let place: Place = path.parse().map_err(BackendError::from)?;
-    disk(server, move |store| read_spec(&store.open(&place)?)).await
+    disk(server, move |store| store.read(&place, read_spec)).await
 }
 
 fn name(name: Option<String>) -> Result<String, BackendError> {
@@ -117,8 +115,22 @@ fn name(name: Option<String>) -> Result<String, BackendError> {
     Ok(name)
 }
 
-fn notes(server: &Server, ttl_seconds: Option<u64>, user_metadata: Option<Map<String, Value>>) -> Notes {
-    Notes { expires: ttl_seconds.map(|ttl| expiry(server, ttl)), user_metadata }
+fn notes(
+    server: &Server,
+    ttl_seconds: Option<u64>,
+    user_metadata: Option<Map<String, Value>>,
+) -> Result<Notes, BackendError> {
+    check_metadata(&user_metadata, server.options().metadata_bytes).map_err(BackendError::Rejected)?;
+    Ok(Notes { expires: ttl_seconds.map(|ttl| expiry(server, ttl)), user_metadata })
+}
+
+/// Refuses to remember more than a remark.
+pub(super) fn check_metadata(metadata: &impl Serialize, most: usize) -> Result<(), String> {
+    let bytes = serde_json::to_vec(metadata).map_err(|e| e.to_string())?.len();
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(format!("user_metadata, names and tags take {bytes} bytes, at most {most} are kept"))
 }
 
 /// The second, since 1970, in which a checkpoint of this age is over.

@@ -2,6 +2,7 @@
 
 mod bodies;
 mod contract;
+mod guards;
 mod kit;
 mod lifetime;
 mod order;

@@ -1,0 +1,90 @@
+//! Connections: bounded in number, and none is held open by somebody who does not say what he wants.
+
+use super::options::ServerOptions;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+/// Descriptors that are left to everything that is no connection.
+const OTHER_FILES: usize = 128;
+
+/// Pause after the system has refused a connection: it has run out of something, and asking at once changes nothing.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Serves connections until `stop` completes, and then those that are open until their requests are answered.
+pub(super) async fn serve(
+    listener: &TcpListener,
+    router: Router,
+    options: &ServerOptions,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let places = Arc::new(Semaphore::new(most(options.max_connections)));
+    let mut http = Builder::new(TokioExecutor::new()).http1_only();
+    // It counts from the last answer, too, so a connection that is kept for later has an end.
+    http.http1().timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
+    let open = GracefulShutdown::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let accepted = async {
+            // Taken before the connection is: those that find no place wait at the system's door.
+            let place = places.clone().acquire_owned().await.ok()?;
+            Some((accept(listener).await, place))
+        };
+        let (stream, place) = tokio::select! {
+            () = &mut stop => break,
+            accepted = accepted => match accepted {
+                Some((stream, place)) => (stream?, place),
+                // The places are closed, which they never are.
+                None => break,
+            },
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let serving = open.watch(http.serve_connection(TokioIo::new(stream), service).into_owned());
+        tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::debug!(%error, "a connection broke");
+            }
+            drop(place);
+        });
+    }
+    open.shutdown().await;
+    Ok(())
+}
+
+/// The next connection. A system that has run out of descriptors is asked again after a while.
+async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return Ok(stream),
+            Err(error) if is_of_connection(&error) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+fn is_of_connection(error: &io::Error) -> bool {
+    use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// As many as are wanted and the process may have.
+fn most(wanted: usize) -> usize {
+    #[cfg(unix)]
+    let possible = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
+    #[cfg(not(unix))]
+    let possible = usize::MAX;
+    wanted.min(possible.saturating_sub(OTHER_FILES)).max(1)
+}
