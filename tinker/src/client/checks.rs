@@ -6,7 +6,7 @@ use crate::types::CheckpointPath;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
-use minds_core::sampling::{SampleRequest, Stop};
+use minds_core::sampling::{SampleRequest, SampleResponse, Stop};
 
 /// What is known about the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +66,29 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// Whether an answer is one to this request.
+    pub(super) fn check_samples(
+        &self,
+        response: &SampleResponse,
+        request: &SampleRequest,
+    ) -> Result<(), String> {
+        let (asked, came) = (request.num_samples, response.sequences.len());
+        if asked != came {
+            return Err(format!("{asked} samples were asked for, {came} came"));
+        }
+        let most = request.params.max_tokens;
+        for sample in &response.sequences {
+            if sample.tokens.len() > most {
+                return Err(format!("a sample has {} tokens, {most} were asked for", sample.tokens.len()));
+            }
+            sample.tokens.iter().try_for_each(|token| self.token(*token))?;
+            check_logprobs(&sample.logprobs)?;
+        }
+        check_logprobs(response.prompt_logprobs.iter().flatten().flatten())
+    }
+}
+
 /// A name that every server takes and that stays one part of an address.
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -76,6 +99,20 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
         what,
         format!("`{name}` is no name for weights: use letters, digits, `-`, `_` and `.`"),
     ))
+}
+
+/// Checks what a server names as the place of saved weights, before it is kept as such.
+pub(super) fn check_saved(path: &str) -> Result<(), String> {
+    path.parse::<CheckpointPath>().map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// Log-probs may be above 0 by as much as they are rounded, not more.
+pub(super) fn check_logprobs<'a>(logprobs: impl IntoIterator<Item = &'a f32>) -> Result<(), String> {
+    const ROUNDING: f32 = 1e-3;
+    match logprobs.into_iter().find(|lp| **lp > ROUNDING) {
+        Some(lp) => Err(format!("it holds a log-prob of {lp}, which would be a probability above 1")),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn check_path(what: &str, path: &str) -> Result<CheckpointPath, ClientError> {

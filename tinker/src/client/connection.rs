@@ -110,13 +110,19 @@ impl Connection {
     async fn exchange_key(&self) -> Result<(), ClientError> {
         let what = "the exchange of the key for a token";
         let mut attempts = self.attempts(what, self.patience.submit);
-        while let Err(why) = self.transport.exchange_key().await {
-            if why.contains("status 4") {
-                return Err(ClientError::Denied { what: what.into(), status: 401, detail: why });
+        loop {
+            let refusal = match self.transport.exchange_key().await {
+                Ok(None) => return Ok(()),
+                Ok(Some(refusal)) => Ok(refusal),
+                Err(why) => Err(why),
+            };
+            match judge(&self.transport, what, Absent::Rejected, refusal) {
+                Verdict::Again(again) => attempts.again(again).await?,
+                Verdict::No(error) => return Err(error),
+                Verdict::Gone(why) => return Err(ClientError::rejected(what, why)),
+                Verdict::Good(_) => return Ok(()),
             }
-            attempts.again(Again::Failed(why)).await?;
         }
-        Ok(())
     }
 
     pub(super) fn attempts<'a>(&'a self, what: &'a str, limit: Duration) -> Attempts<'a> {
@@ -159,7 +165,7 @@ impl Connection {
         let call = self.named(call);
         loop {
             let again = match self.once(what, &call, absent).await {
-                Verdict::Good(reply) => match read(&reply) {
+                Verdict::Good(reply) => match self.read(&reply) {
                     Ok(answer) => return Ok(answer),
                     Err(why) => Again::Unreadable(why),
                 },
@@ -169,6 +175,12 @@ impl Connection {
             };
             attempts.again(again).await?;
         }
+    }
+
+    /// Reads an answer in JSON.
+    pub(super) fn read<T: DeserializeOwned>(&self, reply: &Reply) -> Result<T, String> {
+        // What does not fit is quoted in the error, whatever it is.
+        serde_json::from_slice(&reply.body).map_err(|e| self.transport.told(&e.to_string()))
     }
 
     /// A request whose answer says nothing.
@@ -204,14 +216,15 @@ impl Connection {
         }
     }
 
-    /// Waits for a result.
-    pub(super) async fn retrieve(
+    /// Waits for a result. One that `read` cannot make sense of is asked for again: it may have suffered on its way.
+    pub(super) async fn retrieve<T>(
         &self,
         what: &str,
         kind: &'static str,
         request_id: &str,
         limit: Duration,
-    ) -> Result<Payload, NoResult> {
+        read: impl Fn(Payload) -> Result<T, String>,
+    ) -> Result<T, NoResult> {
         let mut attempts = self.attempts(what, limit);
         let (mut iteration, mut wrong, mut gone, mut metadata) = (0u64, 0, 0, true);
         loop {
@@ -221,6 +234,7 @@ impl Connection {
             let mut call = Call::post("retrieve_future", encode(&ask), timeout)
                 .header("x-tinker-request-type", reqwest::header::HeaderValue::from_static(kind))
                 .header("x-tinker-request-iteration", reqwest::header::HeaderValue::from(iteration));
+            call.large = true;
             iteration += 1;
             // These come as protobuf from newer servers; older ones do not look at what is accepted.
             if matches!(kind, "Sample" | "Forward" | "ForwardBackward") && self.wire.now() == Wire::Protobuf {
@@ -236,17 +250,27 @@ impl Connection {
             match judge(&self.transport, what, Absent::Lost, reply) {
                 Verdict::Good(reply) if reply.protobuf => {
                     self.wire.lean(Wire::Protobuf);
-                    return Ok(Payload::Protobuf(reply.body));
+                    match read(Payload::Protobuf(reply.body)) {
+                        Ok(result) => return Ok(result),
+                        Err(why) => attempts.again(self.unreadable(&why)).await?,
+                    }
                 }
                 Verdict::Good(reply) => match FutureAnswer::parse(&reply.body) {
                     Ok(FutureAnswer::Done(value)) => {
                         if call.accept == PROTOBUF {
                             self.wire.lean(Wire::Json);
                         }
-                        return Ok(Payload::Json(value));
+                        match read(Payload::Json(value)) {
+                            Ok(result) => return Ok(result),
+                            Err(why) => attempts.again(self.unreadable(&why)).await?,
+                        }
                     }
                     Ok(FutureAnswer::Pending(_)) => self.pause_between_polls(&mut attempts, asked).await?,
-                    Ok(FutureAnswer::Metadata(_)) => metadata = false,
+                    Ok(FutureAnswer::Metadata(_)) if metadata => metadata = false,
+                    Ok(FutureAnswer::Metadata(_)) => {
+                        let why = "it is announced and not given".to_owned();
+                        attempts.again(Again::Unreadable(why)).await?;
+                    }
                     Ok(FutureAnswer::Failed(failed)) => {
                         let (what, detail) = (what.to_owned(), self.transport.told(&failed.error));
                         return Err(NoResult::Error(match failed.category {
@@ -256,9 +280,7 @@ impl Connection {
                             }
                         }));
                     }
-                    Err(e) => {
-                        attempts.again(Again::Unreadable(format!("the result is unreadable: {e}"))).await?
-                    }
+                    Err(e) => attempts.again(self.unreadable(&e.to_string())).await?,
                 },
                 Verdict::Again(Again::Conflict(why)) => attempts.again(Again::Failed(why)).await?,
                 Verdict::Again(again) => attempts.again(again).await?,
@@ -276,9 +298,17 @@ impl Connection {
                     }
                     sleep(self.patience.between_polls).await;
                 }
+                // The request was taken in, so what cannot be done here is to tell its result.
+                Verdict::No(ClientError::Unsupported { detail, .. }) => {
+                    return Err(NoResult::Error(ClientError::Unreadable { what: what.into(), detail }));
+                }
                 Verdict::No(error) => return Err(NoResult::Error(error)),
             }
         }
+    }
+
+    fn unreadable(&self, why: &str) -> Again {
+        Again::Unreadable(self.transport.told(why))
     }
 
     /// A server that answers at once that a result is not there must not be asked at once again.
@@ -311,8 +341,4 @@ impl Connection {
 
 pub(super) fn encode(body: &impl Serialize) -> Bytes {
     serde_json::to_vec(body).expect("requests have no keys but strings").into()
-}
-
-fn read<T: DeserializeOwned>(reply: &Reply) -> Result<T, String> {
-    serde_json::from_slice(&reply.body).map_err(|e| format!("the answer is unreadable: {e}"))
 }

@@ -44,6 +44,23 @@ pub enum ClientError {
         /// What the server said.
         detail: String,
     },
+    /// The server answers, and what it answers makes no sense, however often it is asked for.
+    #[error("the answer to {what} is unreadable: {detail}")]
+    Unreadable {
+        /// What was asked for.
+        what: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A change of the model was taken in, and there is no telling whether it was carried out: go on from the last saved
+    /// state. To ask for it once more could carry it out twice.
+    #[error("{what} may have been carried out or not: {detail}")]
+    InDoubt {
+        /// What was asked for.
+        what: String,
+        /// Why nobody knows.
+        detail: String,
+    },
     /// No answer came in time, however often it was asked for: the same request may succeed later.
     #[error("waited {}s for {what}, which did not come in {attempts} attempts; the last one: {why}", waited.as_secs())]
     TimedOut {
@@ -71,6 +88,16 @@ impl ClientError {
         Self::Rejected { what: what.into(), detail: detail.into() }
     }
 
+    /// The same about a change of the model that the server had taken in.
+    pub(super) fn of_a_change(self, what: &str) -> Self {
+        match self {
+            Self::TimedOut { .. } | Self::Unreadable { .. } => {
+                Self::InDoubt { what: what.into(), detail: self.to_string() }
+            }
+            known => known,
+        }
+    }
+
     pub(super) fn lost(what: &str, detail: impl Into<String>) -> Self {
         Self::Lost { what: what.into(), detail: detail.into() }
     }
@@ -82,8 +109,12 @@ impl From<ClientError> for BackendError {
         match error {
             ClientError::Options(_) | ClientError::Rejected { .. } => Self::Rejected(text),
             ClientError::Unsupported { .. } => Self::Unsupported(text),
-            ClientError::Failed { .. } | ClientError::TimedOut { .. } => Self::Unavailable(text),
-            ClientError::Denied { .. } | ClientError::Lost { .. } => Self::Lost(text),
+            ClientError::Failed { .. } | ClientError::TimedOut { .. } | ClientError::Unreadable { .. } => {
+                Self::Unavailable(text)
+            }
+            ClientError::Denied { .. } | ClientError::Lost { .. } | ClientError::InDoubt { .. } => {
+                Self::Lost(text)
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use super::secret::Secret;
 use crate::types::{API_KEY_HEADER, AuthToken, JSON, PREFIX, PROTOBUF};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use reqwest::header::{
     ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
     WWW_AUTHENTICATE,
@@ -30,6 +30,8 @@ pub(super) struct Call {
     pub(super) accept: &'static str,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) timeout: Duration,
+    /// Whether the answer is a result, which may be large.
+    pub(super) large: bool,
 }
 
 impl Call {
@@ -43,6 +45,7 @@ impl Call {
             accept: JSON,
             headers: vec![],
             timeout,
+            large: false,
         }
     }
 
@@ -63,6 +66,8 @@ pub(super) struct Reply {
     pub(super) body: Bytes,
     pub(super) retry_after: Option<Duration>,
     pub(super) should_retry: Option<bool>,
+    /// The limit that the body went beyond; what is there of it is its beginning.
+    pub(super) too_large: Option<usize>,
     invalid_token: bool,
 }
 
@@ -71,6 +76,8 @@ pub(super) struct Transport {
     http: reqwest::Client,
     base: Url,
     key: Option<Secret>,
+    max_result_bytes: usize,
+    max_answer_bytes: usize,
     token: Mutex<Option<Token>>,
 }
 
@@ -81,28 +88,17 @@ struct Token {
 
 impl Transport {
     pub(super) fn new(options: &ClientOptions) -> Result<Self, ClientError> {
-        let wrong = |problem: &str| ClientError::Options(format!("the server's address {problem}"));
-        let mut base = Url::parse(&options.base_url)
-            .map_err(|e| ClientError::Options(format!("`{}` is no address: {e}", options.base_url)))?;
-        if !base.username().is_empty() || base.password().is_some() {
-            return Err(wrong("holds a name or a password, which belong into the key"));
-        }
+        let mut base = address(&options.base_url)?;
         let loopback = base.host_str().is_some_and(is_loopback);
-        match base.scheme() {
-            "https" => {}
-            "http" if loopback || options.allow_insecure => {}
-            "http" => {
-                return Err(wrong(
-                    "begins with http://, so that everybody on the way could read the key: use https://, or \
-                     `allow_insecure` if the way is safe",
-                ));
-            }
-            _ => return Err(wrong("must begin with https:// or http://")),
+        if base.scheme() == "http" && !loopback && !options.allow_insecure {
+            return Err(ClientError::Options(
+                "the server's address begins with http://, so that everybody on the way could read the key: use \
+                 https://, or `allow_insecure` if the way is safe"
+                    .into(),
+            ));
         }
         let path = format!("{}{PREFIX}/", base.path().trim_end_matches('/'));
         base.set_path(&path);
-        base.set_query(None);
-        base.set_fragment(None);
         let patience = &options.patience;
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
@@ -121,7 +117,8 @@ impl Transport {
         if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose()).is_err()) {
             return Err(ClientError::Options("the key has characters that no key has".into()));
         }
-        Ok(Self { http, base, key, token: Mutex::new(None) })
+        let ClientOptions { max_result_bytes, max_answer_bytes, .. } = *options;
+        Ok(Self { http, base, key, max_result_bytes, max_answer_bytes, token: Mutex::new(None) })
     }
 
     /// The server, for messages.
@@ -141,47 +138,47 @@ impl Transport {
         short
     }
 
-    /// Sends a request; a token that ran out is renewed once on the way.
+    /// Sends a request; a token that ran out is renewed on the way. If it is not, the answer is the one that says why.
     pub(super) async fn send(&self, call: &Call) -> Result<Reply, String> {
-        let reply = self.exchange(call, self.bearer().await?).await?;
+        let (bearer, over) = self.bearer();
+        if over && let Some(refusal) = self.exchange_key().await? {
+            return Ok(refusal);
+        }
+        let bearer = if over { self.bearer().0 } else { bearer };
+        let reply = self.exchange(call, bearer).await?;
         if !(reply.status == 401 && reply.invalid_token && self.has_token()) {
             return Ok(reply);
         }
-        self.exchange_key().await?;
-        self.exchange(call, self.bearer().await?).await
+        if let Some(refusal) = self.exchange_key().await? {
+            return Ok(refusal);
+        }
+        self.exchange(call, self.bearer().0).await
     }
 
-    /// Trades the key for a token, which the server asked for.
-    pub(super) async fn exchange_key(&self) -> Result<(), String> {
+    /// Trades the key for a token, which the server asked for. Answers with the refusal, if it is one.
+    pub(super) async fn exchange_key(&self) -> Result<Option<Reply>, String> {
         let call = Call::post("auth/token", Bytes::from_static(b"{}"), Duration::from_secs(60));
         let reply = self.exchange(&call, self.key.clone()).await?;
         if !(200..300).contains(&reply.status) {
-            return Err(format!("the key was not exchanged for a token: status {}", reply.status));
+            return Ok(Some(reply));
         }
         let token: AuthToken = serde_json::from_slice(&reply.body)
             .map_err(|_| "the answer to the exchange of the key holds no token".to_owned())?;
         let renew_at = Instant::now() + lifetime(&token.jwt) / 2;
         let token = Token { jwt: Secret::new(token.jwt), renew_at };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
-        Ok(())
+        Ok(None)
     }
 
     fn has_token(&self) -> bool {
         self.token.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    async fn bearer(&self) -> Result<Option<Secret>, String> {
-        let current = || {
-            let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
-            token.as_ref().map(|token| (token.jwt.clone(), token.renew_at <= Instant::now()))
-        };
-        match current() {
-            None => Ok(self.key.clone()),
-            Some((jwt, false)) => Ok(Some(jwt)),
-            Some((_, true)) => {
-                self.exchange_key().await?;
-                Ok(current().map(|(jwt, _)| jwt))
-            }
+    /// What a request carries, and whether it is to be renewed first.
+    fn bearer(&self) -> (Option<Secret>, bool) {
+        match &*self.token.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => (self.key.clone(), false),
+            Some(token) => (Some(token.jwt.clone()), token.renew_at <= Instant::now()),
         }
     }
 
@@ -210,7 +207,7 @@ impl Transport {
                 headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
             }
         }
-        let response = request.headers(headers).send().await.map_err(|e| told(&e))?;
+        let mut response = request.headers(headers).send().await.map_err(|e| told(&e))?;
         let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let number = |name: &str| text(name).and_then(|text| text.trim().parse::<f64>().ok());
         let seconds = number("retry-after-ms").map(|ms| ms / 1e3).or_else(|| number(RETRY_AFTER.as_str()));
@@ -218,14 +215,47 @@ impl Transport {
             status: response.status().as_u16(),
             protobuf: text(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.contains(PROTOBUF)),
             body: Bytes::new(),
+            too_large: None,
             // Longer waits than a minute are not believed, as in the SDK.
             retry_after: seconds.filter(|s| *s > 0.0 && *s <= 60.0).map(Duration::from_secs_f64),
             should_retry: text("x-should-retry").and_then(|text| text.parse().ok()),
             invalid_token: text(WWW_AUTHENTICATE.as_str()).is_some_and(|t| t.contains("invalid_token")),
         };
-        let body = response.bytes().await.map_err(|e| told(&e))?;
-        Ok(Reply { body, ..reply })
+        let most = if call.large { self.max_result_bytes } else { self.max_answer_bytes };
+        // Unpacked piece by piece, so that a small answer that unpacks to a large one ends at the limit, too.
+        let mut body = BytesMut::new();
+        while let Some(piece) = response.chunk().await.map_err(|e| told(&e))? {
+            if body.len() + piece.len() > most {
+                return Ok(Reply { body: body.freeze(), too_large: Some(most), ..reply });
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(Reply { body: body.freeze(), ..reply })
     }
+}
+
+/// Checks a server's address. What it holds is not repeated: it may hold a key.
+///
+/// # Errors
+/// Anything but a plain address of a web server.
+pub fn check_address(base_url: &str) -> Result<(), ClientError> {
+    address(base_url).map(|_| ())
+}
+
+fn address(base_url: &str) -> Result<Url, ClientError> {
+    let wrong = |problem: &str| ClientError::Options(format!("the server's address {problem}"));
+    let begins = base_url.starts_with("https://") || base_url.starts_with("http://");
+    let url = Url::parse(base_url).map_err(|e| wrong(&format!("cannot be read: {e}")))?;
+    if !begins || !matches!(url.scheme(), "https" | "http") {
+        return Err(wrong("must begin with https:// or http://"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong("holds a name or a password, which belong into the key"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("holds a `?` or a `#`: if a key is behind it, it belongs into the key"));
+    }
+    Ok(url)
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -281,7 +311,18 @@ mod tests {
             assert!(refused(open, false).unwrap().contains("allow_insecure"), "{open}");
             assert_eq!(refused(open, true), None);
         }
-        assert!(refused("https://me:sesame@tinker.example", false).is_some_and(|e| !e.contains("sesame")));
+        for open in [
+            "https://me:sesame@tinker.example",
+            "http:///me:sesame@tinker.example",
+            "http:\\\\/me:sesame@tinker.example",
+            "https:me:sesame@tinker.example",
+            "https://tinker.example?key=sesame",
+            "https://tinker.example/#sesame",
+            "https://me:sesame@tinker example",
+            "https://me:sesame@",
+        ] {
+            assert!(refused(open, true).is_some_and(|e| !e.contains("sesame")), "{open}");
+        }
         assert!(refused("ftp://tinker.example", true).is_some());
     }
 

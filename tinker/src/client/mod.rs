@@ -23,6 +23,7 @@ mod wire;
 
 pub use checks::Limits;
 pub use error::ClientError;
+pub use http::check_address;
 pub use options::{API_KEY_ENV, ClientOptions, Patience};
 pub use sampler::{Sampler, TargetLogprobs};
 pub use secret::Secret;
@@ -82,14 +83,15 @@ impl Client {
         let answer: CreateSessionResponse =
             connection.post("a session", "create_session", &request, Absent::Rejected).await?;
         if let Some(message) = &answer.info_message {
-            tracing::info!(message, "the server says");
+            tracing::info!(message = connection.transport.told(message), "the server says");
         }
         if let Some(message) = answer.warning_message.as_ref().or(answer.error_message.as_ref()) {
-            tracing::warn!(message, "the server says");
+            tracing::warn!(message = connection.transport.told(message), "the server says");
         }
         let beat = keep_alive(Arc::downgrade(&connection), answer.session_id.clone(), options.patience);
         let heartbeat = tokio::spawn(beat).abort_handle();
-        tracing::debug!(session = answer.session_id, wire = ?connection.wire.now(), "connected");
+        let session = connection.transport.told(&answer.session_id);
+        tracing::debug!(session, wire = ?connection.wire.now(), "connected");
         Ok(Self(Arc::new(Session {
             connection,
             id: answer.session_id,
@@ -280,18 +282,14 @@ async fn json_result<T: serde::de::DeserializeOwned>(
     request_id: &str,
     limit: Duration,
 ) -> Result<T, ClientError> {
-    match connection.retrieve(what, kind, request_id, limit).await {
-        Ok(Payload::Json(value)) => serde_json::from_value(value).map_err(|e| ClientError::Failed {
-            what: what.into(),
-            detail: format!("the result is not what it should be: {e}"),
-        }),
-        Ok(Payload::Protobuf(_)) => Err(ClientError::Failed {
-            what: what.into(),
-            detail: "the result came as protobuf, which has no form for it".into(),
-        }),
-        Err(NoResult::Gone(why)) => Err(ClientError::lost(what, why)),
-        Err(NoResult::Error(error)) => Err(error),
-    }
+    let read = |payload| match payload {
+        Payload::Json(value) => serde_json::from_value(value).map_err(|e| e.to_string()),
+        Payload::Protobuf(_) => Err("it came as protobuf, which has no form for it".into()),
+    };
+    connection.retrieve(what, kind, request_id, limit, read).await.map_err(|error| match error {
+        NoResult::Gone(why) => ClientError::lost(what, why),
+        NoResult::Error(error) => error,
+    })
 }
 
 /// Tells the server that the session is in use, until either of them ends it.

@@ -19,6 +19,10 @@ pub struct ClientOptions {
     pub tags: Vec<String>,
     /// Most samples in flight; the server may allow fewer.
     pub max_samples_in_flight: usize,
+    /// Most bytes of the result of a pass or a sample, unpacked.
+    pub max_result_bytes: usize,
+    /// Most bytes of any other answer, unpacked. A list of saved weights with their metadata is the largest.
+    pub max_answer_bytes: usize,
     /// Seed of the jitter of back-off.
     pub seed: u64,
     /// How long things may take.
@@ -35,6 +39,8 @@ impl ClientOptions {
             allow_insecure: false,
             tags: vec![],
             max_samples_in_flight: 512,
+            max_result_bytes: 1 << 30,
+            max_answer_bytes: 16 << 20,
             seed: 0,
             patience: Patience::default(),
         }

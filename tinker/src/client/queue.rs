@@ -161,9 +161,8 @@ impl Sending {
             pass.call(connection, &self.model_id, range.clone(), *seq_id, wire).map_err(Refusal::No)?;
         match connection.once(what, &connection.named(call), Absent::Lost).await {
             Verdict::Good(reply) => {
-                let promise: Promise = serde_json::from_slice(&reply.body).map_err(|e| {
-                    Refusal::Again(Again::Unreadable(format!("the answer is unreadable: {e}")))
-                })?;
+                let promise: Promise =
+                    connection.read(&reply).map_err(|why| Refusal::Again(Again::Unreadable(why)))?;
                 connection.wire.settle(wire);
                 Ok(promise.request_id)
             }

@@ -66,7 +66,10 @@ pub(super) fn judge(
     };
     let status = reply.status;
     if (200..300).contains(&status) {
-        return Verdict::Good(reply);
+        return match reply.too_large {
+            None => Verdict::Good(reply),
+            Some(most) => Verdict::Again(Again::Unreadable(format!("it has more than {most} bytes"))),
+        };
     }
     let detail = detail(transport, &reply);
     let (what, told) = (what.to_owned(), format!("{detail} (status {status})"));
@@ -199,7 +202,7 @@ impl<'a> Attempts<'a> {
             Again::Unreadable(why) => {
                 self.unreadable += 1;
                 if self.unreadable >= UNREADABLE {
-                    return Err(ClientError::Failed { what: self.what.into(), detail: why });
+                    return Err(ClientError::Unreadable { what: self.what.into(), detail: why });
                 }
                 (why, grown)
             }

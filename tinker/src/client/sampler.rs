@@ -1,7 +1,7 @@
 //! Samples from one set of weights.
 
 use super::Session;
-use super::checks::Limits;
+use super::checks::{self, Limits};
 use super::connection::{Connection, NoResult, Payload, encode};
 use super::error::ClientError;
 use super::http::Call;
@@ -77,9 +77,8 @@ impl Sampler {
     pub async fn sample(&self, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
         let what = "sample";
         self.limits.check_sample(what, request)?;
-        let payload = self.draw(what, sample_request_to_wire(request)).await?;
         let prompt_len = request.prompt.len();
-        let response = match payload {
+        let read = move |payload| match payload {
             Payload::Protobuf(body) => proto::SampleResponse::decode(body)
                 .map_err(|e| e.to_string())
                 .and_then(|r| sample_response_from_proto(&r, prompt_len).map_err(|e| e.to_string())),
@@ -87,8 +86,15 @@ impl Sampler {
                 .map_err(|e| e.to_string())
                 .and_then(|r| sample_response_from_json(&r, prompt_len).map_err(|e| e.to_string())),
         };
-        let failed = |detail| ClientError::Failed { what: what.into(), detail };
-        complete(response.map_err(failed)?, request)
+        let response = self.draw(what, sample_request_to_wire(request), read).await?;
+        self.limits.check_samples(&response, request).map_err(|why| self.failed(what, &why))?;
+        complete(response, request)
+    }
+
+    /// The server's fault, by its name.
+    fn failed(&self, what: &str, why: &str) -> ClientError {
+        let server = self.session.connection.transport.server();
+        ClientError::Failed { what: what.into(), detail: format!("the answer of {server} is wrong: {why}") }
     }
 
     /// Log-prob of each token given those before it; the first has none.
@@ -129,42 +135,48 @@ impl Sampler {
         wire.target_prompt_logprobs = Some(tensor);
         let absent =
             || ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() };
-        let Payload::Protobuf(body) = self.draw(what, wire).await? else { return Err(absent()) };
-        let failed = |detail: String| ClientError::Failed { what: what.into(), detail };
-        let response = proto::SampleResponse::decode(body).map_err(|e| failed(e.to_string()))?;
-        let tensor = response.target_prompt_logprobs.ok_or_else(absent)?;
-        let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
-            return Err(failed("they came as a sparse tensor".into()));
+        let read = |payload| match payload {
+            Payload::Protobuf(body) => proto::SampleResponse::decode(body)
+                .map(|r| r.target_prompt_logprobs)
+                .map_err(|e| e.to_string()),
+            Payload::Json(_) => Ok(None),
         };
-        let values = numbers::read::<f32>(bytes).map_err(|e| failed(e.to_string()))?.into_owned();
+        let tensor = self.draw(what, wire, read).await?.ok_or_else(absent)?;
+        let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
+            return Err(self.failed(what, "they came as a sparse tensor"));
+        };
+        let values = numbers::read::<f32>(bytes).map_err(|e| self.failed(what, &e.to_string()))?.into_owned();
         if values.len() != targets.len() {
-            return Err(failed(format!("{} came for {} targets", values.len(), targets.len())));
+            return Err(self.failed(what, &format!("{} came for {} targets", values.len(), targets.len())));
         }
+        checks::check_logprobs(&values).map_err(|why| self.failed(what, &why))?;
         Ok(TargetLogprobs { values, k })
     }
 
-    async fn draw(
+    async fn draw<T: Send + 'static>(
         &self,
         what: &'static str,
         mut request: types::SampleRequest,
-    ) -> Result<Payload, ClientError> {
+        read: impl Fn(Payload) -> Result<T, String> + Send + Sync + 'static,
+    ) -> Result<T, ClientError> {
         request.sampling_session_id = Some(self.id.clone());
         let connection = self.session.connection.clone();
         connection.check_alive(what)?;
         let (runtime, next) = (connection.runtime.clone(), self.next.clone());
-        let work = async move { fetch(&connection, what, request, &next).await };
+        let work = async move { fetch(&connection, what, request, &next, read).await };
         let task = AbortOnDrop(runtime.spawn(work));
         task.join().await.unwrap_or_else(|| Err(ClientError::lost(what, "the client's runtime has stopped")))
     }
 }
 
 /// Submits until accepted, waits for the result, and begins anew if the server has lost it.
-async fn fetch(
+async fn fetch<T>(
     connection: &Arc<Connection>,
     what: &str,
     mut request: types::SampleRequest,
     next: &AtomicI64,
-) -> Result<Payload, ClientError> {
+    read: impl Fn(Payload) -> Result<T, String>,
+) -> Result<T, ClientError> {
     let mut resubmissions = 0;
     loop {
         // The number is the request's identity: the same over all attempts, another one for a new draw.
@@ -173,11 +185,11 @@ async fn fetch(
         let (promise, permit) = submit(connection, what, &request, permit).await?;
         let mut guard = CancelOnDrop { connection, request_id: Some(promise.request_id.clone()) };
         let limit = connection.patience.sample;
-        let result = connection.retrieve(what, "Sample", &promise.request_id, limit).await;
+        let result = connection.retrieve(what, "Sample", &promise.request_id, limit, &read).await;
         guard.request_id = None;
         drop(permit);
         match result {
-            Ok(payload) => return Ok(payload),
+            Ok(result) => return Ok(result),
             Err(NoResult::Error(error)) => return Err(error),
             Err(NoResult::Gone(why)) if resubmissions == RESUBMISSIONS => {
                 return Err(ClientError::Failed { what: what.into(), detail: why });
@@ -204,12 +216,12 @@ async fn submit<'a>(
     let mut attempts = connection.attempts(what, connection.patience.submit);
     loop {
         let again = match connection.once(what, &call, Absent::Lost).await {
-            Verdict::Good(reply) => match serde_json::from_slice::<Promise>(&reply.body) {
+            Verdict::Good(reply) => match connection.read(&reply) {
                 Ok(promise) => {
                     permit.succeeded();
                     return Ok((promise, permit));
                 }
-                Err(e) => Again::Unreadable(format!("the answer is unreadable: {e}")),
+                Err(why) => Again::Unreadable(why),
             },
             Verdict::Again(again) => again,
             Verdict::Gone(why) => return Err(ClientError::lost(what, why)),
@@ -227,11 +239,6 @@ async fn submit<'a>(
 
 /// Checks that everything that was asked for is there.
 fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
-    let (asked, came) = (request.num_samples, response.sequences.len());
-    if asked != came {
-        let detail = format!("{asked} samples were asked for, {came} came");
-        return Err(ClientError::Failed { what: "sample".into(), detail });
-    }
     let missing = |what: &str| {
         Err(ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() })
     };

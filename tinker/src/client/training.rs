@@ -8,7 +8,7 @@ use super::queue::{Accepted, Job, Queue};
 use super::retry::Absent;
 use super::sampler::Sampler;
 use super::{Answer, Session, json_result};
-use crate::convert::{ConvertError, adam_to_wire, forward_from_json, forward_from_proto, loss_sum};
+use crate::convert::{adam_to_wire, forward_from_json, forward_from_proto, loss_sum};
 use crate::types::{
     GetInfoRequest, GetInfoResponse, LoadWeightsRequest, LoadWeightsResponse, OptimStepRequest,
     OptimStepResponse, Promise, SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponse,
@@ -24,6 +24,9 @@ use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use tokio::sync::oneshot;
+
+/// The metric that every pass reports.
+const LOSS_SUM: &str = "loss:sum";
 
 /// A model of this session. Requests run in the order of the calls; answers may be dropped.
 pub struct Training {
@@ -75,13 +78,17 @@ impl Training {
         let accepted = self.queue.push(what.into(), job);
         let connection = self.session.connection.clone();
         self.under_way(async move {
-            let ids = wait(what, accepted).await?;
-            let parts = ids.iter().map(|id| async {
+            let changes = |error: ClientError| match forward_only {
+                true => error,
+                false => error.of_a_change(what),
+            };
+            let ids = wait(what, accepted).await.map_err(changes)?;
+            let parts = chunks::split(&data, &connection.config);
+            let (connection, all) = (&connection, &data);
+            let parts = ids.iter().zip(parts).map(|(id, part)| async move {
                 let limit = connection.patience.training;
-                let payload =
-                    connection.retrieve(what, kind, id, limit).await.map_err(|e| failed(what, e))?;
-                read_pass(payload)
-                    .map_err(|e| ClientError::Failed { what: what.into(), detail: e.to_string() })
+                let read = |payload| read_pass(payload, &all[part.clone()]);
+                connection.retrieve(what, kind, id, limit, read).await.map_err(|e| changes(failed(what, e)))
             });
             // Of several parts some may have been executed, so that the failure of one leaves half a pass behind.
             let several = ids.len() > 1;
@@ -89,7 +96,17 @@ impl Training {
                 true => ClientError::lost(what, format!("a part of it failed: {error}")),
                 false => error,
             })?;
-            finish_pass(what, Forward::merged(parts), &data, loss)
+            let mut forward = Forward::merged(parts);
+            checks::check_logprobs(forward.logprobs.iter().flatten()).map_err(|why| {
+                let detail = format!("the answer of {} is wrong: {why}", connection.transport.server());
+                changes(ClientError::Unreadable { what: what.into(), detail })
+            })?;
+            // Some servers do not report it.
+            if !forward.metrics.contains_key(LOSS_SUM) {
+                let sum = loss_sum(&data, &forward.logprobs, loss);
+                forward.metrics.insert(LOSS_SUM.into(), sum);
+            }
+            Ok(forward)
         })
     }
 
@@ -108,7 +125,10 @@ impl Training {
                 ..OptimStepRequest::default()
             })
         });
-        Box::pin(async move { Ok(OptimStep { metrics: step.await?.metrics.unwrap_or_default() }) })
+        Box::pin(async move {
+            let step = step.await.map_err(|error| error.of_a_change(what))?;
+            Ok(OptimStep { metrics: step.metrics.unwrap_or_default() })
+        })
     }
 
     /// Saves weights and optimizer under a name; answers with the path.
@@ -127,7 +147,12 @@ impl Training {
                     ..SaveWeightsRequest::default()
                 })
             });
-        Box::pin(async move { Ok(saved.await?.path) })
+        let session = self.session.clone();
+        Box::pin(async move {
+            let path = saved.await?.path;
+            check_saved(&session, what, &path)?;
+            Ok(path)
+        })
     }
 
     /// Loads weights, and the optimizer's state if asked; otherwise the optimizer starts afresh.
@@ -147,7 +172,7 @@ impl Training {
                     ..LoadWeightsRequest::default()
                 })
             });
-        Box::pin(async move { loaded.await.map(|_| ()) })
+        Box::pin(async move { loaded.await.map(|_| ()).map_err(|error| error.of_a_change(what)) })
     }
 
     /// Makes a sampler of the weights at this point of the order; with a name they are also kept.
@@ -171,6 +196,9 @@ impl Training {
         let (session, limits) = (self.session.clone(), self.limits);
         Box::pin(async move {
             let saved = saved.await?;
+            if let Some(path) = &saved.path {
+                check_saved(&session, what, path)?;
+            }
             let sampler = match (saved.sampling_session_id, &saved.path) {
                 (Some(id), _) => Sampler::over(session, id, limits),
                 (None, Some(path)) => Sampler::open(session, None, Some(path.clone()), limits).await?,
@@ -260,6 +288,14 @@ impl Training {
     }
 }
 
+/// Checks the place that a server names before it is kept.
+fn check_saved(session: &Session, what: &str, path: &str) -> Result<(), ClientError> {
+    checks::check_saved(path).map_err(|why| {
+        let detail = session.connection.transport.told(&why);
+        ClientError::Unreadable { what: what.into(), detail }
+    })
+}
+
 async fn wait(what: &str, accepted: oneshot::Receiver<Accepted>) -> Accepted {
     accepted.await.unwrap_or_else(|_| Err(ClientError::lost(what, "the client's runtime has stopped")))
 }
@@ -271,29 +307,17 @@ fn failed(what: &str, error: NoResult) -> ClientError {
     }
 }
 
-fn read_pass(payload: Payload) -> Result<Forward, ConvertError> {
-    let wrong = |e: String| ConvertError::Invalid(format!("the result is unreadable: {e}"));
-    match payload {
+/// Reads the result about these data.
+fn read_pass(payload: Payload, data: &[Datum]) -> Result<Forward, String> {
+    let forward = match payload {
         Payload::Protobuf(body) => {
-            let output = proto::ForwardBackwardOutput::decode(body).map_err(|e| wrong(e.to_string()))?;
+            let output = proto::ForwardBackwardOutput::decode(body).map_err(|e| e.to_string())?;
             forward_from_proto(&output)
         }
-        Payload::Json(value) => {
-            forward_from_json(&serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?)
-        }
-    }
-}
-
-/// Checks the whole result against the data, and puts in the loss that some servers do not report.
-fn finish_pass(what: &str, mut forward: Forward, data: &[Datum], loss: Loss) -> Result<Forward, ClientError> {
+        Payload::Json(value) => forward_from_json(&serde_json::from_value(value).map_err(|e| e.to_string())?),
+    };
+    let forward = forward.map_err(|e| e.to_string())?;
     let fits = forward.logprobs.len() == data.len()
         && forward.logprobs.iter().zip(data).all(|(row, datum)| row.len() == datum.len());
-    if !fits {
-        let detail = "its log-probs do not have the lengths of the data".into();
-        return Err(ClientError::Failed { what: what.into(), detail });
-    }
-    if !forward.metrics.contains_key("loss:sum") {
-        forward.metrics.insert("loss:sum".into(), loss_sum(data, &forward.logprobs, loss));
-    }
-    Ok(forward)
+    if fits { Ok(forward) } else { Err("its log-probs do not have the lengths of the data".into()) }
 }

@@ -4,6 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
+/// Most bytes of an address.
+const LONGEST: usize = 1024;
+
 /// What is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CheckpointKind {
@@ -70,7 +73,10 @@ impl FromStr for CheckpointPath {
     fn from_str(text: &str) -> Result<Self, PathError> {
         let wrong = || PathError(text.into());
         let parts: Vec<&str> = text.strip_prefix("tinker://").ok_or_else(wrong)?.split('/').collect();
-        if parts.iter().any(|part| part.is_empty() || matches!(*part, "." | "..")) {
+        // These have a meaning of their own in addresses of the web, or none in a name.
+        let foreign = |c: char| c.is_control() || c.is_whitespace() || "?#%\\\"<>".contains(c);
+        let bad = |part: &str| part.is_empty() || matches!(part, "." | "..") || part.contains(foreign);
+        if text.len() > LONGEST || parts.iter().any(|part| bad(part)) {
             return Err(wrong());
         }
         let (run, kind, name) = match parts[..] {

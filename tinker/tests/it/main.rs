@@ -10,3 +10,4 @@ mod parts;
 mod secrets;
 mod skyrl;
 mod transcripts;
+mod wrong;

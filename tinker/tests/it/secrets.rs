@@ -42,7 +42,7 @@ async fn a_redirect_does_not_carry_the_key_away() {
         path: "get_server_capabilities",
         status: 307,
         headers: vec![("location", to)],
-        body: String::new(),
+        body: vec![],
     };
     let away = redirect(format!("{}/api/v1/get_server_capabilities", thief.url));
     server.script.lock().unwrap().push_back(away);
@@ -69,7 +69,7 @@ async fn a_key_is_exchanged_for_a_token_and_the_token_renewed() {
         path: "get_server_capabilities",
         status: 401,
         headers: vec![("www-authenticate", r#"Bearer error="invalid_token""#.into())],
-        body: "{}".into(),
+        body: b"{}".to_vec(),
     };
     server.script.lock().unwrap().push_back(expired);
     client.capabilities().await.unwrap();

@@ -53,7 +53,7 @@ pub struct Scripted {
     pub path: &'static str,
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
-    pub body: String,
+    pub body: Vec<u8>,
 }
 
 /// A request as it came.
@@ -254,7 +254,10 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
             for (name, value) in &scripted.headers {
                 response = response.header(*name, value);
             }
-            response.header("content-type", JSON).body(Body::from(scripted.body)).unwrap()
+            if !scripted.headers.iter().any(|(name, _)| *name == "content-type") {
+                response = response.header("content-type", JSON);
+            }
+            response.body(Body::from(scripted.body)).unwrap()
         }
         None => server.route(&parts.method, &path, &parts.headers, &body),
     }
