@@ -48,7 +48,8 @@ async fn wait_cycle_one_rollout_a_thousand_times_slower_wedges_nothing_also_afte
         let slow = || {
             let mut world = World::new(2, 1, 12);
             world.options.train.save_every = 1;
-            world.sampling.latency = Box::new(|n| if n == 5 { seconds(500) } else { Duration::from_millis(500) });
+            world.sampling.latency =
+                Box::new(|n| if n == 5 { seconds(500) } else { Duration::from_millis(500) });
             world
         };
         let mut run = slow().start();
@@ -306,7 +307,10 @@ async fn silent_score_the_trainer_is_idle_for_samples_and_not_for_its_own_work()
         run.end().await.unwrap();
         // Strictly on policy: 7 s of sampling for the first step, 2 s of export and 7 s of sampling for the others.
         let idle = run.metric("time/trainer_idle");
-        assert!((idle[0] - 7.0).abs() < 0.1 && idle[1..].iter().all(|idle| (idle - 9.0).abs() < 0.1), "{idle:?}");
+        assert!(
+            (idle[0] - 7.0).abs() < 0.1 && idle[1..].iter().all(|idle| (idle - 9.0).abs() < 0.1),
+            "{idle:?}"
+        );
         assert!(run.metric("time/train").iter().all(|train| (train - 3.0).abs() < 0.1));
     })
     .await;
@@ -315,7 +319,7 @@ async fn silent_score_the_trainer_is_idle_for_samples_and_not_for_its_own_work()
 #[tokio::test(start_paused = true)]
 async fn credits_no_lane_blocks_before_the_credits_do() {
     local(async {
-        let mut world = World::new(3, 2, 10);
+        let world = World::new(3, 2, 10);
         world.training.unplugged.send_replace(false);
         let mut run = world.start();
         run.pass(seconds(600)).await;

@@ -1,6 +1,7 @@
 //! One adapter in training on a server.
 
 use super::checks::{self, Limits};
+use super::chunks;
 use super::connection::{NoResult, Payload, encode};
 use super::error::ClientError;
 use super::pass::PassJob;
