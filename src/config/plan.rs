@@ -12,7 +12,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::queries;
-use minds_tinker::client::{API_KEY_ENV, Secret};
+use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -519,16 +519,14 @@ fn service(
         }));
     }
     if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
-        let problem = format!("is \"{base_url}\", it must be \"embedded\" or start with https:// or http://");
-        return Err(bad("tinker.base_url", problem));
-    }
-    if base_url
-        .split_once("://")
-        .is_some_and(|(_, rest)| rest.split('/').next().unwrap_or_default().contains('@'))
-    {
-        let problem =
-            "holds a name or a password: the key belongs into the variable that `tinker.api_key_env` names";
+        // Not repeated: whoever mistypes the beginning of an address may have put a key into the rest.
+        let problem = "is wrong: it must be \"embedded\" or start with https:// or http://";
         return Err(bad("tinker.base_url", problem.into()));
+    }
+    if let Err(error) = check_address(&base_url) {
+        let problem =
+            format!("is wrong: {error} (the variable that `tinker.api_key_env` names holds the key)");
+        return Err(bad("tinker.base_url", problem));
     }
     let named = file.tinker.api_key_env.as_deref();
     let variable = named.unwrap_or(API_KEY_ENV);
