@@ -37,17 +37,22 @@ pub struct Shares {
     pub any: f64,
 }
 
+/// A part of a whole, of two sums of the same stretches that are rounded on their own.
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
+}
+
 impl Shares {
     /// Share of the trainer's busy time in which sampling or scoring went on beside it.
     #[must_use]
     pub fn overlap_share(&self) -> f64 {
-        if self.training > 0.0 { self.overlap / self.training } else { 0.0 }
+        share(self.overlap, self.training)
     }
 
     /// Share of the service's time in which gradient steps were measured.
     #[must_use]
     pub fn shadow_share(&self) -> f64 {
-        if self.any > 0.0 { self.shadow / self.any } else { 0.0 }
+        share(self.shadow, self.any)
     }
 
     /// The time since an earlier reading.
