@@ -129,7 +129,7 @@ fn a_damaged_state_is_passed_over_for_the_one_before_it() {
 #[test]
 fn a_deadline_ends_a_run_as_an_interruption_does() {
     let dir = tempfile::tempdir().unwrap();
-    let extra = ["--max-steps", "100000", "--deadline", "1s"];
+    let extra = ["--max-steps", "100000", "--deadline", "1s", "--set", "trainer.save_every=0"];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("the deadline is reached"), "{stdout}");

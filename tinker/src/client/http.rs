@@ -14,6 +14,7 @@ use reqwest::header::{
 use reqwest::{Method, Url, redirect};
 use serde::Deserialize;
 use std::error::Error as _;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -71,6 +72,9 @@ pub(super) struct Reply {
     invalid_token: bool,
 }
 
+/// Requests in a row without an answer after which the server counts as away.
+const AWAY: u32 = 3;
+
 /// The connection, its address and the key.
 pub(super) struct Transport {
     http: reqwest::Client,
@@ -79,6 +83,8 @@ pub(super) struct Transport {
     max_result_bytes: usize,
     max_answer_bytes: usize,
     token: Mutex<Option<Token>>,
+    /// Requests in a row that had no answer.
+    unanswered: AtomicU32,
 }
 
 struct Token {
@@ -118,7 +124,15 @@ impl Transport {
             return Err(ClientError::Options("the key has characters that no key has".into()));
         }
         let ClientOptions { max_result_bytes, max_answer_bytes, .. } = *options;
-        Ok(Self { http, base, key, max_result_bytes, max_answer_bytes, token: Mutex::new(None) })
+        Ok(Self {
+            http,
+            base,
+            key,
+            max_result_bytes,
+            max_answer_bytes,
+            token: Mutex::new(None),
+            unanswered: AtomicU32::new(0),
+        })
     }
 
     /// The server, for messages.
@@ -140,6 +154,25 @@ impl Transport {
 
     /// Sends a request; a token that ran out is renewed on the way. If it is not, the answer is the one that says why.
     pub(super) async fn send(&self, call: &Call) -> Result<Reply, String> {
+        let sent = self.try_send(call).await;
+        self.note(&sent);
+        sent
+    }
+
+    /// Says once that the server cannot be reached, and once that it can again: requests ask again in silence.
+    fn note(&self, sent: &Result<Reply, String>) {
+        match sent {
+            Ok(_) if self.unanswered.swap(0, Relaxed) >= AWAY => {
+                tracing::warn!(server = self.server(), "the server answers again");
+            }
+            Err(why) if self.unanswered.fetch_add(1, Relaxed) + 1 == AWAY => {
+                tracing::warn!(server = self.server(), why, "the server does not answer, it is asked again");
+            }
+            _ => {}
+        }
+    }
+
+    async fn try_send(&self, call: &Call) -> Result<Reply, String> {
         let (bearer, over) = self.bearer();
         if over && let Some(refusal) = self.exchange_key().await? {
             return Ok(refusal);

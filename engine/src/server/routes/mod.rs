@@ -89,7 +89,11 @@ async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) 
     let refusal = match &server.options().api_key {
         Some(key) => {
             let given = headers.get(API_KEY_HEADER).map(|value| value.as_bytes()).unwrap_or_default();
-            let why = "the key in X-API-Key is missing or wrong";
+            let why = if given.is_empty() {
+                "this server wants a key in X-API-Key and got none: clients read it from TINKER_API_KEY"
+            } else {
+                "the key in X-API-Key is wrong"
+            };
             (!key.is(given)).then(|| Refusal::new(StatusCode::UNAUTHORIZED, why))
         }
         None => headers.contains_key(header::ORIGIN).then(|| {
