@@ -108,10 +108,19 @@ impl Models {
 
     /// Room for an adapter, if there is some.
     pub(super) fn seat(&self, spec: &LoraSpec) -> Result<Seat, Refusal> {
-        let bytes = adapter::training_bytes(&self.architecture, spec);
+        let size = |spec: &LoraSpec| adapter::training_bytes(&self.architecture, spec);
+        let bytes = size(spec);
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(Seat { bytes, used: self.used.clone() }),
+            // What others have given up and is still worked on will be free.
+            Err(_)
+                if self.lock().values().map(|desk| size(desk.spec())).sum::<usize>() + bytes <= self.most =>
+            {
+                Err(Refusal::full(
+                    "a model that was given up is still worked on, its room is free after that",
+                ))
+            }
             Err(used) => Err(Refusal::bad(format!(
                 "models in training take {used} bytes, this one would take {bytes}, and {} are there: finish a \
                  session, or give the server more room for adapters",

@@ -165,6 +165,8 @@ fn the_engine_ends_after_the_operation_it_is_in() {
     assert_eq!(wait(current), Ok(1));
     assert!(matches!(wait(queued), Err(BackendError::Lost(_))));
 
+    // A model of its own: the threads of the engines before may hold theirs for a moment longer.
+    let model = crate::service::model();
     let engine = minds_engine::runtime::Engine::start(model, None, &options()).unwrap();
     let mine = Arc::downgrade(engine.model());
     let endless = engine.sample(None, request(prompt(5, 1), 4, 2000, 1)).unwrap();

@@ -89,6 +89,19 @@ impl Served {
         answer
     }
 
+    /// Posts until there is room.
+    pub async fn post_patiently(&self, address: &str, body: &Value) -> Value {
+        loop {
+            match self.try_post(address, body).await {
+                (429, _) => tokio::task::yield_now().await,
+                (status, answer) => {
+                    assert_eq!(status, 200, "{address} {body}: {answer}");
+                    return answer;
+                }
+            }
+        }
+    }
+
     pub async fn get(&self, address: &str) -> Value {
         let (status, answer) = self.answer(self.request(Method::GET, address)).await;
         assert_eq!(status, 200, "{address}: {answer}");
