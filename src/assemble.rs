@@ -400,7 +400,6 @@ pub fn options(plan: &RunPlan) -> Options {
             loss: plan.loss,
             adam: plan.adam,
             rate: plan.pace.rate,
-            parts: plan.pace.parts,
             substeps: plan.pace.substeps,
             publish_every: plan.pace.publish_every,
             kl_alarm: plan.pace.kl_alarm,

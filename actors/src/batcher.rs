@@ -202,7 +202,7 @@ impl AdvantageBatcher {
                 }
             }
             let part = stage.patience.left % groups_per_batch.get() / count;
-            let batch = Batch { groups: stage.ready.take(count), part };
+            let batch = Batch { groups: stage.ready.take(count), part, parts };
             batch.groups.iter().for_each(|group| group.group.credit.batched());
             stage.patience.left += count;
             let sending = async move { room.send(batch).await };

@@ -10,7 +10,7 @@ use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
 use minds_core::reward::{Metrics, Missing, Score};
 use minds_core::sampling::SamplingParams;
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,6 +114,8 @@ pub struct Batch {
     pub groups: Vec<ReadyGroup>,
     /// Which part of its step this is, from 0.
     pub part: usize,
+    /// Of how many.
+    pub parts: NonZeroUsize,
 }
 
 /// Scorer → outside: an episode whose reward failed for good.

@@ -47,9 +47,7 @@ pub struct Options {
     pub adam: AdamParams,
     /// How the step size changes.
     pub rate: LearningRate,
-    /// Parts in which a batch comes.
-    pub parts: NonZeroUsize,
-    /// Optimizer steps made of a batch: one after each so many parts, of which there are a multiple.
+    /// Optimizer steps made of a batch: one after each so many of its parts, of which there are a multiple.
     pub substeps: NonZeroUsize,
     /// Steps between two publications of the weights.
     pub publish_every: NonZeroU64,
@@ -258,16 +256,15 @@ struct Step {
 
 impl Step {
     async fn train(&self, batch: Batch, mut gathered: Gathered) -> Outcome {
-        let Batch { groups, part } = batch;
+        let Batch { groups, part, parts } = batch;
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
             return Outcome::Fatal(format!(
                 "a group was played by weights newer than {version}: versions went back"
             ));
         }
-        let parts = self.options.parts.get();
-        let last = part + 1 >= parts;
-        let steps_now = (part + 1).is_multiple_of(parts / self.options.substeps);
+        let last = part + 1 >= parts.get();
+        let steps_now = (part + 1).is_multiple_of(parts.get() / self.options.substeps);
         let due = |every: u64| last && every > 0 && (self.step + 1).is_multiple_of(every);
         let save = due(self.options.save_every);
         let publish = save || due(self.options.publish_every.get());
@@ -295,10 +292,12 @@ impl Step {
                         return Outcome::Fatal(why);
                     }
                 },
-                Err(BackendError::Lost(why)) => {
-                    return Outcome::Fatal(format!("the training session is lost: {why}"));
+                Err(error) => {
+                    gathered.refuse(&groups, &error);
+                    if matches!(error, BackendError::Lost(_)) {
+                        return gathered.give_up(&error);
+                    }
                 }
-                Err(error) => gathered.refuse(&groups, &error),
             }
         } else {
             gathered.groups.extend(groups);
@@ -310,13 +309,7 @@ impl Step {
                 Ok(_) => {}
                 Err(_) if !gathered.gradients => {}
                 // Nothing but a step clears gradients: the next batch would be trained together with this one.
-                Err(error) => {
-                    gathered.refuse_all(&error);
-                    return Outcome::Fatal(match error {
-                        BackendError::Lost(why) => format!("the training session is lost: {why}"),
-                        other => format!("the optimizer's step failed: {other}"),
-                    });
-                }
+                Err(error) => return gathered.give_up(&error),
             }
         }
         drop(busy);
@@ -330,11 +323,13 @@ impl Step {
         if gathered.optim.is_none() {
             info!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
         }
-        let state = save.then(|| training.save_state(&name).shared());
         // Shadows start from the checkpoint, where there is one.
-        let shadows = self.links.shelf.as_ref().filter(|_| publish && state.is_none());
+        let shadows = self.links.shelf.as_ref().filter(|_| publish && !save);
         let shadow_state = shadows.map(|_| training.save_state(&format!("{name}-shadow")));
-        let state = state.map(|pending| (name, pending));
+        let state = save.then(|| {
+            let pending = training.save_state(&name).shared();
+            (name, pending)
+        });
         let done = Done { step: self.step + 1, adam: self.adam(), gathered, export, state, shadow_state };
         match self.closing.send(Finished::Step(Box::new(done))).await {
             Ok(()) => Outcome::Stepped,

@@ -7,7 +7,7 @@ use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::{self, RunFolder, Terms};
 use anyhow::{Context as _, anyhow};
 use minds_core::backend::{BackendError, TrainingBackend};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the folder of the run that is to go on, or a new one.
@@ -34,7 +34,7 @@ pub fn open(plan: &RunPlan, going: &Going) -> Result<RunFolder, Fault> {
 }
 
 /// The newest unfinished run of the plan's config. Folders are named by the time when they were made.
-fn latest(plan: &RunPlan, runs: &PathBuf) -> anyhow::Result<PathBuf> {
+fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
     folders.sort();

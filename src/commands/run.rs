@@ -55,11 +55,13 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     }
     let components = assemble::components(&plan, &ready.renderer)?;
     let result = super::system().block_on(async {
-        let setting_up = || format!("failed to set up the run in {}", folder.path().display());
+        let place = folder.path().display().to_string();
+        let setting_up = || format!("failed to set up the run in {place}");
         // Before anything is made on the service: weights that are not there end the run.
         let judge =
             assemble::judge(&plan, &ready).await.with_context(setting_up).or_exit(Exit::Unavailable)?;
-        let training = resume::adapter(&plan, &ready, &mut folder).await.or_exit(Exit::Unavailable)?;
+        let training = resume::adapter(&plan, &ready, &mut folder).await;
+        let training = training.with_context(setting_up).or_exit(Exit::Unavailable)?;
         if let Some(last) = folder.last() {
             assemble::recall(&components, &last.memories)?;
         }
@@ -67,7 +69,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         let state = folder.last().map(|last| last.state_path.clone());
         let parts = assemble::parts(&plan, &ready, components, judge, training, state.as_deref())
             .await
-            .with_context(|| format!("failed to set up the run in {}", folder.path().display()))
+            .with_context(setting_up)
             .or_exit(Exit::Unavailable)?;
         let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
         let result = follow(&mut line, &mut folder, plan.deadline).await;
@@ -216,7 +218,6 @@ async fn follow(line: &mut Line, folder: &mut RunFolder, limit: Option<Duration>
 fn report(line: &Line, why: &'static str) {
     let counts = line.ledger().counts();
     tracing::warn!(in_flight = counts.in_flight(), trained = counts.trained, failed = counts.failed, "{why}");
-
     for (stage, now) in line.board().read() {
         tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
     }

@@ -10,6 +10,7 @@ pub mod pace;
 pub mod plan;
 
 pub use plan::RunPlan;
+use std::num::NonZeroUsize;
 
 /// The value of a name; the first one when nothing is written.
 fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
@@ -18,4 +19,8 @@ fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, Str
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         format!("is \"{name}\", it must be one of: {}", names.join(", "))
     })
+}
+
+fn at_least_one(value: usize) -> Result<NonZeroUsize, String> {
+    NonZeroUsize::new(value).ok_or_else(|| "is 0, it must be at least 1".into())
 }

@@ -1,7 +1,7 @@
 //! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that decide it, checked together.
 
-use super::choose;
 use super::file::ConfigFile;
+use super::{at_least_one, choose};
 use minds_core::optim::{Course, LearningRate};
 use minds_stages::batcher::{ConstantGroups, Staleness, Weighting};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -51,9 +51,10 @@ impl Pace {
     /// The key that is wrong, and what is wrong with it.
     pub fn decide(file: &ConfigFile, group_size: u32) -> Result<Self, (&'static str, String)> {
         let trainer = &file.trainer;
-        let groups_per_batch = positive("trainer.groups_per_batch", trainer.groups_per_batch, 4)?;
-        let substeps = positive("trainer.num_substeps", trainer.num_substeps, 1)?;
-        let minibatches = positive("trainer.stream_minibatches", trainer.stream_minibatches, 1)?;
+        let count = |key, value: usize| at_least_one(value).map_err(|problem| (key, problem));
+        let groups_per_batch = count("trainer.groups_per_batch", trainer.groups_per_batch.unwrap_or(4))?;
+        let substeps = count("trainer.num_substeps", trainer.num_substeps.unwrap_or(1))?;
+        let minibatches = count("trainer.stream_minibatches", trainer.stream_minibatches.unwrap_or(1))?;
         let parts = substeps.saturating_mul(minibatches);
         if !groups_per_batch.get().is_multiple_of(parts.get()) {
             let problem = format!(
@@ -150,14 +151,6 @@ fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&
             .map(|given| (given, replays))
             .ok_or_else(|| ("trainer.min_members", format!("is {given}, it must lie between 1 and {all}"))),
     }
-}
-
-fn positive(
-    key: &'static str,
-    written: Option<usize>,
-    default: usize,
-) -> Result<NonZeroUsize, (&'static str, String)> {
-    NonZeroUsize::new(written.unwrap_or(default)).ok_or_else(|| (key, "is 0, it must be at least 1".into()))
 }
 
 const STALENESS: &[(&str, Staleness)] = &[("wait", Staleness::Wait), ("drop", Staleness::Drop)];

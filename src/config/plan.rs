@@ -236,9 +236,8 @@ impl RunPlan {
         let trainer = &file.trainer;
         let envs = environments(&file).map_err(|(key, problem)| bad(&key, problem))?;
 
-        let at_least_one = |key: &str, value: usize| {
-            NonZeroUsize::new(value).ok_or_else(|| bad(key, "is 0, it must be at least 1".into()))
-        };
+        let at_least_one =
+            |key: &str, value: usize| super::at_least_one(value).map_err(|problem| bad(key, problem));
         let group_size = trainer.rollouts_per_example.unwrap_or(4);
         let group_size = NonZeroU32::new(group_size)
             .ok_or_else(|| bad("trainer.rollouts_per_example", "is 0, it must be at least 1".into()))?;
@@ -499,11 +498,8 @@ fn service(
     let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
     if base_url == EMBEDDED {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let some = |key: &str, value: Option<usize>, default: NonZeroUsize| match value.map(NonZeroUsize::new)
-        {
-            None => Ok(default),
-            Some(Some(value)) => Ok(value),
-            Some(None) => Err(bad(key, "is 0, it must be at least 1".into())),
+        let some = |key: &str, value: Option<usize>, default: NonZeroUsize| {
+            value.map_or(Ok(default), super::at_least_one).map_err(|problem| bad(key, problem))
         };
         let mib = file.engine.kv_cache_mib.unwrap_or(768);
         if file.engine.threads.is_some_and(|threads| threads > MOST_THREADS) {

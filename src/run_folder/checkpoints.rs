@@ -1,5 +1,6 @@
 //! `checkpoints.jsonl`: one saved state per line, appended when the state is whole.
 
+use super::lines;
 use super::spares::Kept;
 use anyhow::Context as _;
 use minds_stages::ledger::Settled;
@@ -53,13 +54,8 @@ impl From<&Saved> for Checkpoint {
 
 /// All whole lines. A last line that was cut off is no checkpoint.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
-    };
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    whole
+    let text = super::text_of(path)?.unwrap_or_default();
+    lines::whole(&text)
         .lines()
         .enumerate()
         .map(|(n, line)| {

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use serde::Serialize;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -14,19 +14,19 @@ pub(super) fn append(folder: &Path, name: &str, row: &impl Serialize) -> anyhow:
     written.with_context(|| format!("failed to write {name}"))
 }
 
+/// The lines that were written to their end.
+pub(super) fn whole(text: &str) -> &str {
+    text.rfind('\n').map_or("", |end| &text[..=end])
+}
+
 /// Keeps the lines up to a step; those past it are about weights that will be trained again, and move to
 /// `<name>.past_<step>.jsonl`. A last line that was cut off goes. Tells whether a line is about the step itself.
 pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result<bool> {
     let path = folder.join(name);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
-    };
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let Some(text) = super::text_of(&path)? else { return Ok(false) };
     let mut has_step = false;
     let (mut kept, mut past) = (String::new(), String::new());
-    for (n, line) in whole.split_inclusive('\n').enumerate() {
+    for (n, line) in whole(&text).split_inclusive('\n').enumerate() {
         let row: serde_json::Value = serde_json::from_str(line)
             .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))?;
         let at = row["step"].as_u64().with_context(|| format!("line {} of {name} has no `step`", n + 1))?;
@@ -47,6 +47,7 @@ pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
 
     #[test]
     fn lines_past_the_step_move_aside_and_a_cut_one_goes() {

@@ -26,15 +26,14 @@ impl MetricsFile {
     /// `metrics.past_<step>.json`.
     pub(super) fn open(folder: &Path, step: u64) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
-        let rows = match fs::read_to_string(&path) {
-            Ok(text) => read_rows(&text).with_context(|| {
+        let rows = match super::text_of(&path)? {
+            Some(text) => read_rows(&text).with_context(|| {
                 format!(
                     "{} is damaged: mend it, or move it away to go on without the rows so far",
                     path.display()
                 )
             })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
+            None => Vec::new(),
         };
         let kept: Vec<&String> = rows.iter().filter(|(s, _)| *s <= step).map(|(_, row)| row).collect();
         if kept.len() < rows.len() {

@@ -1,7 +1,7 @@
 //! The run folder: everything that a run leaves behind, readable at any moment and after any end.
 //!
 //! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
-//! was trained · `checkpoints.jsonl` one line per saved state · `evals.jsonl` one line per evaluation ·
+//! was trained · `checkpoints.jsonl` one line per saved state · `spares/` groups that were ready at the last one · `evals.jsonl` one line per evaluation ·
 //! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states.
 //! One process at a time works in a folder.
 
@@ -62,14 +62,14 @@ impl RunFolder {
         let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
         // A run that was refused, or ended before its first step, binds nobody to its config.
         let begun = !checkpoints.is_empty() || metrics::any_rows(&path);
-        match fs::read_to_string(&config_path) {
-            Ok(_) if begun && terms == Terms::New => {
+        match text_of(&config_path)? {
+            Some(_) if begun && terms == Terms::New => {
                 bail!(
                     "{} holds a run already, and this one is to be new: name another folder",
                     path.display()
                 );
             }
-            Ok(earlier) if begun => {
+            Some(earlier) if begun => {
                 let differences = compare(&path, &earlier, &resolved)?;
                 if terms == Terms::AnyConfig {
                     differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
@@ -82,8 +82,8 @@ impl RunFolder {
                     )
                 }
             }
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Some(_) => {}
+            None => {
                 let strangers: Vec<_> = fs::read_dir(&path)?
                     .filter_map(Result::ok)
                     .map(|entry| entry.file_name())
@@ -96,9 +96,6 @@ impl RunFolder {
                         stranger.display()
                     );
                 }
-            }
-            Err(error) => {
-                return Err(error).with_context(|| format!("failed to read {}", config_path.display()));
             }
         }
         write_whole(&config_path, &resolved)?;
@@ -306,6 +303,15 @@ fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, 
             let show = |value: Option<&toml::Value>| value.map_or("nothing".into(), ToString::to_string);
             out.push(format!("{key}: {} then, {} now", show(a), show(b)));
         }
+    }
+}
+
+/// The text of a file, if there is one.
+fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
     }
 }
 

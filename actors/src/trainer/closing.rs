@@ -89,8 +89,9 @@ impl Closer {
     }
 
     async fn close(&mut self, done: Done) -> Result<(), String> {
-        let Done { step, adam, gathered, export, state, shadow_state } = done;
-        let mut metrics = report::metrics(&self.options, step, &adam, &gathered);
+        let Done { step, adam, mut gathered, export, state, shadow_state } = done;
+        let forward = gathered.take_forward();
+        let mut metrics = report::metrics(&self.options, step, &adam, &gathered, forward.as_ref());
         let groups = gathered.groups;
         let (queries, shelf) = (self.links.queries.clone(), self.links.shelf.as_ref());
         let mut sampler_path = None;

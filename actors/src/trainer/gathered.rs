@@ -1,5 +1,6 @@
 //! What the parts of a step have left so far.
 
+use super::Outcome;
 use crate::ledger::Verdict;
 use crate::parcels::ReadyGroup;
 use minds_core::backend::{BackendError, Forward, OptimStep};
@@ -48,14 +49,19 @@ impl Gathered {
         self.refused.get_or_insert_with(|| error.to_string());
     }
 
-    /// Nothing of the step counts.
-    pub(super) fn refuse_all(&self, error: &BackendError) {
+    /// Nothing of the step counts, and there is no next one.
+    pub(super) fn give_up(&self, error: &BackendError) -> Outcome {
         fail(&self.groups, &refused(error));
+        Outcome::Fatal(match error {
+            BackendError::Lost(why) => format!("the training session is lost: {why}"),
+            other => format!("the optimizer's step failed: {other}"),
+        })
     }
 
     /// The passes as one.
-    pub(super) fn forward(&self) -> Option<Forward> {
-        (!self.forwards.is_empty()).then(|| Forward::merged(self.forwards.clone()))
+    pub(super) fn take_forward(&mut self) -> Option<Forward> {
+        let forwards = std::mem::take(&mut self.forwards);
+        (!forwards.is_empty()).then(|| Forward::merged(forwards))
     }
 }
 

@@ -10,7 +10,13 @@ use minds_core::reward::{Metrics, means};
 use std::collections::BTreeMap;
 use tracing::warn;
 
-pub(super) fn metrics(options: &Options, step: u64, adam: &AdamParams, gathered: &Gathered) -> Metrics {
+pub(super) fn metrics(
+    options: &Options,
+    step: u64,
+    adam: &AdamParams,
+    gathered: &Gathered,
+    forward: Option<&Forward>,
+) -> Metrics {
     let Gathered { groups, data, optim, train, idle, .. } = gathered;
     let mut out = Metrics::new();
     let mut put = |name: &str, value: f64| {
@@ -30,8 +36,8 @@ pub(super) fn metrics(options: &Options, step: u64, adam: &AdamParams, gathered:
     put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
     let logprobs = || members().flat_map(|m| &m.episode.turns).flat_map(|t| &t.answer.logprobs);
     put("optim/entropy", -mean(logprobs().map(|lp| f64::from(*lp))));
-    if let Some(forward) = gathered.forward() {
-        let gaps: Vec<f64> = gaps(data, &forward).collect();
+    if let Some(forward) = forward {
+        let gaps: Vec<f64> = gaps(data, forward).collect();
         let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
         put("optim/kl_sample_train_v1", mean(gaps.iter().copied()));
         put("optim/kl_sample_train_v2", kl);

@@ -75,7 +75,7 @@ async fn without_steps_off_policy_every_group_is_played_by_the_weights_it_trains
 
 #[tokio::test(start_paused = true)]
 async fn with_equal_latencies_staleness_reaches_the_limit_and_never_exceeds_it() {
-    for k in [1, 2] {
+    for k in [1, 2, 3] {
         local(async {
             let mut world = World::new(2, k, 8);
             world.sampling.latency = Box::new(|_| seconds(1));

@@ -1,6 +1,6 @@
 //! How groups become steps: in parts, in several optimizer steps, dropped when too old, published now and then.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{World, local, reward_in_every, seconds};
 use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
 use minds_core::optim::{Course, LearningRate};
@@ -14,7 +14,7 @@ fn size(n: usize) -> NonZeroUsize {
 /// `groups` to a step in so many parts, with so many optimizer steps.
 fn in_parts(groups: usize, parts: usize, substeps: usize, steps: u64) -> World {
     let mut world = World::new(groups, 1, steps);
-    (world.options.batch.parts, world.options.train.parts) = (size(parts), size(parts));
+    world.options.batch.parts = size(parts);
     world.options.train.substeps = size(substeps);
     world
 }
@@ -175,10 +175,7 @@ async fn constant_groups_can_take_their_place_and_leave_as_filtered() {
     local(async {
         let mut world = World::new(2, 0, 3);
         world.options.batch.constant = ConstantGroups::Drop;
-        world.environment.judge = Box::new(|id, _| match id.group.0 % 2 {
-            0 => Judge::Reward(id.member as f32),
-            _ => Judge::Reward(1.0),
-        });
+        world.environment.judge = reward_in_every(2);
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         let counts = run.line.ledger().counts();

@@ -1,15 +1,15 @@
 //! Faults that users of other systems of this kind have reported, each as a small run that would show it here.
 //!
-//! The name of a test begins with the kind of the fault: a silent death, a wait cycle, a leak of credits, a wrong
-//! version, a resume that loses or repeats, a poisoned item, a broken group, a number that is none, a buffer that
-//! loses or grows, a missing time limit, an end that is none, a wrong score in silence.
+//! The name of a test begins with the kind of the fault: a silent death, a wait cycle, a leak of credits, a resume that
+//! loses or repeats, a poisoned item, a broken group, a number that is none, a buffer that loses, a missing time limit,
+//! an end of data, a wrong score in silence. Wrong versions are looked for in `flow.rs` and `pace.rs`, other resumes in
+//! `kills.rs`.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{Judge, World, local, reward_in_every, seconds};
 use minds_core::advantage::Estimator;
 use minds_core::backend::BackendError;
 use minds_core::reward::{Missing, Reward};
 use minds_stages::batcher::ConstantGroups;
-use minds_stages::line::Start;
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -105,10 +105,7 @@ async fn credits_do_not_leak_when_half_of_the_groups_are_filtered() {
     local(async {
         let mut world = World::new(2, 1, 200);
         world.options.batch.constant = ConstantGroups::Replace;
-        world.environment.judge = Box::new(|id, _| match id.group.0 % 2 {
-            0 => Judge::Reward(id.member as f32),
-            _ => Judge::Reward(1.0),
-        });
+        world.environment.judge = reward_in_every(2);
         // The books are checked at every event: never more than the credits are out, and the run would starve if fewer
         // and fewer were.
         let mut run = world.start();
@@ -117,22 +114,6 @@ async fn credits_do_not_leak_when_half_of_the_groups_are_filtered() {
         assert!(counts.filtered >= 395 && counts.trained == 400, "{counts:?}");
     })
     .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn version_rollouts_that_wait_long_for_the_trainer_are_counted_as_old_as_they_are() {
-    for k in [1, 3] {
-        local(async {
-            let mut world = World::new(2, k, 20);
-            world.sampling.latency = Box::new(|_| seconds(1));
-            world.training.forward_backward = seconds(10);
-            let mut run = world.start();
-            assert_eq!(run.end().await, Ok(20));
-            let oldest = run.metric("async/staleness_max").into_iter().fold(0.0, f64::max);
-            assert_eq!(oldest, k as f64);
-        })
-        .await;
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -328,17 +309,6 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
         assert_eq!(run.line.ledger().spares().len(), 9, "all of them have come through to the batcher");
         run.script.unplugged.send_replace(true);
         assert_eq!(run.end().await, Ok(10));
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn resume_from_nothing_is_a_new_run() {
-    local(async {
-        let mut run = World::new(1, 1, 3).start();
-        run.until_step(1).await;
-        let (start, trained) = run.kill();
-        assert!(start == Start::default() && trained.is_empty(), "no state was saved");
     })
     .await;
 }

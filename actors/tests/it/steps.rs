@@ -1,6 +1,6 @@
 //! The trainer: order of requests, refusals, batches without signal, the end.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{Judge, World, local, reward_in_every, seconds};
 use minds_core::advantage::Estimator;
 use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
@@ -76,8 +76,11 @@ async fn a_lost_session_and_a_failed_export_end_the_run_with_their_words() {
     local(async {
         let mut world = World::new(1, 1, 3);
         world.training.refuse = Box::new(|_| Err(BackendError::Lost("gone".into())));
-        let why = world.start().end().await.unwrap_err();
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
         assert!(why.contains("the training session is lost: gone"), "{why}");
+        let (first, ..) = run.line.ledger().failures().unwrap();
+        assert!(first.contains("gone"), "the group's own verdict names the cause: {first}");
 
         let mut world = World::new(1, 1, 3);
         world.training.refuse_export = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
@@ -150,10 +153,7 @@ async fn constant_groups_can_be_replaced_by_others() {
     local(async {
         let mut world = World::new(2, 0, 3);
         world.options.batch.constant = ConstantGroups::Replace;
-        world.environment.judge = Box::new(|id, _| match id.group.0 % 3 {
-            0 => Judge::Reward(id.member as f32),
-            _ => Judge::Reward(1.0),
-        });
+        world.environment.judge = reward_in_every(3);
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         assert!(run.trained.iter().all(|id| id % 3 == 0));

@@ -64,9 +64,7 @@ impl Limits {
         };
         request.prompt.iter().chain(stops).try_for_each(|token| self.token(*token)).map_err(rejected)
     }
-}
 
-impl Limits {
     /// Whether an answer is one to this request.
     pub(super) fn check_samples(
         &self,

@@ -6,4 +6,4 @@ mod world;
 
 pub use environment::{Judge, ScriptedEnvironment, ScriptedRenderer};
 pub use service::{Sampler, Sampling, ScriptedService, Training, TrainingScript};
-pub use world::{Run, World, local, reward_by_member, seconds};
+pub use world::{Run, World, local, reward_by_member, reward_in_every, seconds};

@@ -39,6 +39,11 @@ pub fn reward_by_member() -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> 
     Box::new(|id, _| Judge::Reward(id.member as f32))
 }
 
+/// The same in every `n`-th group; in the others all rewards are equal.
+pub fn reward_in_every(n: u64) -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> {
+    Box::new(move |id, _| Judge::Reward(if id.group.0.is_multiple_of(n) { id.member as f32 } else { 1.0 }))
+}
+
 /// Everything a run depends on.
 pub struct World {
     pub environment: ScriptedEnvironment,
@@ -91,7 +96,6 @@ impl World {
                 adam: AdamParams::default(),
                 max_steps: steps,
                 rate: LearningRate::default(),
-                parts: NonZeroUsize::MIN,
                 substeps: NonZeroUsize::MIN,
                 publish_every: NonZeroU64::MIN,
                 kl_alarm: None,
@@ -192,25 +196,29 @@ impl Run {
         loop {
             let day = Duration::from_secs(24 * 3600);
             let event = tokio::time::timeout(day, self.line.next()).await.expect("the run hangs");
-            match event.expect("the run ends with an event") {
-                Event::Step(step) => self.enter(step),
-                Event::Saved(saved) => self.saved.push(saved),
-                Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
-                Event::Poisoned(poison) => self.poison.push(poison),
-                Event::Ended { step } => {
-                    self.check();
+            if let Some(end) = self.take(event.expect("the run ends with an event")) {
+                if end.is_ok() {
                     assert_eq!(self.line.ledger().counts().trained, self.trained.len() as u64);
-                    assert!(self.line.next().await.is_none());
-                    return Ok(step);
                 }
-                Event::Failed(why) => {
-                    self.check();
-                    assert!(self.line.next().await.is_none());
-                    return Err(why);
-                }
+                assert!(self.line.next().await.is_none());
+                return end;
             }
-            self.check();
         }
+    }
+
+    /// Enters an event, and checks the books; the end of the run, if it was that.
+    fn take(&mut self, event: Event) -> Option<Result<u64, String>> {
+        let mut end = None;
+        match event {
+            Event::Step(step) => self.enter(step),
+            Event::Saved(saved) => self.saved.push(saved),
+            Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
+            Event::Poisoned(poison) => self.poison.push(poison),
+            Event::Ended { step } => end = Some(Ok(step)),
+            Event::Failed(why) => end = Some(Err(why)),
+        }
+        self.check();
+        end
     }
 
     /// Follows the run until the service has seen so many requests; whether it got there.
@@ -222,14 +230,10 @@ impl Run {
                 seen = requests.wait_for(|seen| *seen >= count) => return seen.is_ok(),
                 event = self.line.next() => event,
             };
-            match event.expect("the run goes on") {
-                Event::Step(step) => self.enter(step),
-                Event::Saved(saved) => self.saved.push(saved),
-                Event::Ended { .. } => return false,
-                Event::Failed(why) => panic!("{why}"),
-                _ => {}
+            if let Some(end) = self.take(event.expect("the run goes on")) {
+                end.unwrap();
+                return false;
             }
-            self.check();
         }
     }
 
@@ -246,15 +250,10 @@ impl Run {
     /// Follows the run until it has done `count` steps.
     pub async fn until_step(&mut self, count: usize) {
         while self.steps.len() < count {
-            match self.line.next().await.expect("the run goes on") {
-                Event::Step(step) => self.enter(step),
-                Event::Saved(saved) => self.saved.push(saved),
-                Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
-                Event::Poisoned(poison) => self.poison.push(poison),
-                Event::Ended { .. } => panic!("the run ended early"),
-                Event::Failed(why) => panic!("{why}"),
+            let event = self.line.next().await.expect("the run goes on");
+            if let Some(end) = self.take(event) {
+                panic!("the run ended early: {end:?}");
             }
-            self.check();
         }
     }
 
