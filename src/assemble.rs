@@ -11,13 +11,14 @@ use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
 use minds_models::{ByteTokenizer, Cache, Progress, Sources};
 use minds_stages::activity::Activity;
+use minds_stages::deadline::Deadlines;
 use minds_stages::kit::{Board, CpuPool, Stage};
 use minds_stages::line::{Options, Parts, Shadow, StartFrom};
 use minds_stages::parcels::Component;
 use minds_stages::queries::Queries;
 use minds_stages::shadow_trainer::{ShadowTrainer, Shelf};
 use minds_stages::{batcher, evaluator, retry::Retry, scorer, shadow_trainer, trainer};
-use minds_tinker::client::{Client, ClientError, ClientOptions};
+use minds_tinker::client::{Client, ClientError, ClientOptions, Patience};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::collections::BTreeMap;
@@ -29,6 +30,9 @@ use tokio::runtime::Runtime;
 
 /// Groups that may fail one after the other before the run ends, in batches' worth.
 const FAILED_BATCHES: u64 = 3;
+
+/// What the line allows a request beyond the client's own limits.
+const MARGIN: Duration = Duration::from_secs(60);
 
 /// Longest that a run waits for a server at its end.
 const GOODBYE: Duration = Duration::from_secs(5);
@@ -107,6 +111,7 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
         allow_insecure: server.allow_insecure,
         tags: vec![plan.stem.clone()],
         seed: plan.seed,
+        patience: patience(server),
         ..ClientOptions::new(server.base_url.clone())
     };
     let model = RemoteOptions {
@@ -127,6 +132,27 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
     let remote = Some(Remote { client: service.client().clone(), runtime });
     let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
     Ok(Ready { info, service: Arc::new(service), tokenizer, renderer, warnings, keeps_samplers, remote })
+}
+
+/// A server that does not answer is waited for; one that has taken a request in must answer in the usual time.
+fn patience(server: &RemotePlan) -> Patience {
+    let Deadlines { sampling, training } = Deadlines::default();
+    Patience { submit: server.outage, sample: sampling, training, ..Patience::default() }
+}
+
+/// How a failing service is tried again. Before the line gives a request up, the client has.
+#[must_use]
+pub fn retry(plan: &RunPlan) -> Retry {
+    let usual = Deadlines::default();
+    let deadlines = match &plan.service {
+        ServicePlan::Embedded(_) => usual,
+        // The server may be away before it takes a request in, and again before it gives the result.
+        ServicePlan::Remote(server) => Deadlines {
+            sampling: usual.sampling + 2 * server.outage + MARGIN,
+            training: usual.training + 2 * server.outage + MARGIN,
+        },
+    };
+    Retry { deadlines, ..Retry::default() }
 }
 
 fn embedded(
@@ -296,7 +322,7 @@ pub fn shadow<'a>(
     from: StartFrom,
 ) -> Option<Shadow> {
     let (adapters, lora, adam) = (plan.shadows, plan.shadow_lora.clone(), plan.shadow_adam);
-    let options = shadow_trainer::Options { adapters, lora, adam, retry: Retry::default() };
+    let options = shadow_trainer::Options { adapters, lora, adam, retry: retry(plan) };
     environments.into_iter().any(Environment::asks_shift).then(|| Shadow {
         options,
         service: ready.service.clone(),
@@ -386,7 +412,7 @@ pub fn options(plan: &RunPlan) -> Options {
         scorers: plan.scorers,
         restarts: 3,
         max_failed_in_a_row: FAILED_BATCHES * plan.pace.groups_per_batch.get() as u64,
-        retry: Retry::default(),
+        retry: retry(plan),
         batch: batcher::Options {
             groups_per_batch: plan.pace.groups_per_batch,
             estimator: plan.estimator,

@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 /// Reinforcement learning on language models over the Tinker API: rollouts, rewards and optimizer steps that overlap.
@@ -24,6 +24,8 @@ pub enum Command {
     /// Environments: what there is, what they show the model, and what an answer would earn.
     #[command(subcommand)]
     Envs(Envs),
+    /// Plays a config's line in virtual time against a scripted service, and compares it with its bound.
+    Simulate(Simulate),
     /// Serves the embedded engine as a Tinker API, for any client of it.
     Serve(Serve),
     /// Model files: list what is in the cache, fetch ahead of a run.
@@ -155,6 +157,28 @@ pub struct EnvChoice {
     /// Orders its data where the order is free.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+}
+
+/// `simulate`
+#[derive(Args, Debug)]
+pub struct Simulate {
+    /// The TOML config; its `[simulate]` says what the service and the rewards do.
+    pub config: PathBuf,
+    /// Overrides a key, as in `run`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Optimizer steps; else `[simulate] steps`, else 200.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<NonZeroU64>,
+    /// Seed of items, times and faults.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Writes everything that happens, one JSON object a line. The same seed gives the same file.
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+    /// One JSON object with every number.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `serve`

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod exit;
 mod run_folder;
+mod simulate;
 mod telemetry;
 
 use clap::Parser;
@@ -15,11 +16,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    telemetry::init();
+    telemetry::init(&cli.command);
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
         Command::Eval(command) => commands::eval::run(command),
         Command::Envs(command) => commands::envs::run(command),
+        Command::Simulate(command) => commands::simulate::run(command),
         Command::Serve(command) => commands::serve::run(command),
         Command::Models(command) => commands::models::run(command),
     };

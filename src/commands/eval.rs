@@ -14,7 +14,6 @@ use minds_stages::evaluator::{Evaluation, Evaluator};
 use minds_stages::line::StartFrom;
 use minds_stages::policy::Policy;
 use minds_stages::queries::Queries;
-use minds_stages::retry::Retry;
 use minds_stages::shadow_trainer::Origin;
 use minds_tinker::types::FinishReason;
 use serde_json::json;
@@ -76,7 +75,8 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         let judge = assemble::judge(&plan, &ready).await.or_exit(Exit::Unavailable)?;
         let options = assemble::evaluation(&plan);
         let measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
-        let evaluator = Evaluator::new(options, components, plan.seed, Retry::default(), judge, &queries);
+        let evaluator =
+            Evaluator::new(options, components, plan.seed, assemble::retry(&plan), judge, &queries);
         let evaluation = evaluator.evaluate(&policy).await;
         if let Some(measuring) = measuring {
             measuring.close().await;

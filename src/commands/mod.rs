@@ -8,6 +8,7 @@ mod resume;
 pub mod run;
 pub mod serve;
 pub mod signals;
+pub mod simulate;
 
 /// Prints a line to standard output. A reader that has gone must not end a run, so a failure is not one.
 macro_rules! say {

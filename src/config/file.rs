@@ -43,6 +43,9 @@ pub struct ConfigFile {
     /// The embedded engine.
     #[serde(default)]
     pub engine: Engine,
+    /// What `simulate` plays against. No run depends on it, so no run folder keeps it.
+    #[serde(default, skip_serializing)]
+    pub simulate: Simulate,
 }
 
 /// `[run]`
@@ -178,6 +181,8 @@ pub struct Tinker {
     pub api_key_env: Option<String>,
     /// Allows plain http to other machines.
     pub allow_insecure: Option<bool>,
+    /// How long a server that does not answer is waited for.
+    pub outage: Option<String>,
 }
 
 impl std::fmt::Debug for Tinker {
@@ -187,6 +192,7 @@ impl std::fmt::Debug for Tinker {
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .field("api_key_env", &self.api_key_env)
             .field("allow_insecure", &self.allow_insecure)
+            .field("outage", &self.outage)
             .finish()
     }
 }
@@ -263,4 +269,84 @@ pub struct Engine {
     pub kv_cache_mib: Option<usize>,
     /// Sequences decoded together.
     pub max_rows: Option<usize>,
+}
+
+/// `[simulate]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Simulate {
+    /// Optimizer steps.
+    pub steps: Option<u64>,
+    /// One sample.
+    pub sample: Option<Written>,
+    /// Samples and queries that the service works on at a time.
+    pub sampling_slots: Option<usize>,
+    /// What one reward does on its own.
+    pub reward: Option<Written>,
+    /// Log-prob queries of one reward.
+    pub queries: Option<usize>,
+    /// One of them.
+    pub query: Option<Written>,
+    /// A pass over a whole batch.
+    pub forward_backward: Option<Written>,
+    /// An optimizer step.
+    pub optim_step: Option<Written>,
+    /// Making a sampler of new weights.
+    pub export: Option<Written>,
+    /// Saving a state.
+    pub save: Option<Written>,
+    /// Share of the requests for samples and log-probs that fail.
+    pub failures: Option<f64>,
+    /// Share of the requests for samples that are never answered.
+    pub hangs: Option<f64>,
+    /// Share of the samples with a log-prob that is no number.
+    pub not_finite: Option<f64>,
+    /// Share of the rewards that fail for good.
+    pub missing: Option<f64>,
+    /// What goes wrong when.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
+}
+
+/// A time in seconds, always the same or spread.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(
+    untagged,
+    expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
+)]
+pub enum Written {
+    /// Always the same.
+    Seconds(f64),
+    /// Spread.
+    Spread(Spread),
+}
+
+/// A time that differs from case to case.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// Its mean without the tail.
+    pub mean: f64,
+    /// Its distribution.
+    pub spread: Option<String>,
+    /// Of the logarithm.
+    pub sigma: Option<f64>,
+    /// Share of the cases that take longer.
+    pub tail_share: Option<f64>,
+    /// So many times as long.
+    pub tail_factor: Option<f64>,
+}
+
+/// `[[simulate.faults]]`
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// Seconds from the start.
+    pub at_s: f64,
+    /// Seconds that it lasts.
+    pub for_s: f64,
+    /// What happens.
+    pub what: String,
+    /// How much slower everything is.
+    pub factor: Option<f64>,
 }

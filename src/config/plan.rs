@@ -5,6 +5,7 @@ use super::error::{ConfigError, nearest_key};
 use super::file::{self, ConfigFile, MixedEnv};
 use super::overrides;
 use super::pace::Pace;
+use super::simulate::SimulatePlan;
 use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
@@ -84,6 +85,8 @@ pub struct RunPlan {
     pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
+    /// What `simulate` plays against.
+    pub simulate: SimulatePlan,
     /// The config with all overrides, as it is kept in the run folder.
     pub resolved: ConfigFile,
     /// What the user should know but need not change.
@@ -123,6 +126,8 @@ pub struct RemotePlan {
     pub missing_key: Option<String>,
     /// Whether plain http to other machines is allowed.
     pub allow_insecure: bool,
+    /// Longest that a run waits for a server that does not answer.
+    pub outage: Duration,
 }
 
 /// The embedded engine's sizes.
@@ -423,6 +428,7 @@ impl RunPlan {
             eval_episodes,
             eval_concurrency: at_least_one("eval.concurrency", file.eval.concurrency.unwrap_or(8))?,
             score_timeout,
+            simulate: SimulatePlan::decide(&file.simulate).map_err(|(key, problem)| bad(&key, problem))?,
             warnings,
             origin,
             resolved: file,
@@ -430,6 +436,8 @@ impl RunPlan {
     }
 }
 
+/// Longest that a run waits for a server that does not answer, where nothing is written.
+const OUTAGE: Duration = Duration::from_secs(2 * 3600);
 /// Most samples that one request can ask for.
 const MOST_ROLLOUTS: u32 = 4096;
 /// Most log-prob queries under way.
@@ -533,7 +541,9 @@ fn service(
     let missing_key =
         (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
     let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);
-    Ok(ServicePlan::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure }))
+    let outage = file.tinker.outage.as_deref().map(time).transpose().map_err(|p| bad("tinker.outage", p))?;
+    let outage = outage.unwrap_or(OUTAGE);
+    Ok(ServicePlan::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure, outage }))
 }
 
 /// A stretch of time such as `90m`, `6h` or `1d 12h`.

@@ -10,4 +10,5 @@ mod refused;
 mod remote;
 mod rendered;
 mod shadow;
+mod simulate;
 mod training;

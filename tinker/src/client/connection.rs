@@ -4,6 +4,7 @@ use super::error::ClientError;
 use super::http::{Call, Reply, Transport};
 use super::limit::Limiter;
 use super::options::{ClientOptions, Patience};
+use super::outage::{Outage, Turn};
 use super::retry::{Absent, Again, Attempts, Jitter, Verdict, judge};
 use super::wire::{Wire, WireChoice};
 use crate::types::{
@@ -35,6 +36,7 @@ pub(super) struct Connection {
     pub(super) transport: Transport,
     pub(super) patience: Patience,
     pub(super) jitter: Jitter,
+    outage: Outage,
     pub(super) config: ClientConfig,
     pub(super) wire: WireChoice,
     pub(super) samples: Limiter,
@@ -73,6 +75,7 @@ impl Connection {
             transport,
             patience: Patience { submit: options.patience.hello, ..options.patience },
             jitter,
+            outage: Outage::default(),
             config: ClientConfig::default(),
             wire: WireChoice::guess(Wire::Protobuf),
             samples: Limiter::new(1),
@@ -199,7 +202,30 @@ impl Connection {
 
     /// One attempt.
     pub(super) async fn once(&self, what: &str, call: &Call, absent: Absent) -> Verdict {
-        judge(&self.transport, what, absent, self.transport.send(call).await)
+        judge(&self.transport, what, absent, self.send(call).await)
+    }
+
+    async fn send(&self, call: &Call) -> Result<Reply, String> {
+        let reply = self.transport.send(call).await;
+        let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500);
+        match self.outage.note(answered) {
+            None => {}
+            Some(Turn::Silent(since)) => {
+                let why = match &reply {
+                    Ok(reply) => format!("status {}", reply.status),
+                    Err(why) => self.transport.told(why),
+                };
+                tracing::warn!(
+                    since_s = since.as_secs(),
+                    why,
+                    "paused: the service does not answer, waiting for it"
+                );
+            }
+            Some(Turn::Back(after)) => {
+                tracing::warn!(after_s = after.as_secs(), "the service is back: going on")
+            }
+        }
+        reply
     }
 
     /// The request under a name that stays the same over all attempts.
@@ -225,7 +251,7 @@ impl Connection {
         limit: Duration,
         read: impl Fn(Payload) -> Result<T, String>,
     ) -> Result<T, NoResult> {
-        let mut attempts = self.attempts(what, limit);
+        let mut attempts = self.attempts(what, limit).outages_aside();
         let (mut iteration, mut wrong, mut gone, mut metadata) = (0u64, 0, 0, true);
         loop {
             let asked = Instant::now();
@@ -240,7 +266,7 @@ impl Connection {
             if matches!(kind, "Sample" | "Forward" | "ForwardBackward") && self.wire.now() == Wire::Protobuf {
                 call.accept = PROTOBUF;
             }
-            let reply = self.transport.send(&call).await;
+            let reply = self.send(&call).await;
             if let Ok(reply) = &reply
                 && reply.status == 408
             {

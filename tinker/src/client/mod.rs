@@ -11,6 +11,7 @@ mod error;
 mod http;
 mod limit;
 mod options;
+mod outage;
 mod pass;
 mod queue;
 mod quirks;

@@ -58,11 +58,12 @@ pub struct Patience {
     pub request: Duration,
     /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
     pub poll: Duration,
-    /// Until a request is accepted, over all attempts.
+    /// For a server that does not answer: until a request is accepted, over all attempts, and on end while a result is
+    /// waited for.
     pub submit: Duration,
-    /// Until the result of a training request is there.
+    /// Until the result of a training request is there, the time without a server not counted.
     pub training: Duration,
-    /// Until a sample is there.
+    /// Until a sample is there, the time without a server not counted.
     pub sample: Duration,
     /// Between two heartbeats.
     pub heartbeat: Duration,

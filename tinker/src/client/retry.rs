@@ -132,6 +132,19 @@ impl Jitter {
     }
 }
 
+/// Whether the time in which a server does not answer counts.
+enum Outages {
+    /// It does: it is what the limit is for.
+    Count,
+    /// It does not, but each stretch of it has a limit of its own.
+    Aside {
+        /// Since when there has been no answer.
+        since: Option<Instant>,
+        /// How long earlier stretches were.
+        past: Duration,
+    },
+}
+
 /// One request over all its attempts: how often it was asked, how long to pause, when to give up.
 pub(super) struct Attempts<'a> {
     what: &'a str,
@@ -142,6 +155,7 @@ pub(super) struct Attempts<'a> {
     /// Time spent waiting for payment does not count.
     billing: Duration,
     billing_limit: Duration,
+    outages: Outages,
     pause: Duration,
     asked: u32,
     conflicts: u32,
@@ -164,6 +178,7 @@ impl<'a> Attempts<'a> {
             limit,
             billing: Duration::ZERO,
             billing_limit,
+            outages: Outages::Count,
             pause: patience.backoff,
             asked: 0,
             conflicts: 0,
@@ -171,14 +186,32 @@ impl<'a> Attempts<'a> {
         }
     }
 
+    /// For a result: what takes long is limited, the server's absence is limited apart from that.
+    pub(super) fn outages_aside(mut self) -> Self {
+        self.outages = Outages::Aside { since: None, past: Duration::ZERO };
+        self
+    }
+
     /// Time that is left.
     pub(super) fn left(&self) -> Duration {
-        (self.limit + self.billing).saturating_sub(self.begun.elapsed())
+        let past = match self.outages {
+            Outages::Aside { since: Some(since), .. } => {
+                return self.patience.submit.saturating_sub(since.elapsed());
+            }
+            Outages::Aside { past, .. } => past,
+            Outages::Count => Duration::ZERO,
+        };
+        (self.limit + self.billing + past).saturating_sub(self.begun.elapsed())
     }
 
     /// Pauses before the next attempt, or says that there is none.
     pub(super) async fn again(&mut self, again: Again) -> Result<(), ClientError> {
         self.asked += 1;
+        if let (Again::Failed(_) | Again::Busy(..), Outages::Aside { since, .. }) =
+            (&again, &mut self.outages)
+        {
+            since.get_or_insert_with(Instant::now);
+        }
         let grown = self.jitter.around(self.pause);
         let (why, pause) = match again {
             Again::Failed(why) => (why, grown),
@@ -219,6 +252,11 @@ impl<'a> Attempts<'a> {
     /// After a success in between, failures count anew.
     pub(super) fn progressed(&mut self) {
         self.pause = self.patience.backoff;
+        if let Outages::Aside { since, past } = &mut self.outages
+            && let Some(since) = since.take()
+        {
+            *past += since.elapsed();
+        }
     }
 
     pub(super) fn give_up(&self, why: String) -> ClientError {
@@ -234,4 +272,46 @@ impl<'a> Attempts<'a> {
 /// Whether asking again later, as a new request, makes sense.
 pub(super) fn is_retryable(error: &ClientError) -> bool {
     BackendError::from(error.clone()).is_retryable()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng as _;
+
+    fn away() -> Again {
+        Again::Failed("away".into())
+    }
+
+    /// How long it is asked again before it is given up.
+    async fn given_up_after(attempts: &mut Attempts<'_>) -> Duration {
+        let begun = Instant::now();
+        while attempts.again(away()).await.is_ok() {}
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_without_a_server_is_not_the_results_but_has_a_limit_of_its_own() {
+        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
+        let patience = Patience { submit: 2 * hour, ..Patience::default() };
+        let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(0));
+        let attempts = || Attempts::new("sample", &patience, &jitter, 10 * minute, Duration::ZERO);
+
+        let mut result = attempts().outages_aside();
+        let begun = Instant::now();
+        while begun.elapsed() < hour {
+            result.again(away()).await.unwrap();
+        }
+        result.progressed();
+        // The server is there again, and all of the ten minutes are left.
+        assert_eq!(result.left(), 10 * minute);
+        sleep(9 * minute).await;
+        assert_eq!(result.left(), minute);
+        let silence = given_up_after(&mut result).await;
+        assert!(silence <= 2 * hour && silence > 2 * hour - minute, "{silence:?}");
+
+        // Without that, the ten minutes are for everything.
+        let silence = given_up_after(&mut attempts()).await;
+        assert!(silence <= 10 * minute && silence > 9 * minute, "{silence:?}");
+    }
 }

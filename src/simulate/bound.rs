@@ -1,0 +1,94 @@
+//! The shortest time that a step can take: no order of the same work on the same places does better on average.
+
+use crate::config::RunPlan;
+use crate::config::simulate::Latency;
+use minds_core::random::draws;
+use rand::RngExt as _;
+
+/// Groups drawn for means of the longest of several.
+const DRAWS: u64 = 4000;
+
+/// Seconds per step that each resource needs at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// The adapter: passes, optimizer steps, exports and saves run one after the other.
+    pub training: f64,
+    /// Places for samples and queries. 0 where there are as many as are asked for.
+    pub sampling: f64,
+    /// `scorer.workers`.
+    pub scoring: f64,
+    /// Credits: a group keeps its own from its first request until its step is published, and `K + 1` batches' worth
+    /// of them go round (Little's law).
+    pub credits: f64,
+}
+
+impl Bound {
+    /// Of a plan.
+    #[must_use]
+    pub fn of(plan: &RunPlan) -> Self {
+        let script = &plan.simulate;
+        let (groups, members) = (plan.pace.groups_per_batch.get() as f64, f64::from(plan.group_size.get()));
+        let rollouts = groups * members;
+        let each =
+            |every: u64, latency: &Latency| if every > 0 { latency.mean() / every as f64 } else { 0.0 };
+        let training = script.forward_backward.mean()
+            + plan.pace.substeps.get() as f64 * script.optim_step.mean()
+            + each(plan.pace.publish_every.get(), &script.export)
+            + each(plan.save_every, &script.save);
+        let queries = script.queries as f64 * script.query.mean();
+        let sampling = script
+            .slots
+            .map_or(0.0, |slots| rollouts * (script.sample.mean() + queries) / slots.get() as f64);
+        let longest_query = |case| longest(&script.query, case, script.queries as u64);
+        let reward = |case: [u64; 2]| script.reward.draw([0, 1, case[0], case[1]]) + longest_query(case);
+        let scoring = rollouts * mean(|n| reward([n, 0])) / plan.scorers.get() as f64;
+        // Strictly on-policy, a step waits for the longest of its groups; else at least for each group's own end.
+        let together =
+            if plan.pace.max_steps_off_policy == 0 { plan.pace.groups_per_batch.get() as u64 } else { 1 };
+        let members = u64::from(plan.group_size.get());
+        let played = mean(|n| {
+            let group = |g: u64| {
+                let samples = longest(&script.sample, [n, g], members);
+                let rewards = (0..members).map(|m| reward([n, g * members + m]));
+                samples + rewards.fold(0.0, f64::max)
+            };
+            (0..together).map(group).fold(0.0, f64::max)
+        });
+        let credits = (played + training) / (plan.pace.max_steps_off_policy + 1) as f64;
+        Self { training, sampling, scoring, credits }
+    }
+
+    /// Seconds per step.
+    #[must_use]
+    pub fn step(&self) -> f64 {
+        self.named().map(|(_, seconds)| seconds).into_iter().fold(0.0, f64::max)
+    }
+
+    /// What sets it.
+    #[must_use]
+    pub fn cause(&self) -> &'static str {
+        let named = self.named();
+        named.iter().fold(named[0], |most, next| if next.1 > most.1 { *next } else { most }).0
+    }
+
+    /// All parts by name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, f64); 4] {
+        [
+            ("training", self.training),
+            ("sampling", self.sampling),
+            ("scoring", self.scoring),
+            ("credits", self.credits),
+        ]
+    }
+}
+
+/// The longest of so many.
+fn longest(latency: &Latency, [case, group]: [u64; 2], count: u64) -> f64 {
+    let mut keys = draws([1, case, group, count]);
+    (0..count).map(|_| latency.draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
+}
+
+fn mean(draw: impl Fn(u64) -> f64) -> f64 {
+    (0..DRAWS).map(draw).sum::<f64>() / DRAWS as f64
+}

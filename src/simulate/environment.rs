@@ -1,0 +1,53 @@
+//! An environment whose rewards take the time that `[simulate]` says and mean nothing.
+
+use super::service::ScriptedService;
+use async_trait::async_trait;
+use futures::future::try_join_all;
+use minds_core::chat::Message;
+use minds_core::environment::{Environment, Item, Scene};
+use minds_core::ids::{EpisodeId, Token};
+use minds_core::reward::{Metrics, Missing, Reward, Score};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+/// Tasks without end.
+pub struct Scripted {
+    name: String,
+    service: Arc<ScriptedService>,
+}
+
+impl Scripted {
+    /// Of this name.
+    pub fn new(name: String, service: Arc<ScriptedService>) -> Self {
+        Self { name, service }
+    }
+}
+
+#[async_trait]
+impl Environment for Scripted {
+    fn id(&self) -> &str {
+        &self.name
+    }
+
+    fn items(&self) -> NonZeroU64 {
+        NonZeroU64::MAX
+    }
+
+    fn item(&self, index: u64) -> Item {
+        let prompt = vec![Message::user(format!("item {index}"))];
+        Item { index, prompt, answer: None, info: serde_json::Value::Null }
+    }
+
+    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+        let id = scene.episode.id;
+        self.service.reward(id).await?;
+        // No two questions are equal: each one goes to the service.
+        let ask = |n: usize| {
+            let EpisodeId { group, member } = id;
+            let prefix = [group.0 as Token, (group.0 >> 32) as Token, member, n as Token];
+            scene.oracle.logprobs(prefix.into(), [0].into())
+        };
+        try_join_all((0..self.service.plan().queries).map(ask)).await?;
+        Ok(Score { reward: Reward::new(self.service.value(id))?, metrics: Metrics::new() })
+    }
+}

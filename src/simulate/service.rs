@@ -1,0 +1,350 @@
+//! The scripted service: places for samples, an adapter whose requests run one after the other, and faults.
+
+use super::log::Log;
+use crate::config::simulate::{Fault, Latency, SimulatePlan};
+use async_trait::async_trait;
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, join_all};
+use minds_core::backend::{
+    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
+use minds_core::datum::Datum;
+use minds_core::ids::{EpisodeId, PolicyVersion, Token};
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::random::draws;
+use minds_core::reward::Missing;
+use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, StopReason};
+use rand::RngExt as _;
+use serde_json::json;
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::sleep;
+
+/// What the draws are for: each kind has chances of its own.
+#[derive(Clone, Copy)]
+enum Kind {
+    Sample,
+    SampleFault,
+    Query,
+    QueryFault,
+    Pass,
+    Step,
+    Export,
+    Save,
+    Reward,
+    RewardFault,
+    Value,
+}
+
+/// What went wrong, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests never answered.
+    pub hung: u64,
+    /// Samples with a log-prob that is no number.
+    pub not_finite: u64,
+    /// Rewards that failed for good.
+    pub missing: u64,
+}
+
+/// What has been done.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    /// Samples drawn.
+    pub samples: u64,
+    /// Seconds in which the adapter was at work.
+    pub training_s: f64,
+    /// What went wrong.
+    pub faults: Faults,
+}
+
+/// The service, and the clock that its rewards take time from.
+pub struct ScriptedService {
+    plan: SimulatePlan,
+    seed: u64,
+    log: Log,
+    slots: Arc<Semaphore>,
+    /// How often each seed has been asked with: a second try has its own chances.
+    tries: Mutex<HashMap<(u64, u64), u64>>,
+    queries: AtomicU64,
+    done: Mutex<Done>,
+}
+
+impl ScriptedService {
+    /// Idle.
+    pub fn new(plan: SimulatePlan, seed: u64, log: Log) -> Self {
+        let slots =
+            plan.slots.map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
+        let (slots, tries, queries) = (Arc::new(Semaphore::new(slots)), Mutex::default(), AtomicU64::new(0));
+        Self { plan, seed, log, slots, tries, queries, done: Mutex::default() }
+    }
+
+    /// The script.
+    pub fn plan(&self) -> &SimulatePlan {
+        &self.plan
+    }
+
+    /// Where it writes what happens.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// What has been done so far.
+    pub fn done(&self) -> Done {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Samples from the weights of this version.
+    pub fn sampler(self: &Arc<Self>, version: PolicyVersion) -> Arc<dyn SamplingBackend> {
+        Arc::new(Sampler { service: self.clone(), version })
+    }
+
+    /// Takes the time that a reward takes on its own.
+    pub async fn reward(&self, id: EpisodeId) -> Result<(), Missing> {
+        let attempt = self.attempt(id.group.0, u64::from(id.member));
+        let case = [id.group.0, u64::from(id.member) << 16 | attempt];
+        sleep(seconds(self.draw(&self.plan.reward, Kind::Reward, case))).await;
+        if self.chance(Kind::RewardFault, case) < self.plan.rates.missing {
+            self.note(|done| done.faults.missing += 1);
+            self.log.tell("reward_missing", [("group", id.group.0.into()), ("member", id.member.into())]);
+            return Err(Missing::Environment("scripted to be missing".into()));
+        }
+        Ok(())
+    }
+
+    /// A reward in [0, 1).
+    pub fn value(&self, id: EpisodeId) -> f32 {
+        self.chance(Kind::Value, [id.group.0, u64::from(id.member)]) as f32
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Done)) {
+        change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// How often this has been tried before.
+    fn attempt(&self, a: u64, b: u64) -> u64 {
+        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        let tries = tries.entry((a, b)).or_default();
+        *tries += 1;
+        *tries - 1
+    }
+
+    fn key(&self, kind: Kind, case: [u64; 2]) -> [u64; 4] {
+        [self.seed, kind as u64, case[0], case[1]]
+    }
+
+    fn chance(&self, kind: Kind, case: [u64; 2]) -> f64 {
+        draws(self.key(kind, case)).random()
+    }
+
+    /// So many seconds, more in a slow stretch.
+    fn draw(&self, latency: &Latency, kind: Kind, case: [u64; 2]) -> f64 {
+        let factor = match self.fault() {
+            Some((Fault::Slow(factor), _)) => factor,
+            _ => 1.0,
+        };
+        factor * latency.draw(self.key(kind, case))
+    }
+
+    /// What is wrong now, and for how long still.
+    fn fault(&self) -> Option<(Fault, Duration)> {
+        let now = seconds(self.log.elapsed());
+        self.plan.fault(now).map(|window| (window.fault, window.until - now))
+    }
+
+    /// Waits out a stretch in which it is away.
+    async fn back(&self) {
+        while let Some((Fault::Away, left)) = self.fault() {
+            sleep(left).await;
+        }
+    }
+
+    fn failed<T>(&self, what: &str) -> Result<T, BackendError> {
+        self.note(|done| done.faults.failed += 1);
+        self.log.tell("failed", [("what", what.into())]);
+        Err(BackendError::Unavailable("scripted to fail".into()))
+    }
+
+    /// Works for so long in a place of its own.
+    async fn occupy(&self, time: f64) {
+        let _place = self.slots.acquire().await.expect("the places are never closed");
+        sleep(seconds(time)).await;
+    }
+}
+
+struct Sampler {
+    service: Arc<ScriptedService>,
+    version: PolicyVersion,
+}
+
+#[async_trait]
+impl SamplingBackend for Sampler {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
+        let service = &*self.service;
+        let seed = request.params.seed.unwrap_or_default();
+        let attempt = service.attempt(seed, u64::MAX);
+        let case = |n: usize| [seed, (n as u64) << 16 | attempt];
+        let told = [
+            ("version", self.version.0.into()),
+            ("seed", seed.into()),
+            ("samples", request.num_samples.into()),
+        ];
+        service.log.tell("sample", told.clone());
+        service.back().await;
+        let mut chance = draws(service.key(Kind::SampleFault, case(0)));
+        if chance.random::<f64>() < service.plan.rates.hangs {
+            service.note(|done| done.faults.hung += 1);
+            service.log.tell("hung", told);
+            return pending().await;
+        }
+        let times =
+            (0..request.num_samples).map(|n| service.draw(&service.plan.sample, Kind::Sample, case(n)));
+        join_all(times.map(|time| service.occupy(time))).await;
+        service.back().await;
+        if chance.random::<f64>() < service.plan.rates.failures {
+            return service.failed("sample");
+        }
+        let mut sequences = Vec::with_capacity(request.num_samples);
+        for _ in 0..request.num_samples {
+            let broken = chance.random::<f64>() < service.plan.rates.not_finite;
+            service.note(|done| {
+                done.samples += 1;
+                done.faults.not_finite += u64::from(broken);
+            });
+            let first = if broken { f32::NAN } else { -0.5 };
+            let tokens = vec![Token::from(b'o'), Token::from(b'k')];
+            sequences.push(Sampled {
+                tokens,
+                logprobs: vec![first, -0.5],
+                stop: StopReason::Stop,
+                topk: None,
+            });
+        }
+        service.log.tell("sampled", told);
+        Ok(SampleResponse {
+            sequences,
+            prompt_logprobs: None,
+            topk_prompt_logprobs: None,
+            cached_prompt_tokens: 0,
+        })
+    }
+
+    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        let service = &*self.service;
+        let case = [service.queries.fetch_add(1, Relaxed), 0];
+        service.back().await;
+        service.occupy(service.draw(&service.plan.query, Kind::Query, case)).await;
+        service.back().await;
+        if service.chance(Kind::QueryFault, case) < service.plan.rates.failures {
+            return service.failed("logprobs");
+        }
+        Ok((0..tokens.len()).map(|at| (at > 0).then_some(-0.5)).collect())
+    }
+}
+
+/// The adapter in training.
+pub struct Training {
+    service: Arc<ScriptedService>,
+    /// Rollouts of a whole batch.
+    whole: usize,
+    /// Requests so far, and optimizer steps so far.
+    count: AtomicU64,
+    steps: Arc<AtomicU64>,
+    jobs: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
+}
+
+impl Training {
+    /// Of batches of so many rollouts. Must be called on a runtime.
+    pub fn start(service: Arc<ScriptedService>, whole: usize) -> Self {
+        let (jobs, mut queue) = mpsc::unbounded_channel::<BoxFuture<'static, ()>>();
+        tokio::spawn(async move {
+            while let Some(job) = queue.recv().await {
+                job.await;
+            }
+        });
+        Self { service, whole, count: AtomicU64::new(0), steps: Arc::default(), jobs }
+    }
+
+    /// Works on a request when those before it are done, for its share of the time of its kind.
+    fn queue<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        share: f64,
+        answer: impl FnOnce(&Arc<ScriptedService>) -> T + Send + 'static,
+    ) -> Pending<T> {
+        let (service, number) = (self.service.clone(), self.count.fetch_add(1, Relaxed));
+        let (sender, result) = oneshot::channel();
+        let job = async move {
+            let plan = &service.plan;
+            let (what, latency) = match kind {
+                Kind::Step => ("optim_step", &plan.optim_step),
+                Kind::Export => ("export", &plan.export),
+                Kind::Save => ("save_state", &plan.save),
+                _ => ("forward_backward", &plan.forward_backward),
+            };
+            service.back().await;
+            let time = share * service.draw(latency, kind, [number, 0]);
+            sleep(seconds(time)).await;
+            service.note(|done| done.training_s += time);
+            service.back().await;
+            service.log.tell(what, [("seconds", json!(time))]);
+            // Who asked may have gone.
+            drop(sender.send(answer(&service)));
+        };
+        // The queue lives as long as this.
+        drop(self.jobs.send(job.boxed()));
+        let gone = || BackendError::Lost("the simulation is over".into());
+        async move { result.await.map_err(|_| gone()) }.boxed()
+    }
+}
+
+impl TrainingBackend for Training {
+    fn forward(&self, _: Vec<Datum>, _: Loss) -> Pending<Forward> {
+        std::future::ready(Err(BackendError::Unsupported("a pass without gradients".into()))).boxed()
+    }
+
+    fn forward_backward(&self, data: Vec<Datum>, _: Loss) -> Pending<Forward> {
+        let share = data.len() as f64 / self.whole as f64;
+        self.queue(Kind::Pass, share, move |_| Forward {
+            logprobs: data.iter().map(|datum| vec![-0.5; datum.len()]).collect(),
+            metrics: [("loss:sum".into(), 0.0)].into(),
+        })
+    }
+
+    fn optim_step(&self, _: AdamParams) -> Pending<OptimStep> {
+        let steps = self.steps.clone();
+        self.queue(Kind::Step, 1.0, move |_| {
+            steps.fetch_add(1, Relaxed);
+            OptimStep::default()
+        })
+    }
+
+    fn save_state(&self, name: &str) -> Pending<String> {
+        let path = format!("simulated/{name}");
+        self.queue(Kind::Save, 1.0, move |_| path)
+    }
+
+    fn load_state(&self, path: &str, _: bool) -> Pending<()> {
+        let refusal = BackendError::Rejected(format!("nothing is kept under {path}"));
+        std::future::ready(Err(refusal)).boxed()
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        let (steps, path) = (self.steps.clone(), name.map(|name| format!("simulated/sampler/{name}")));
+        self.queue(Kind::Export, 1.0, move |service| Export {
+            sampler: service.sampler(PolicyVersion(steps.load(Relaxed))),
+            path,
+        })
+    }
+}
+
+fn seconds(time: f64) -> Duration {
+    Duration::from_secs_f64(time)
+}

@@ -1,0 +1,197 @@
+//! `simulate`: whole runs in virtual time, against what queueing theory says of them.
+
+use crate::command::output;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// Every stage serves one at a time, groups have one member and batches one group.
+const QUEUES: &str = r#"
+env = { id = "target_number" }
+model = { base_model = "tiny-random" }
+tinker = { base_url = "embedded" }
+scorer = { workers = 1 }
+
+[trainer]
+rollouts_per_example = 1
+advantage = "none"
+groups_per_batch = 1
+save_every = 0
+args = { max_new_tokens = 8 }
+
+[simulate]
+steps = 20000
+sampling_slots = 1
+optim_step = 0
+export = 0
+"#;
+
+/// Eight groups of eight, long tails.
+const TAILS: &str = r#"
+env = { id = "target_number" }
+model = { base_model = "tiny-random" }
+tinker = { base_url = "embedded" }
+
+[trainer]
+rollouts_per_example = 8
+groups_per_batch = 8
+async_off_policy_steps = 2
+save_every = 0
+args = { max_new_tokens = 8 }
+
+[simulate]
+sample = { mean = 1.0, spread = "lognormal", sigma = 0.6, tail_share = 0.03, tail_factor = 6 }
+forward_backward = 0.33
+optim_step = 0.1
+export = 0.3
+"#;
+
+fn simulate(dir: &Path, config: &str, more: &[String]) -> (Option<i32>, String, String) {
+    let path = dir.join("simulated.toml");
+    std::fs::write(&path, config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    output(command.arg("simulate").arg(path).args(more))
+}
+
+fn numbers(config: &str, sets: &[String]) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    let (code, out, err) =
+        simulate(dir.path(), config, &sets.chain(["--json".to_owned()]).collect::<Vec<_>>());
+    assert_eq!(code, Some(0), "{err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn spread(key: &str, mean: f64, spread: &str) -> String {
+    format!("simulate.{key}={{ mean = {mean}, spread = \"{spread}\" }}")
+}
+
+fn f64_of(found: &Value, key: &str) -> f64 {
+    found[key].as_f64().unwrap_or_else(|| panic!("{key} in {found}"))
+}
+
+/// `W` jobs that go round `n` equal exponential servers keep each of them busy for `W / (W + n - 1)` of the time
+/// (Jackson 1963; Gordon and Newell 1967). For two servers that is the classic result for `b = W - 2` places between
+/// them, `(b + 2) / (b + 3)`.
+#[test]
+fn equal_stages_are_as_busy_as_a_closed_network_of_queues() {
+    for credits in [2, 3, 4, 6, 10, 18, 34] {
+        for stages in [2, 3] {
+            let reward = if stages == 3 { 1.0 } else { 0.0 };
+            let found = numbers(
+                QUEUES,
+                &[
+                    format!("trainer.async_off_policy_steps={}", credits - 1),
+                    spread("sample", 1.0, "exponential"),
+                    spread("reward", reward, "exponential"),
+                    spread("forward_backward", 1.0, "exponential"),
+                ],
+            );
+            let theory = f64::from(credits) / f64::from(credits + stages - 1);
+            let busy = f64_of(&found, "training_share");
+            assert!((busy - theory).abs() < 0.03, "{credits} credits, {stages} stages: {busy}, not {theory}");
+            assert!((1.0 / f64_of(&found, "step_s") - theory).abs() < 0.03, "{found}");
+        }
+    }
+}
+
+#[test]
+fn a_trainer_that_is_slower_by_a_third_hardly_waits_with_sixteen_credits() {
+    for (groups, off_policy) in [(1, 15), (4, 3)] {
+        // 0.77 of the trainer's time in both other stages, on as many places as a group has members.
+        let each = 0.77 / f64::from(groups);
+        let found = numbers(
+            QUEUES,
+            &[
+                format!("trainer.groups_per_batch={groups}"),
+                format!("trainer.async_off_policy_steps={off_policy}"),
+                format!("trainer.max_staleness={}", 4 * off_policy),
+                "trainer.rollouts_per_example=8".into(),
+                "simulate.sampling_slots=8".into(),
+                "scorer.workers=8".into(),
+                "simulate.steps=5000".into(),
+                spread("sample", each, "lognormal"),
+                spread("reward", each, "lognormal"),
+                "simulate.forward_backward=1".into(),
+            ],
+        );
+        assert_eq!(found["bound_cause"], "training");
+        let efficiency = f64_of(&found, "efficiency");
+        assert!((0.97..=1.001).contains(&efficiency), "{groups} groups: {found}");
+    }
+}
+
+#[test]
+fn steps_take_the_time_of_the_samplers_places_where_these_are_scarce() {
+    for slots in [8, 16, 32] {
+        let found = numbers(
+            TAILS,
+            &[
+                "simulate.steps=1000".into(),
+                format!("simulate.sampling_slots={slots}"),
+                "trainer.max_staleness=20".into(),
+            ],
+        );
+        // 64 samples a step of 1 s, three in a hundred of which take six times as long.
+        let law = 64.0 * (1.0 + 0.03 * 5.0) / f64::from(slots);
+        let step = f64_of(&found, "step_s");
+        assert!((step / law - 1.0).abs() < 0.02, "{slots} places: {step} s, not {law} s");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events_and_another_one_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = ["failures=0.05", "not_finite=0.01", "missing=0.01", "queries=2", "reward=0.2"];
+    let events = |name: &str, seed: &str| {
+        let path = dir.path().join(name);
+        let mut more: Vec<String> =
+            faults.iter().flat_map(|f| ["--set".into(), format!("simulate.{f}")]).collect();
+        more.extend(["--seed", seed, "--events", path.to_str().unwrap()].map(str::to_owned));
+        let (code, _, err) = simulate(dir.path(), TAILS, &more);
+        assert_eq!(code, Some(0), "{err}");
+        std::fs::read_to_string(path).unwrap()
+    };
+    let first = events("a", "1");
+    let all: Vec<Value> = first.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(all.windows(2).all(|pair| f64_of(&pair[0], "at") <= f64_of(&pair[1], "at")));
+    assert_eq!(all.iter().filter(|event| event["event"] == "step").count(), 200);
+    assert_eq!(first, events("b", "1"));
+    assert_ne!(first, events("c", "2"));
+}
+
+#[test]
+fn through_an_outage_nothing_is_lost_and_the_books_balance_whatever_fails() {
+    let quiet = numbers(TAILS, &[]);
+    let away = "simulate.faults=[{ at_s = 50, for_s = 500, what = \"away\" }]";
+    let found = numbers(TAILS, &[away.into()]);
+    assert_eq!(found["groups"], quiet["groups"], "as many groups are opened, and all are trained");
+    let longer = f64_of(&found, "virtual_s") - f64_of(&quiet, "virtual_s");
+    assert!((longer - 500.0).abs() < 20.0, "{longer} s");
+
+    let rates = ["failures=0.05", "hangs=0.002", "not_finite=0.01", "missing=0.01"];
+    let found = numbers(TAILS, &rates.map(|rate| format!("simulate.{rate}")));
+    let groups = |key: &str| found["groups"][key].as_u64().unwrap();
+    assert_eq!(groups("trained"), 200 * 8);
+    assert_eq!(
+        groups("opened"),
+        groups("trained") + groups("filtered") + groups("dropped") + groups("failed")
+    );
+    for fault in ["failed", "hung", "not_finite", "missing"] {
+        assert!(found["faults"][fault].as_u64().unwrap() > 0, "{fault}: {found}");
+    }
+}
+
+#[test]
+fn what_cannot_be_simulated_names_its_key() {
+    let dir = tempfile::tempdir().unwrap();
+    for (set, words) in [
+        ("simulate.sample=-1", "`simulate.sample` is -1 s"),
+        ("simulate.smaple=1", "did you mean `sample`?"),
+        ("simulate.sample={ mean = \"long\" }", "write a number of seconds, or a table with `mean`"),
+    ] {
+        let (code, _, err) = simulate(dir.path(), TAILS, &["--set".into(), set.into()]);
+        assert_eq!(code, Some(2), "{set}: {err}");
+        assert!(err.contains(words), "{set}: {err}");
+    }
+}
