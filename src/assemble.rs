@@ -3,7 +3,7 @@
 use crate::config::plan::{EnginePlan, EnvPlan, Judge, RemotePlan, RunPlan, ServicePlan, ShadowFrom};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
-use minds_core::backend::{BackendError, Service, ServiceInfo, TrainingBackend};
+use minds_core::backend::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_engine::local::LocalService;
@@ -297,6 +297,7 @@ pub async fn parts(
     ready: &Ready,
     components: Vec<Component>,
     judge: scorer::Judge,
+    reference: Option<Arc<dyn SamplingBackend>>,
     training: Arc<dyn TrainingBackend>,
     state: Option<&str>,
 ) -> anyhow::Result<Parts> {
@@ -310,7 +311,7 @@ pub async fn parts(
     };
     let shadow = shadow(plan, ready, components.iter().map(|c| &*c.environment), from);
     let sampler = sampler.sampler;
-    Ok(Parts { components, training, sampler, judge, queries, shadow, pool })
+    Ok(Parts { components, training, sampler, judge, reference, queries, shadow, pool })
 }
 
 /// Who measures gradient steps, if a reward asks for that.
@@ -377,18 +378,37 @@ pub async fn judge(plan: &RunPlan, ready: &Ready) -> anyhow::Result<scorer::Judg
         Judge::Sampled => scorer::Judge::Sampled,
         Judge::Latest => scorer::Judge::Latest,
         Judge::Base => scorer::Judge::Fixed(ready.service.base_sampler().await?),
-        Judge::Pinned(weights) => {
-            let opened = async {
-                let sampler = ready.service.sampler_from(weights).await?;
-                // Some services look for weights when they are first asked, and that would be in the first reward.
-                // Every vocabulary has these tokens.
-                sampler.logprobs([0, 1].into()).await?;
-                Ok::<_, BackendError>(sampler)
-            };
-            let named = || format!("{}: `scorer.policy` = \"pinned:{weights}\"", plan.origin);
-            scorer::Judge::Fixed(opened.await.with_context(named)?)
-        }
+        Judge::Pinned(weights) => scorer::Judge::Fixed(pinned(plan, ready, weights, "scorer.policy").await?),
     })
+}
+
+/// The weights that the policy pays for leaving, if it does.
+///
+/// # Errors
+/// The service does not have them.
+pub async fn reference(plan: &RunPlan, ready: &Ready) -> anyhow::Result<Option<Arc<dyn SamplingBackend>>> {
+    Ok(match &plan.pace.kl_reference {
+        _ if plan.pace.kl_penalty == 0.0 => None,
+        None => Some(ready.service.base_sampler().await?),
+        Some(weights) => Some(pinned(plan, ready, weights, "trainer.kl_reference").await?),
+    })
+}
+
+/// Saved sampler weights that a key names.
+async fn pinned(
+    plan: &RunPlan,
+    ready: &Ready,
+    weights: &str,
+    key: &str,
+) -> anyhow::Result<Arc<dyn SamplingBackend>> {
+    let opened = async {
+        let sampler = ready.service.sampler_from(weights).await?;
+        // Some services look for weights when they are first asked, and that would be in the first reward.
+        // Every vocabulary has these tokens.
+        sampler.logprobs([0, 1].into()).await?;
+        Ok::<_, BackendError>(sampler)
+    };
+    opened.await.with_context(|| format!("{}: `{key}` = \"pinned:{weights}\"", plan.origin))
 }
 
 /// How weights are measured.
@@ -419,6 +439,7 @@ pub fn options(plan: &RunPlan) -> Options {
             constant: plan.pace.constant,
             min_members: plan.pace.min_members,
             weighting: plan.pace.weighting,
+            kl_penalty: plan.pace.kl_penalty,
             parts: plan.pace.parts,
             staleness: plan.pace.staleness,
         },

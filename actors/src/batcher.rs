@@ -39,6 +39,8 @@ pub struct Options {
     pub min_members: NonZeroUsize,
     /// What counts as much as what.
     pub weighting: Weighting,
+    /// What a nat of drift from the reference costs; 0 where there is no reference.
+    pub kl_penalty: f32,
     /// Equal parts in which a batch leaves.
     pub parts: NonZeroUsize,
     /// How groups are kept from growing too old.

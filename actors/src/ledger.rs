@@ -41,6 +41,7 @@ pub struct Counts {
     pub failed: u64,
     /// Groups that failed since the last one that was ready for training. Groups of a batch that was refused were
     /// ready and are not among them: refused batches have their own limit.
+    #[serde(skip)]
     pub failed_in_a_row: u64,
 }
 
@@ -55,6 +56,19 @@ impl Counts {
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.opened - self.settled()
+    }
+
+    /// These numbers with those of the run's life before. What was in flight when that ended has been opened again.
+    #[must_use]
+    pub fn after(&self, before: &Self) -> Self {
+        Self {
+            opened: before.settled() + self.opened,
+            trained: before.trained + self.trained,
+            filtered: before.filtered + self.filtered,
+            dropped: before.dropped + self.dropped,
+            failed: before.failed + self.failed,
+            failed_in_a_row: self.failed_in_a_row,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, 
 use crate::ledger::{Ledger, Settled};
 use crate::parcels::{Component, Poison, Spare, StepDone};
 use crate::play::Player;
-use crate::policy::Policy;
+use crate::policy::{Interviewer, Policy};
 use crate::queries::Queries;
 use crate::retry::Retry;
 use crate::sampler::Sampler;
@@ -104,6 +104,8 @@ pub struct Parts {
     pub sampler: Arc<dyn SamplingBackend>,
     /// Whose log-probs count in rewards.
     pub judge: Judge,
+    /// Weights that the policy is not to leave, if it pays for leaving them ([`batcher::Options::kl_penalty`]).
+    pub reference: Option<Arc<dyn SamplingBackend>>,
     /// The rewards' questions.
     pub queries: Arc<Queries>,
     /// Who measures gradient steps, if rewards may ask for that.
@@ -274,8 +276,12 @@ impl Line {
             attend("evaluator", evaluator.follow(last, policy.clone(), no_more, found))
         });
         let player = Player { seed: options.seed, retry: options.retry, activity: activity.clone() };
+        let reference = parts.reference.map(|reference| {
+            Arc::new(Interviewer::new(deadlines.sampler(reference), parts.queries.clone(), None))
+        });
         let scorer = Scorer {
             bench: Bench::new(judge, &parts.queries),
+            reference,
             policy: policy.clone(),
             player: player.clone(),
             board: board.clone(),

@@ -60,14 +60,28 @@ pub struct Played {
     pub outcome: Result<Episode, String>,
 }
 
+/// By turn and token of an answer: its log-prob when it was sampled minus the one under the reference. No turns where
+/// there is no reference.
+pub type Drift = Vec<Vec<f32>>;
+
+/// A rollout that can be trained.
+pub struct Scored {
+    /// What the policy did.
+    pub episode: Episode,
+    /// What it earned.
+    pub score: Score,
+    /// How far it has moved from the reference.
+    pub drift: Drift,
+}
+
 /// Scorer → AdvantageBatcher: a rollout with its reward, or why it has none.
 pub struct Judged {
     /// The group it belongs to.
     pub group: Arc<Group>,
     /// Position in the group.
     pub member: u32,
-    /// Episode and reward, or the cause of the failure.
-    pub outcome: Result<(Episode, Score), String>,
+    /// The rollout, or the cause of the failure.
+    pub outcome: Result<Scored, String>,
 }
 
 /// One rollout of a group that is ready for training.
@@ -79,6 +93,9 @@ pub struct Member {
     pub score: Score,
     /// What it earned beside its siblings.
     pub advantage: f32,
+    /// How far it has moved from the reference.
+    #[serde(default)]
+    pub drift: Drift,
 }
 
 /// A group that was ready and not yet trained, as a checkpoint keeps it. Its item comes from the schedule.

@@ -6,18 +6,19 @@
 
 use crate::kit::{Board, Outlet, Parcel};
 use crate::line::Event;
-use crate::parcels::{Judged, Played, Poison};
+use crate::parcels::{Drift, Judged, Played, Poison, Scored};
 use crate::play::Player;
 use crate::policy::{Interviewer, Policy};
 use crate::queries::Queries;
 use actix::prelude::{Actor, Context, Handler};
 use async_trait::async_trait;
+use futures::future::{try_join, try_join_all};
 use minds_core::backend::SamplingBackend;
 use minds_core::datum::Datum;
 use minds_core::environment::{Oracle, Shift};
 use minds_core::episode::Episode;
 use minds_core::ids::Token;
-use minds_core::reward::{Missing, Score};
+use minds_core::reward::Missing;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
@@ -87,6 +88,8 @@ impl Oracle for Panel<'_> {
 pub struct Scorer {
     /// Whose log-probs count.
     pub(crate) bench: Bench,
+    /// Answers how likely the weights that the policy is not to leave find what it said, if there are any.
+    pub(crate) reference: Option<Arc<Interviewer>>,
     /// The weights as they are now.
     pub policy: watch::Receiver<Arc<Policy>>,
     /// Judges the episodes.
@@ -124,13 +127,11 @@ impl Scorer {
         self.board.update(NAME, |s| s.busy += 1);
         let mut poison = None;
         let outcome = match &played.outcome {
-            Ok(episode) => {
-                self.score(&played, episode).await.map(|s| (episode.clone(), s)).map_err(|missing| {
-                    let why = missing.to_string();
-                    poison = missing.is_poison().then(|| Poison::new(&played, episode, missing));
-                    why
-                })
-            }
+            Ok(episode) => self.score(&played, episode).await.map_err(|missing| {
+                let why = missing.to_string();
+                poison = missing.is_poison().then(|| Poison::new(&played, episode, missing));
+                why
+            }),
             Err(why) => Err(why.clone()),
         };
         self.board.update(NAME, |s| {
@@ -146,9 +147,21 @@ impl Scorer {
         }
     }
 
-    async fn score(&self, played: &Played, episode: &Episode) -> Result<Score, Missing> {
+    async fn score(&self, played: &Played, episode: &Episode) -> Result<Scored, Missing> {
         let latest = self.policy.borrow().clone();
         let panel = self.bench.panel(&played.policy, &latest);
-        self.player.judge(&played.group.component, &played.group.item, episode, &panel).await
+        let judging = self.player.judge(&played.group.component, &played.group.item, episode, &panel);
+        let (score, drift) = try_join(judging, self.drift(episode)).await?;
+        Ok(Scored { episode: episode.clone(), score, drift })
+    }
+
+    async fn drift(&self, episode: &Episode) -> Result<Drift, Missing> {
+        let Some(reference) = &self.reference else { return Ok(Drift::new()) };
+        try_join_all(episode.turns.iter().map(|turn| async move {
+            let ask = || reference.logprobs(turn.prompt.clone(), turn.answer.tokens[..].into());
+            let logprobs = self.player.retry.run("reference", ask).await?;
+            Ok(turn.answer.logprobs.iter().zip(logprobs.iter()).map(|(now, then)| now - then).collect())
+        }))
+        .await
     }
 }

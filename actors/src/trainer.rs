@@ -13,7 +13,7 @@ mod report;
 
 use crate::activity::{Activity, Work};
 use crate::kit::{Board, Parcel};
-use crate::ledger::{Ledger, Settled};
+use crate::ledger::{Counts, Ledger, Settled};
 use crate::line::Event;
 use crate::parcels::{Batch, Component, ReadyGroup, Spare};
 use crate::policy::Policy;
@@ -76,6 +76,8 @@ pub struct Saved {
     pub settled: Settled,
     /// Groups that were ready and not yet trained.
     pub spares: Vec<Spare>,
+    /// What has become of the groups of this life of the run.
+    pub counts: Counts,
     /// What environments have learnt, by their name in metrics.
     pub memories: BTreeMap<String, serde_json::Value>,
 }

@@ -45,22 +45,23 @@ impl Episode {
         self.turns.last().map_or(0, |turn| turn.prompt.len())
     }
 
-    /// The data for a policy loss: sampled tokens carry their log-prob and `advantage`, all others zeros.
+    /// The data for a policy loss: sampled tokens carry their log-prob and their advantage, all others zeros. The
+    /// advantage is asked for by turn and by token of its answer, from 0.
     ///
     /// Turns are merged into one datum as long as each prompt extends everything before it (the extension
     /// property); a turn whose prompt does not extend the history starts a new datum.
     ///
     /// # Errors
     /// A log-prob that is missing or not finite.
-    pub fn data(&self, advantage: f32) -> Result<Vec<Datum>, DatumError> {
+    pub fn data(&self, advantage: impl Fn(usize, usize) -> f32) -> Result<Vec<Datum>, DatumError> {
         let mut data = Vec::new();
         let mut open = Sequence::default();
-        for turn in &self.turns {
+        for (at, turn) in self.turns.iter().enumerate() {
             if !turn.prompt.starts_with(&open.tokens) {
                 data.extend(std::mem::take(&mut open).close()?);
             }
             open.observe(&turn.prompt[open.tokens.len()..]);
-            open.act(&turn.answer, advantage)?;
+            open.act(&turn.answer, |token| advantage(at, token))?;
         }
         data.extend(open.close()?);
         Ok(data)
@@ -82,7 +83,7 @@ impl Sequence {
         self.advantages.resize(self.tokens.len(), 0.0);
     }
 
-    fn act(&mut self, answer: &Sampled, advantage: f32) -> Result<(), DatumError> {
+    fn act(&mut self, answer: &Sampled, advantage: impl Fn(usize) -> f32) -> Result<(), DatumError> {
         if answer.logprobs.len() != answer.tokens.len() {
             return Err(DatumError::Length {
                 tensor: "logprobs",
@@ -92,7 +93,7 @@ impl Sequence {
         }
         self.tokens.extend_from_slice(&answer.tokens);
         self.logprobs.extend_from_slice(&answer.logprobs);
-        self.advantages.resize(self.tokens.len(), advantage);
+        self.advantages.extend((0..answer.tokens.len()).map(advantage));
         Ok(())
     }
 
@@ -143,36 +144,40 @@ mod tests {
 
     #[test]
     fn every_tensor_describes_the_token_predicted_from_its_position() {
-        let data = episode(vec![turn(&[1, 2], &[3, 4], &[-0.5, -0.25])]).data(2.0).unwrap();
+        let data = episode(vec![turn(&[1, 2], &[3, 4], &[-0.5, -0.25])])
+            .data(|_, token| 2.0 + token as f32)
+            .unwrap();
         assert_eq!(data.len(), 1);
         assert_eq!(data[0].input(), [1, 2, 3]);
         assert_eq!(data[0].targets(), [2, 3, 4]);
         assert_eq!(
             *data[0].inputs(),
-            LossInputs::Policy { logprobs: vec![0.0, -0.5, -0.25], advantages: vec![0.0, 2.0, 2.0] }
+            LossInputs::Policy { logprobs: vec![0.0, -0.5, -0.25], advantages: vec![0.0, 2.0, 3.0] }
         );
     }
 
     #[test]
     fn turns_that_extend_the_history_share_a_datum() {
-        let data =
-            episode(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 2, 9], &[3], &[-2.0])]).data(1.0).unwrap();
+        let data = episode(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 2, 9], &[3], &[-2.0])])
+            .data(|turn, _| turn as f32 + 1.0)
+            .unwrap();
         assert_eq!(data.len(), 1);
         assert_eq!(data[0].input(), [1, 2, 9]);
         assert_eq!(
             *data[0].inputs(),
-            LossInputs::Policy { logprobs: vec![-1.0, 0.0, -2.0], advantages: vec![1.0, 0.0, 1.0] }
+            LossInputs::Policy { logprobs: vec![-1.0, 0.0, -2.0], advantages: vec![1.0, 0.0, 2.0] }
         );
     }
 
     #[test]
     fn a_prompt_that_rewrites_history_starts_a_new_datum() {
-        let data = episode(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 7], &[3], &[-2.0])]).data(1.0).unwrap();
+        let data =
+            episode(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 7], &[3], &[-2.0])]).data(|_, _| 1.0).unwrap();
         assert_eq!(data.iter().map(|d| d.input().to_vec()).collect::<Vec<_>>(), [vec![1], vec![1, 7]]);
     }
 
     #[test]
     fn a_sampled_token_without_a_logprob_is_an_error() {
-        assert!(episode(vec![turn(&[1], &[2, 3], &[-1.0])]).data(1.0).is_err());
+        assert!(episode(vec![turn(&[1], &[2, 3], &[-1.0])]).data(|_, _| 1.0).is_err());
     }
 }

@@ -9,11 +9,15 @@ use crate::config::plan::ServicePlan;
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::RunFolder;
 use anyhow::{Context as _, anyhow};
+use minds_core::backend::Service;
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
 use minds_tinker::types::FinishReason;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// After this long without a step, the log says who is busy with what.
@@ -60,6 +64,8 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         // Before anything is made on the service: weights that are not there end the run.
         let judge =
             assemble::judge(&plan, &ready).await.with_context(setting_up).or_exit(Exit::Unavailable)?;
+        let reference = assemble::reference(&plan, &ready).await;
+        let reference = reference.with_context(setting_up).or_exit(Exit::Unavailable)?;
         let training = resume::adapter(&plan, &ready, &mut folder).await;
         let training = training.with_context(setting_up).or_exit(Exit::Unavailable)?;
         if let Some(last) = folder.last() {
@@ -67,12 +73,14 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         }
         banner(&plan, &ready, &folder);
         let state = folder.last().map(|last| last.state_path.clone());
-        let parts = assemble::parts(&plan, &ready, components, judge, training, state.as_deref())
+        let parts = assemble::parts(&plan, &ready, components, judge, reference, training, state.as_deref())
             .await
             .with_context(setting_up)
             .or_exit(Exit::Unavailable)?;
         let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
-        let result = follow(&mut line, &mut folder, plan.deadline).await;
+        let states =
+            States { service: ready.service.clone(), keep: plan.keep_states, leaving: JoinSet::new() };
+        let result = follow(&mut line, &mut folder, states, plan.deadline).await;
         if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
             tracing::debug!("what the run kept for itself on the service was not given up in time");
         }
@@ -132,8 +140,40 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder) {
     }
 }
 
+/// The states that a run has saved.
+struct States {
+    service: Arc<dyn Service>,
+    /// How many of them are kept.
+    keep: Option<NonZeroUsize>,
+    /// Deletions under way.
+    leaving: JoinSet<()>,
+}
+
+impl States {
+    /// Deletes the oldest. One that cannot be deleted costs room and nothing else.
+    fn prune(&mut self, folder: &mut RunFolder) -> anyhow::Result<()> {
+        let Some(keep) = self.keep else { return Ok(()) };
+        for old in folder.let_go(keep)? {
+            let service = self.service.clone();
+            self.leaving.spawn(async move {
+                for path in std::iter::once(old.state_path).chain(old.sampler_path) {
+                    if let Err(error) = service.forget(&path).await {
+                        tracing::warn!(path, %error, "an old state could not be deleted");
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
 /// Follows the line to its end.
-async fn follow(line: &mut Line, folder: &mut RunFolder, limit: Option<Duration>) -> Result<(), Fault> {
+async fn follow(
+    line: &mut Line,
+    folder: &mut RunFolder,
+    mut states: States,
+    limit: Option<Duration>,
+) -> Result<(), Fault> {
     let mut signals = Signals::listen().or_exit(Exit::Failed)?;
     let mut stopping: Option<Instant> = None;
     let deadline = async {
@@ -165,6 +205,7 @@ async fn follow(line: &mut Line, folder: &mut RunFolder, limit: Option<Duration>
                 Some(Event::Saved(saved)) => {
                     folder.keep(&saved).or_exit(Exit::Failed)?;
                     say!("saved        step {} as {}", saved.step, saved.state_path);
+                    states.prune(folder).or_exit(Exit::Failed)?;
                 }
                 Some(Event::Poisoned(poison)) => folder.quarantine(&poison).or_exit(Exit::Failed)?,
                 Some(Event::Evaluated(evaluation)) => {
@@ -172,6 +213,9 @@ async fn follow(line: &mut Line, folder: &mut RunFolder, limit: Option<Duration>
                     eval::show(&evaluation);
                 }
                 Some(Event::Ended { step }) => {
+                    if tokio::time::timeout(GOODBYE, states.leaving.join_all()).await.is_err() {
+                        tracing::warn!("old states were not deleted in time");
+                    }
                     say!("{}", totals.summary(step, begun.elapsed(), &line.activity().shares()));
                     let counts = line.ledger().counts();
                     say!(

@@ -132,10 +132,16 @@ pub struct Trainer {
     pub loss_weighting: Option<String>,
     /// Gap between sampled and trained log-probs above which there is an alarm.
     pub kl_alarm: Option<f64>,
+    /// What a nat of drift from the reference costs.
+    pub kl_penalty_coef: Option<f64>,
+    /// The weights that the policy is not to leave.
+    pub kl_reference: Option<String>,
     /// What becomes of groups whose rewards are all equal.
     pub constant_groups: Option<String>,
     /// Steps between checkpoints.
     pub save_every: Option<u64>,
+    /// Newest states to keep.
+    pub keep_states: Option<usize>,
     /// Steps between evaluations.
     pub eval_every: Option<u64>,
     /// Sampling.

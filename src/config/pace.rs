@@ -1,6 +1,6 @@
 //! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that decide it, checked together.
 
-use super::file::ConfigFile;
+use super::file::{ConfigFile, Trainer};
 use super::{at_least_one, choose};
 use minds_core::optim::{Course, LearningRate};
 use minds_stages::batcher::{ConstantGroups, Staleness, Weighting};
@@ -35,6 +35,10 @@ pub struct Pace {
     pub rate: LearningRate,
     /// Gap between sampled and trained log-probs above which there is an alarm.
     pub kl_alarm: Option<f64>,
+    /// What a nat of drift from the reference costs; 0 for no reference.
+    pub kl_penalty: f32,
+    /// Sampler weights that are the reference; `None` for the base model.
+    pub kl_reference: Option<String>,
 }
 
 /// Most groups in flight.
@@ -103,6 +107,7 @@ impl Pace {
         if kl_alarm.is_some_and(|limit| !(limit > 0.0 && limit.is_finite())) {
             return Err(("trainer.kl_alarm", "must be a positive number of nats".into()));
         }
+        let (kl_penalty, kl_reference) = reference(trainer)?;
         let optim = &file.optim;
         let course = choose(optim.lr_schedule.as_deref(), COURSES).map_err(|p| ("optim.lr_schedule", p))?;
         let floor = optim.lr_floor.unwrap_or(0.0);
@@ -127,6 +132,8 @@ impl Pace {
             weighting,
             rate,
             kl_alarm,
+            kl_penalty,
+            kl_reference,
         })
     }
 }
@@ -150,6 +157,26 @@ fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&
             .filter(|given| *given <= all)
             .map(|given| (given, replays))
             .ok_or_else(|| ("trainer.min_members", format!("is {given}, it must lie between 1 and {all}"))),
+    }
+}
+
+/// What drift costs, and the weights that it is measured from if they are not the base model's.
+fn reference(trainer: &Trainer) -> Result<(f32, Option<String>), (&'static str, String)> {
+    let coef = trainer.kl_penalty_coef.unwrap_or(0.0);
+    if !(0.0..=1e3).contains(&coef) {
+        return Err(("trainer.kl_penalty_coef", format!("is {coef}, it must lie between 0 and 1000")));
+    }
+    let written = trainer.kl_reference.as_deref();
+    if written.is_some() && coef == 0.0 {
+        return Err(("trainer.kl_reference", "has no effect without `trainer.kl_penalty_coef`".into()));
+    }
+    match (written, written.and_then(|written| written.strip_prefix("pinned:"))) {
+        (None | Some("base"), _) => Ok((coef as f32, None)),
+        (_, Some(path)) if !path.is_empty() => Ok((coef as f32, Some(path.to_owned()))),
+        (Some(other), _) => Err((
+            "trainer.kl_reference",
+            format!("is \"{other}\", it must be one of: base, pinned:<path of sampler weights>"),
+        )),
     }
 }
 
@@ -181,6 +208,9 @@ mod tests {
             ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
             ("trainer.publish_every", "publish_every = 0"),
             ("trainer.kl_alarm", "kl_alarm = -1"),
+            ("trainer.kl_penalty_coef", "kl_penalty_coef = -1"),
+            ("trainer.kl_reference", "kl_reference = \"base\""),
+            ("trainer.kl_reference", "kl_penalty_coef = 0.1\nkl_reference = \"latest\""),
             ("optim.lr_floor", "[optim]\nlr_floor = 2"),
             ("optim.lr_schedule", "[optim]\nlr_schedule = \"square\""),
         ] {

@@ -55,6 +55,8 @@ pub struct RunPlan {
     pub deadline: Option<Duration>,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
+    /// Newest states to keep; `None` for all.
+    pub keep_states: Option<NonZeroUsize>,
     /// How answers are drawn.
     pub sampling: SamplingParams,
     /// The base model.
@@ -363,6 +365,7 @@ impl RunPlan {
         shadow_adam
             .check()
             .map_err(|e| bad("shadow.learning_rate", format!("is {}, it must {}", e.value, e.must)))?;
+        let save_every = trainer.save_every.unwrap_or(20);
         let eval_every = trainer.eval_every.unwrap_or(0);
         if eval_every > 0 && envs.iter().all(|env| env.weight > 0.0) {
             warnings.push(
@@ -398,7 +401,6 @@ impl RunPlan {
             output_dir: file.output_dir.clone(),
             envs,
             group_size,
-            pace,
             max_steps,
             seed,
             loss,
@@ -412,7 +414,9 @@ impl RunPlan {
                 .map(time)
                 .transpose()
                 .map_err(|problem| bad("run.deadline", problem))?,
-            save_every: trainer.save_every.unwrap_or(20),
+            save_every,
+            keep_states: keep_states(trainer.keep_states.unwrap_or(0), save_every, pace.max_staleness)
+                .map_err(|problem| bad("trainer.keep_states", problem))?,
             sampling,
             base_model: model.base_model.clone(),
             renderer: model.renderer_name.clone(),
@@ -432,8 +436,20 @@ impl RunPlan {
             warnings,
             origin,
             resolved: file,
+            pace,
         })
     }
+}
+
+/// How many states are kept. The last one may turn out to be damaged, and shadows start from those of the oldest weights
+/// that play.
+fn keep_states(written: usize, save_every: u64, max_staleness: u64) -> Result<Option<NonZeroUsize>, String> {
+    let Some(keep) = NonZeroUsize::new(written) else { return Ok(None) };
+    let least = 2 + max_staleness.checked_div(save_every).unwrap_or(0);
+    if (keep.get() as u64) < least {
+        return Err(format!("is {keep}, it must be at least {least}, or 0 for all"));
+    }
+    Ok(Some(keep))
 }
 
 /// Longest that a run waits for a server that does not answer, where nothing is written.

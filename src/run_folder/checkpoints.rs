@@ -3,7 +3,7 @@
 use super::lines;
 use super::spares::Kept;
 use anyhow::Context as _;
-use minds_stages::ledger::Settled;
+use minds_stages::ledger::{Counts, Settled};
 use minds_stages::trainer::Saved;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +29,9 @@ pub struct Checkpoint {
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
     pub settled: Settled,
+    /// What had become of all groups of the run.
+    #[serde(default)]
+    pub groups: Counts,
     /// Groups that were ready and not yet trained, if their file was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) spares: Option<Kept>,
@@ -37,8 +40,9 @@ pub struct Checkpoint {
     pub memories: BTreeMap<String, serde_json::Value>,
 }
 
-impl From<&Saved> for Checkpoint {
-    fn from(saved: &Saved) -> Self {
+impl Checkpoint {
+    /// The line of a state, of a run whose earlier life left these numbers.
+    pub(super) fn new(saved: &Saved, before: &Counts, spares: Option<Kept>) -> Self {
         Self {
             name: saved.name.clone(),
             batch: saved.step,
@@ -46,7 +50,8 @@ impl From<&Saved> for Checkpoint {
             state_path: saved.state_path.clone(),
             sampler_path: saved.sampler_path.clone(),
             settled: saved.settled.clone(),
-            spares: None,
+            groups: saved.counts.after(before),
+            spares,
             memories: saved.memories.clone(),
         }
     }
@@ -68,15 +73,19 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
 pub(super) fn append(path: &Path, checkpoint: &Checkpoint) -> anyhow::Result<()> {
     // A line that was cut off must not swallow this one.
     if fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n')) {
-        let whole = read(path)?;
-        let lines: Vec<String> = whole.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        super::write_whole(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        write(path, &read(path)?)?;
     }
     let line = format!("{}\n", serde_json::to_string(checkpoint)?);
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     file.write_all(line.as_bytes())
         .and_then(|()| file.sync_all())
         .context("failed to write checkpoints.jsonl")
+}
+
+/// All lines anew.
+pub(super) fn write(path: &Path, all: &[Checkpoint]) -> anyhow::Result<()> {
+    let lines: Vec<String> = all.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+    super::write_whole(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>())
 }
 
 #[cfg(test)]
@@ -91,9 +100,10 @@ mod tests {
             sampler_path: None,
             settled: Settled::default(),
             spares: Vec::new(),
+            counts: Counts::default(),
             memories: BTreeMap::from([("intuition".into(), step.into())]),
         };
-        Checkpoint::from(&saved)
+        Checkpoint::new(&saved, &Counts::default(), None)
     }
 
     #[test]

@@ -16,10 +16,12 @@ use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
 use minds_stages::evaluator::Evaluation;
+use minds_stages::ledger::Counts;
 use minds_stages::line::Start;
 use minds_stages::parcels::{Poison, StepDone};
 use minds_stages::trainer::Saved;
 use std::fs::{self, File, TryLockError};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 pub use checkpoints::Checkpoint;
@@ -42,6 +44,8 @@ pub struct RunFolder {
     /// Whether the weights to go on from have been evaluated.
     evaluated: bool,
     checkpoints: Vec<Checkpoint>,
+    /// What had become of the groups when the run was last opened.
+    before: Counts,
     /// Held as long as the folder is open.
     _lock: File,
 }
@@ -104,7 +108,8 @@ impl RunFolder {
         let metrics = metrics::MetricsFile::open(&path, step)?;
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
-        Ok(Self { path, metrics, evaluated, checkpoints, _lock: lock })
+        let before = checkpoints.last().map(|last| last.groups).unwrap_or_default();
+        Ok(Self { path, metrics, evaluated, checkpoints, before, _lock: lock })
     }
 
     /// Where it is.
@@ -144,6 +149,7 @@ impl RunFolder {
     pub fn go_back(&mut self, step: u64) -> anyhow::Result<()> {
         lines::keep_until(&self.path, checkpoints::FILE, step)?;
         self.checkpoints.retain(|checkpoint| checkpoint.step <= step);
+        self.before = self.last().map(|last| last.groups).unwrap_or_default();
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
         Ok(())
@@ -192,11 +198,23 @@ impl RunFolder {
     /// The disk refused.
     pub fn keep(&mut self, saved: &Saved) -> anyhow::Result<()> {
         let spares = spares::write(&self.path, &saved.name, &saved.spares)?;
-        let checkpoint = Checkpoint { spares, ..Checkpoint::from(saved) };
+        let checkpoint = Checkpoint::new(saved, &self.before, spares);
         checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
         spares::keep_only(&self.path, &saved.name)?;
         self.checkpoints.push(checkpoint);
         Ok(())
+    }
+
+    /// Takes all states but the newest so many off the list. The service still has those that it gives back.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn let_go(&mut self, keep: NonZeroUsize) -> anyhow::Result<Vec<Checkpoint>> {
+        let old = self.checkpoints.len().saturating_sub(keep.get());
+        if old > 0 {
+            checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints[old..])?;
+        }
+        Ok(self.checkpoints.drain(..old).collect())
     }
 }
 

@@ -105,7 +105,7 @@ mod tests {
             Episode { id: EpisodeId { group, member: 2 }, item, policy: PolicyVersion(7), turns: vec![turn] };
         let metrics = [("x".to_owned(), f64::INFINITY)].into();
         let score = Score { reward: Reward::new(0.1).unwrap(), metrics };
-        Spare { group, members: [Member { episode, score, advantage: -0.25 }].into() }
+        Spare { group, members: [Member { episode, score, advantage: -0.25, drift: vec![vec![0.5]] }].into() }
     }
 
     #[test]

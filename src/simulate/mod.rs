@@ -67,6 +67,7 @@ pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
         sampler: sampler.clone(),
         // Log-probs take the same time whoever answers them.
         judge: Judge::Sampled,
+        reference: (plan.pace.kl_penalty > 0.0).then(|| sampler.clone()),
         queries: Arc::new(Queries::new(plan.queries)),
         shadow: None,
         pool: CpuPool::inline(),

@@ -142,3 +142,37 @@ fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
     assert_eq!(steps_of("4").0, Some(0));
     assert_eq!(steps(dir.path()), [1, 2, 3, 4]);
 }
+
+#[test]
+fn only_the_newest_states_are_kept_and_the_books_of_all_lives_balance() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |steps: &str, keep: &str| {
+        let sets = ["--set", "trainer.save_every=1", "--max-steps", steps, "--set", keep];
+        output(&mut run(&config("ci_test.toml"), dir.path(), &sets))
+    };
+    // Rollouts may be a step old, so the states of two versions are in use, and one more is a spare.
+    let (code, _, stderr) = train("3", "trainer.keep_states=2");
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("`trainer.keep_states` is 2, it must be at least 3"), "{stderr}");
+    for steps in ["3", "6"] {
+        let (code, stdout, stderr) = train(steps, "trainer.keep_states=3");
+        assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    }
+    let listed = checkpoints(dir.path());
+    let names: Vec<&str> = listed.iter().map(|line| line["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["000004", "000005", "000006"]);
+    // Two groups a step, over both lives.
+    for (line, steps) in listed.iter().zip([4, 5, 6]) {
+        let count = |key: &str| line["groups"][key].as_u64().unwrap();
+        assert_eq!(count("trained"), 2 * steps);
+        assert!(count("opened") >= 2 * steps && count("opened") <= 2 * steps + 2, "{line}");
+        assert_eq!(count("failed") + count("dropped") + count("filtered"), 0);
+    }
+    let mut kept = Vec::new();
+    for run in std::fs::read_dir(dir.path().join("weights")).unwrap() {
+        let states = run.unwrap().path().join("weights");
+        kept.extend(std::fs::read_dir(states).into_iter().flatten().map(|e| e.unwrap().file_name()));
+    }
+    kept.sort();
+    assert_eq!(kept, ["000004", "000005", "000006"]);
+}

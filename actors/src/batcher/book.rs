@@ -1,11 +1,10 @@
 //! The books of the batcher: members by group, and complete groups by age. Pure.
 
 use super::{ConstantGroups, Options, Weighting};
-use crate::parcels::{Group, Judged, Member, ReadyGroup, Spare};
+use crate::parcels::{Group, Judged, Member, ReadyGroup, Scored, Spare};
 use minds_core::advantage::{Estimator, is_constant};
-use minds_core::episode::Episode;
 use minds_core::ids::{GroupId, PolicyVersion};
-use minds_core::reward::{Reward, Score};
+use minds_core::reward::Reward;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -15,7 +14,7 @@ pub struct GroupBook {
     open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, Outcome>)>,
 }
 
-type Outcome = Result<(Episode, Score), String>;
+type Outcome = Result<Scored, String>;
 
 /// A group all of whose members have come back.
 pub struct Complete {
@@ -48,8 +47,9 @@ impl Complete {
     pub fn restored(group: Arc<Group>, spare: &Spare) -> Self {
         let lost = |member| (member, Err("it had failed before the run was interrupted".to_owned()));
         let mut members: BTreeMap<u32, Outcome> = (0..group.component.group_size.get()).map(lost).collect();
-        for Member { episode, score, .. } in spare.members.iter() {
-            members.insert(episode.id.member, Ok((episode.clone(), score.clone())));
+        for member in spare.members.iter() {
+            let Member { episode, score, drift, .. } = member.clone();
+            members.insert(episode.id.member, Ok(Scored { episode, score, drift }));
         }
         Self { group, members }
     }
@@ -76,7 +76,7 @@ impl Complete {
             let have = judged.len();
             return Err(format!("{have} of {size} members have a reward, {needed} are needed: {cause}"));
         }
-        let rewards: Vec<Reward> = judged.iter().map(|(_, score)| score.reward).collect();
+        let rewards: Vec<Reward> = judged.iter().map(|scored| scored.score.reward).collect();
         let advantages = estimator.advantages(&rewards);
         // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
         let constant =
@@ -84,21 +84,39 @@ impl Complete {
         let members: Arc<[Member]> = judged
             .into_iter()
             .zip(advantages)
-            .map(|((episode, score), advantage)| Member { episode, score, advantage })
+            .map(|(Scored { episode, score, drift }, advantage)| Member { episode, score, advantage, drift })
             .collect();
+        let filtered = constant && options.constant != ConstantGroups::Keep;
         let mut data = Vec::new();
-        if !constant {
+        // Without a penalty, equal rewards teach nothing.
+        if !filtered && (!constant || options.kl_penalty > 0.0) {
+            let penalty = penalty(&members, options.kl_penalty);
             for member in members.iter() {
-                let advantage = match options.weighting {
-                    Weighting::Token => member.advantage,
-                    Weighting::Sequence => member.advantage / member.episode.sampled_tokens().max(1) as f32,
+                let weight = match options.weighting {
+                    Weighting::Token => 1.0,
+                    Weighting::Sequence => 1.0 / member.episode.sampled_tokens().max(1) as f32,
                 };
+                let earned = if constant { 0.0 } else { member.advantage };
+                let advantage = |turn, token| weight * (earned + penalty(member, turn, token));
                 data.extend(member.episode.data(advantage).map_err(|e| e.to_string())?);
             }
         }
         let oldest = members.iter().map(|m| m.episode.policy).min().unwrap_or(PolicyVersion(0));
-        let filtered = constant && options.constant != ConstantGroups::Keep;
         Ok(ReadyGroup { group, members, missing: missing.len() as u32, constant, filtered, data, oldest })
+    }
+}
+
+/// What a token's advantage gains from being likelier under the reference than the group's tokens are on average:
+/// `coef · (mean drift - drift)`, as tinker-cookbook has it, with the group in the place of the batch. It is the gradient of
+/// `-coef · KL(policy ‖ reference)` in the form of Schulman's k1 estimator (2020, "Approximating KL divergence"); the mean
+/// is a baseline.
+fn penalty(members: &[Member], coef: f32) -> impl Fn(&Member, usize, usize) -> f32 {
+    let drifts = members.iter().flat_map(|member| member.drift.iter().flatten());
+    let (sum, count) = drifts.fold((0.0, 0.0), |(sum, count), drift| (sum + f64::from(*drift), count + 1.0));
+    let mean = if count > 0.0 { (sum / count) as f32 } else { 0.0 };
+    move |member, turn, token| match member.drift.get(turn).and_then(|turn| turn.get(token)) {
+        Some(drift) => coef * (mean - drift),
+        None => 0.0,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::gathered::Gathered;
 use super::{Links, Options, Saved, report};
-use crate::ledger::{Settled, Verdict};
+use crate::ledger::{Counts, Settled, Verdict};
 use crate::line::Event;
 use crate::parcels::{Component, Spare, StepDone};
 use crate::policy::Policy;
@@ -34,13 +34,14 @@ pub(super) struct Done {
 struct Behind {
     settled: Settled,
     spares: Vec<Spare>,
+    counts: Counts,
     memories: BTreeMap<String, serde_json::Value>,
 }
 
 impl Behind {
     fn saved(self, name: String, step: u64, state_path: String, sampler_path: Option<String>) -> Saved {
-        let Self { settled, spares, memories } = self;
-        Saved { name, step, state_path, sampler_path, settled, spares, memories }
+        let Self { settled, spares, counts, memories } = self;
+        Saved { name, step, state_path, sampler_path, settled, spares, counts, memories }
     }
 }
 
@@ -134,7 +135,8 @@ impl Closer {
     fn behind(&self) -> Behind {
         let learnt = |c: &Arc<Component>| Some((c.name.clone(), c.environment.memory()?));
         let memories = self.links.components.iter().filter_map(learnt).collect();
-        Behind { settled: self.links.ledger.settled(), spares: self.links.ledger.spares(), memories }
+        let ledger = &self.links.ledger;
+        Behind { settled: ledger.settled(), spares: ledger.spares(), counts: ledger.counts(), memories }
     }
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves

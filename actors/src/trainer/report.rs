@@ -36,6 +36,10 @@ pub(super) fn metrics(
     put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
     let logprobs = || members().flat_map(|m| &m.episode.turns).flat_map(|t| &t.answer.logprobs);
     put("optim/entropy", -mean(logprobs().map(|lp| f64::from(*lp))));
+    let drifts = || members().flat_map(|m| m.drift.iter().flatten());
+    if drifts().next().is_some() {
+        put("optim/kl_policy_base", mean(drifts().map(|drift| f64::from(*drift))));
+    }
     if let Some(forward) = forward {
         let gaps: Vec<f64> = gaps(data, forward).collect();
         let kl = 0.5 * mean(gaps.iter().map(|g| g * g));

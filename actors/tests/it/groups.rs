@@ -2,6 +2,7 @@
 
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::backend::BackendError;
+use minds_core::datum::LossInputs;
 use minds_core::reward::Missing;
 
 /// Member 1 of every group fares badly; the others earn 0, 2 and 3.
@@ -184,6 +185,53 @@ async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_w
         assert!(group.0 == 1 && last.contains("2 samples were asked for, 1 came back"), "{last}");
         let busy: u64 = run.line.board().read().iter().map(|(_, stage)| stage.busy).sum();
         assert_eq!(busy, 0);
+    })
+    .await;
+}
+
+/// The scripted samples have the log-probs -0.5, -0.25; under the reference every token has -1. So their drifts are 0.5
+/// and 0.75 in every member, their mean is 0.625, and at 2 a nat the tokens' advantages change by 2 · (0.625 - 0.5) = 0.25
+/// and 2 · (0.625 - 0.75) = -0.25.
+#[tokio::test(start_paused = true)]
+async fn drift_from_the_reference_is_paid_for_token_by_token() {
+    local(async {
+        let mut world = World::new(1, 1, 2);
+        world.reference = Some(0);
+        world.options.batch.kl_penalty = 2.0;
+        // Equal rewards in the second group: what is left is the penalty.
+        world.environment.judge =
+            Box::new(|id, _| Judge::Reward(if id.group.0 == 0 { id.member as f32 } else { 1.0 }));
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(2));
+        for (step, earned) in run.steps.iter().zip([[-0.5, 0.5], [0.0, 0.0]]) {
+            assert_eq!(step.metrics["optim/kl_policy_base"], 0.625);
+            for (datum, earned) in step.groups[0].data.iter().zip(earned) {
+                let LossInputs::Policy { advantages, .. } = datum.inputs() else { panic!("{datum:?}") };
+                let [.., first, second] = advantages[..] else { panic!("{advantages:?}") };
+                assert_eq!([first, second], [earned + 0.25, earned - 0.25]);
+            }
+            assert_eq!(step.groups[0].data.len(), 2);
+        }
+        // One question for every different answer to every different prompt.
+        assert_eq!(run.queries.sent(), 4);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollout_whose_drift_is_not_known_is_not_trained() {
+    local(async {
+        let mut world = World::new(1, 0, 3);
+        world.group_size = 4;
+        world.reference = Some(0);
+        world.options.batch.kl_penalty = 0.1;
+        world.sampling.query = Box::new(|n| match n {
+            2 => Err(BackendError::Rejected("too long".into())),
+            _ => Ok(()),
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(3));
+        assert_eq!(run.metric("env/all/missing_episodes"), [1.0, 0.0, 0.0]);
     })
     .await;
 }

@@ -3,6 +3,7 @@
 use super::service::Sampling;
 use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, TrainingScript};
 use minds_core::advantage::Estimator;
+use minds_core::backend::SamplingBackend;
 use minds_core::ids::EpisodeId;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRate};
@@ -57,6 +58,8 @@ pub struct World {
     pub score_timeout: Duration,
     /// Whose log-probs count.
     pub judge: scorer::Judge,
+    /// Weights of this version are the reference.
+    pub reference: Option<u64>,
     /// How often rewards may ask.
     pub limits: Limits,
     /// Who measures gradient steps.
@@ -88,6 +91,7 @@ impl World {
                 constant: ConstantGroups::Keep,
                 min_members: NonZeroUsize::MIN,
                 weighting: Weighting::Token,
+                kl_penalty: 0.0,
                 parts: NonZeroUsize::MIN,
                 staleness: Staleness::Wait,
             },
@@ -114,6 +118,7 @@ impl World {
             max_turns: 1,
             score_timeout: seconds(60),
             judge: scorer::Judge::Sampled,
+            reference: None,
             limits: Limits::default(),
             shadow: None,
             pool: CpuPool::inline(),
@@ -145,6 +150,11 @@ impl World {
             training: training.clone(),
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
             judge: self.judge,
+            reference: self.reference.map(|version| {
+                let sampler: Arc<dyn SamplingBackend> =
+                    Arc::new(Sampler { sampling: sampling.clone(), version });
+                sampler
+            }),
             queries: queries.clone(),
             shadow: self.shadow,
             pool: self.pool,
