@@ -55,6 +55,14 @@ pub struct Run {
     pub going: Going,
 }
 
+impl Run {
+    /// The same config for another verb.
+    #[must_use]
+    pub fn of(config: PathBuf, set: Vec<String>, seed: Option<u64>) -> Self {
+        Self { config, set, output_dir: None, max_steps: None, seed, going: Going::default() }
+    }
+}
+
 /// How a run goes on and when it stops.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Going {

@@ -26,14 +26,7 @@ use std::sync::Arc;
 /// The config or the checkpoint is wrong (2), the model or the service cannot be had (3), or an environment has no
 /// episode with a reward (1).
 pub fn run(command: &cli::Eval) -> Result<(), Fault> {
-    let config = cli::Run {
-        config: command.config.clone(),
-        set: command.set.clone(),
-        output_dir: None,
-        max_steps: None,
-        seed: command.seed,
-        going: cli::Going::default(),
-    };
+    let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
     let plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
     let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;

@@ -53,7 +53,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         return Ok(());
     }
     let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
-    if let Err(fault) = assemble::check_pace(&plan, &ready) {
+    if let Err(fault) = assemble::check_fit(&plan, &ready) {
         ready.close(FinishReason::Errored);
         return Err(fault);
     }
@@ -275,7 +275,7 @@ fn step_line(step: u64, metrics: &Metrics) -> String {
     format!(
         "step {step:<7} reward {:<7.3} kl {:<9.2e} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
         get("env/all/reward/total"),
-        metrics.get("optim/kl_sample_train_v1").copied().unwrap_or(0.0),
+        metrics.get("optim/kl_sample_train_v2").copied().unwrap_or(0.0),
         get("optim/entropy"),
         get("async/staleness_mean"),
         get("tokens/sampled"),

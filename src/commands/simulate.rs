@@ -15,14 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// # Errors
 /// The config is wrong (2), or the run failed or the events cannot be written (1).
 pub fn run(command: &cli::Simulate) -> Result<(), Fault> {
-    let config = cli::Run {
-        config: command.config.clone(),
-        set: command.set.clone(),
-        output_dir: None,
-        max_steps: None,
-        seed: command.seed,
-        going: cli::Going::default(),
-    };
+    let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
     let mut plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps.get();

@@ -8,6 +8,7 @@ pub mod file;
 pub mod overrides;
 pub mod pace;
 pub mod plan;
+mod service;
 pub mod simulate;
 
 pub use plan::RunPlan;

@@ -1,4 +1,6 @@
 use super::*;
+use crate::config::service::HOSTED_URL;
+use minds_tinker::client::Secret;
 
 /// The plan of a config's text, with overrides, in an environment with these variables.
 fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, ConfigError> {

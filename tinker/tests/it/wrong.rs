@@ -58,8 +58,11 @@ async fn a_pass_with_an_unreadable_result_is_asked_for_again_and_then_in_doubt()
 
 #[tokio::test]
 async fn a_step_whose_result_never_comes_is_in_doubt_and_a_sample_is_not() {
-    let (server, client, training) =
-        trained(|o| o.patience.training = std::time::Duration::from_millis(30)).await;
+    let (server, client, training) = trained(|o| {
+        let short = std::time::Duration::from_millis(30);
+        (o.patience.training, o.patience.submit) = (short, short);
+    })
+    .await;
     for _ in 0..1000 {
         server.script("retrieve_future", 503, "away");
     }

@@ -1,0 +1,111 @@
+//! Who computes: the engine in this process, or a Tinker server.
+
+use super::error::ConfigError;
+use super::file::ConfigFile;
+use super::plan::time;
+use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// The hosted Tinker service.
+pub const HOSTED_URL: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
+
+/// The address that stands for the engine in this process.
+pub const EMBEDDED: &str = "embedded";
+
+/// Longest that a run waits for a server that does not answer, where nothing is written.
+const OUTAGE: Duration = Duration::from_secs(2 * 3600);
+/// Most threads of the embedded engine.
+const MOST_THREADS: usize = 512;
+
+/// Who computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServicePlan {
+    /// The engine in this process.
+    Embedded(EnginePlan),
+    /// A Tinker server.
+    Remote(RemotePlan),
+}
+
+/// How to reach a Tinker server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemotePlan {
+    /// Its address.
+    pub base_url: String,
+    /// The key, if there is one.
+    pub api_key: Option<Secret>,
+    /// The environment variable that should hold a key and does not.
+    pub missing_key: Option<String>,
+    /// Whether plain http to other machines is allowed.
+    pub allow_insecure: bool,
+    /// Longest that a run waits for a server that does not answer.
+    pub outage: Duration,
+}
+
+/// The embedded engine's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnginePlan {
+    /// Threads.
+    pub threads: NonZeroUsize,
+    /// Bytes for keys and values.
+    pub kv_bytes: usize,
+    /// Sequences decoded together.
+    pub max_rows: NonZeroUsize,
+}
+
+impl ServicePlan {
+    /// Decides.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub(super) fn decide(
+        file: &ConfigFile,
+        env: &dyn Fn(&str) -> Option<String>,
+        bad: &dyn Fn(&str, String) -> ConfigError,
+    ) -> Result<Self, ConfigError> {
+        let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
+        let from_env = || env("TINKER_BASE_URL").filter(|url| !url.is_empty());
+        let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
+        if base_url == EMBEDDED {
+            let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+            let some = |key: &str, value: Option<usize>, default: NonZeroUsize| {
+                value.map_or(Ok(default), super::at_least_one).map_err(|problem| bad(key, problem))
+            };
+            let mib = file.engine.kv_cache_mib.unwrap_or(768);
+            if file.engine.threads.is_some_and(|threads| threads > MOST_THREADS) {
+                return Err(bad("engine.threads", format!("must be at most {MOST_THREADS}")));
+            }
+            let default_rows = NonZeroUsize::MIN.saturating_add(63);
+            return Ok(Self::Embedded(EnginePlan {
+                threads: some("engine.threads", file.engine.threads, cores)?,
+                kv_bytes: mib.checked_mul(1 << 20).filter(|bytes| *bytes > 0).ok_or_else(|| {
+                    bad("engine.kv_cache_mib", format!("is {mib}, it must be at least 1 and fit into memory"))
+                })?,
+                max_rows: some("engine.max_rows", file.engine.max_rows, default_rows)?,
+            }));
+        }
+        if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
+            // Not repeated: whoever mistypes the beginning of an address may have put a key into the rest.
+            let problem = "is wrong: it must be \"embedded\" or start with https:// or http://";
+            return Err(bad("tinker.base_url", problem.into()));
+        }
+        if let Err(error) = check_address(&base_url) {
+            let problem =
+                format!("is wrong: {error} (the variable that `tinker.api_key_env` names holds the key)");
+            return Err(bad("tinker.base_url", problem));
+        }
+        let named = file.tinker.api_key_env.as_deref();
+        let variable = named.unwrap_or(API_KEY_ENV);
+        let given = |key: &String| !key.is_empty();
+        let written = file.tinker.api_key.clone().filter(given);
+        let api_key = written.or_else(|| env(variable).filter(given)).map(Secret::new);
+        // Whether there is a key is found out when the run starts: a config is right or wrong on every machine alike.
+        let missing_key =
+            (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
+        let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);
+        let outage =
+            file.tinker.outage.as_deref().map(time).transpose().map_err(|p| bad("tinker.outage", p))?;
+        let outage = outage.unwrap_or(OUTAGE);
+        Ok(Self::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure, outage }))
+    }
+}
