@@ -110,7 +110,7 @@ impl Evaluator {
 
     /// Plays all episodes under one version.
     pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
-        let policy = &policy.asked_by(self.queries.clone());
+        let policy = &Arc::new(policy.asked_by(self.queries.clone()));
         let episodes = self.options.episodes.get();
         let games: Vec<(Arc<Component>, u64)> = self
             .components
@@ -129,16 +129,25 @@ impl Evaluator {
         Evaluation { step: policy.version.0, metrics }
     }
 
-    async fn episode(&self, component: &Component, position: u64, policy: &Policy) -> Option<Score> {
+    async fn episode(&self, component: &Component, position: u64, policy: &Arc<Policy>) -> Option<Score> {
         let result = unpanicked(self.score(component, position, policy)).await.and_then(|result| result);
         result.map_err(|why| warn!(name = component.name, position, why, "an episode has no reward")).ok()
     }
 
-    async fn score(&self, component: &Component, position: u64, policy: &Policy) -> Result<Score, String> {
+    async fn score(
+        &self,
+        component: &Component,
+        position: u64,
+        policy: &Arc<Policy>,
+    ) -> Result<Score, String> {
         let environment = &component.environment;
         let key =
             Schedule::of_one(self.player.seed, environment.items(), environment.strata()).item(position);
         let item = environment.item(key.item);
+        if let Some(conductor) = environment.conductor() {
+            let playing = self.player.perform(conductor, &item, GroupId(position), policy.clone());
+            return Ok(playing.await?.score);
+        }
         let table = Table { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.player.open(table, 1).await?;
         let first = first.pop().ok_or("the service returned no sample")??;

@@ -20,5 +20,6 @@ pub mod queries;
 pub mod retry;
 pub mod sampler;
 pub mod scorer;
+pub mod seats;
 pub mod shadow_trainer;
 pub mod trainer;

@@ -58,6 +58,8 @@ pub struct Played {
     pub policy: Arc<Policy>,
     /// The episode, or the cause of its failure.
     pub outcome: Result<Episode, String>,
+    /// The reward, where the environment plays by itself and so has judged already.
+    pub score: Option<Score>,
 }
 
 /// By turn and token of an answer: its log-prob when it was sampled minus the one under the reference. No turns where

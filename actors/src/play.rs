@@ -173,7 +173,7 @@ fn check(sampled: Sampled) -> Answer {
 }
 
 /// An independent seed for each request of a run, the same on every play and on every service.
-fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
+pub(crate) fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
     // Services take seeds as signed numbers of 32 bits, and some add a sample's place to them: 30 bits fit all.
     draws([run, group, stream[0], stream[1]]).next_u64() >> 34
 }

@@ -5,13 +5,13 @@
 
 use crate::memory::Memory;
 use crate::queries::Queries;
-use crate::shadow_trainer::{Measure, Origin};
+use crate::shadow_trainer::{Loan, Measure, Origin};
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::datum::Datum;
-use minds_core::environment::{Oracle, Shift};
+use minds_core::environment::{Borrowed, Oracle, Shift};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
@@ -146,6 +146,16 @@ impl Oracle for Interviewer {
         let (origin, asked) = (self.origin.clone(), Instant::now());
         let measure = Measure { origin, text, probe_prefix, probe_target, asked, reply };
         shadow.send(measure).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+
+    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
+        let Some(loans) = self.queries.loans.get() else {
+            return Err(Missing::Unsupported("an adapter of its own".into()));
+        };
+        let gone = || Missing::Service("the shadow trainer has ended".into());
+        let (reply, answer) = oneshot::channel();
+        loans.send(Loan { origin: self.origin.clone(), reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

@@ -5,7 +5,7 @@
 //! for a step that cannot come: after [`Limits::patience`] the reward is missing, with that cause.
 
 use crate::kit::Outlet;
-use crate::shadow_trainer::{Measure, Meter};
+use crate::shadow_trainer::{Loan, Measure, Meter};
 use minds_core::reward::{Metrics, Missing};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -48,6 +48,8 @@ pub struct Queries {
     pub(crate) shifts: Arc<Meter>,
     /// The lane to the shadow trainer, once there is one.
     pub(crate) shadow: OnceLock<Outlet<Measure>>,
+    /// The lane on which adapters are borrowed from it.
+    pub(crate) loans: OnceLock<Outlet<Loan>>,
 }
 
 impl Default for Queries {
@@ -69,6 +71,7 @@ impl Queries {
             waited_nanos: AtomicU64::new(0),
             shifts: Arc::default(),
             shadow: OnceLock::new(),
+            loans: OnceLock::new(),
         }
     }
 

@@ -2,14 +2,20 @@
 //!
 //! Every member leaves exactly once, as an episode or as the cause of its failure. The policy version is stamped
 //! when the group's first request is sent. A sample that cannot be trained costs only its own
-//! member, and that member may be played once more. A group's slot is kept until its last member has left.
+//! member, and that member may be played once more. A group's slot is kept until its last member has left. An
+//! environment that plays by itself is given one seat per member instead, and each member leaves when its seat is left.
 
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Group, Played};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
+use crate::seats::left;
 use actix::prelude::{Actor, Context, Handler};
-use futures::future::join_all;
+use futures::future::{join, join_all};
+use minds_core::environment::Conductor;
+use minds_core::episode::Episode;
+use minds_core::ids::EpisodeId;
+use minds_core::reward::Score;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tracing::warn;
@@ -57,16 +63,49 @@ impl Sampler {
         // The version is stamped here, before the first await.
         let policy = self.policy.borrow().clone();
         group.credit.playing(policy.version);
+        match group.component.environment.conductor() {
+            None => self.take_turns(&group, &policy).await,
+            Some(conductor) => self.hand_over(conductor, &group, &policy).await,
+        }
+        self.board.update(NAME, |s| s.busy -= 1);
+    }
+
+    /// Gives an environment that plays by itself a seat per member.
+    async fn hand_over(&self, conductor: &dyn Conductor, group: &Arc<Group>, policy: &Arc<Policy>) {
+        let members = 0..group.component.group_size.get();
+        let (seats, outcomes): (Vec<_>, Vec<_>) =
+            members.map(|member| self.player.seat(group.id, member, policy.clone())).unzip();
+        let leaving = join_all((0_u32..).zip(outcomes).map(|(member, outcome)| async move {
+            let performance = left(outcome).await;
+            let (outcome, score) = match performance {
+                Ok(performance) => {
+                    let episode = Episode {
+                        id: EpisodeId { group: group.id, member },
+                        item: group.key,
+                        policy: policy.version,
+                        turns: performance.turns,
+                    };
+                    (Ok(episode), Some(performance.score))
+                }
+                Err(why) => (Err(why), None),
+            };
+            self.tell(group, member, policy, outcome, score).await;
+        }));
+        // A panic drops the seats, and so every member still leaves.
+        drop(join(unpanicked(conductor.play(&group.item, seats)), leaving).await);
+    }
+
+    async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>) {
         let size = group.component.group_size.get();
-        let opening = self.player.open(table(&group, &policy), size);
+        let opening = self.player.open(table(group, policy), size);
         let (prompt, firsts) = match unpanicked(opening).await.and_then(|opened| opened) {
             Ok(opened) => opened,
             Err(why) => (Arc::default(), vec![Err(why); size as usize]),
         };
         join_all((0_u32..).zip(firsts).map(|(member, first)| {
-            let (group, policy, prompt) = (group.clone(), policy.clone(), prompt.clone());
+            let prompt = prompt.clone();
             async move {
-                let table = table(&group, &policy);
+                let table = table(group, policy);
                 let mut outcome = match first {
                     Ok(first) => {
                         let playing = self.player.finish(table, member, prompt, first);
@@ -80,13 +119,25 @@ impl Sampler {
                     let playing = self.player.replay(table, member, again);
                     outcome = unpanicked(playing).await.and_then(|episode| episode);
                 }
-                self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
-                // A refusal means that the run is over; dropping the last member gives the credit back.
-                drop(self.episodes.send(Played { group, member, policy, outcome }).await);
+                self.tell(group, member, policy, outcome, None).await;
             }
         }))
         .await;
-        self.board.update(NAME, |s| s.busy -= 1);
+    }
+
+    /// Sends a member on.
+    async fn tell(
+        &self,
+        group: &Arc<Group>,
+        member: u32,
+        policy: &Arc<Policy>,
+        outcome: Result<Episode, String>,
+        score: Option<Score>,
+    ) {
+        self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
+        let (group, policy) = (group.clone(), policy.clone());
+        // A refusal means that the run is over; dropping the last member gives the credit back.
+        drop(self.episodes.send(Played { group, member, policy, outcome, score }).await);
     }
 }
 

@@ -150,7 +150,12 @@ impl Scorer {
     async fn score(&self, played: &Played, episode: &Episode) -> Result<Scored, Missing> {
         let latest = self.policy.borrow().clone();
         let panel = self.bench.panel(&played.policy, &latest);
-        let judging = self.player.judge(&played.group.component, &played.group.item, episode, &panel);
+        let judging = async {
+            match &played.score {
+                Some(score) => Ok(score.clone()),
+                None => self.player.judge(&played.group.component, &played.group.item, episode, &panel).await,
+            }
+        };
         let (score, drift) = try_join(judging, self.drift(episode)).await?;
         Ok(Scored { episode: episode.clone(), score, drift })
     }

@@ -6,12 +6,16 @@
 //! that failed is given up and replaced, and all go with the stage. A question gets exactly one reply, a number or the
 //! reason why there is none.
 //!
+//! A reward may also borrow one of them ([`Loan`]) and do as it likes with it.
+//!
 //! A start is the weights of one version of the policy ([`Origin`]), or the base model, to which a fresh adapter is
 //! equal before its step.
 
+mod loan;
 mod meter;
 mod origin;
 
+pub use loan::Loan;
 pub use meter::Meter;
 pub(crate) use meter::MeterReading;
 pub use origin::{Origin, Shelf, State};
@@ -116,9 +120,14 @@ impl ShadowTrainer {
         let (measures, inlet) = lane("measures", room);
         let outlet = measures.clone();
         assert!(queries.shadow.set(measures).is_ok(), "questions have one shadow trainer");
+        let (loans, to_loans) = lane("loans", room);
+        assert!(queries.loans.set(loans).is_ok(), "questions have one shadow trainer");
         let mut stage = Some(self);
         let make = move || stage.take().expect("a stage without restarts is made once");
-        let stage = launch("shadow trainer", room, 0, make, move |addr| inlet.bind(addr));
+        let stage = launch("shadow trainer", room, 0, make, move |addr| {
+            inlet.bind(addr);
+            to_loans.bind(addr);
+        });
         (stage, Box::new(move || outlet.stats()))
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! An environment is immutable and shared; everything that belongs to one play travels as values. The members of a
 //! group play the same [`Item`].
+//!
+//! Most environments are asked turn by turn. One that runs a program of its own, which asks the policy whenever it
+//! likes, is a [`Conductor`]: it is given seats, and hands every seat back with an episode and its reward.
 
-use crate::backend::BackendError;
+use crate::backend::{BackendError, SamplingBackend, TrainingBackend};
 use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
-use crate::episode::Episode;
-use crate::ids::{PolicyVersion, Token};
+use crate::episode::{Episode, Turn};
+use crate::ids::{EpisodeId, PolicyVersion, Token};
 use crate::reward::{Metrics, Missing, Reward, Score};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -58,6 +61,22 @@ pub trait Oracle: Send + Sync {
     ) -> Result<Shift, Missing> {
         Err(Missing::Unsupported("what one gradient step would change".into()))
     }
+
+    /// An adapter to try something out on, with the weights that are asked here, until it is dropped.
+    ///
+    /// It is never the one in training. This is an optional ability, too: the default answers
+    /// [`Missing::Unsupported`].
+    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
+        Err(Missing::Unsupported("an adapter of its own".into()))
+    }
+}
+
+/// An adapter on loan.
+pub struct Borrowed {
+    /// The adapter.
+    pub training: Arc<dyn TrainingBackend>,
+    /// Gives it back when dropped.
+    pub lease: Box<dyn Send + Sync>,
 }
 
 /// Summed log-prob of a target on both sides of one gradient step.
@@ -213,7 +232,7 @@ pub trait Environment: Send + Sync {
     /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
     fn item(&self, index: u64) -> Item;
 
-    /// Whether its rewards ask [`Oracle::shift`]. Only then is somebody kept who can answer it.
+    /// Whether its rewards ask [`Oracle::shift`] or [`Oracle::borrow_adapter`]. Only then is somebody kept who can answer it.
     fn asks_shift(&self) -> bool {
         false
     }
@@ -251,4 +270,69 @@ pub trait Environment: Send + Sync {
 
     /// The reward of a finished episode.
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing>;
+
+    /// The environment as one that plays its episodes by itself, if it does so.
+    fn conductor(&self) -> Option<&dyn Conductor> {
+        None
+    }
+}
+
+/// An environment that plays its episodes by itself: it asks the policy whenever it likes, and its episodes come with
+/// their rewards.
+#[async_trait]
+pub trait Conductor: Send + Sync {
+    /// Plays one item, once for every seat. All seats belong to one group. Ends when every seat has been left;
+    /// dropping it gives up what is under way.
+    async fn play(&self, item: &Item, seats: Vec<Seat>);
+}
+
+/// A place in a group that is being played, with the weights that play. It is left exactly once: a seat that is
+/// dropped counts as left without a result.
+pub struct Seat {
+    /// Who sits here.
+    pub episode: EpisodeId,
+    /// Samples from the weights of this episode, each request with a seed of its own.
+    pub sampler: Arc<dyn SamplingBackend>,
+    /// Answers questions about the same weights.
+    pub oracle: Arc<dyn Oracle>,
+    exit: Option<Exit>,
+}
+
+type Exit = Box<dyn FnOnce(Result<Performance, Missing>) + Send>;
+
+/// What came out of a seat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Performance {
+    /// What the policy did; at least one turn.
+    pub turns: Vec<Turn>,
+    /// What it earned.
+    pub score: Score,
+}
+
+impl Seat {
+    /// A seat; `exit` is told how it was left.
+    #[must_use]
+    pub fn new(
+        episode: EpisodeId,
+        sampler: Arc<dyn SamplingBackend>,
+        oracle: Arc<dyn Oracle>,
+        exit: impl FnOnce(Result<Performance, Missing>) + Send + 'static,
+    ) -> Self {
+        Self { episode, sampler, oracle, exit: Some(Box::new(exit)) }
+    }
+
+    /// Leaves the seat with what came out.
+    pub fn leave(mut self, result: Result<Performance, Missing>) {
+        if let Some(exit) = self.exit.take() {
+            exit(result);
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(exit) = self.exit.take() {
+            exit(Err(Missing::Environment("it gave no result".into())));
+        }
+    }
 }

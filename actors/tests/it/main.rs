@@ -11,6 +11,7 @@ mod kills;
 mod pace;
 mod reports;
 mod scoring;
+mod seats;
 mod shadow;
 mod steps;
 mod stopping;

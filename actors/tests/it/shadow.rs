@@ -3,8 +3,9 @@
 use crate::testkit::{Sampling, ScriptedService, TrainingScript, World, local, seconds};
 use minds_core::backend::{BackendError, Service};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::Shift;
+use minds_core::environment::{Borrowed, Shift};
 use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::reward::Missing;
 use minds_stages::activity::Activity;
@@ -12,7 +13,7 @@ use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
 use minds_stages::line::{Shadow, StartFrom};
 use minds_stages::queries::Queries;
 use minds_stages::retry::Retry;
-use minds_stages::shadow_trainer::{Measure, Options, ShadowTrainer, Shelf};
+use minds_stages::shadow_trainer::{Loan, Measure, Options, ShadowTrainer, Shelf};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use tokio::sync::oneshot;
 struct Shadows {
     service: Arc<ScriptedService>,
     measures: Outlet<Measure>,
+    loans: Outlet<Loan>,
     pool: ShadowTrainer,
     _stage: Stage,
 }
@@ -39,8 +41,24 @@ impl Shadows {
         let stage = pool.clone();
         let (measures, inlet) = lane("measures", NonZeroUsize::new(8).unwrap());
         let capacity = NonZeroUsize::new(8).unwrap();
-        let stage = launch("shadow_trainer", capacity, 0, move || stage.clone(), move |a| inlet.bind(a));
-        Self { service, measures, pool, _stage: stage }
+        let (loans, to_loans) = lane("loans", capacity);
+        let stage = launch(
+            "shadow_trainer",
+            capacity,
+            0,
+            move || stage.clone(),
+            move |a| {
+                inlet.bind(a);
+                to_loans.bind(a);
+            },
+        );
+        Self { service, measures, loans, pool, _stage: stage }
+    }
+
+    async fn borrow(&self) -> Result<Borrowed, Missing> {
+        let (reply, answer) = oneshot::channel();
+        assert!(self.loans.send(Loan { origin: None, reply }).await.is_ok());
+        answer.await.unwrap()
     }
 
     async fn measure(&self) -> Result<Shift, Missing> {
@@ -223,6 +241,27 @@ async fn a_measurement_starts_from_the_version_that_played() {
         run.line.close().await;
         let kept: Vec<_> = saved.lock().unwrap().keys().cloned().collect();
         assert_eq!(kept, ["state/000004", "state/000006-final"], "what stays are the checkpoints");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_borrowed_adapter_takes_a_place_until_it_is_dropped_and_comes_back_clean() {
+    local(async {
+        let shadows = Shadows::start(1, TrainingScript::default());
+        let borrowed = shadows.borrow().await.unwrap();
+        let text = Datum::new(vec![1, 2], vec![2, 3], LossInputs::Weights(vec![0.0, 1.0])).unwrap();
+        borrowed.training.forward_backward(vec![text], Loss::CrossEntropy).await.unwrap();
+        let waiting = tokio::time::timeout(seconds(60), shadows.measure()).await;
+        assert!(waiting.is_err(), "the only place is taken");
+        drop(borrowed);
+        // The gradients that were left behind would be in this step if they had not been used up.
+        assert_eq!(shadows.measure().await, Ok(EXPECTED));
+        assert_eq!(shadows.made(), 1, "it is the same adapter");
+        let adapter = shadows.service.made.lock().unwrap()[0].upgrade().unwrap();
+        let calls = adapter.calls.lock().unwrap().clone();
+        let left = calls.iter().position(|call| call.starts_with("fb")).unwrap();
+        assert!(calls[left + 1].starts_with("optim"), "{calls:?}");
     })
     .await;
 }

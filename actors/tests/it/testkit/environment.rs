@@ -3,10 +3,11 @@
 use async_trait::async_trait;
 use minds_core::chat::{Message, Parsed, Renderer, Role, Termination};
 use minds_core::datum::Datum;
-use minds_core::environment::{Environment, Item, Reply, Scene};
+use minds_core::environment::{Conductor, Environment, Item, Performance, Reply, Scene, Seat};
+use minds_core::episode::Turn;
 use minds_core::ids::{EpisodeId, Token};
 use minds_core::reward::{Metrics, Missing, Reward, Score};
-use minds_core::sampling::{Sampled, Stop};
+use minds_core::sampling::{SampleRequest, Sampled, SamplingParams, Stop};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Mutex;
@@ -41,6 +42,8 @@ pub struct ScriptedEnvironment {
     pub judge_shift: bool,
     /// What it keeps in checkpoints: the number of rewards.
     pub learnt: AtomicU64,
+    /// Whether it plays by itself.
+    pub conducts: bool,
     /// The log-prob that each answer brought.
     pub heard: Mutex<Vec<(EpisodeId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
@@ -62,6 +65,7 @@ impl Default for ScriptedEnvironment {
             shifts: false,
             judge_shift: false,
             learnt: AtomicU64::new(0),
+            conducts: false,
             heard: Mutex::default(),
             broken_item: None,
             drawn: Mutex::default(),
@@ -133,6 +137,42 @@ impl Environment for ScriptedEnvironment {
             Judge::Missing(missing) => Err(missing),
             Judge::Panic(words) => panic!("{words}"),
             Judge::Never => std::future::pending().await,
+        }
+    }
+
+    fn conductor(&self) -> Option<&dyn Conductor> {
+        self.conducts.then_some(self)
+    }
+}
+
+/// One seat after the other: `turns` samples, a question, then the judge's word; no word leaves no result.
+#[async_trait]
+impl Conductor for ScriptedEnvironment {
+    async fn play(&self, item: &Item, seats: Vec<Seat>) {
+        for seat in seats {
+            let mut turns = Vec::new();
+            let mut prompt = ScriptedRenderer.prompt(&item.prompt);
+            while turns.len() < self.turns {
+                let request = SampleRequest::new(prompt.clone().into(), 1, SamplingParams::plain(8));
+                let answer = seat.sampler.sample(request).await.unwrap().sequences.remove(0);
+                let before = prompt.clone().into();
+                prompt.extend(&answer.tokens);
+                turns.push(Turn { prompt: before, answer, text: String::new(), complete: true });
+                tokio::time::sleep((self.latency)(seat.episode, 0)).await;
+            }
+            for _ in 0..self.questions {
+                let logprobs = seat.oracle.logprobs([1, 2].into(), [3].into()).await.unwrap();
+                self.heard.lock().unwrap().push((seat.episode, logprobs[0]));
+            }
+            match (self.judge)(seat.episode, 0) {
+                Judge::Reward(value) => {
+                    let score = Score { reward: Reward::new(value).unwrap(), metrics: Metrics::new() };
+                    seat.leave(Ok(Performance { turns, score }));
+                }
+                Judge::Missing(missing) => seat.leave(Err(missing)),
+                Judge::Panic(words) => panic!("{words}"),
+                Judge::Never => {}
+            }
         }
     }
 }

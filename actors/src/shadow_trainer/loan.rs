@@ -1,0 +1,101 @@
+//! Adapters on loan: for rewards that train something aside by themselves.
+//!
+//! A loan takes one of the pool's places from the moment it is given until it is dropped. The adapter starts from the
+//! weights that played, like a measurement's; whatever its borrower did to it, the next one starts as if nothing had
+//! happened.
+
+use super::{NAME, Origin, ShadowTrainer, release};
+use crate::kit::{Parcel, unpanicked};
+use actix::prelude::{Context, Handler};
+use minds_core::backend::TrainingBackend;
+use minds_core::environment::Borrowed;
+use minds_core::optim::AdamParams;
+use minds_core::reward::Missing;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+/// Reward → ShadowTrainer: an adapter is wanted.
+pub struct Loan {
+    /// The weights to start from; the base model if there are none.
+    pub origin: Option<Arc<Origin>>,
+    /// Where the adapter goes.
+    pub reply: oneshot::Sender<Result<Borrowed, Missing>>,
+}
+
+impl Handler<Parcel<Loan>> for ShadowTrainer {
+    type Result = ();
+
+    fn handle(&mut self, parcel: Parcel<Loan>, _: &mut Context<Self>) {
+        let (Loan { origin, mut reply }, slot) = parcel.open();
+        let stage = self.clone();
+        tokio::spawn(async move {
+            let lending = async {
+                tokio::select! {
+                    lent = unpanicked(stage.lend(origin)) => lent.map_err(Missing::Environment).and_then(|lent| lent),
+                    () = reply.closed() => Err(Missing::Service("the asker has gone".into())),
+                }
+            };
+            let result = lending.await;
+            stage.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
+            // An asker that has given up gives the adapter back by dropping it.
+            drop(reply.send(result));
+            drop(slot);
+        });
+    }
+}
+
+impl ShadowTrainer {
+    async fn lend(&self, origin: Option<Arc<Origin>>) -> Result<Borrowed, Missing> {
+        let closed = |_| Missing::Service("the shadow trainer has ended".into());
+        let permit = self.room.clone().acquire_owned().await.map_err(closed)?;
+        let idle = self.lock().pop();
+        let training = match idle {
+            Some(shadow) => shadow,
+            None => self.create().await?,
+        };
+        let ready = async {
+            let origin = match origin {
+                Some(origin) => origin,
+                None => self.base(&*training).await?,
+            };
+            training.load_state(&origin.path().await?, false).await
+        };
+        if let Err(error) = ready.await {
+            release(&*training).await;
+            return Err(error.into());
+        }
+        let lease = Lease {
+            stage: self.clone(),
+            training: training.clone(),
+            runtime: Handle::current(),
+            permit: Some(permit),
+        };
+        Ok(Borrowed { training, lease: Box::new(lease) })
+    }
+}
+
+/// A place in the pool, taken by a borrower.
+struct Lease {
+    stage: ShadowTrainer,
+    training: Arc<dyn TrainingBackend>,
+    /// The stage's: a borrower may be anywhere.
+    runtime: Handle,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let (stage, training, permit) = (self.stage.clone(), self.training.clone(), self.permit.take());
+        let _within = self.runtime.enter();
+        // A step uses up the gradients that the borrower has left; the next start undoes it.
+        let cleaned = training.optim_step(AdamParams::default());
+        drop(self.runtime.spawn(async move {
+            match cleaned.await {
+                Ok(_) => stage.lock().push(training),
+                Err(_) => release(&*training).await,
+            }
+            drop(permit);
+        }));
+    }
+}

@@ -1,0 +1,59 @@
+//! Environments that play by themselves.
+
+use crate::testkit::{Judge, World, local, seconds};
+use minds_core::reward::Missing;
+use std::collections::BTreeSet;
+
+#[tokio::test(start_paused = true)]
+async fn a_seat_is_answered_by_the_version_of_its_group_however_late_it_asks() {
+    local(async {
+        let mut world = World::new(4, 1, 2);
+        world.environment.conducts = true;
+        world.environment.turns = 2;
+        world.environment.questions = 1;
+        // Every second group is so slow that the weights move on between its two requests.
+        world.environment.latency = Box::new(|id, _| seconds(if id.group.0 % 2 == 0 { 1 } else { 60 }));
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let asked = run.sampling.asked.lock().unwrap().clone();
+        assert_eq!(asked.iter().map(|a| a.seed).collect::<BTreeSet<_>>().len(), asked.len());
+        assert!(asked.iter().all(|a| a.samples == 1));
+        let mut late = 0;
+        for step in &run.steps {
+            for member in step.groups.iter().flat_map(|g| g.members.iter()) {
+                let (id, version) = (member.episode.id, member.episode.policy.0);
+                assert_eq!(member.episode.turns.len(), 2);
+                late += u64::from(version + 1 < step.step);
+                // Minus one under the start weights, minus a half after a step, and so on.
+                let heard = run.environment.heard.lock().unwrap();
+                let (_, logprob) = heard.iter().find(|(heard, _)| *heard == id).unwrap();
+                assert_eq!(*logprob, -1.0 / (version + 1) as f32);
+            }
+        }
+        assert!(late > 0, "no rollout was older than the newest weights");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_seat_without_a_result_costs_only_its_member_and_a_panic_only_its_group() {
+    local(async {
+        let mut world = World::new(2, 0, 2);
+        world.group_size = 4;
+        world.environment.conducts = true;
+        world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
+            (0, 1) => Judge::Never,
+            (1, 3) => Judge::Missing(Missing::Environment("no such row".into())),
+            (2, 1) => Judge::Panic("torn"),
+            (_, member) => Judge::Reward(member as f32),
+        });
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let counts = run.line.ledger().counts();
+        assert_eq!((counts.trained, counts.failed), (4, 1), "the panic left one of four members");
+        let missing: Vec<(u64, u32)> =
+            run.steps.iter().flat_map(|s| &s.groups).map(|g| (g.group.id.0, g.missing)).collect();
+        assert_eq!(missing, [(0, 1), (1, 1), (3, 0), (4, 0)]);
+    })
+    .await;
+}
