@@ -7,11 +7,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum EnvError {
     /// No environment has this id.
-    #[error(
-        "there is no environment `{id}`; this version has {known}{}. Environments that are Python packages are not \
-         supported yet",
-        hint(.nearest)
-    )]
+    #[error("there is no environment `{id}`; this version has {known}{}{}", hint(.nearest), asked(.interpreter))]
     Unknown {
         /// The id as given.
         id: String,
@@ -19,7 +15,34 @@ pub enum EnvError {
         known: String,
         /// The id that looks most like it.
         nearest: Option<&'static str>,
+        /// The interpreter that was asked for a module of this name.
+        interpreter: Option<String>,
     },
+    /// The id is a path, and nothing is there.
+    #[error("there is no folder or file {path}")]
+    NoFolder {
+        /// The path.
+        path: String,
+    },
+    /// The folder holds no package.
+    #[error("{path} holds no package: `{name}/__init__.py`, `{name}.py` or `__init__.py` is expected in it")]
+    NoPackage {
+        /// The path.
+        path: String,
+        /// The package's name.
+        name: String,
+    },
+    /// The environment's Python code cannot be loaded.
+    #[error("the environment `{id}` cannot be loaded: {why}")]
+    Python {
+        /// The environment.
+        id: String,
+        /// What went wrong, with where it did.
+        why: String,
+    },
+    /// What runs Python environments cannot be set up.
+    #[error("what runs Python environments cannot be set up: {0}")]
+    Host(String),
     /// The environment takes no argument of this name.
     #[error("`{env}` takes no argument `{key}`; it takes {allowed}{}", hint(.nearest))]
     UnknownArg {
@@ -66,6 +89,10 @@ pub enum EnvError {
 
 fn hint(nearest: &Option<&'static str>) -> String {
     nearest.map_or(String::new(), |name| format!(" (did you mean `{name}`?)"))
+}
+
+fn asked(interpreter: &Option<String>) -> String {
+    interpreter.as_ref().map_or(String::new(), |name| format!(", and {name} finds no module of that name"))
 }
 
 /// The name that looks most like `wrong`, if it is near enough to be meant.

@@ -2,7 +2,8 @@
 //!
 //! An environment is asked for by its id with [`registry::load`] and shared as an immutable value; a renderer by its
 //! name with [`render::renderer`]. Both answer a wrong name or argument with an error that says what would be right.
-//! Nothing here waits for anything but the [`Oracle`](minds_core::environment::Oracle) that a reward asks.
+//! The native ones wait for nothing but the [`Oracle`](minds_core::environment::Oracle) that a reward asks; those that are
+//! Python packages ([`worker`]) have processes and threads of their own.
 
 pub mod args;
 pub mod error;
@@ -10,6 +11,7 @@ pub mod native;
 pub mod parse;
 pub mod registry;
 pub mod render;
+pub mod worker;
 
 pub use error::EnvError;
 pub use render::RenderError;

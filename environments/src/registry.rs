@@ -1,4 +1,4 @@
-//! Environments by id. An id may be written as the path of its folder: only the last part of it counts.
+//! Native environments by id. An id may be written as the path of its folder: only the last part of it counts.
 //!
 //! Every call of [`load`] makes an environment of its own. Nothing is cached and nothing is global, so two components
 //! of a run cannot get each other's data.
@@ -9,8 +9,10 @@ use crate::native::{
     entropy_intuition, ghost_trace, gradient_intuition, gradient_prophet, number_guessing, plain_letters,
     self_prediction, target_number,
 };
+use crate::worker::is_path;
 use minds_core::environment::Environment;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::sync::Arc;
 
 /// What is known of an environment before it is loaded.
@@ -49,13 +51,31 @@ pub fn list() -> &'static [EnvInfo] {
 /// # Errors
 /// The id is unknown, or an argument is unknown, wrong or without effect.
 pub fn load(id: &str, args: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let name = id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    let Some(info) = ENVIRONMENTS.iter().find(|info| info.id == name) else {
-        let ids = || ENVIRONMENTS.iter().map(|info| info.id);
-        let known = ids().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ");
-        return Err(EnvError::Unknown { id: id.into(), known, nearest: nearest(name, ids()) });
-    };
-    (info.load)(args, seed)
+    match find(id) {
+        Some(info) => (info.load)(args, seed),
+        None => Err(unknown(id, None)),
+    }
+}
+
+/// Whether an id is one of these. One that is the path of something that exists is not: that is a Python package.
+#[must_use]
+pub fn is_native(id: &str) -> bool {
+    find(id).is_some() && !(is_path(id) && Path::new(id).exists())
+}
+
+fn find(id: &str) -> Option<&'static EnvInfo> {
+    let name = short(id);
+    ENVIRONMENTS.iter().find(|info| info.id == name)
+}
+
+fn short(id: &str) -> &str {
+    id.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+}
+
+pub(crate) fn unknown(id: &str, interpreter: Option<String>) -> EnvError {
+    let ids = || ENVIRONMENTS.iter().map(|info| info.id);
+    let known = ids().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ");
+    EnvError::Unknown { id: id.into(), known, nearest: nearest(short(id), ids()), interpreter }
 }
 
 #[cfg(test)]
@@ -81,8 +101,7 @@ mod tests {
         assert_eq!(
             error("./environments/eval_scheming"),
             format!(
-                "there is no environment `./environments/eval_scheming`; this version has {}. Environments that are \
-                 Python packages are not supported yet",
+                "there is no environment `./environments/eval_scheming`; this version has {}",
                 known.join(", ")
             )
         );

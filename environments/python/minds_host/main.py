@@ -1,0 +1,291 @@
+"""Loads one environment on the main thread, then plays rollouts on an event loop, many at a time."""
+
+from . import wire  # the descriptors are taken before anything else can print
+
+INCOMING, OUTGOING = wire.take_descriptors()
+
+import asyncio  # noqa: E402
+import importlib  # noqa: E402
+import importlib.metadata  # noqa: E402
+import importlib.util  # noqa: E402
+import inspect  # noqa: E402
+import io  # noqa: E402
+import os  # noqa: E402
+import random  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+
+from . import codec, sdk  # noqa: E402
+from .client import Clients  # noqa: E402
+from .plain import settled  # noqa: E402
+from .wire import ROLLOUT  # noqa: E402
+
+
+class Tagged(io.TextIOBase):
+    """What user code prints, line by line, each with the rollout that printed it."""
+
+    encoding, errors = "utf-8", "replace"
+
+    def __init__(self):
+        self._open = {}
+        self.buffer = open(2, "wb", buffering=0, closefd=False)
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return 2
+
+    def write(self, text):
+        rollout = ROLLOUT.get()
+        whole = self._open.pop(rollout, "") + text
+        *lines, rest = whole.split("\n")
+        if len(rest) > 4096:
+            lines, rest = [*lines, rest], ""
+        if rest:
+            self._open[rollout] = rest
+        if lines:
+            mark = f"[{rollout}] " if rollout else ""
+            data = "".join(f"{mark}{line}\n" for line in lines).encode("utf-8", "replace")
+            while data:
+                data = data[os.write(2, data):]
+        return len(text)
+
+
+class NoSuchEnvironment(Exception):
+    """No module of this name."""
+
+
+def load(message, clients, token, seed, loop):
+    """The environment, in the terms of one of the contracts."""
+    module = find(message)
+    loader = getattr(module, "load_environment", None)
+    if loader is None:
+        if getattr(module, "__all__", None) and _has("verifiers.v1") is not None:
+            from .episodes import Episodes
+
+            return Episodes(message["module"], message["args"], token, clients, loop)
+        raise TypeError(f"{module.__name__} has no function `load_environment`")
+
+    def wait(value):
+        return loop.run_until_complete(settled(value)) if inspect.isawaitable(value) else value
+
+    env, borrows = wait(loader(**message["args"])), False
+    of_library = getattr(sys.modules.get("verifiers"), "Environment", None)
+    if of_library is not None and isinstance(env, of_library) and not callable(getattr(env, "step", None)):
+        from .legacy import Legacy
+
+        return Legacy(env, clients, token, importlib.metadata.version("verifiers"))
+    if callable(getattr(env, "build", None)):
+        if hasattr(env, "renderer") and env.renderer is None:
+            env.renderer = clients.renderer
+        given, borrows = offered(env.build, clients)
+        built = wait(env.build(*given.args, **given.kwargs))
+        # An environment that is told its client and gives nothing back is the environment.
+        env = env if built is None else built
+    from .classic import Classic
+
+    return Classic(list(env) if isinstance(env, (list, tuple)) else [env], clients, seed, borrows)
+
+
+def offered(build, clients):
+    """What a `build` function is called with, and whether that lets it borrow adapters.
+
+    Parameters are given what they are called after; a first one of any other name is given the sampling client.
+    """
+    named, signature = clients.named(), inspect.signature(build)
+    parameters = list(signature.parameters.values())
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    by_name = {name: client for name, client in named.items() if takes_all or name in signature.parameters}
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    first = parameters[0] if parameters and parameters[0].kind in places else None
+    if first is not None and first.name not in named:
+        by_name.pop("sampling_client", None)
+        return signature.bind(clients.sampler, **by_name), "service_client" in by_name
+    return signature.bind(**by_name), "service_client" in by_name
+
+
+def _has(name):
+    try:
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin is not None  # a bare folder is no module
+    except ModuleNotFoundError:
+        return False
+
+
+def find(message):
+    path, name = message["path"], message["module"]
+    if path is not None:
+        sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    if not _has(name):
+        raise NoSuchEnvironment(name)
+    return importlib.import_module(name)
+
+
+class Job:
+    """One rollout."""
+
+    def __init__(self, message, line):
+        self.rollout, self.group, self.item = message["rollout"], message["group"], message["item"]
+        self.row, self.url, self.sampling = message["row"], message["url"], message["sampling"]
+        self.members = message["members"]
+        self._wire = line
+
+    async def turn(self, messages=None, tokens=None, stop=None):
+        """Asks the policy; the answer becomes part of the episode."""
+        draw = sdk.draw({"stop": stop} if stop else None)
+        return await self._wire.asked("turn", messages=messages, tokens=tokens, draw=draw)
+
+
+class Host:
+    def __init__(self, line, environment):
+        self._wire, self._env = line, environment
+        self._tasks, self._groups = {}, {}
+
+    def on_message(self, message):
+        kind = message["t"]
+        if kind == "play":
+            job = Job(message, self._wire)
+            if self._env.group_rewards:
+                self._groups.setdefault(job.group, []).append(job)
+                if len(self._groups[job.group]) == job.members:
+                    self._start(self._play_group(self._groups.pop(job.group)), job.group)
+            else:
+                self._start(self._play(job), job.rollout)
+        elif kind == "cancel":
+            for job in self._groups.pop(message["group"], []):
+                self._done(job, error=asyncio.CancelledError("the group was given up before it was whole"))
+            for name in (message["rollout"], message["group"]):
+                task = self._tasks.get(name)
+                if task is not None:
+                    task.cancel()
+        elif kind == "rows":
+            self._answer(message["call"], lambda: self._env.rows(message["start"], message["count"]))
+        elif kind == "forget" and hasattr(self._env, "forget"):
+            self._env.forget(message["group"])
+        elif kind == "stop":
+            self._start(self._stop(), "stop")
+
+    def _start(self, work, name):
+        task = asyncio.ensure_future(work)
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    def _answer(self, call, work):
+        try:
+            self._wire.send({"t": "rows", "call": call, "rows": work()})
+        except Exception as error:
+            self._wire.send({"t": "failed", "call": call, "error": described(error)})
+
+    async def _play(self, job):
+        ROLLOUT.set(job.rollout)
+        try:
+            report = await self._env.play(job)
+        except BaseException as error:
+            self._done(job, error=error)
+        else:
+            self._done(job, report)
+
+    async def _play_group(self, jobs):
+        async def one(play, job):
+            ROLLOUT.set(job.rollout)
+            try:
+                return await play(job)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the event loop
+                del left[job.rollout]
+                self._done(job, error=error)
+                return None
+
+        async def run(play):
+            return await asyncio.gather(*(asyncio.ensure_future(one(play, job)) for job in jobs))
+
+        left = {job.rollout: job for job in jobs}
+        try:
+            for job, report in await self._env.play_group(jobs, run):
+                del left[job.rollout]
+                try:
+                    self._done(job, report())
+                except Exception as error:
+                    self._done(job, error=error)
+        except BaseException as error:
+            for job in left.values():
+                self._done(job, error=error)
+
+    def _done(self, job, report=None, error=None):
+        message = {"t": "done", "rollout": job.rollout, "report": report}
+        if error is not None:
+            message["error"] = described(error)
+        try:
+            self._wire.send(message)
+        except (TypeError, ValueError) as unsendable:
+            self._wire.send({"t": "done", "rollout": job.rollout, "report": None, "error": described(unsendable)})
+
+    async def _stop(self):
+        for task in list(self._tasks.values()):
+            if task is not asyncio.current_task():
+                task.cancel()
+        if hasattr(self._env, "close"):
+            await self._env.close()
+        os.killpg(0, signal.SIGKILL)
+
+
+def described(error):
+    """An exception in words, with the place where it was raised."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": text[-8000:]}
+
+
+def main():
+    sys.stdin = open(os.devnull)
+    sys.stdout = sys.stderr = Tagged()
+    line = wire.Wire(INCOMING, OUTGOING, codec.pack, codec.unpack)
+    hello, message = line.next(), line.next()
+    random.seed(hello["seed"])
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    clients = Clients(line, hello["facts"])
+    sdk.stand_in()
+    try:
+        environment = load(message, clients, hello["token"], hello["seed"], loop)
+        items = environment.items
+        if items == 0:
+            raise ValueError("the environment has no rows")
+        ready = {
+            "t": "ready",
+            "python": sys.version.split()[0],
+            "verifiers": version("verifiers"),
+            "kind": environment.kind,
+            "items": items,
+            "group_rewards": environment.group_rewards,
+            "borrows": environment.borrows,
+            "preview": loop.run_until_complete(preview(environment)),
+            **environment.describe(),
+        }
+    except BaseException as error:
+        line.send({"t": "failed", "call": 0, "missing": isinstance(error, NoSuchEnvironment), "error": described(error)})
+        ready = None
+    # The library installs handlers that exit; here the end of the input does.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if ready is not None:
+        line.send(ready)
+        line.serve(loop, Host(line, environment).on_message)
+    else:
+        line.next()
+
+
+async def preview(environment):
+    """The prompt of the first item; nothing where making it asks the policy, which nobody plays yet."""
+    try:
+        return await environment.preview()
+    except wire.Refused:
+        return []
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

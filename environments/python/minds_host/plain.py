@@ -1,0 +1,69 @@
+"""Values of user code as plain ones: JSON's types, finite numbers, messages as mappings."""
+
+import inspect
+import json
+import math
+
+
+async def settled(value):
+    """What user code returned, awaited where it wants to be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def plain(value, depth=0):
+    """JSON's types; what has none becomes its text."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < (1 << 64) else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth > 32:
+        return str(value)
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    if hasattr(value, "items"):
+        return {str(k): plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v, depth + 1) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), depth + 1)
+    return str(value)
+
+
+def number(value):
+    """The number that a value stands for, or None: text, None, NaN and infinities are no rewards."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def field(value, name, default=None):
+    """A field of a mapping or an object."""
+    if hasattr(value, "get") and hasattr(value, "keys"):
+        return value.get(name, default)
+    return getattr(value, name, default)
+
+
+def messages(value):
+    """A prompt as chat messages: text is what the user says, empty fields are left out."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    found = []
+    for message in value:
+        entry = {k: v for k, v in plain(message).items() if v is not None}
+        entry.setdefault("content", "")
+        found.append(entry)
+    return found
+
+
+def loads(value):
+    """`info` columns are sometimes JSON in a text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value

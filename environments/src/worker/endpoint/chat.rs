@@ -1,0 +1,129 @@
+//! Requests for the policy's next answer, in the field's two forms.
+//!
+//! Unknown keys are let pass: programs send whatever their library knows.
+
+use super::super::ask::{Question, Refusal};
+use super::super::message::{Draw, Said};
+use super::{Caller, Endpoint, reply};
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use minds_core::ids::Token;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    model: String,
+    messages: Vec<Said>,
+    prompt: Value,
+    tools: Option<Vec<Value>>,
+    tool_choice: Value,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    n: Option<u32>,
+    stop: Value,
+    stream: bool,
+    stream_options: Value,
+}
+
+impl Asked {
+    fn draw(&self) -> Result<Draw, Refusal> {
+        if self.n.is_some_and(|n| n != 1) {
+            return Err(Refusal::Bad("n must be 1: every answer is asked for alone".into()));
+        }
+        let stop = match &self.stop {
+            Value::Null => Vec::new(),
+            Value::String(text) => vec![text.clone()],
+            list => serde_json::from_value(list.clone())
+                .map_err(|_| Refusal::Bad("stop must be a text or a list of texts".into()))?,
+        };
+        Ok(Draw {
+            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            temperature: self.temperature,
+            top_p: self.top_p,
+            // The field says -1 or 0 for all.
+            top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
+            stop,
+            stop_tokens: Vec::new(),
+        })
+    }
+}
+
+pub(super) async fn chat(caller: Caller, body: Bytes) -> Response {
+    let asked = match parse(&body) {
+        Ok(asked) => asked,
+        Err(refusal) => return reply::refused(&refusal),
+    };
+    if asked.messages.is_empty() {
+        return reply::error(StatusCode::BAD_REQUEST, "messages must not be empty");
+    }
+    let usage = asked.stream_options["include_usage"] == true;
+    let (model, stream) = (asked.model.clone(), asked.stream);
+    let answer = match asked.draw() {
+        Ok(draw) => {
+            let forbidden = asked.tool_choice == "none";
+            let tools = asked.tools.filter(|_| !forbidden).unwrap_or_default();
+            caller.ask(Question::Chat { messages: asked.messages, tools, draw }).await
+        }
+        Err(refusal) => Err(refusal),
+    };
+    match answer {
+        Ok(answer) if stream => reply::stream(&model, &answer, usage),
+        Ok(answer) => reply::json(StatusCode::OK, &reply::chat(&model, &answer)),
+        Err(refusal) => reply::refused(&refusal),
+    }
+}
+
+pub(super) async fn completions(caller: Caller, body: Bytes) -> Response {
+    let asked = match parse(&body) {
+        Ok(asked) => asked,
+        Err(refusal) => return reply::refused(&refusal),
+    };
+    if asked.stream {
+        return reply::error(
+            StatusCode::BAD_REQUEST,
+            "completions are not streamed here: use chat/completions",
+        );
+    }
+    let answer = match (asked.draw(), &asked.prompt) {
+        (Err(refusal), _) => Err(refusal),
+        (Ok(draw), Value::String(text)) => caller.ask(Question::Text { text: text.clone(), draw }).await,
+        (Ok(draw), tokens) => match serde_json::from_value::<Vec<Token>>(tokens.clone()) {
+            Ok(tokens) => caller.ask(Question::Tokens { tokens, draw }).await,
+            Err(_) => Err(Refusal::Bad("prompt must be a text or a list of tokens".into())),
+        },
+    };
+    match answer {
+        Ok(answer) => reply::json(StatusCode::OK, &reply::completion(&asked.model, &answer)),
+        Err(refusal) => reply::refused(&refusal),
+    }
+}
+
+/// The tokens of a conversation or a text.
+pub(super) async fn tokenize(_: Caller, State(endpoint): State<Arc<Endpoint>>, body: Bytes) -> Response {
+    let asked = match parse(&body) {
+        Ok(asked) => asked,
+        Err(refusal) => return reply::refused(&refusal),
+    };
+    let tokens = match &asked.prompt {
+        Value::String(text) => endpoint.voice.tokenizer.encode(text),
+        _ => {
+            let tools = asked.tools.unwrap_or_default();
+            let messages = super::super::tools::messages(&asked.messages, &tools, |_| None);
+            endpoint.voice.renderer.prompt(&messages)
+        }
+    };
+    let found = json!({ "count": tokens.len(), "max_model_len": endpoint.voice.context, "tokens": tokens });
+    reply::json(StatusCode::OK, &found)
+}
+
+fn parse(body: &[u8]) -> Result<Asked, Refusal> {
+    serde_json::from_slice(body).map_err(|e| Refusal::Bad(format!("the request cannot be read: {e}")))
+}

@@ -1,0 +1,76 @@
+//! A process as the system sees it: its input, its group, and its end.
+
+use super::frame::FrameError;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::process::ExitStatus;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, ChildStdin};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Writes frames to a process as long as there are any.
+pub(super) async fn write(mut stdin: ChildStdin, mut frames: mpsc::Receiver<Vec<u8>>) {
+    // A process that no longer reads is dead or will be; its end is told elsewhere. When the worker is dropped, so is
+    // its outbox, and the end of its input tells the process to go.
+    while let Some(frame) = frames.recv().await {
+        if stdin.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A process and all that it has started.
+pub(super) struct Group(pub Child);
+
+impl Group {
+    /// Waits for the end, or brings it about; why it ended.
+    pub(super) async fn end(
+        mut self,
+        mut kill: mpsc::Receiver<String>,
+        reader: tokio::task::JoinHandle<Result<(), FrameError>>,
+    ) -> String {
+        let id = self.0.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let end_all = || {
+            // An error says that nobody is left.
+            id.map(|id| kill_process_group(id, Signal::KILL))
+        };
+        tokio::pin!(reader);
+        let mut lied = None;
+        let mut reading = true;
+        let cause = loop {
+            tokio::select! {
+                status = self.0.wait() => break told(status),
+                Some(cause) = kill.recv() => {
+                    lied = Some(cause);
+                    end_all();
+                }
+                read = &mut reader, if reading => {
+                    reading = false;
+                    if let Ok(Err(error)) = read {
+                        lied = Some(error.to_string());
+                        end_all();
+                    }
+                }
+            }
+        };
+        end_all();
+        // Everything that it said before it ended is heard before its end is told.
+        if reading {
+            drop(timeout(Duration::from_secs(1), reader).await);
+        }
+        lied.unwrap_or(cause)
+    }
+}
+
+fn told(status: std::io::Result<ExitStatus>) -> String {
+    use std::os::unix::process::ExitStatusExt as _;
+    match status {
+        Ok(status) => match (status.signal(), status.code()) {
+            (Some(signal), _) => format!("it was ended by signal {signal}"),
+            (None, Some(code)) => format!("it ended with code {code}"),
+            (None, None) => "it ended".to_owned(),
+        },
+        Err(error) => format!("its end was not seen: {error}"),
+    }
+}

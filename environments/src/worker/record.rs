@@ -1,0 +1,276 @@
+//! Everything that the policy was asked and answered within one rollout.
+//!
+//! Tokens are never made from text twice: a prompt that goes on from an answer holds that answer's tokens as they were
+//! sampled, provided that its text is what the renderer would write anyway. Where the renderer writes history anew, as
+//! those do that drop thoughts, the prompt is the renderer's, and the episode becomes more than one datum.
+
+use super::voice::Voice;
+use minds_core::chat::{Message, Termination};
+use minds_core::episode::Turn;
+use minds_core::ids::Token;
+use minds_core::sampling::Sampled;
+use std::collections::HashMap;
+
+/// The turns of a rollout, by the ids of their answers.
+#[derive(Default)]
+pub(super) struct Record {
+    turns: Vec<Recorded>,
+    /// The answer in which each call of a tool stands.
+    calls: HashMap<String, usize>,
+}
+
+struct Recorded {
+    id: String,
+    /// What was said up to and including the answer; nothing where tokens were asked with.
+    conversation: Vec<Message>,
+    turn: Turn,
+}
+
+impl Record {
+    /// Answers so far.
+    pub(super) fn len(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// The text of the answer in which a call stands.
+    pub(super) fn text_of_call(&self, call: &str) -> Option<String> {
+        self.calls.get(call).map(|at| self.turns[*at].turn.text.clone())
+    }
+
+    /// Remembers in which answer a call stands.
+    pub(super) fn remember_call(&mut self, call: &str) {
+        self.calls.insert(call.into(), self.turns.len() - 1);
+    }
+
+    /// The prompt for a conversation.
+    pub(super) fn prompt(&self, voice: &Voice, messages: &[Message]) -> Vec<Token> {
+        let written = voice.renderer.prompt(messages);
+        let longest = self
+            .turns
+            .iter()
+            .filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation))
+            .max_by_key(|turn| turn.conversation.len());
+        longest
+            .and_then(|before| continued(voice, &before.turn, before.conversation.len(), messages, &written))
+            .unwrap_or(written)
+    }
+
+    /// Takes an answer down; its text.
+    pub(super) fn add(
+        &mut self,
+        voice: &Voice,
+        id: String,
+        mut conversation: Vec<Message>,
+        prompt: Vec<Token>,
+        answer: Sampled,
+    ) -> String {
+        let parsed = voice.renderer.parse(&answer);
+        if !conversation.is_empty() {
+            conversation.push(Message::assistant(parsed.text.clone()));
+        }
+        let turn = Turn {
+            prompt: prompt.into(),
+            answer,
+            text: parsed.text.clone(),
+            complete: parsed.termination == Termination::Stop,
+        };
+        self.turns.push(Recorded { id, conversation, turn });
+        parsed.text
+    }
+
+    /// The turns of these answers, in the order in which they were given; all of them if no ids are told.
+    ///
+    /// # Errors
+    /// An id that was never given.
+    pub(super) fn turns(self, ids: Option<&[String]>) -> Result<Vec<Turn>, String> {
+        let Some(ids) = ids else {
+            return Ok(self.turns.into_iter().map(|recorded| recorded.turn).collect());
+        };
+        if let Some(unknown) = ids.iter().find(|id| self.turns.iter().all(|turn| turn.id != **id)) {
+            return Err(format!(
+                "the environment says that the answer `{unknown}` counts, which was never given"
+            ));
+        }
+        Ok(self.turns.into_iter().filter(|turn| ids.contains(&turn.id)).map(|turn| turn.turn).collect())
+    }
+}
+
+/// The prompt `messages` as a continuation of an answer, token for token; `None` if its text would not be `written`.
+fn continued(
+    voice: &Voice,
+    before: &Turn,
+    answered: usize,
+    messages: &[Message],
+    written: &[Token],
+) -> Option<Vec<Token>> {
+    let tail = after_answer(voice, messages, answered - 1);
+    let sampled = &before.answer.tokens;
+    // The answer ends with its stop, with which what follows begins, too.
+    let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
+    let tokens = [&before.prompt[..], sampled, &tail[overlap..]].concat();
+    let same = tokens == written || voice.tokenizer.decode(&tokens) == voice.tokenizer.decode(written);
+    same.then_some(tokens)
+}
+
+/// What a renderer writes after the content of message `at`: the part that does not change with that content.
+fn after_answer(voice: &Voice, messages: &[Message], at: usize) -> Vec<Token> {
+    let with = |content: &str| {
+        let mut changed = messages.to_vec();
+        changed[at].content = content.into();
+        voice.renderer.prompt(&changed)
+    };
+    let (one, other) = (with("a"), with("b"));
+    let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
+    one[one.len() - common..].to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_core::chat::{Parsed, Renderer, Role, Tokenizer};
+    use minds_core::sampling::{SamplingParams, Stop, StopReason};
+    use std::sync::Arc;
+
+    const STOP: Token = 1000;
+
+    /// One token per letter, but two where a pair is `th`: a text has several ways to be tokens.
+    struct Letters;
+
+    impl Tokenizer for Letters {
+        fn encode(&self, text: &str) -> Vec<Token> {
+            let pieces: Vec<&str> = text.split("th").collect();
+            let letters = pieces.iter().map(|piece| piece.bytes().map(Token::from).collect::<Vec<_>>());
+            letters.collect::<Vec<_>>().join(&500)
+        }
+        fn control(&self, _: &str) -> Option<Token> {
+            None
+        }
+        fn decode(&self, tokens: &[Token]) -> String {
+            let text = |token: &Token| match token {
+                500 => "th".to_owned(),
+                token if *token >= STOP => String::new(),
+                token => char::from(*token as u8).to_string(),
+            };
+            tokens.iter().map(text).collect()
+        }
+        fn vocab(&self) -> usize {
+            1002
+        }
+        fn stop_tokens(&self) -> Vec<Token> {
+            vec![STOP]
+        }
+        fn bos(&self) -> Option<Token> {
+            None
+        }
+    }
+
+    /// `role:content` and a stop for every message; with `forgets`, what stands before a `|` is left out of history.
+    struct Plain {
+        forgets: bool,
+    }
+
+    impl Renderer for Plain {
+        fn name(&self) -> &str {
+            "plain"
+        }
+        fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+            let mut tokens = Vec::new();
+            for Message { role, content } in messages {
+                let content = if *role == Role::Assistant && self.forgets {
+                    content.rsplit('|').next().unwrap_or_default()
+                } else {
+                    content
+                };
+                tokens.extend(Letters.encode(&format!("{}:{content}", &role.name()[..1])));
+                tokens.push(STOP);
+            }
+            tokens.extend(Letters.encode("a:"));
+            tokens
+        }
+        fn answer(&self, text: &str) -> Vec<Token> {
+            Letters.encode(text)
+        }
+        fn stop(&self) -> Stop {
+            Stop::Tokens(vec![STOP])
+        }
+        fn parse(&self, sampled: &Sampled) -> Parsed {
+            let termination =
+                if sampled.tokens.last() == Some(&STOP) { Termination::Stop } else { Termination::Cut };
+            Parsed { text: Letters.decode(&sampled.tokens), termination }
+        }
+    }
+
+    fn voice(forgets: bool) -> Voice {
+        Voice {
+            renderer: Arc::new(Plain { forgets }),
+            tokenizer: Arc::new(Letters),
+            sampling: SamplingParams::plain(8),
+            context: 1000,
+            base_model: "test".into(),
+        }
+    }
+
+    fn sampled(tokens: Vec<Token>) -> Sampled {
+        Sampled { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+    }
+
+    /// Asks, is answered with these tokens, and gives the prompt of the next question.
+    fn next_prompt(
+        forgets: bool,
+        answer: Vec<Token>,
+        retold: Option<&str>,
+    ) -> (Vec<Token>, Vec<Token>, Vec<Token>) {
+        let (voice, mut record) = (voice(forgets), Record::default());
+        let mut messages = vec![Message::user("why")];
+        let first = record.prompt(&voice, &messages);
+        let said = record.add(&voice, "x-0".into(), messages.clone(), first.clone(), sampled(answer.clone()));
+        messages.push(Message::assistant(retold.unwrap_or(&said)));
+        messages.push(Message::user("more"));
+        (record.prompt(&voice, &messages), [first, answer].concat(), voice.renderer.prompt(&messages))
+    }
+
+    /// `t`, `h` as two tokens, where the tokenizer would write one.
+    fn odd() -> Vec<Token> {
+        vec![b't'.into(), b'h'.into(), b'y'.into()]
+    }
+
+    #[test]
+    fn a_prompt_goes_on_with_the_tokens_that_were_sampled() {
+        let (prompt, before, written) = next_prompt(false, [odd(), vec![STOP]].concat(), None);
+        assert_ne!(prompt, written, "the tokenizer would have written other tokens");
+        assert_eq!(prompt, [before, Letters.encode("u:more"), vec![STOP], Letters.encode("a:")].concat());
+        // An answer that was cut is closed by what follows.
+        let (prompt, before, _) = next_prompt(false, odd(), None);
+        assert_eq!(
+            prompt,
+            [before, vec![STOP], Letters.encode("u:more"), vec![STOP], Letters.encode("a:")].concat()
+        );
+    }
+
+    #[test]
+    fn history_that_is_written_anew_is_the_renderers() {
+        let answer = [Letters.encode("hm|yes"), vec![STOP]].concat();
+        let (prompt, before, written) = next_prompt(true, answer.clone(), None);
+        assert!(prompt == written && !prompt.starts_with(&before));
+        // So is history that the environment has changed.
+        let (prompt, before, written) = next_prompt(false, answer, Some("no"));
+        assert!(prompt == written && !prompt.starts_with(&before));
+    }
+
+    #[test]
+    fn only_the_answers_that_count_are_turns_and_an_unknown_one_is_an_error() {
+        let voice = voice(false);
+        let record = || {
+            let mut record = Record::default();
+            for n in 0..3 {
+                record.add(&voice, format!("x-{n}"), vec![], vec![n], sampled(vec![STOP]));
+            }
+            record
+        };
+        let ids = |all: &[&str]| all.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let firsts = |turns: Vec<Turn>| turns.iter().map(|turn| turn.prompt[0]).collect::<Vec<_>>();
+        assert_eq!(firsts(record().turns(None).unwrap()), [0, 1, 2]);
+        assert_eq!(firsts(record().turns(Some(&ids(&["x-2", "x-0"]))).unwrap()), [0, 2]);
+        assert!(record().turns(Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
+    }
+}

@@ -1,0 +1,80 @@
+//! How the model reads and writes, for environments that speak text.
+
+use super::message::{Draw, Facts, Op};
+use super::tools;
+use minds_core::chat::{Renderer, Termination, Tokenizer};
+use minds_core::ids::Token;
+use minds_core::sampling::{Sampled, SamplingParams, Stop, StopReason};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A model's reading and writing, and how answers are drawn.
+#[derive(Clone)]
+pub struct Voice {
+    /// How it reads conversations.
+    pub renderer: Arc<dyn Renderer>,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// How answers are drawn where an environment does not say otherwise.
+    pub sampling: SamplingParams,
+    /// Longest sequence, prompt and answer together.
+    pub context: usize,
+    /// The model's name.
+    pub base_model: String,
+}
+
+impl Voice {
+    pub(super) fn facts(&self) -> Facts {
+        let stop = match self.renderer.stop() {
+            Stop::Tokens(tokens) => json!(tokens),
+            Stop::Strings(texts) => json!(texts),
+            Stop::ModelDefault => json!(self.tokenizer.stop_tokens()),
+        };
+        Facts {
+            base_model: self.base_model.clone(),
+            vocab: self.tokenizer.vocab(),
+            eos: self.tokenizer.stop_tokens().first().copied(),
+            bos: self.tokenizer.bos(),
+            stop,
+        }
+    }
+
+    /// The answer to a question for which no weights are needed.
+    pub(super) fn about_text(&self, op: &Op) -> Option<Value> {
+        Some(match op {
+            Op::Encode { text, special } => {
+                let bos = self.tokenizer.bos().filter(|_| *special);
+                json!(bos.into_iter().chain(self.tokenizer.encode(text)).collect::<Vec<Token>>())
+            }
+            Op::Decode { tokens } => json!(self.tokenizer.decode(tokens)),
+            Op::Render { messages } => json!(self.renderer.prompt(&tools::messages(messages, &[], |_| None))),
+            Op::Parse { tokens } => {
+                let logprobs = vec![0.0; tokens.len()];
+                let sampled =
+                    Sampled { tokens: tokens.clone(), logprobs, stop: StopReason::Stop, topk: None };
+                let parsed = self.renderer.parse(&sampled);
+                json!({ "text": parsed.text, "complete": parsed.termination == Termination::Stop })
+            }
+            _ => return None,
+        })
+    }
+
+    /// How an answer is drawn. `room` is what the context has left.
+    pub(super) fn params(&self, draw: &Draw, room: usize) -> SamplingParams {
+        let usual = &self.sampling;
+        let stop = match (&draw.stop[..], &draw.stop_tokens[..]) {
+            ([], []) => usual.stop.clone(),
+            ([], tokens) => Stop::Tokens(tokens.to_vec()),
+            // Besides these, the model's own end stops it.
+            (texts, _) => Stop::Strings(texts.to_vec()),
+        };
+        SamplingParams {
+            max_tokens: draw.max_tokens.unwrap_or(usual.max_tokens).min(room),
+            temperature: draw.temperature.unwrap_or(usual.temperature),
+            top_k: draw.top_k.or(usual.top_k),
+            top_p: draw.top_p.unwrap_or(usual.top_p),
+            seed: None,
+            stop,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The verifiers library and packages that others have published, each in a virtual environment that is made once and
+//! kept beside the build. Those that take minutes are for `just python-packages`.
+
+use super::{Scripted, answers, block_on, cause, package, play, play_group, reward, try_open, voice};
+use crate::venv::{NEW, OLD, must, python, verifiers};
+use minds_core::backend::BackendError;
+use minds_core::chat::Message;
+use minds_core::environment::Environment as _;
+use minds_environments::worker::{PythonEnvironment, PythonOptions};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn oldest() -> PathBuf {
+    python("verifiers-0.1.14", OLD)
+}
+
+fn open(python: &Path, id: &str, args: &Value) -> PythonEnvironment {
+    let mut options = PythonOptions::new(id, args.as_object().unwrap().clone(), 7);
+    options.python = Some(python.to_owned());
+    try_open(options).unwrap()
+}
+
+/// The right answers, from the gym itself in a process of its own.
+fn right_answers(python: &Path, gym: &str) -> Vec<String> {
+    let script = format!(
+        "import json, reasoning_gym as g; print(json.dumps([e['answer'] for e in g.create_dataset('{gym}', size=6, seed=3)]))"
+    );
+    serde_json::from_str(&must(Command::new(python).args(["-c", &script]))).unwrap()
+}
+
+fn plays_gym(python: &Path, gym: &str) {
+    let env = open(python, &package("gyms"), &json!({ "gym": gym }));
+    assert_eq!((&*env.description().kind, env.items().get()), ("verifiers", 4));
+    for (item, right) in (0..2).zip(right_answers(python, gym)) {
+        let found = answers(&env, item, &[&format!("<answer>{right}</answer>"), "<answer>wrong</answer>"]);
+        assert_eq!(reward(&found[0]), 1.0, "{gym} {item}: {right}");
+        assert!(reward(&found[1]) <= 0.01, "{gym} {item}");
+    }
+}
+
+#[test]
+fn verifiers_0_3_1_plays_a_gym_with_tokens_that_are_ours() {
+    let python = verifiers();
+    let env = open(&python, &package("gyms"), &json!({}));
+    assert_eq!(env.description().verifiers.as_deref(), Some("0.3.1"));
+    let right = right_answers(&python, "chain_sum").remove(0);
+    let policy = Scripted::new(move |_, _| format!("<answer>{right}</answer>"));
+    let found = play(&env, 0, &policy).unwrap();
+    assert_eq!(found.score.reward.get(), 1.0);
+    assert_eq!(found.score.metrics["reward_errors"], 0.0);
+    assert!(policy.prompts()[0].contains("State the final answer to the following arithmetic problem"));
+    let asked = policy.asked.lock().unwrap();
+    assert_eq!((asked.len(), found.turns.len()), (1, 1));
+    assert_eq!(found.turns[0].prompt, asked[0].prompt);
+    assert_eq!(found.turns[0].answer.logprobs[2], -2.0);
+    assert_eq!(asked[0].params.max_tokens, voice().sampling.max_tokens, "answers are drawn as the run says");
+}
+
+#[test]
+fn tools_are_called_and_the_conversation_is_one_datum() {
+    let env = open(&verifiers(), &package("tooled"), &json!({}));
+    let policy = Scripted::new(|said, n| match n {
+        0 => {
+            "I look.\n<tool_call>\n{\"name\":\"look_up\",  \"arguments\": {\"word\": \"rain\"}}\n</tool_call>"
+                .into()
+        }
+        _ => said.split('\n').nth(1).unwrap_or_default().to_owned(),
+    });
+    let found = play(&env, 0, &policy).unwrap();
+    assert_eq!((found.score.reward.get(), found.score.metrics["turns"]), (1.0, 2.0));
+    let prompts = policy.prompts();
+    assert!(
+        prompts[0].contains("<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"look_up\""),
+        "{}",
+        prompts[0]
+    );
+    assert!(prompts[1].contains("<tool_response>\nwater from clouds\n</tool_response>"), "{}", prompts[1]);
+    // The call comes back exactly as it was sampled, double space and all.
+    let [first, second] = &found.turns[..] else { panic!() };
+    assert!(second.prompt.starts_with(&[&first.prompt[..], &first.answer.tokens].concat()));
+}
+
+#[test]
+fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
+    let env = open(&verifiers(), &package("grouped"), &json!({}));
+    assert!(env.description().group_rewards);
+    let found = answers(&env, 0, &["a long answer", "short", "middling", "small"]);
+    assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [0.0, 1.0, 0.0, 1.0]);
+    // A reward that fails is told with every member.
+    assert!(found.iter().all(|outcome| outcome.as_ref().unwrap().score.metrics["reward_errors"] > 0.0));
+    // A member whose model failed is left out of the comparison, and has no reward.
+    let broken =
+        Scripted::failing(|_, _| Err(BackendError::Unavailable("the engine is being repaired".into())));
+    let policies = [Scripted::new(|_, _| "a long answer".into()), broken];
+    let found = block_on(play_group(&env, 1, &policies));
+    assert_eq!(reward(&found[0]), 1.0);
+    assert!(cause(&found[1]).contains("the engine is being repaired"), "{found:?}");
+
+    let env = open(&verifiers(), &package("grouped"), &json!({"group": false}));
+    let found = answers(&env, 0, &["x"]).remove(0).unwrap();
+    assert_eq!((found.score.reward.get(), found.score.metrics["reward_errors"]), (0.5, 1.0));
+    // An answer of nothing but its end is an answer.
+    assert_eq!(reward(&answers(&env, 0, &[""])[0]), 0.5);
+    // A prompt that the context cannot hold ends the rollout, which the library does not call an error.
+    let mut options =
+        PythonOptions::new(package("grouped"), json!({"group": false}).as_object().unwrap().clone(), 7);
+    options.python = Some(verifiers());
+    let small = PythonEnvironment::open(options, super::Voice { context: 10, ..voice() }).unwrap();
+    assert!(cause(&answers(&small, 0, &["x"])[0]).contains("maximum context length is 10 tokens"));
+}
+
+#[test]
+fn texts_where_rows_should_hold_more_are_understood_and_rewards_that_are_no_numbers_told() {
+    let env = open(&verifiers(), &package("oddities"), &json!({}));
+    assert_eq!(env.item(1).prompt, [Message::user("Say a word.")]);
+    let found = answers(&env, 1, &["word", "nan", "mapping", "none", "raise"]);
+    assert_eq!(reward(&found[0]), 1.0);
+    assert!(cause(&found[1]).contains("it must be a finite number"), "{found:?}");
+    for outcome in &found[2..] {
+        let score = &outcome.as_ref().unwrap().score;
+        assert_eq!((score.reward.get(), score.metrics["reward_errors"]), (0.0, 1.0), "{found:?}");
+    }
+}
+
+#[test]
+#[ignore = "minutes: `just python-packages`"]
+fn five_gyms_earn_what_they_should_on_verifiers_0_3_1_and_0_1_14() {
+    for python in [verifiers(), oldest()] {
+        for gym in ["chain_sum", "word_sorting", "knights_knaves", "mini_sudoku", "letter_counting"] {
+            plays_gym(&python, gym);
+        }
+    }
+}
+
+/// The rewards come from the package's own functions, called in a process of their own with a message as 0.1.14 makes
+/// it. That is an object, which this code takes for no message: of plain text both would earn 1.
+#[test]
+#[ignore = "minutes: `just python-packages`"]
+fn stardata_0_1_1_is_scored_by_its_own_checkers() {
+    const HAIKU: &str = "An old silent pond\nA frog jumps into the pond\nSplash! Silence again.";
+    const LIPOGRAM: &str = "Cold night falls on a road\nSnow is soft and still\nA dog runs past a pond\nWind blows cold \
+                            on a hill, and dawn will bring a warm sun to us all";
+    let python = oldest();
+    let own_reward = |function: &str, rows: &str, text: &str| -> f32 {
+        let script = format!(
+            "from stardata.envs.constraint_gym import *; from verifiers.types import AssistantMessage; \
+             print({function}([AssistantMessage(content={text:?})], info={rows}[0]['info']))"
+        );
+        must(Command::new(&python).args(["-c", &script])).trim().parse().unwrap()
+    };
+    let env = open(&python, "stardata.envs.constraint_gym", &json!({"topics_per_form": 1}));
+    assert_eq!((env.description().verifiers.as_deref(), env.items().get()), (Some("0.1.14"), 9));
+    let found = answers(&env, 0, &[HAIKU]);
+    assert_eq!(reward(&found[0]), own_reward("prosody_reward", "build_dataset(topics_per_form=1)", HAIKU));
+    // Its second reward returns a mapping, of which the library makes an error and a 0.
+    assert_eq!(found[0].as_ref().unwrap().score.metrics["reward_errors"], 1.0);
+    let env = open(&python, &package("lipogram"), &json!({}));
+    assert_eq!(env.items().get(), 60);
+    let found = answers(&env, 0, &[LIPOGRAM]);
+    assert_eq!(reward(&found[0]), own_reward("lipogram_reward", "build_lipogram_dataset()", LIPOGRAM));
+    // Published without one of its modules.
+    let mut broken = PythonOptions::new("stardata.envs.sokoban_gym", serde_json::Map::new(), 7);
+    broken.python = Some(python);
+    let error = try_open(broken).err().unwrap().to_string();
+    assert!(error.contains("stardata.puzzles"), "{error}");
+}
+
+#[test]
+#[ignore = "minutes: `just python-packages`"]
+fn marble_0_1_0_is_played_by_its_program_on_verifiers_0_4_0() {
+    let python = python("verifiers-0.4.0", NEW);
+    let env = open(&python, "marble_v1", &json!({}));
+    assert_eq!(
+        (&*env.description().kind, env.description().verifiers.as_deref()),
+        ("verifiers v1", Some("0.4.0"))
+    );
+    // Every task comes with a layout that is known to score, which is not shown to the model.
+    let script = "import itertools, json; from marble_v1.taskset import MarbleConfig, MarbleTaskset; \
+                  tasks = MarbleTaskset(MarbleConfig(id='marble-v1')).load(); \
+                  print(json.dumps([t.data.solution for t in itertools.islice(tasks, 2)]))";
+    let layouts: Vec<Value> =
+        serde_json::from_str(&must(Command::new(&python).args(["-c", script]))).unwrap();
+    for (item, layout) in (0..2).zip(layouts) {
+        let found = answers(&env, item, &[&format!("```json\n{layout}\n```"), "I do not know."]);
+        assert_eq!([reward(&found[0]), reward(&found[1])], [1.0, 0.0], "{layout}");
+        let performance = found[0].as_ref().unwrap();
+        assert_eq!((performance.turns.len(), performance.score.metrics["answered_legally"]), (1, 1.0));
+    }
+}
