@@ -19,3 +19,7 @@ sdk python model:
 # The client against SkyRL's server on the CPU, in both wires. Needs Python 3.12 or newer; docs/skyrl.md.
 skyrl python="python3":
     {{python}} tinker/tests/skyrl/against.py 0.4.0 0.3.0
+
+# Published Python environments on the releases of the verifiers library; makes virtual environments once, takes minutes.
+python-packages:
+    cargo test --release --workspace --test it -- --ignored python::

@@ -157,8 +157,11 @@ pub enum Envs {
 /// An environment as the `envs` verbs name it.
 #[derive(Args, Debug)]
 pub struct EnvChoice {
-    /// Its name.
+    /// Its name; of a Python package, its folder, file or module.
     pub name: String,
+    /// The interpreter of a Python package, where it is not that of a `.venv` or `python3`.
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
     /// Sets an argument, for example `--set shots=2`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

@@ -1,11 +1,10 @@
 //! From a plan to a line: environments, whose log-probs count, and the sizes and limits of the stages.
 
 use super::Ready;
-use crate::config::plan::{EnvPlan, Judge, RunPlan, ServicePlan, ShadowFrom};
+use crate::config::plan::{Judge, RunPlan, ServicePlan, ShadowFrom};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
 use minds_core::backend::{BackendError, SamplingBackend, TrainingBackend};
-use minds_core::chat::Renderer;
 use minds_core::environment::Environment;
 use minds_stages::activity::Activity;
 use minds_stages::deadline::Deadlines;
@@ -25,32 +24,6 @@ const FAILED_BATCHES: u64 = 3;
 
 /// What the line allows a request beyond the client's own limits.
 const MARGIN: Duration = Duration::from_secs(60);
-
-/// Loads the environments.
-///
-/// # Errors
-/// An environment or an argument is unknown or wrong.
-pub fn components(plan: &RunPlan, renderer: &Arc<dyn Renderer>) -> Result<Vec<Component>, Fault> {
-    plan.envs.iter().map(|env| component(plan, env, renderer)).collect()
-}
-
-fn component(plan: &RunPlan, env: &EnvPlan, renderer: &Arc<dyn Renderer>) -> Result<Component, Fault> {
-    let args = serde_json::to_value(&env.args).or_exit(Exit::Config)?;
-    let args = args.as_object().cloned().unwrap_or_default();
-    let environment = minds_environments::registry::load(&env.id, &args, plan.seed)
-        .with_context(|| format!("{}: the environment `{}`", plan.origin, env.name))
-        .or_exit(Exit::Config)?;
-    Ok(Component {
-        name: env.name.clone(),
-        environment,
-        renderer: renderer.clone(),
-        group_size: plan.group_size,
-        sampling: minds_core::sampling::SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
-        max_turns: 64,
-        score_timeout: plan.score_timeout,
-        weight: env.weight,
-    })
-}
 
 /// Refuses what this service or this model cannot do.
 ///

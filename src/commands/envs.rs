@@ -9,17 +9,19 @@ use anyhow::{Context as _, anyhow};
 use async_trait::async_trait;
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Environment, Item, Oracle, Scene, Shift};
+use minds_core::environment::{Borrowed, Environment, Item, Oracle, Scene, Shift};
 use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
 use minds_core::reward::{Missing, Score};
 use minds_core::sampling::{Sampled, StopReason};
 use minds_core::schedule::Schedule;
 use minds_environments::registry::{self, EnvInfo};
+use minds_environments::worker::{PythonEnvironment, Voice};
+use minds_models::ByteTokenizer;
 use minds_stages::line::StartFrom;
 use minds_stages::policy::Interviewer;
 use minds_stages::queries::Queries;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,9 +38,13 @@ pub fn run(command: &Envs) -> Result<(), Fault> {
             Ok(())
         }
         Envs::Show { env } => {
-            let environment = load(env)?;
-            let info = registry::list().iter().find(|info| info.id == environment.id());
-            show(info.expect("what was loaded is listed"), &*environment);
+            if registry::is_native(&env.name) {
+                let environment = load(env)?;
+                let info = registry::list().iter().find(|info| info.id == environment.id());
+                show(info.expect("what was loaded is listed"), &*environment);
+            } else {
+                show_python(&python(env)?);
+            }
             Ok(())
         }
         Envs::Sample { env, n, json } => {
@@ -50,16 +56,12 @@ pub fn run(command: &Envs) -> Result<(), Fault> {
         }
         Envs::Score { env, index, completion, model, renderer, json } => {
             let answer = completion_text(completion)?;
-            let environment = load(env)?;
-            if *index >= environment.items().get() {
-                let items = environment.items();
-                return Err(anyhow!("--index {index}: {} has the items 0 to {}", env.name, items.get() - 1))
-                    .or_exit(Exit::Config);
+            let native = registry::is_native(&env.name).then(|| load(env)).transpose()?;
+            if let Some(environment) = &native {
+                check_index(env, &**environment, *index)?;
             }
-            let choice = file::Env { id: env.name.clone(), args: args(env)? };
-            let plan =
-                RunPlan::embedded(choice, model, renderer.as_deref(), env.seed).or_exit(Exit::Config)?;
-            let scored = score(&plan, &*environment, *index, &answer)?;
+            let plan = plan(env, model, renderer.as_deref())?;
+            let scored = score(&plan, native, env, *index, &answer)?;
             if *json {
                 say!("{}", scored.as_json())
             } else {
@@ -78,10 +80,50 @@ fn args(env: &EnvChoice) -> Result<toml::Table, Fault> {
     Ok(args)
 }
 
+/// The smallest run with this environment and this model.
+fn plan(env: &EnvChoice, model: &str, renderer: Option<&str>) -> Result<RunPlan, Fault> {
+    let choice = file::Env {
+        id: env.name.clone(),
+        python: env.python.clone(),
+        args: args(env)?,
+        ..file::Env::default()
+    };
+    RunPlan::embedded(choice, model, renderer, env.seed).or_exit(Exit::Config)
+}
+
 fn load(env: &EnvChoice) -> Result<Arc<dyn Environment>, Fault> {
-    let args: Map<String, Value> =
-        serde_json::to_value(args(env)?).and_then(serde_json::from_value).or_exit(Exit::Config)?;
-    registry::load(&env.name, &args, env.seed).or_exit(Exit::Config)
+    if !registry::is_native(&env.name) {
+        return Ok(Arc::new(python(env)?));
+    }
+    if env.python.is_some() {
+        return Err(anyhow!("--python: {} is no Python package", env.name)).or_exit(Exit::Config);
+    }
+    let plan = plan(env, minds_models::TINY_RANDOM, None)?;
+    let options = &plan.envs[0].options;
+    registry::load(&options.id, &options.args, options.seed).or_exit(Exit::Config)
+}
+
+/// A Python environment without a model: it can show what it has, and not play.
+fn python(env: &EnvChoice) -> Result<PythonEnvironment, Fault> {
+    let plan = plan(env, minds_models::TINY_RANDOM, None)?;
+    let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
+    let renderer = minds_environments::render::renderer("role_colon", tokenizer.clone());
+    let voice = Voice {
+        renderer: renderer.or_exit(Exit::Failed)?,
+        tokenizer,
+        sampling: plan.sampling.clone(),
+        context: 1 << 16,
+        base_model: plan.base_model.clone(),
+    };
+    PythonEnvironment::open(plan.envs[0].options.clone(), voice).or_exit(Exit::Config)
+}
+
+fn check_index(env: &EnvChoice, environment: &dyn Environment, index: u64) -> Result<(), Fault> {
+    let last = environment.items().get() - 1;
+    if index > last {
+        return Err(anyhow!("--index {index}: {} has the items 0 to {last}", env.name)).or_exit(Exit::Config);
+    }
+    Ok(())
 }
 
 /// The items of a run in which nothing else is played.
@@ -98,6 +140,28 @@ fn show(info: &EnvInfo, environment: &dyn Environment) {
         let only =
             arg.only_with.map_or_else(String::new, |(key, word)| format!("; only with {key} = {word}"));
         say!("  {} = {}  ({}{only})\n      {}", arg.name, arg.default(), arg.allowed(), arg.about);
+    }
+    say!("");
+    show_item(&environment.item(0));
+}
+
+fn show_python(environment: &PythonEnvironment) {
+    let found = environment.description();
+    let library = found.verifiers.as_ref().map_or_else(String::new, |v| format!(", verifiers {v}"));
+    say!(
+        "{}: {} environment `{}` on Python {}{library}",
+        environment.id(),
+        found.kind,
+        found.class,
+        found.python
+    );
+    match found.columns.is_empty() {
+        true => say!("{} items, made when they are played", found.items),
+        false => say!("{} rows with {}", found.items, found.columns.join(", ")),
+    }
+    if !found.rewards.is_empty() {
+        let together = if found.group_rewards { ", which compare the members of a group" } else { "" };
+        say!("rewards: {}{together}", found.rewards.join(", "));
     }
     say!("");
     show_item(&environment.item(0));
@@ -180,11 +244,23 @@ impl Scored {
     }
 }
 
-fn score(plan: &RunPlan, environment: &dyn Environment, index: u64, answer: &str) -> Result<Scored, Fault> {
+/// Scores an answer. Python packages are loaded here, for they write and read as the model does.
+fn score(
+    plan: &RunPlan,
+    native: Option<Arc<dyn Environment>>,
+    env: &EnvChoice,
+    index: u64,
+    answer: &str,
+) -> Result<Scored, Fault> {
     // Shadows are kept somewhere while they measure.
     let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(Exit::Failed)?;
     let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
-    let shadow = assemble::shadow(plan, &ready, [environment], StartFrom::Base);
+    let environment = match native {
+        Some(environment) => environment,
+        None => assemble::components(plan, &ready)?.remove(0).environment,
+    };
+    check_index(env, &*environment, index)?;
+    let shadow = assemble::shadow(plan, &ready, [&*environment], StartFrom::Base);
     super::system().block_on(async {
         let sampler = ready.service.base_sampler().await.or_exit(Exit::Unavailable)?;
         let queries = Arc::new(Queries::default());
@@ -267,5 +343,9 @@ impl Oracle for Recorder {
             "after": shift.after,
         }));
         Ok(shift)
+    }
+
+    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
+        self.inner.borrow_adapter().await
     }
 }

@@ -39,7 +39,7 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         states => states,
     };
     let ready = assemble::service(&plan, states, &progress::bars())?;
-    let mut components = assemble::components(&plan, &ready.renderer)?;
+    let mut components = assemble::components(&plan, &ready)?;
     if components.iter().any(|c| c.weight == 0.0) {
         components.retain(|c| c.weight == 0.0);
     }

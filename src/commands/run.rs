@@ -57,7 +57,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         ready.close(FinishReason::Errored);
         return Err(fault);
     }
-    let components = assemble::components(&plan, &ready.renderer)?;
+    let components = assemble::components(&plan, &ready)?;
     let result = super::system().block_on(async {
         let place = folder.path().display().to_string();
         let setting_up = || format!("failed to set up the run in {place}");

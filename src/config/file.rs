@@ -16,7 +16,7 @@ pub struct ConfigFile {
     pub env: Option<Env>,
     /// A mixture of environments; if there are any, `env` is not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub envs: Vec<MixedEnv>,
+    pub envs: Vec<Env>,
     /// Batches and steps.
     #[serde(default)]
     pub trainer: Trainer,
@@ -56,28 +56,31 @@ pub struct Run {
     pub deadline: Option<String>,
 }
 
-/// `[env]`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+/// `[env]` and `[[envs]]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Env {
     /// Name or path.
     pub id: String,
-    /// Handed to the environment.
-    #[serde(default)]
-    pub args: toml::Table,
-}
-
-/// `[[envs]]`
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct MixedEnv {
-    /// Name or path.
-    pub id: String,
     /// Name in metrics.
     pub name: Option<String>,
-    /// Share of the run.
+    /// Share of the run, in a mixture.
     #[serde(alias = "ratio")]
     pub weight: Option<f64>,
+    /// Interpreter of a Python environment.
+    pub python: Option<PathBuf>,
+    /// Its processes.
+    pub workers: Option<usize>,
+    /// Rollouts that one of them plays at a time.
+    pub rollouts_per_worker: Option<usize>,
+    /// Seconds that loading it may take.
+    pub load_timeout_s: Option<u64>,
+    /// Seconds that a rollout may take, its reward included.
+    pub rollout_timeout_s: Option<u64>,
+    /// Environment variables that it is given beside the usual ones.
+    pub pass_env: Option<Vec<String>>,
+    /// What becomes of a reward that is no number.
+    pub on_bad_reward: Option<String>,
     /// Handed to the environment.
     #[serde(default)]
     pub args: toml::Table,

@@ -1,8 +1,9 @@
 //! What a config means: every value decided and checked.
 
 use super::choose;
+use super::environments::{EnvPlan, environments};
 use super::error::{ConfigError, nearest_key};
-use super::file::{self, ConfigFile, MixedEnv};
+use super::file::{self, ConfigFile};
 use super::overrides;
 use super::pace::Pace;
 pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
@@ -87,19 +88,6 @@ pub struct RunPlan {
     pub resolved: ConfigFile,
     /// What the user should know but need not change.
     pub warnings: Vec<String>,
-}
-
-/// One environment.
-#[derive(Clone, Debug)]
-pub struct EnvPlan {
-    /// Name or path.
-    pub id: String,
-    /// Name in metrics.
-    pub name: String,
-    /// Share of the run.
-    pub weight: f64,
-    /// Handed to the environment.
-    pub args: toml::Table,
 }
 
 /// Whose log-probs count in rewards.
@@ -200,7 +188,8 @@ impl RunPlan {
             return Err(bad("model.base_model", "is missing: name the model to train".into()));
         };
         let trainer = &file.trainer;
-        let envs = environments(&file).map_err(|(key, problem)| bad(&key, problem))?;
+        let seed = trainer.seed.unwrap_or(0);
+        let envs = environments(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
 
         let at_least_one =
             |key: &str, value: usize| super::at_least_one(value).map_err(|problem| bad(key, problem));
@@ -225,7 +214,6 @@ impl RunPlan {
                 "is cross_entropy, which learns from no reward: use importance_sampling, ppo or cispo".into(),
             ));
         }
-        let seed = trainer.seed.unwrap_or(0);
         let defaults = AdamParams::default();
         let adam = AdamParams {
             learning_rate: trainer.learning_rate.unwrap_or(defaults.learning_rate),
@@ -427,44 +415,6 @@ const JUDGES: &[(&str, Judge)] =
     &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
 
 const SHADOW_FROM: &[(&str, ShadowFrom)] = &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
-
-fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, (String, String)> {
-    let mixed: Vec<MixedEnv> = match (&file.envs[..], &file.env) {
-        ([_, ..], Some(_)) => {
-            let problem = "stands beside [[envs]]: use one of them".into();
-            return Err(("env".into(), problem));
-        }
-        ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
-        ([], Some(env)) => {
-            vec![MixedEnv { id: env.id.clone(), name: None, weight: None, args: env.args.clone() }]
-        }
-        (envs, _) => envs.to_vec(),
-    };
-    let mut plans: Vec<EnvPlan> = Vec::new();
-    for (i, env) in mixed.into_iter().enumerate() {
-        let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
-        let plan = EnvPlan {
-            name: env.name.unwrap_or(short),
-            id: env.id,
-            weight: env.weight.unwrap_or(1.0),
-            args: env.args,
-        };
-        if !(plan.weight.is_finite() && plan.weight >= 0.0) {
-            let problem = format!("is {}, it must be finite and not negative", plan.weight);
-            return Err((format!("envs[{i}].weight"), problem));
-        }
-        if plans.iter().any(|other| other.name == plan.name) {
-            let problem =
-                format!("is \"{}\" a second time: metrics need one name per environment", plan.name);
-            return Err((format!("envs[{i}].name"), problem));
-        }
-        plans.push(plan);
-    }
-    if plans.iter().all(|plan| plan.weight == 0.0) {
-        return Err(("envs.weight".into(), "is 0 everywhere: nothing would be trained".into()));
-    }
-    Ok(plans)
-}
 
 /// A stretch of time such as `90m`, `6h` or `1d 12h`.
 pub(super) fn time(written: &str) -> Result<Duration, String> {

@@ -1,8 +1,8 @@
 //! `serve` against the unmodified official SDK, in the versions that people have.
 
-use std::fs::File;
+use crate::venv;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const KEY: &str = "tml-of-the-test";
@@ -48,7 +48,7 @@ impl Drop for Server {
 }
 
 fn drive(version: &str) {
-    let python = sdk(version);
+    let python = venv::python(&format!("tinker-{version}"), &[&format!("tinker=={version}")]);
     let data = tempfile::tempdir().unwrap();
     let mut command = serve(data.path(), &["--addr", "127.0.0.1:0", "--api-key-env", "MINDS_TEST_KEY"]);
     let mut server = Server(command.stdout(Stdio::piped()).spawn().unwrap());
@@ -70,36 +70,4 @@ fn drive(version: &str) {
     assert!(status.success());
     let rest: String = lines.map(|line| line.unwrap()).collect();
     assert_eq!(server.0.wait().unwrap().code(), Some(0), "{rest}");
-}
-
-/// A Python with this version of the SDK, made once and kept beside the build.
-fn sdk(version: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tinker-{version}"));
-    std::fs::create_dir_all(&folder).unwrap();
-    // Tests run side by side, and in several processes.
-    let lock = File::create(folder.join("lock")).unwrap();
-    lock.lock().unwrap();
-    let (python, ready) = (folder.join("venv/bin/python"), folder.join("ready"));
-    if !ready.exists() {
-        must(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder.join("venv")));
-        let package = format!("tinker=={version}");
-        must(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).arg(package));
-        std::fs::write(&ready, "").unwrap();
-    }
-    python
-}
-
-fn must(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|e| {
-        panic!(
-            "{command:?}: {e}; this test needs Python 3 with venv and pip (Debian: python3-venv, python3-pip)"
-        )
-    });
-    assert!(
-        output.status.success(),
-        "{command:?} failed; this test needs Python 3 with venv and pip (Debian: python3-venv, python3-pip) and the \
-         package index\n{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

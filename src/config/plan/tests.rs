@@ -1,5 +1,7 @@
 use super::*;
 use crate::config::service::HOSTED_URL;
+use minds_environments::registry;
+use minds_environments::worker::PythonOptions;
 use minds_tinker::client::Secret;
 
 /// The plan of a config's text, with overrides, in an environment with these variables.
@@ -265,10 +267,12 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
             let text = std::fs::read_to_string(&config).unwrap();
             let plan = plan(&text, &[], &[]).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
             assert_eq!(plan.warnings, [""; 0], "{}", config.display());
-            for env in &plan.envs {
-                let args = serde_json::to_value(&env.args).unwrap().as_object().unwrap().clone();
-                minds_environments::registry::load(&env.id, &args, 0)
-                    .unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+            for PythonOptions { id, args, seed, .. } in plan.envs.iter().map(|env| &env.options) {
+                if registry::is_native(id) {
+                    registry::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+                } else {
+                    assert!(Path::new(id).is_dir(), "{}: there is no {id}", config.display());
+                }
             }
             seen += 1;
         }

@@ -1,0 +1,118 @@
+//! What Python environments cost beside the model: a call over the pipe or over HTTP, and how rollouts scale with the
+//! processes. HTTP is measured with a Python that has the verifiers library: `MINDS_BENCH_PYTHON=path/to/python`.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a bench prints, and ends at the first surprise"
+)]
+
+use async_trait::async_trait;
+use minds_core::backend::{BackendError, SamplingBackend};
+use minds_core::environment::{Conductor as _, Environment as _, Oracle, Seat};
+use minds_core::ids::{EpisodeId, GroupId, Token};
+use minds_core::reward::Missing;
+use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, StopReason};
+use minds_environments::worker::{PythonEnvironment, PythonOptions, Voice};
+use minds_models::ByteTokenizer;
+use serde_json::{Value, json};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// Answers at once.
+struct Instantly;
+
+#[async_trait]
+impl SamplingBackend for Instantly {
+    async fn sample(&self, _: SampleRequest) -> Result<SampleResponse, BackendError> {
+        let sampled =
+            Sampled { tokens: vec![111, 107], logprobs: vec![-0.5; 2], stop: StopReason::Stop, topk: None };
+        Ok(SampleResponse {
+            sequences: vec![sampled],
+            prompt_logprobs: None,
+            topk_prompt_logprobs: None,
+            cached_prompt_tokens: 0,
+        })
+    }
+}
+
+#[async_trait]
+impl Oracle for Instantly {
+    async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        Ok(vec![-1.0; target.len()].into())
+    }
+
+    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        Err(Missing::Unsupported("next tokens".into()))
+    }
+}
+
+fn open(package: &str, python: Option<PathBuf>, workers: usize, args: &Value) -> PythonEnvironment {
+    let package = format!("{}/environments/tests/packages/{package}.py", env!("CARGO_MANIFEST_DIR"));
+    let mut options = PythonOptions::new(package, args.as_object().unwrap().clone(), 1);
+    options.workers = NonZeroUsize::new(workers);
+    options.python = python;
+    let tokenizer = Arc::new(ByteTokenizer);
+    let renderer = minds_environments::render::renderer("role_colon", tokenizer.clone()).unwrap();
+    let (sampling, base_model) = (SamplingParams::plain(8), "bench".into());
+    PythonEnvironment::open(options, Voice { renderer, tokenizer, sampling, context: 1 << 16, base_model })
+        .unwrap()
+}
+
+/// Plays one rollout; its reward.
+async fn reward(env: &PythonEnvironment) -> f32 {
+    let (left, outcome) = oneshot::channel();
+    let policy = Arc::new(Instantly);
+    let episode = EpisodeId { group: GroupId(0), member: 0 };
+    let seat = Seat::new(episode, policy.clone(), policy, |result| left.send(result).unwrap());
+    env.play(&env.item(0), vec![seat]).await;
+    outcome.await.unwrap().unwrap().score.reward.get()
+}
+
+/// Plays so many groups of so many members at the same time; seconds.
+async fn play(env: &PythonEnvironment, groups: u64, members: u32) -> f64 {
+    let begun = Instant::now();
+    let playing = (0..groups).map(|group| async move {
+        let seats = (0..members).map(|member| {
+            let episode = EpisodeId { group: GroupId(group), member };
+            let policy = Arc::new(Instantly);
+            Seat::new(episode, policy.clone(), policy, |result| assert!(result.is_ok(), "{result:?}"))
+        });
+        env.play(&env.item(group), seats.collect()).await;
+    });
+    futures::future::join_all(playing).await;
+    begun.elapsed().as_secs_f64()
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let long = open("timed", None, 1, &json!({"seconds": 0.0, "turns": 200}));
+    runtime.block_on(play(&long, 1, 1));
+    let seconds = runtime.block_on(play(&long, 1, 1));
+    println!("a turn of one rollout over the pipe          {:7.0} µs", seconds / 200.0 * 1e6);
+    drop(long);
+    if let Some(python) = std::env::var_os("MINDS_BENCH_PYTHON") {
+        let called = open("called", Some(python.into()), 1, &json!({}));
+        runtime.block_on(reward(&called));
+        let seconds = runtime.block_on(reward(&called));
+        println!("a call over HTTP, Python's client included   {:7.0} µs", seconds * 1e6);
+    }
+    let mut one = 0.0;
+    for workers in [1, 2, 4, 8] {
+        let env = open("timed", None, workers, &json!({"seconds": 0.1}));
+        runtime.block_on(play(&env, workers as u64, 64));
+        let (rounds, mut seconds) = (10, 0.0);
+        for _ in 0..rounds {
+            seconds += runtime.block_on(play(&env, workers as u64, 64));
+        }
+        let rate = f64::from(rounds) * 64.0 * workers as f64 / seconds;
+        one = if workers == 1 { rate } else { one };
+        println!(
+            "{workers} workers x 64 rollouts of 100 ms        {rate:7.0} rollouts/s, {:.2} of the ideal, {:.2} of linear",
+            rate / (640.0 * workers as f64),
+            rate / (one * workers as f64)
+        );
+    }
+}

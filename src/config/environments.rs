@@ -1,0 +1,154 @@
+//! What the config says of environments: which there are, their shares, and how those that are Python packages are run.
+
+use super::choose;
+use super::file::{ConfigFile, Env};
+use minds_environments::worker::{BadReward, PythonOptions};
+use minds_tinker::client::API_KEY_ENV;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// One environment.
+#[derive(Clone, Debug)]
+pub struct EnvPlan {
+    /// Name in metrics.
+    pub name: String,
+    /// Share of the run.
+    pub weight: f64,
+    /// Which one, its arguments, and how it is run if it is a Python package.
+    pub options: PythonOptions,
+    /// A key that only Python packages have, if one is written.
+    pub only_python: Option<&'static str>,
+}
+
+const BAD_REWARDS: &[(&str, BadReward)] = &[("zero", BadReward::Zero), ("fail", BadReward::Fail)];
+
+/// The environments of a config; an error is a key and its problem.
+pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
+    let all: Vec<Env> = match (&file.envs[..], &file.env) {
+        ([_, ..], Some(_)) => {
+            let problem = "stands beside [[envs]]: use one of them".into();
+            return Err(("env".into(), problem));
+        }
+        ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
+        ([], Some(env)) if env.weight.is_some() => {
+            let problem = "has a meaning only in a mixture: write [[envs]], or leave it out".into();
+            return Err(("env.weight".into(), problem));
+        }
+        ([], Some(env)) => vec![env.clone()],
+        (envs, _) => envs.to_vec(),
+    };
+    let key = |i: usize, name: &str| match file.envs.is_empty() {
+        true => format!("env.{name}"),
+        false => format!("envs[{i}].{name}"),
+    };
+    let mut plans: Vec<EnvPlan> = Vec::new();
+    for (i, env) in all.into_iter().enumerate() {
+        let bad = |name: &str, problem: String| (key(i, name), problem);
+        let options = options(file, &env, seed).map_err(|(name, problem)| bad(name, problem))?;
+        let only_python = [
+            ("python", env.python.is_some()),
+            ("workers", env.workers.is_some()),
+            ("rollouts_per_worker", env.rollouts_per_worker.is_some()),
+            ("load_timeout_s", env.load_timeout_s.is_some()),
+            ("rollout_timeout_s", env.rollout_timeout_s.is_some()),
+            ("pass_env", env.pass_env.is_some()),
+            ("on_bad_reward", env.on_bad_reward.is_some()),
+        ];
+        let only_python = only_python.into_iter().find_map(|(name, written)| written.then_some(name));
+        let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let short = short.strip_suffix(".py").unwrap_or(short).to_owned();
+        let weight = env.weight.unwrap_or(1.0);
+        let plan = EnvPlan { name: env.name.unwrap_or(short), weight, options, only_python };
+        if !(plan.weight.is_finite() && plan.weight >= 0.0) {
+            let problem = format!("is {}, it must be finite and not negative", plan.weight);
+            return Err(bad("weight", problem));
+        }
+        if plans.iter().any(|other| other.name == plan.name) {
+            let problem =
+                format!("is \"{}\" a second time: metrics need one name per environment", plan.name);
+            return Err(bad("name", problem));
+        }
+        plans.push(plan);
+    }
+    if plans.iter().all(|plan| plan.weight == 0.0) {
+        return Err(("envs.weight".into(), "is 0 everywhere: nothing would be trained".into()));
+    }
+    Ok(plans)
+}
+
+fn options(file: &ConfigFile, env: &Env, seed: u64) -> Result<PythonOptions, (&'static str, String)> {
+    let zero = || "is 0, it must be at least 1".to_owned();
+    let count = |key: &'static str, written: Option<usize>| match written.map(NonZeroUsize::new) {
+        Some(None) => Err((key, zero())),
+        given => Ok(given.flatten()),
+    };
+    let seconds = |key: &'static str, written: Option<u64>, usual: Duration| match written {
+        Some(0) => Err((key, zero())),
+        given => Ok(given.map_or(usual, Duration::from_secs)),
+    };
+    let pass_env = env.pass_env.clone().unwrap_or_default();
+    let keys = [Some(API_KEY_ENV), file.tinker.api_key_env.as_deref()];
+    if let Some(key) = pass_env.iter().find(|name| keys.contains(&Some(name.as_str()))) {
+        let problem = format!("names {key}: the service's key is never handed to an environment");
+        return Err(("pass_env", problem));
+    }
+    let args = serde_json::to_value(&env.args).map_err(|e| ("args", format!("cannot be handed on: {e}")))?;
+    let args = args.as_object().cloned().unwrap_or_default();
+    let usual = PythonOptions::new(env.id.clone(), args, seed);
+    Ok(PythonOptions {
+        python: env.python.clone(),
+        workers: count("workers", env.workers)?,
+        rollouts_per_worker: count("rollouts_per_worker", env.rollouts_per_worker)?
+            .unwrap_or(usual.rollouts_per_worker),
+        load_timeout: seconds("load_timeout_s", env.load_timeout_s, usual.load_timeout)?,
+        rollout_timeout: seconds("rollout_timeout_s", env.rollout_timeout_s, usual.rollout_timeout)?,
+        pass_env,
+        on_bad_reward: choose(env.on_bad_reward.as_deref(), BAD_REWARDS)
+            .map_err(|problem| ("on_bad_reward", problem))?,
+        ..usual
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<Vec<EnvPlan>, String> {
+        environments(&toml::from_str(text).unwrap(), 0).map_err(|(key, problem)| format!("{key} {problem}"))
+    }
+
+    #[test]
+    fn keys_of_python_environments_are_decided_and_remembered() {
+        let plans = check(
+            "[[envs]]\nid = \"./a.py\"\nworkers = 2\nrollout_timeout_s = 5\non_bad_reward = \"fail\"\n[[envs]]\nid = \"b\"",
+        );
+        let plans = plans.unwrap();
+        assert_eq!((&*plans[0].name, plans[0].options.workers), ("a", NonZeroUsize::new(2)));
+        assert_eq!(plans[0].options.rollout_timeout, Duration::from_secs(5));
+        assert_eq!(
+            (plans[0].options.on_bad_reward, plans[1].options.on_bad_reward),
+            (BadReward::Fail, BadReward::Zero)
+        );
+        assert_eq!((plans[0].only_python, plans[1].only_python), (Some("workers"), None));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_its_key() {
+        for (text, words) in [
+            ("[env]\nid = \"a\"\nworkers = 0", "env.workers is 0"),
+            ("[env]\nid = \"a\"\nweight = 1", "env.weight has a meaning only in a mixture"),
+            (
+                "[[envs]]\nid = \"a\"\non_bad_reward = \"one\"",
+                "envs[0].on_bad_reward is \"one\", it must be one of: zero, fail",
+            ),
+            ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "env.pass_env names TINKER_API_KEY"),
+            (
+                "[env]\nid = \"a\"\npass_env = [\"MY_KEY\"]\n[tinker]\napi_key_env = \"MY_KEY\"",
+                "the service's key is never handed to an environment",
+            ),
+        ] {
+            let found = check(text).unwrap_err();
+            assert!(found.contains(words), "{text}: {found}");
+        }
+    }
+}
