@@ -8,6 +8,11 @@ check:
 bench:
     cargo bench --workspace
 
+# What the shipped configs learn: three seeds of each, hours on two cores; goes on where it was stopped. Needs matplotlib.
+learn python="python3":
+    cargo build --release
+    {{python}} benches/learning.py target/learning
+
 # Licences and sources of all dependencies (needs cargo-deny).
 deny:
     cargo deny check licenses bans sources

@@ -14,8 +14,8 @@ use std::time::Duration;
 use testkit::{World, local};
 use tokio::time::Instant;
 
-/// Tokens of every sample.
-const TOKENS: usize = 2000;
+/// Tokens of every sample: as many as a long answer has, and so few that what is left is the messages.
+const TOKENS: [usize; 2] = [2000, 16];
 const GROUPS: usize = 250;
 const MEMBERS: u32 = 8;
 /// With 250 groups of 8 per step, 10,000 samples are in flight.
@@ -25,27 +25,33 @@ const STEPS: u64 = 25;
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("the operating system refused threads");
-    let Figures { samples, messages, cpu, wall } = runtime.block_on(local(run()));
-    // The yardstick comes second, so that the peak is the line's.
+    let [long, short] = TOKENS;
+    let full = runtime.block_on(local(run(long, Duration::from_secs(6))));
+    // The others come later, so that the peak is this one's.
     let peak = peak_mib();
-    let channel = runtime.block_on(channel(messages));
+    // As fast as it goes: threads that sleep between two messages cost more than messages.
+    let bare = runtime.block_on(local(run(short, Duration::from_millis(500))));
+    let channel = runtime.block_on(channel(bare.messages));
     let each = |seconds: f64, count: u64| 1e6 * seconds / count as f64;
+    let reached = |yes: bool| if yes { "yes" } else { "no" };
     println!("| measure | unit | line | tokio channel | goal | reached |");
     println!("|---|---|---|---|---|---|");
-    let reached = |yes: bool| if yes { "yes" } else { "no" };
-    let message = each(cpu, messages);
+    let message = each(bare.cpu, bare.messages);
     println!(
-        "| CPU per message between stages, {TOKENS} tokens a sample | µs | {message:.1} | {:.2} | < 20 | {} |",
-        each(channel, messages),
+        "| CPU per message between stages, {short} tokens a sample | µs | {message:.1} | {:.2} | < 20 | {} |",
+        each(channel, bare.messages),
         reached(message < 20.0)
     );
-    println!("| CPU per sample | µs | {:.1} |  |  |  |", each(cpu, samples));
+    println!("| the same, {long} tokens a sample | µs | {:.1} |  |  |  |", each(full.cpu, full.messages));
+    println!("| CPU per sample, {long} tokens | µs | {:.1} |  |  |  |", each(full.cpu, full.samples));
     println!(
-        "| peak memory, {} samples in flight | MiB | {peak:.0} |  | < 500 | {} |",
+        "| peak memory, {} samples of {long} tokens in flight | MiB | {peak:.0} |  | < 500 | {} |",
         GROUPS as u64 * u64::from(MEMBERS) * (STEPS_OFF_POLICY + 1),
         reached(peak < 500.0)
     );
-    println!("| samples | 1/s | {:.0} |  |  |  |", samples as f64 / wall);
+    let rate = |figures: &Figures| figures.samples as f64 / figures.wall;
+    println!("| samples of {short} tokens | 1/s | {:.0} |  |  |  |", rate(&bare));
+    println!("| samples of {long} tokens, each of up to 6 s | 1/s | {:.0} |  |  |  |", rate(&full));
 }
 
 struct Figures {
@@ -56,20 +62,20 @@ struct Figures {
     wall: f64,
 }
 
-async fn run() -> Figures {
+async fn run(tokens: usize, longest: Duration) -> Figures {
     let mut world = World::new(GROUPS, STEPS_OFF_POLICY, STEPS);
     world.group_size = MEMBERS;
     world.pool = CpuPool::start(1).expect("the operating system refused a thread");
     world.options.max_staleness = STEPS;
-    // 4 to 6 s.
-    world.sampling.latency = Box::new(|n| Duration::from_millis(4000 + n as u64 * 7919 % 2000));
-    world.sampling.answer = Box::new(|_, sequences| {
+    world.sampling.latency = Box::new(move |n| longest.mul_f64(0.7 + 0.3 * (n as f64 * 0.618).fract()));
+    world.sampling.answer = Box::new(move |_, sequences| {
         for sampled in sequences {
-            sampled.tokens = (0..TOKENS as Token).collect();
-            sampled.logprobs = vec![-0.5; TOKENS];
+            sampled.tokens = (0..tokens as Token).collect();
+            sampled.logprobs = vec![-0.5; tokens];
         }
         Ok(())
     });
+    world.training.remember = false;
     let (begun, before) = (Instant::now(), cpu_seconds());
     let mut run = world.start();
     let mut samples = 0;

@@ -34,14 +34,13 @@ pub(super) fn metrics(
     put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
     put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
     put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
-    let logprobs = || members().flat_map(|m| &m.episode.turns).flat_map(|t| &t.answer.logprobs);
-    put("optim/entropy", -mean(logprobs().map(|lp| f64::from(*lp))));
-    let drifts = || members().flat_map(|m| m.drift.iter().flatten());
-    if drifts().next().is_some() {
-        put("optim/kl_policy_base", mean(drifts().map(|drift| f64::from(*drift))));
+    let logprobs = members().flat_map(|m| &m.episode.turns).map(|turn| &turn.answer.logprobs);
+    put("optim/entropy", -mean_of_tokens(logprobs).unwrap_or(0.0));
+    if let Some(drift) = mean_of_tokens(members().flat_map(|m| &m.drift)) {
+        put("optim/kl_policy_base", drift);
     }
     if let Some(forward) = forward {
-        let gaps: Vec<f64> = gaps(data, forward).collect();
+        let gaps = gaps(data, forward);
         let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
         put("optim/kl_sample_train_v1", mean(gaps.iter().copied()));
         put("optim/kl_sample_train_v2", kl);
@@ -71,16 +70,15 @@ pub(super) fn metrics(
 
 /// `q - p` for every token that was sampled: log-prob at sampling time minus log-prob before the step. A target
 /// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare.
-fn gaps<'a>(data: &'a [Datum], forward: &'a Forward) -> impl Iterator<Item = f64> + 'a {
-    data.iter().zip(&forward.logprobs).flat_map(|(datum, now)| {
-        let LossInputs::Policy { logprobs, .. } = datum.inputs() else { return Vec::new() };
-        logprobs
-            .iter()
-            .zip(now)
-            .filter(|(q, _)| **q != 0.0)
-            .map(|(q, p)| f64::from(*q) - f64::from(*p))
-            .collect()
-    })
+fn gaps(data: &[Datum], forward: &Forward) -> Vec<f64> {
+    let mut gaps = Vec::new();
+    for (datum, now) in data.iter().zip(&forward.logprobs) {
+        if let LossInputs::Policy { logprobs, .. } = datum.inputs() {
+            let sampled = logprobs.iter().zip(now).filter(|(q, _)| **q != 0.0);
+            gaps.extend(sampled.map(|(q, p)| f64::from(*q) - f64::from(*p)));
+        }
+    }
+    gaps
 }
 
 fn environment<'a>(
@@ -118,4 +116,12 @@ fn spread(values: impl Iterator<Item = f64> + Clone, prefix: &str, put: &mut imp
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     if count > 0.0 { sum / count } else { 0.0 }
+}
+
+/// The mean over all tokens of all rows, if there are any. Row by row: steps may have millions of tokens.
+fn mean_of_tokens<'a>(rows: impl Iterator<Item = &'a Vec<f32>>) -> Option<f64> {
+    let (sum, count) = rows.fold((0.0, 0), |(sum, count), row| {
+        (sum + row.iter().map(|value| f64::from(*value)).sum::<f64>(), count + row.len())
+    });
+    (count > 0).then(|| sum / count as f64)
 }

@@ -18,6 +18,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -37,6 +38,8 @@ pub(super) struct Crew {
     shared: Arc<Shared>,
     /// Taken when it is dropped.
     runtime: Option<Runtime>,
+    /// The host's files. Not with what its processes share: that ends in its own time.
+    _files: TempDir,
 }
 
 struct Shared {
@@ -80,7 +83,7 @@ impl Crew {
             .enable_all()
             .build()
             .map_err(failed)?;
-        let host = Host::new(&options)?;
+        let (host, files) = Host::new(&options)?;
         let voice = Arc::new(voice);
         let endpoint = runtime.block_on(Endpoint::open(voice.clone())).map_err(failed)?;
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -105,7 +108,7 @@ impl Crew {
             runtime.spawn(Shared::keep(shared.clone(), place, worker));
         }
         drop(started);
-        Ok((Self { shared, runtime: Some(runtime) }, description))
+        Ok((Self { shared, runtime: Some(runtime), _files: files }, description))
     }
 
     /// All rows, from the first process.

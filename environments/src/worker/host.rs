@@ -73,7 +73,7 @@ const SET: [(&str, &str); 7] = [
 /// What is loaded, and by what.
 #[derive(Debug)]
 pub(super) struct Host {
-    folder: TempDir,
+    folder: PathBuf,
     interpreter: PathBuf,
     /// A folder that must be importable, if the environment was named by its path.
     pub(super) path: Option<String>,
@@ -83,8 +83,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Writes the host's files and finds module and interpreter.
-    pub(super) fn new(options: &PythonOptions) -> Result<Self, EnvError> {
+    /// Writes the host's files and finds module and interpreter. The files are there as long as the folder is held.
+    pub(super) fn new(options: &PythonOptions) -> Result<(Self, TempDir), EnvError> {
         let failed = |error: std::io::Error| EnvError::Host(error.to_string());
         let folder = tempfile::Builder::new().prefix("minds-host-").tempdir().map_err(failed)?;
         let package = folder.path().join("minds_host");
@@ -101,7 +101,7 @@ impl Host {
             .chain(SET.map(|(name, value)| (name.to_owned(), value.to_owned())))
             .collect();
         let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
-        Ok(Self { folder, interpreter, path, module, variables })
+        Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
     }
 
     /// The interpreter, for messages.
@@ -114,7 +114,7 @@ impl Host {
         let mut command = Command::new(&self.interpreter);
         command
             .args(["-u", "-c", START])
-            .arg(self.folder.path())
+            .arg(&self.folder)
             .env_clear()
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
