@@ -31,10 +31,11 @@ impl Bound {
         let rollouts = groups * members;
         let each =
             |every: u64, latency: &Latency| if every > 0 { latency.mean() / every as f64 } else { 0.0 };
-        let training = script.forward_backward.mean()
+        // A step's credits are back before its state is saved.
+        let until_published = script.forward_backward.mean()
             + plan.pace.substeps.get() as f64 * script.optim_step.mean()
-            + each(plan.pace.publish_every.get(), &script.export)
-            + each(plan.save_every, &script.save);
+            + each(plan.pace.publish_every.get(), &script.export);
+        let training = until_published + each(plan.save_every, &script.save);
         let queries = script.queries as f64 * script.query.mean();
         let sampling = script
             .slots
@@ -54,7 +55,7 @@ impl Bound {
             };
             (0..together).map(group).fold(0.0, f64::max)
         });
-        let credits = (played + training) / (plan.pace.max_steps_off_policy + 1) as f64;
+        let credits = (played + until_published) / (plan.pace.max_steps_off_policy + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
 
