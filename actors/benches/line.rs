@@ -3,10 +3,13 @@
 //! Prints the Markdown of `benches/README.md`. The yardstick is tokio's own bounded channel, with as many messages.
 #![expect(clippy::print_stdout, reason = "the table is the output")]
 
+#[path = "../../benches/shared/cpu.rs"]
+mod cpu;
 #[path = "../tests/it/testkit/mod.rs"]
 #[expect(dead_code, unused_imports, clippy::unwrap_used, reason = "it is the tests', who use the rest of it")]
 mod testkit;
 
+use cpu::cpu_seconds;
 use minds_core::ids::Token;
 use minds_stages::kit::CpuPool;
 use minds_stages::line::Event;
@@ -109,15 +112,6 @@ async fn channel(messages: u64) -> f64 {
     sending.await.expect("sending does not panic");
     assert_eq!(sum, messages * (messages - 1) / 2);
     cpu_seconds() - before
-}
-
-/// User and system time of this process, in Linux's ticks of 10 ms.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("this bench needs Linux");
-    // The name may hold spaces; what follows it does not.
-    let numbers = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = numbers.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok());
-    ticks.sum::<f64>() / 100.0
 }
 
 /// Most memory that the process has had.

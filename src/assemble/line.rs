@@ -1,4 +1,4 @@
-//! From a plan to a line: environments, whose log-probs count, and the sizes and limits of the stages.
+//! From a plan to a line: whose log-probs count, who measures gradient steps, and the sizes and limits of the stages.
 
 use super::Ready;
 use crate::config::plan::{Judge, RunPlan, ServicePlan, ShadowFrom};

@@ -47,14 +47,13 @@ impl Bound {
         let together =
             if plan.pace.max_steps_off_policy == 0 { plan.pace.groups_per_batch.get() as u64 } else { 1 };
         let members = u64::from(plan.group_size.get());
-        let played = mean(|n| {
-            let group = |g: u64| {
-                let samples = longest(&script.sample, [n, g], members);
-                let rewards = (0..members).map(|m| reward([n, g * members + m]));
-                samples + rewards.fold(0.0, f64::max)
-            };
-            (0..together).map(group).fold(0.0, f64::max)
-        });
+        let mut groups: Vec<f64> = (0..DRAWS)
+            .map(|n| {
+                let rewards = (0..members).map(|m| reward([n, m]));
+                longest(&script.sample, [n, 0], members) + rewards.fold(0.0, f64::max)
+            })
+            .collect();
+        let played = mean_of_longest(&mut groups, together);
         let credits = (played + until_published) / (plan.pace.max_steps_off_policy + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
@@ -88,6 +87,13 @@ impl Bound {
 fn longest(latency: &Latency, [case, group]: [u64; 2], count: u64) -> f64 {
     let mut keys = draws([1, case, group, count]);
     (0..count).map(|_| latency.draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
+}
+
+/// The mean of the longest of so many, of which these are draws: each counts with the chance that it is the longest.
+fn mean_of_longest(draws: &mut [f64], count: u64) -> f64 {
+    draws.sort_unstable_by(f64::total_cmp);
+    let below = |n: usize| (n as f64 / draws.len() as f64).powf(count as f64);
+    draws.iter().enumerate().map(|(n, time)| time * (below(n + 1) - below(n))).sum()
 }
 
 fn mean(draw: impl Fn(u64) -> f64) -> f64 {

@@ -40,11 +40,8 @@ const READINGS: f64 = 20.0;
 /// # Errors
 /// The run failed; in which words, and when.
 pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
-    let options = {
-        let mut options = assemble::options(plan);
-        options.train.max_steps = plan.simulate.steps;
-        options
-    };
+    let mut options = assemble::options(plan);
+    options.train.max_steps = plan.simulate.steps;
     let bound = Bound::of(plan);
     let service = Arc::new(ScriptedService::new(plan.simulate.clone(), plan.seed, log));
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);

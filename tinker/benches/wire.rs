@@ -4,10 +4,14 @@
 //! `MINDS_BENCH_PYTHON` names a Python that has the `tinker` package; without it our half is measured alone.
 #![expect(clippy::print_stdout, reason = "the table is the output")]
 
+#[path = "../../benches/shared/cpu.rs"]
+mod cpu;
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Response, Uri};
 use bytes::Bytes;
+use cpu::cpu_seconds;
 use futures::StreamExt as _;
 use minds_core::backend::Forward;
 use minds_core::datum::{Datum, LossInputs};
@@ -130,14 +134,6 @@ fn samples() {
         cpu * 1e6 / SAMPLES as f64
     );
     println!("| samples | 1/s | {:.0} | | |", SAMPLES as f64 / wall.as_secs_f64());
-}
-
-/// User and system time of this process, from `/proc`, in the kernel's hundredths of a second.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("this is Linux");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("it has a name").split_whitespace().collect();
-    let ticks = |i: usize| fields[i].parse::<f64>().expect("a count of ticks");
-    (ticks(11) + ticks(12)) / 100.0
 }
 
 /// Answers everything at once, so that only the client's work counts.

@@ -56,62 +56,47 @@ impl Asked {
     }
 }
 
-pub(super) async fn chat(caller: Caller, body: Bytes) -> Response {
-    let asked = match parse(&body) {
-        Ok(asked) => asked,
-        Err(refusal) => return reply::refused(&refusal),
-    };
+pub(super) async fn chat(caller: Caller, body: Bytes) -> Result<Response, Refusal> {
+    let asked = parse(&body)?;
     if asked.messages.is_empty() {
-        return reply::error(StatusCode::BAD_REQUEST, "messages must not be empty");
+        return Err(Refusal::Bad("messages must not be empty".into()));
     }
+    let draw = asked.draw()?;
     let usage = asked.stream_options["include_usage"] == true;
-    let (model, stream) = (asked.model.clone(), asked.stream);
-    let answer = match asked.draw() {
-        Ok(draw) => {
-            let forbidden = asked.tool_choice == "none";
-            let tools = asked.tools.filter(|_| !forbidden).unwrap_or_default();
-            caller.ask(Question::Chat { messages: asked.messages, tools, draw }).await
-        }
-        Err(refusal) => Err(refusal),
-    };
-    match answer {
-        Ok(answer) if stream => reply::stream(&model, &answer, usage),
-        Ok(answer) => reply::json(StatusCode::OK, &reply::chat(&model, &answer)),
-        Err(refusal) => reply::refused(&refusal),
-    }
+    let forbidden = asked.tool_choice == "none";
+    let tools = asked.tools.filter(|_| !forbidden).unwrap_or_default();
+    let answer = caller.ask(Question::Chat { messages: asked.messages, tools, draw }).await?;
+    Ok(if asked.stream {
+        reply::stream(&asked.model, &answer, usage)
+    } else {
+        reply::json(StatusCode::OK, &reply::chat(&asked.model, &answer))
+    })
 }
 
-pub(super) async fn completions(caller: Caller, body: Bytes) -> Response {
-    let asked = match parse(&body) {
-        Ok(asked) => asked,
-        Err(refusal) => return reply::refused(&refusal),
-    };
+pub(super) async fn completions(caller: Caller, body: Bytes) -> Result<Response, Refusal> {
+    let asked = parse(&body)?;
     if asked.stream {
-        return reply::error(
-            StatusCode::BAD_REQUEST,
-            "completions are not streamed here: use chat/completions",
-        );
+        return Err(Refusal::Bad("completions are not streamed here: use chat/completions".into()));
     }
-    let answer = match (asked.draw(), &asked.prompt) {
-        (Err(refusal), _) => Err(refusal),
-        (Ok(draw), Value::String(text)) => caller.ask(Question::Text { text: text.clone(), draw }).await,
-        (Ok(draw), tokens) => match serde_json::from_value::<Vec<Token>>(tokens.clone()) {
-            Ok(tokens) => caller.ask(Question::Tokens { tokens, draw }).await,
-            Err(_) => Err(Refusal::Bad("prompt must be a text or a list of tokens".into())),
-        },
+    let draw = asked.draw()?;
+    let question = match asked.prompt {
+        Value::String(text) => Question::Text { text, draw },
+        tokens => {
+            let wrong = |_| Refusal::Bad("prompt must be a text or a list of tokens".into());
+            Question::Tokens { tokens: serde_json::from_value::<Vec<Token>>(tokens).map_err(wrong)?, draw }
+        }
     };
-    match answer {
-        Ok(answer) => reply::json(StatusCode::OK, &reply::completion(&asked.model, &answer)),
-        Err(refusal) => reply::refused(&refusal),
-    }
+    let answer = caller.ask(question).await?;
+    Ok(reply::json(StatusCode::OK, &reply::completion(&asked.model, &answer)))
 }
 
 /// The tokens of a conversation or a text.
-pub(super) async fn tokenize(_: Caller, State(endpoint): State<Arc<Endpoint>>, body: Bytes) -> Response {
-    let asked = match parse(&body) {
-        Ok(asked) => asked,
-        Err(refusal) => return reply::refused(&refusal),
-    };
+pub(super) async fn tokenize(
+    _: Caller,
+    State(endpoint): State<Arc<Endpoint>>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let asked = parse(&body)?;
     let tokens = match &asked.prompt {
         Value::String(text) => endpoint.voice.tokenizer.encode(text),
         _ => {
@@ -121,7 +106,7 @@ pub(super) async fn tokenize(_: Caller, State(endpoint): State<Arc<Endpoint>>, b
         }
     };
     let found = json!({ "count": tokens.len(), "max_model_len": endpoint.voice.context, "tokens": tokens });
-    reply::json(StatusCode::OK, &found)
+    Ok(reply::json(StatusCode::OK, &found))
 }
 
 fn parse(body: &[u8]) -> Result<Asked, Refusal> {

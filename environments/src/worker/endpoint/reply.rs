@@ -5,7 +5,7 @@
 
 use super::super::ask::Refusal;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 /// A value as a response.
@@ -20,13 +20,15 @@ pub(super) fn error(status: StatusCode, message: &str) -> Response {
     json(status, &json!({ "error": error }))
 }
 
-/// The words must be the first in the body: some releases look for them there.
-pub(super) fn refused(refusal: &Refusal) -> Response {
-    let status = match refusal {
-        Refusal::TooLong { .. } | Refusal::Bad(_) => StatusCode::BAD_REQUEST,
-        Refusal::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    error(status, &refusal.to_string())
+impl IntoResponse for Refusal {
+    /// The words must be the first in the body: some releases look for them there.
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::TooLong { .. } | Self::Bad(_) => StatusCode::BAD_REQUEST,
+            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        error(status, &self.to_string())
+    }
 }
 
 fn usage(answer: &Value) -> Value {
