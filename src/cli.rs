@@ -9,9 +9,22 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "minds-actors", version, propagate_version = true)]
 pub struct Cli {
+    /// How the log on standard error is written.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
+    pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line; what `run` prints becomes part of it.
+    Json,
 }
 
 /// The verbs.

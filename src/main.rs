@@ -4,10 +4,12 @@ mod assemble;
 mod cli;
 mod commands;
 mod config;
+mod dashboard;
 mod exit;
 mod run_folder;
 mod simulate;
 mod telemetry;
+mod terminal;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -16,7 +18,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    telemetry::init(&cli.command);
+    telemetry::init(&cli);
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
         Command::Eval(command) => commands::eval::run(command),

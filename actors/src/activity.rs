@@ -16,6 +16,8 @@ pub enum Work {
     Training,
     /// A gradient step is being measured.
     Shadow,
+    /// Weights are being made ready to sample from.
+    Exporting,
 }
 
 /// Seconds since the start.
@@ -35,6 +37,38 @@ pub struct Shares {
     pub shadow: f64,
     /// Any of these: the service has something to do.
     pub any: f64,
+    /// The trainer idle, by what went on meanwhile.
+    pub idle: Idle,
+}
+
+/// Seconds in which the trainer had nothing to do, by what went on meanwhile: what it was waiting for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Idle {
+    /// Samples, and no rewards.
+    pub sampling: f64,
+    /// Rewards, and no samples.
+    pub scoring: f64,
+    /// Both.
+    pub both: f64,
+    /// Neither, but new weights were being made ready to sample from.
+    pub exporting: f64,
+    /// Nothing.
+    pub nothing: f64,
+}
+
+/// Who is busy at this moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    /// At least one sample request is under way.
+    pub sampling: bool,
+    /// At least one reward is being computed.
+    pub scoring: bool,
+    /// The trainer is busy.
+    pub training: bool,
+    /// At least one gradient step is being measured.
+    pub shadow: bool,
+    /// Weights are being made ready to sample from.
+    pub exporting: bool,
 }
 
 /// A part of a whole, of two sums of the same stretches that are rounded on their own.
@@ -66,6 +100,13 @@ impl Shares {
             overlap: self.overlap - earlier.overlap,
             shadow: self.shadow - earlier.shadow,
             any: self.any - earlier.any,
+            idle: Idle {
+                sampling: self.idle.sampling - earlier.idle.sampling,
+                scoring: self.idle.scoring - earlier.idle.scoring,
+                both: self.idle.both - earlier.idle.both,
+                exporting: self.idle.exporting - earlier.idle.exporting,
+                nothing: self.idle.nothing - earlier.idle.nothing,
+            },
         }
     }
 }
@@ -78,13 +119,20 @@ pub struct Activity {
 
 struct State {
     since: Instant,
-    busy: [u32; 4],
+    busy: [u32; 5],
     shares: Shares,
+}
+
+impl State {
+    fn now(&self) -> Now {
+        let [sampling, scoring, training, shadow, exporting] = self.busy.map(|n| n > 0);
+        Now { sampling, scoring, training, shadow, exporting }
+    }
 }
 
 impl Default for Activity {
     fn default() -> Self {
-        let state = State { since: Instant::now(), busy: [0; 4], shares: Shares::default() };
+        let state = State { since: Instant::now(), busy: [0; 5], shares: Shares::default() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 }
@@ -102,12 +150,19 @@ impl Activity {
         self.advance(|_| ())
     }
 
-    fn advance(&self, change: impl FnOnce(&mut [u32; 4])) -> Shares {
+    /// Who is busy now.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.now()
+    }
+
+    fn advance(&self, change: impl FnOnce(&mut [u32; 5])) -> Shares {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let seconds = (now - state.since).as_secs_f64();
         state.since = now;
-        let [sampling, scoring, training, shadow] = state.busy.map(|n| n > 0);
+        let Now { sampling, scoring, training, shadow, exporting } = state.now();
         let add = |share: &mut f64, on: bool| *share += if on { seconds } else { 0.0 };
         let shares = &mut state.shares;
         add(&mut shares.wall, true);
@@ -117,6 +172,14 @@ impl Activity {
         add(&mut shares.overlap, training && (sampling || scoring));
         add(&mut shares.shadow, shadow);
         add(&mut shares.any, sampling || scoring || training || shadow);
+        let idle = match (sampling, scoring) {
+            (true, false) => &mut shares.idle.sampling,
+            (false, true) => &mut shares.idle.scoring,
+            (true, true) => &mut shares.idle.both,
+            (false, false) if exporting => &mut shares.idle.exporting,
+            (false, false) => &mut shares.idle.nothing,
+        };
+        add(idle, !training);
         change(&mut state.busy);
         state.shares
     }
@@ -156,15 +219,21 @@ mod tests {
         let shadow = activity.enter(Work::Shadow);
         pass(1).await;
         drop(shadow);
+        let export = activity.enter(Work::Exporting);
+        pass(2).await;
+        assert_eq!(activity.now(), Now { exporting: true, ..Now::default() });
+        drop(export);
         let shares = activity.shares();
         let expected = Shares {
-            wall: 11.0,
+            wall: 13.0,
             sampling: 5.0,
             scoring: 0.0,
             training: 7.0,
             overlap: 3.0,
             shadow: 1.0,
             any: 10.0,
+            // The first second and the last but the export; two of sampling before the training began.
+            idle: Idle { sampling: 2.0, exporting: 2.0, nothing: 2.0, ..Idle::default() },
         };
         assert_eq!(shares, expected);
         assert!((shares.overlap_share() - 3.0 / 7.0).abs() < 1e-12);

@@ -152,7 +152,7 @@ impl AdvantageBatcher {
             match built.map_err(|e| e.to_string()).and_then(|b| b) {
                 Ok(ready) => stage.collect(ready, ctx),
                 Err(why) => {
-                    warn!(group = %group.id, %why, "group failed");
+                    group.span.in_scope(|| warn!(%why, "group failed"));
                     stage.board.update(NAME, |s| s.failed += 1);
                     group.credit.settle(&Verdict::Failed(why));
                 }

@@ -1,8 +1,10 @@
 //! Every wait on a service ends: one that is not answered in time becomes an error that names what was waited for.
+//! Every wait is counted, too.
 //!
 //! The wrappers stand between the stages and the service, so that no stage can forget a limit. A wait begins when
 //! its answer is first asked for, not when the request was queued behind others.
 
+use crate::meters::ServiceMeters;
 use async_trait::async_trait;
 use minds_core::backend::{
     BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend,
@@ -16,6 +18,7 @@ use minds_core::sampling::{SampleRequest, SampleResponse};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How long an answer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,52 +38,66 @@ impl Default for Deadlines {
 impl Deadlines {
     /// The same sampler, whose answers come in time or not at all.
     #[must_use]
-    pub fn sampler(self, inner: Arc<dyn SamplingBackend>) -> Arc<dyn SamplingBackend> {
-        Arc::new(Timed { inner, limits: self })
+    pub fn sampler(
+        self,
+        inner: Arc<dyn SamplingBackend>,
+        meters: &ServiceMeters,
+    ) -> Arc<dyn SamplingBackend> {
+        Arc::new(Timed { inner, limits: self, meters: meters.clone() })
     }
 
     /// The same adapter, whose answers come in time or not at all, and so do those of its exports.
     #[must_use]
-    pub fn training(self, inner: Arc<dyn TrainingBackend>) -> Arc<dyn TrainingBackend> {
-        Arc::new(Timed { inner, limits: self })
+    pub fn training(
+        self,
+        inner: Arc<dyn TrainingBackend>,
+        meters: &ServiceMeters,
+    ) -> Arc<dyn TrainingBackend> {
+        Arc::new(Timed { inner, limits: self, meters: meters.clone() })
     }
 
     /// The same service, whose answers come in time or not at all, and so do those of all that it makes.
     #[must_use]
-    pub fn service(self, inner: Arc<dyn Service>) -> Arc<dyn Service> {
-        Arc::new(Timed { inner, limits: self })
+    pub fn service(self, inner: Arc<dyn Service>, meters: &ServiceMeters) -> Arc<dyn Service> {
+        Arc::new(Timed { inner, limits: self, meters: meters.clone() })
     }
 }
 
 async fn within<T>(
     limit: Duration,
+    meters: &ServiceMeters,
     what: &'static str,
     answer: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
+    let (request, asked) = (meters.enter(what), Instant::now());
+    let result = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
         Err(BackendError::Unavailable(format!("{what} was not answered within {} s", limit.as_secs())))
-    })
+    });
+    request.ended(&result, asked.elapsed());
+    result
 }
 
 struct Timed<T: ?Sized> {
     limits: Deadlines,
+    meters: ServiceMeters,
     inner: Arc<T>,
 }
 
 #[async_trait]
 impl SamplingBackend for Timed<dyn SamplingBackend> {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        within(self.limits.sampling, "sample", self.inner.sample(request)).await
+        within(self.limits.sampling, &self.meters, "sample", self.inner.sample(request)).await
     }
 
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        within(self.limits.sampling, "logprobs", self.inner.logprobs(tokens)).await
+        within(self.limits.sampling, &self.meters, "logprobs", self.inner.logprobs(tokens)).await
     }
 }
 
 impl Timed<dyn TrainingBackend> {
     fn pending<T: 'static>(&self, what: &'static str, answer: Pending<T>) -> Pending<T> {
-        Box::pin(within(self.limits.training, what, answer))
+        let (limit, meters) = (self.limits.training, self.meters.clone());
+        Box::pin(async move { within(limit, &meters, what, answer).await })
     }
 }
 
@@ -106,12 +123,13 @@ impl TrainingBackend for Timed<dyn TrainingBackend> {
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let (limits, export) = (self.limits, self.inner.export_sampler(name));
+        let (limits, meters) = (self.limits, self.meters.clone());
+        let export = self.inner.export_sampler(name);
         self.pending(
             "export_sampler",
             Box::pin(async move {
                 let Export { sampler, path } = export.await?;
-                Ok(Export { sampler: limits.sampler(sampler), path })
+                Ok(Export { sampler: limits.sampler(sampler, &meters), path })
             }),
         )
     }
@@ -129,21 +147,24 @@ impl Service for Timed<dyn Service> {
 
     async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
         let training =
-            within(self.limits.training, "create_training", self.inner.create_training(spec)).await?;
-        Ok(self.limits.training(training))
+            within(self.limits.training, &self.meters, "create_training", self.inner.create_training(spec))
+                .await?;
+        Ok(self.limits.training(training, &self.meters))
     }
 
     async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        let sampler = within(self.limits.training, "base_sampler", self.inner.base_sampler()).await?;
-        Ok(self.limits.sampler(sampler))
+        let sampler =
+            within(self.limits.training, &self.meters, "base_sampler", self.inner.base_sampler()).await?;
+        Ok(self.limits.sampler(sampler, &self.meters))
     }
 
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        let sampler = within(self.limits.training, "sampler_from", self.inner.sampler_from(path)).await?;
-        Ok(self.limits.sampler(sampler))
+        let sampler =
+            within(self.limits.training, &self.meters, "sampler_from", self.inner.sampler_from(path)).await?;
+        Ok(self.limits.sampler(sampler, &self.meters))
     }
 
     async fn forget(&self, path: &str) -> Result<(), BackendError> {
-        within(self.limits.training, "forget", self.inner.forget(path)).await
+        within(self.limits.training, &self.meters, "forget", self.inner.forget(path)).await
     }
 }

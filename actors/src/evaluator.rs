@@ -7,6 +7,7 @@
 
 use crate::activity::Activity;
 use crate::kit::unpanicked;
+use crate::meters::Meters;
 use crate::parcels::Component;
 use crate::play::{Player, Table};
 use crate::policy::Policy;
@@ -70,7 +71,9 @@ impl Evaluator {
         let queries = Arc::new(queries.beside());
         let bench = Bench::new(judge, &queries);
         // Training tells by its own activity how much of it overlapped.
-        let player = Player { seed: seed ^ STREAM, retry, activity: Activity::default() };
+        // What it plays is counted apart from the training.
+        let (activity, meters) = (Activity::default(), Meters::default());
+        let player = Player { seed: seed ^ STREAM, retry, activity, meters };
         Self { options, components, player, queries, bench }
     }
 

@@ -12,6 +12,7 @@ use minds_core::ids::GroupId;
 use minds_core::schedule::Schedule;
 use std::sync::Arc;
 use tokio::sync::watch;
+use tracing::info_span;
 
 /// The first stage.
 pub struct Feeder {
@@ -78,7 +79,8 @@ pub(crate) fn open(
     let key = schedule.item(id.0);
     let component = components[usize::from(key.component)].clone();
     let item = component.environment.item(key.item);
-    Group { id, key, component, item, credit: ledger.open(id) }
+    let span = info_span!(parent: None, "group", %id, environment = component.name, item = key.item);
+    Group { id, key, component, item, credit: ledger.open(id), span }
 }
 
 /// Ends when the run stops or the sampler has gone.

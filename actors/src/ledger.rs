@@ -43,6 +43,9 @@ pub struct Counts {
     /// ready and are not among them: refused batches have their own limit.
     #[serde(skip)]
     pub failed_in_a_row: u64,
+    /// Groups without signal since the last one that was trained.
+    #[serde(skip)]
+    pub filtered_in_a_row: u64,
 }
 
 impl Counts {
@@ -68,6 +71,7 @@ impl Counts {
             dropped: before.dropped + self.dropped,
             failed: before.failed + self.failed,
             failed_in_a_row: self.failed_in_a_row,
+            filtered_in_a_row: self.filtered_in_a_row,
         }
     }
 }
@@ -101,6 +105,19 @@ pub struct Ledger {
     counts: watch::Sender<Counts>,
     /// Batches that were no optimizer step.
     refused: Arc<AtomicU64>,
+    /// Tokens that were sampled for nothing.
+    discarded: Arc<Tokens<AtomicU64>>,
+}
+
+/// Tokens of rollouts that had their reward and were not trained, by the verdict on their group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens<T = u64> {
+    /// Groups without signal.
+    pub filtered: T,
+    /// Groups dropped as stale.
+    pub dropped: T,
+    /// Groups that failed.
+    pub failed: T,
 }
 
 /// A group that is not yet part of a batch.
@@ -134,6 +151,7 @@ impl Ledger {
             book: Arc::new(Mutex::new(book)),
             counts: watch::Sender::new(Counts::default()),
             refused: Arc::default(),
+            discarded: Arc::default(),
         }
     }
 
@@ -141,7 +159,7 @@ impl Ledger {
     #[must_use]
     pub fn open(&self, group: GroupId) -> Credit {
         self.counts.send_modify(|counts| counts.opened += 1);
-        Credit { group, ledger: self.clone(), ready: false.into(), settled: false.into() }
+        Credit { group, ledger: self.clone(), paid: 0.into(), ready: false.into(), settled: false.into() }
     }
 
     /// A position that was dropped and is to be opened once more, the first one first.
@@ -159,6 +177,14 @@ impl Ledger {
     #[must_use]
     pub fn refused_batches(&self) -> u64 {
         self.refused.load(Ordering::Acquire)
+    }
+
+    /// Tokens that were sampled for nothing.
+    #[must_use]
+    pub fn discarded(&self) -> Tokens {
+        let Tokens { filtered, dropped, failed } = &*self.discarded;
+        let read = |tokens: &AtomicU64| tokens.load(Ordering::Relaxed);
+        Tokens { filtered: read(filtered), dropped: read(dropped), failed: read(failed) }
     }
 
     /// Follows the counts.
@@ -203,7 +229,16 @@ impl Ledger {
         Some((book.first_failure.clone()?, group, last))
     }
 
-    fn settle(&self, group: GroupId, ready: bool, verdict: &Verdict) {
+    fn settle(&self, group: GroupId, ready: bool, paid: u64, verdict: &Verdict) {
+        let discarded = match verdict {
+            Verdict::Trained => None,
+            Verdict::Filtered => Some(&self.discarded.filtered),
+            Verdict::Dropped => Some(&self.discarded.dropped),
+            Verdict::Failed(_) => Some(&self.discarded.failed),
+        };
+        if let Some(discarded) = discarded {
+            discarded.fetch_add(paid, Ordering::Relaxed);
+        }
         {
             let mut book = self.lock();
             match verdict {
@@ -218,8 +253,14 @@ impl Ledger {
             }
         }
         self.counts.send_modify(|counts| match verdict {
-            Verdict::Trained => counts.trained += 1,
-            Verdict::Filtered => counts.filtered += 1,
+            Verdict::Trained => {
+                counts.trained += 1;
+                counts.filtered_in_a_row = 0;
+            }
+            Verdict::Filtered => {
+                counts.filtered += 1;
+                counts.filtered_in_a_row += 1;
+            }
             Verdict::Dropped => counts.dropped += 1,
             Verdict::Failed(_) => {
                 counts.failed += 1;
@@ -237,6 +278,8 @@ impl Ledger {
 pub struct Credit {
     group: GroupId,
     ledger: Ledger,
+    /// Tokens sampled for it.
+    paid: AtomicU64,
     ready: AtomicBool,
     settled: AtomicBool,
 }
@@ -245,6 +288,11 @@ impl Credit {
     /// Notes which weights play the group.
     pub fn playing(&self, version: PolicyVersion) {
         self.ledger.lock().stamped.insert(self.group, Stamp { version, ready: false });
+    }
+
+    /// Notes tokens that were sampled for the group.
+    pub fn paid(&self, tokens: usize) {
+        self.paid.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     /// Notes that the group has come through playing and scoring.
@@ -269,7 +317,8 @@ impl Credit {
     pub fn settle(&self, verdict: &Verdict) -> bool {
         let first = !self.settled.swap(true, Ordering::AcqRel);
         if first {
-            self.ledger.settle(self.group, self.ready.load(Ordering::Acquire), verdict);
+            let paid = self.paid.load(Ordering::Relaxed);
+            self.ledger.settle(self.group, self.ready.load(Ordering::Acquire), paid, verdict);
         }
         first
     }
@@ -289,6 +338,7 @@ mod tests {
     fn a_credit_comes_back_exactly_once() {
         let ledger = Ledger::new(Settled::default());
         let credits: Vec<Credit> = (0..4).map(|n| ledger.open(GroupId(n))).collect();
+        credits.iter().zip([10, 20, 40, 80]).for_each(|(credit, tokens)| credit.paid(tokens));
         assert_eq!(ledger.counts().in_flight(), 4);
         assert!(credits[0].settle(&Verdict::Trained));
         assert!(!credits[0].settle(&Verdict::Dropped), "the first verdict stands");
@@ -298,6 +348,8 @@ mod tests {
         assert_eq!((counts.trained, counts.filtered, counts.dropped, counts.failed), (1, 1, 0, 2));
         assert_eq!((counts.opened, counts.in_flight()), (4, 0));
         assert_eq!(ledger.failures().unwrap().0, "lost on the way");
+        // All but the ten tokens of the group that was trained.
+        assert_eq!(ledger.discarded(), Tokens { filtered: 20, dropped: 0, failed: 40 + 80 });
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub mod kit;
 pub mod ledger;
 pub mod line;
 pub mod memory;
+pub mod meters;
+pub mod observer;
 pub mod parcels;
 pub mod play;
 pub mod policy;

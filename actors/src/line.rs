@@ -8,7 +8,9 @@ use crate::batcher::{self, AdvantageBatcher, Complete, Patience};
 use crate::evaluator::{self, Evaluation, Evaluator};
 use crate::feeder::{self, Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
-use crate::ledger::{Ledger, Settled};
+use crate::ledger::{Counts, Ledger, Settled};
+use crate::meters::Meters;
+use crate::observer::Observer;
 use crate::parcels::{Component, Poison, Spare, StepDone};
 use crate::play::Player;
 use crate::policy::{Interviewer, Policy};
@@ -63,6 +65,8 @@ pub struct Options {
     pub restarts: u32,
     /// Groups that may fail one after the other before the run ends with an error.
     pub max_failed_in_a_row: u64,
+    /// Groups without signal that may be replaced one after the other before the run ends with an error.
+    pub max_replaced_in_a_row: u64,
     /// What to do when the service fails.
     pub retry: Retry,
     /// How groups become batches.
@@ -112,6 +116,8 @@ pub struct Parts {
     pub shadow: Option<Shadow>,
     /// Threads for heavy sums.
     pub pool: CpuPool,
+    /// What is counted.
+    pub meters: Meters,
 }
 
 /// Where shadow adapters live, and how they step.
@@ -143,11 +149,10 @@ pub struct Line {
     stages: Vec<Stage>,
     stop: watch::Sender<bool>,
     finish: Outlet<Finish>,
-    ledger: Ledger,
+    observer: Observer,
     max_failed_in_a_row: u64,
-    board: Board,
-    activity: Activity,
-    lanes: Vec<Box<dyn Fn() -> LaneStats>>,
+    /// No bound where they are not replaced.
+    max_replaced_in_a_row: u64,
     /// Has adapters and states on the service that are not the run's.
     shadows: Option<ShadowTrainer>,
     /// Whether the run is being ended early, after a last checkpoint.
@@ -197,10 +202,14 @@ impl Line {
         let restored = restore(start.spares, &schedule, &components, &ledger, &mut skip);
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
-        let deadlines = options.retry.deadlines;
-        let sampler = deadlines.sampler(parts.sampler);
-        let training = deadlines.training(parts.training);
-        let shelf = parts.shadow.as_ref().map(|shadow| Shelf::new(deadlines.service(shadow.service.clone())));
+        let (deadlines, meters) = (options.retry.deadlines, parts.meters);
+        let service = &meters.service;
+        let sampler = deadlines.sampler(parts.sampler, service);
+        let training = deadlines.training(parts.training, service);
+        let shelf = parts
+            .shadow
+            .as_ref()
+            .map(|shadow| Shelf::new(deadlines.service(shadow.service.clone(), service)));
         let origin = shelf.as_ref().zip(parts.shadow.as_ref()).and_then(|(shelf, shadow)| {
             let StartFrom::Policy { saved } = &shadow.from else { return None };
             Some(match saved.clone() {
@@ -213,12 +222,12 @@ impl Line {
         });
         let first = Policy::new(PolicyVersion(start.step), sampler, parts.queries.clone(), origin.clone());
         let (publish, policy) = watch::channel(Arc::new(first));
-        let mut lanes: Vec<Box<dyn Fn() -> LaneStats>> =
-            vec![gauge(&groups), gauge(&episodes), gauge(&scored), gauge(&batches)];
+        let mut lanes = vec![groups.gauge(), episodes.gauge(), scored.gauge(), batches.gauge()];
 
         let shadow = parts.shadow.zip(shelf.clone()).map(|(Shadow { options, service, .. }, shelf)| {
             let (board, activity) = (board.clone(), activity.clone());
-            let stage = ShadowTrainer::new(options, service, shelf, &parts.queries, board, activity);
+            let (queries, meters) = (&parts.queries, &meters.service);
+            let stage = ShadowTrainer::new(options, service, shelf, queries, board, activity, meters);
             let (attached, gauge) = stage.clone().attach(&parts.queries);
             lanes.push(gauge);
             (stage, attached)
@@ -233,6 +242,7 @@ impl Line {
             components: components.clone(),
             ledger: ledger.clone(),
             activity: activity.clone(),
+            meters: meters.clone(),
             board: board.clone(),
             events: event.clone(),
             stop: stopping.clone(),
@@ -265,7 +275,7 @@ impl Line {
         let (last, no_more) = watch::channel(false);
         let (found, evaluations) = mpsc::channel(8);
         let judge = match parts.judge {
-            Judge::Fixed(sampler) => Judge::Fixed(deadlines.sampler(sampler)),
+            Judge::Fixed(sampler) => Judge::Fixed(deadlines.sampler(sampler, service)),
             other => other,
         };
         let measured: Vec<_> = components.iter().filter(|c| c.weight == 0.0).cloned().collect();
@@ -275,9 +285,10 @@ impl Line {
             let last = start.evaluated.then_some(start.step);
             attend("evaluator", evaluator.follow(last, policy.clone(), no_more, found))
         });
-        let player = Player { seed: options.seed, retry: options.retry, activity: activity.clone() };
+        let (seed, retry) = (options.seed, options.retry);
+        let player = Player { seed, retry, activity: activity.clone(), meters: meters.clone() };
         let reference = parts.reference.map(|reference| {
-            Arc::new(Interviewer::new(deadlines.sampler(reference), parts.queries.clone(), None))
+            Arc::new(Interviewer::new(deadlines.sampler(reference, service), parts.queries.clone(), None))
         });
         let scorer = Scorer {
             bench: Bench::new(judge, &parts.queries),
@@ -317,11 +328,19 @@ impl Line {
                 .collect(),
             stop,
             finish,
-            ledger,
+            observer: Observer {
+                ledger,
+                board,
+                activity,
+                queries: parts.queries,
+                credits: options.credits(),
+                lanes: lanes.into(),
+            },
             max_failed_in_a_row: options.max_failed_in_a_row,
-            board,
-            activity,
-            lanes,
+            max_replaced_in_a_row: match options.batch.constant {
+                batcher::ConstantGroups::Replace => options.max_replaced_in_a_row,
+                batcher::ConstantGroups::Keep | batcher::ConstantGroups::Drop => u64::MAX,
+            },
             shadows,
             giving_up: false,
             evaluations,
@@ -336,8 +355,9 @@ impl Line {
         if self.over {
             return None;
         }
-        let mut counts = self.ledger.watch();
-        let limit = self.max_failed_in_a_row;
+        let mut counts = self.observer.ledger.watch();
+        let (failed, replaced) = (self.max_failed_in_a_row, self.max_replaced_in_a_row);
+        let hopeless = |c: &Counts| c.failed_in_a_row >= failed || c.filtered_in_a_row >= replaced;
         let event = loop {
             // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
             if self.ended.is_some()
@@ -360,9 +380,9 @@ impl Line {
                 },
                 Some(evaluation) = self.evaluations.recv() => break Event::Evaluated(evaluation),
                 why = broken(&mut self.stages) => break Event::Failed(why),
-                _ = counts.wait_for(|c| c.failed_in_a_row >= limit), if !self.giving_up => {
+                _ = counts.wait_for(hopeless), if !self.giving_up => {
                     // The weights are good: they are saved before the run ends.
-                    let why = self.too_many_failures();
+                    let why = self.too_many();
                     error!(%why, "giving up after the step under way");
                     self.giving_up = true;
                     self.end(Some(why));
@@ -395,33 +415,46 @@ impl Line {
         }
     }
 
+    /// Reads the line, also after it has gone.
+    #[must_use]
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     /// The book of groups.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.observer.ledger
     }
 
     /// What every stage last said about itself.
     #[must_use]
     pub fn board(&self) -> &Board {
-        &self.board
+        &self.observer.board
     }
 
     /// Who is busy when.
     #[must_use]
     pub fn activity(&self) -> &Activity {
-        &self.activity
+        &self.observer.activity
     }
 
     /// Depth and traffic of the lanes, in the order of the stages.
     #[must_use]
     pub fn lanes(&self) -> Vec<LaneStats> {
-        self.lanes.iter().map(|stats| stats()).collect()
+        self.observer.lanes()
     }
 
-    fn too_many_failures(&self) -> String {
+    fn too_many(&self) -> String {
         let limit = self.max_failed_in_a_row;
-        match self.ledger.failures() {
+        let replaced = self.ledger().counts().filtered_in_a_row;
+        if replaced >= self.max_replaced_in_a_row {
+            return format!(
+                "{replaced} groups in a row had equal rewards and were replaced (`constant_groups`): there is nothing \
+                 to learn from, the task is too easy or too hard"
+            );
+        }
+        match self.observer.ledger.failures() {
             Some((first, group, last)) if first == last => {
                 format!("{limit} groups in a row failed, the last was {group}: {last}")
             }
@@ -450,6 +483,7 @@ fn restore(
             skip.insert(spare.group.0);
             let group = feeder::open(spare.group, schedule, components, ledger);
             group.credit.playing(oldest);
+            group.credit.paid(spare.members.iter().map(|member| member.episode.sampled_tokens()).sum());
             restored.push(Complete::restored(Arc::new(group), &spare));
         }
     }
@@ -466,11 +500,6 @@ async fn broken(stages: &mut Vec<Stage>) -> String {
         }
     }
     std::future::pending().await
-}
-
-fn gauge<M: Send + 'static>(outlet: &Outlet<M>) -> Box<dyn Fn() -> LaneStats> {
-    let outlet = outlet.clone();
-    Box::new(move || outlet.stats())
 }
 
 fn bind<A, M>(inlet: Inlet<M>) -> impl FnMut(&actix::Addr<A>)

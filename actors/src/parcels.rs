@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Span;
 
 /// One environment of the mixture, with how it is played.
 pub struct Component {
@@ -46,6 +47,8 @@ pub struct Group {
     pub item: Item,
     /// Its right to be in flight.
     pub credit: Credit,
+    /// In which everything that happens to it is logged, from its first sample to its step.
+    pub span: Span,
 }
 
 /// Sampler → Scorer: a finished rollout, or why there is none.
@@ -58,8 +61,8 @@ pub struct Played {
     pub policy: Arc<Policy>,
     /// The episode, or the cause of its failure.
     pub outcome: Result<Episode, String>,
-    /// The reward, where the environment plays by itself and so has judged already.
-    pub score: Option<Score>,
+    /// The verdict, where the environment plays by itself and so has judged already.
+    pub judged: Option<Result<Score, Missing>>,
 }
 
 /// By turn and token of an answer: its log-prob when it was sampled minus the one under the reference. No turns where
@@ -150,19 +153,20 @@ pub struct Poison {
     pub policy: PolicyVersion,
     /// Why there is no reward, after the last try.
     pub cause: Missing,
-    /// The answers, in order.
+    /// The answers, in order. None of an environment that played by itself and did not come to its end.
     pub answers: Vec<String>,
 }
 
 impl Poison {
-    pub(crate) fn new(played: &Played, episode: &Episode, cause: Missing) -> Self {
+    pub(crate) fn new(played: &Played, cause: Missing) -> Self {
+        let turns = played.outcome.iter().flat_map(|episode| &episode.turns);
         Self {
             environment: played.group.component.name.clone(),
-            episode: episode.id,
+            episode: EpisodeId { group: played.group.id, member: played.member },
             item: played.group.key.item,
-            policy: episode.policy,
+            policy: played.policy.version,
             cause,
-            answers: episode.turns.iter().map(|turn| turn.text.clone()).collect(),
+            answers: turns.map(|turn| turn.text.clone()).collect(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::activity::{Activity, Work};
 use crate::kit::unpanicked;
+use crate::meters::Meters;
 use crate::parcels::Component;
 use crate::policy::Policy;
 use crate::retry::Retry;
@@ -44,6 +45,8 @@ pub struct Player {
     pub retry: Retry,
     /// Who is busy when.
     pub activity: Activity,
+    /// What is counted.
+    pub meters: Meters,
 }
 
 impl Player {

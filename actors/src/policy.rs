@@ -141,7 +141,7 @@ impl Oracle for Interviewer {
         let Some(shadow) = self.queries.shadow.get() else {
             return Err(Missing::Unsupported("what one gradient step would change".into()));
         };
-        let gone = || Missing::Service("the shadow trainer has ended".into());
+        let gone = || Missing::Unsupported("the shadow trainer has ended".into());
         let (reply, answer) = oneshot::channel();
         let (origin, asked) = (self.origin.clone(), Instant::now());
         let measure = Measure { origin, text, probe_prefix, probe_target, asked, reply };
@@ -153,7 +153,7 @@ impl Oracle for Interviewer {
         let Some(loans) = self.queries.loans.get() else {
             return Err(Missing::Unsupported("an adapter of its own".into()));
         };
-        let gone = || Missing::Service("the shadow trainer has ended".into());
+        let gone = || Missing::Unsupported("the shadow trainer has ended".into());
         let (reply, answer) = oneshot::channel();
         loans.send(Loan { origin: self.origin.clone(), reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?

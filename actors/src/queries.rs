@@ -5,7 +5,7 @@
 //! for a step that cannot come: after [`Limits::patience`] the reward is missing, with that cause.
 
 use crate::kit::Outlet;
-use crate::shadow_trainer::{Loan, Measure, Meter};
+use crate::shadow_trainer::{Loan, Measure, Meter, MeterReading};
 use minds_core::reward::{Metrics, Missing};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -141,7 +141,9 @@ impl Queries {
         self.spent.send_replace(0);
     }
 
-    pub(crate) fn read(&self) -> Reading {
+    /// All counters at this moment.
+    #[must_use]
+    pub fn read(&self) -> Reading {
         Reading {
             sent: self.sent(),
             remembered: self.remembered(),
@@ -169,11 +171,15 @@ impl Queries {
 
 /// The counters at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reading {
-    sent: u64,
-    remembered: u64,
-    waited_s: f64,
-    shifts: crate::shadow_trainer::MeterReading,
+pub struct Reading {
+    /// Questions sent to the service.
+    pub sent: u64,
+    /// Questions answered from memory, or by joining one under way.
+    pub remembered: u64,
+    /// Seconds that questions have waited for room or for the next step.
+    pub waited_s: f64,
+    /// Gradient steps measured.
+    pub shifts: MeterReading,
 }
 
 #[cfg(test)]

@@ -15,10 +15,11 @@ use futures::future::{join, join_all};
 use minds_core::environment::Conductor;
 use minds_core::episode::Episode;
 use minds_core::ids::EpisodeId;
-use minds_core::reward::Score;
+use minds_core::reward::{Missing, Score};
 use std::sync::Arc;
 use tokio::sync::watch;
-use tracing::warn;
+use tokio::time::Instant;
+use tracing::{Instrument as _, warn};
 
 const NAME: &str = "sampler";
 
@@ -46,38 +47,45 @@ impl Handler<Parcel<Arc<Group>>> for Sampler {
 
     fn handle(&mut self, parcel: Parcel<Arc<Group>>, _: &mut Self::Context) {
         let (group, slot) = parcel.open();
-        let stage = self.clone();
-        tokio::spawn(async move {
+        let (stage, span) = (self.clone(), group.span.clone());
+        let playing = async move {
             tokio::select! {
                 () = stage.play(group) => {}
                 () = stage.episodes.closed() => {} // nobody will take the episodes
             }
             drop(slot);
-        });
+        };
+        tokio::spawn(playing.instrument(span));
     }
 }
 
 impl Sampler {
     async fn play(&self, group: Arc<Group>) {
+        let begun = Instant::now();
         self.board.update(NAME, |s| s.busy += 1);
         // The version is stamped here, before the first await.
         let policy = self.policy.borrow().clone();
         group.credit.playing(policy.version);
         match group.component.environment.conductor() {
-            None => self.take_turns(&group, &policy).await,
-            Some(conductor) => self.hand_over(conductor, &group, &policy).await,
+            None => self.take_turns(&group, &policy, begun).await,
+            Some(conductor) => self.hand_over(conductor, &group, &policy, begun).await,
         }
         self.board.update(NAME, |s| s.busy -= 1);
     }
 
     /// Gives an environment that plays by itself a seat per member.
-    async fn hand_over(&self, conductor: &dyn Conductor, group: &Arc<Group>, policy: &Arc<Policy>) {
+    async fn hand_over(
+        &self,
+        conductor: &dyn Conductor,
+        group: &Arc<Group>,
+        policy: &Arc<Policy>,
+        begun: Instant,
+    ) {
         let members = 0..group.component.group_size.get();
         let (seats, outcomes): (Vec<_>, Vec<_>) =
             members.map(|member| self.player.seat(group.id, member, policy.clone())).unzip();
         let leaving = join_all((0_u32..).zip(outcomes).map(|(member, outcome)| async move {
-            let performance = left(outcome).await;
-            let (outcome, score) = match performance {
+            let (outcome, judged) = match left(outcome).await {
                 Ok(performance) => {
                     let episode = Episode {
                         id: EpisodeId { group: group.id, member },
@@ -85,17 +93,18 @@ impl Sampler {
                         policy: policy.version,
                         turns: performance.turns,
                     };
-                    (Ok(episode), Some(performance.score))
+                    (Ok(episode), Ok(performance.score))
                 }
-                Err(why) => (Err(why), None),
+                Err(missing) => (Err(missing.to_string()), Err(missing)),
             };
-            self.tell(group, member, policy, outcome, score).await;
+            self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
+            self.tell(group, member, policy, outcome, Some(judged)).await;
         }));
         // A panic drops the seats, and so every member still leaves.
         drop(join(unpanicked(conductor.play(&group.item, seats)), leaving).await);
     }
 
-    async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>) {
+    async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>, begun: Instant) {
         let size = group.component.group_size.get();
         let opening = self.player.open(table(group, policy), size);
         let (prompt, firsts) = match unpanicked(opening).await.and_then(|opened| opened) {
@@ -115,10 +124,11 @@ impl Sampler {
                 };
                 for again in 1..=self.replays {
                     let Err(why) = &outcome else { break };
-                    warn!(group = %group.id, member, why, again, "plays a member once more");
+                    warn!(member, why, again, "plays a member once more");
                     let playing = self.player.replay(table, member, again);
                     outcome = unpanicked(playing).await.and_then(|episode| episode);
                 }
+                self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
                 self.tell(group, member, policy, outcome, None).await;
             }
         }))
@@ -132,12 +142,12 @@ impl Sampler {
         member: u32,
         policy: &Arc<Policy>,
         outcome: Result<Episode, String>,
-        score: Option<Score>,
+        judged: Option<Result<Score, Missing>>,
     ) {
         self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
         let (group, policy) = (group.clone(), policy.clone());
         // A refusal means that the run is over; dropping the last member gives the credit back.
-        drop(self.episodes.send(Played { group, member, policy, outcome, score }).await);
+        drop(self.episodes.send(Played { group, member, policy, outcome, judged }).await);
     }
 }
 

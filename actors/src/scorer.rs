@@ -21,6 +21,8 @@ use minds_core::ids::Token;
 use minds_core::reward::Missing;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tracing::Instrument as _;
 
 const NAME: &str = "scorer";
 
@@ -111,29 +113,46 @@ impl Handler<Parcel<Played>> for Scorer {
 
     fn handle(&mut self, parcel: Parcel<Played>, _: &mut Self::Context) {
         let (played, slot) = parcel.open();
-        let stage = self.clone();
-        tokio::spawn(async move {
+        let (stage, span) = (self.clone(), played.group.span.clone());
+        let judging = async move {
             tokio::select! {
                 () = stage.judge(played) => {}
                 () = stage.scored.closed() => {} // nobody will take the reward
             }
             drop(slot);
-        });
+        };
+        tokio::spawn(judging.instrument(span));
     }
 }
 
 impl Scorer {
     async fn judge(&self, played: Played) {
+        let begun = Instant::now();
         self.board.update(NAME, |s| s.busy += 1);
-        let mut poison = None;
+        let (meters, environment) = (&self.player.meters, &played.group.component.name);
         let outcome = match &played.outcome {
-            Ok(episode) => self.score(&played, episode).await.map_err(|missing| {
-                let why = missing.to_string();
-                poison = missing.is_poison().then(|| Poison::new(&played, episode, missing));
-                why
-            }),
-            Err(why) => Err(why.clone()),
+            Ok(episode) => match self.score(&played, episode).await {
+                Ok(scored) => {
+                    played.group.credit.paid(episode.sampled_tokens());
+                    meters.scored(environment, scored.score.reward.get().into(), begun.elapsed());
+                    Ok(scored)
+                }
+                Err(missing) => {
+                    meters.missing(environment, &missing, episode.sampled_tokens());
+                    Err((missing.to_string(), Some(missing)))
+                }
+            },
+            Err(why) => {
+                // What it had sampled by then went with the environment.
+                let missing = played.judged.as_ref().and_then(|judged| judged.as_ref().err());
+                missing.iter().for_each(|missing| meters.missing(environment, missing, 0));
+                Err((why.clone(), missing.cloned()))
+            }
         };
+        let poison =
+            outcome.as_ref().err().and_then(|(_, missing)| missing.clone()).filter(Missing::is_poison);
+        let poison = poison.map(|missing| Poison::new(&played, missing));
+        let outcome = outcome.map_err(|(why, _)| why);
         self.board.update(NAME, |s| {
             s.busy -= 1;
             if outcome.is_ok() { s.done += 1 } else { s.failed += 1 }
@@ -151,8 +170,8 @@ impl Scorer {
         let latest = self.policy.borrow().clone();
         let panel = self.bench.panel(&played.policy, &latest);
         let judging = async {
-            match &played.score {
-                Some(score) => Ok(score.clone()),
+            match &played.judged {
+                Some(judged) => judged.clone(),
                 None => self.player.judge(&played.group.component, &played.group.item, episode, &panel).await,
             }
         };

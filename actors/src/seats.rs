@@ -44,7 +44,7 @@ impl Player {
     ) -> Result<Performance, String> {
         let (seat, outcome) = self.seat(group, 0, policy);
         conductor.play(item, vec![seat]).await;
-        left(outcome).await
+        left(outcome).await.map_err(|missing| missing.to_string())
     }
 }
 
@@ -52,11 +52,11 @@ impl Player {
 ///
 /// # Errors
 /// Why there is no episode with a reward.
-pub async fn left(outcome: Outcome) -> Result<Performance, String> {
+pub async fn left(outcome: Outcome) -> Result<Performance, Missing> {
     let result = outcome.await.unwrap_or_else(|_| Err(Missing::Environment("it gave no result".into())));
-    let performance = result.map_err(|e| e.to_string())?;
+    let performance = result?;
     if performance.turns.is_empty() {
-        return Err("the environment did not ask the policy once".into());
+        return Err(Missing::Environment("it did not ask the policy once".into()));
     }
     Ok(performance)
 }

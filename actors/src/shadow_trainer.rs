@@ -16,12 +16,12 @@ mod meter;
 mod origin;
 
 pub use loan::Loan;
-pub use meter::Meter;
-pub(crate) use meter::MeterReading;
+pub use meter::{Meter, MeterReading};
 pub use origin::{Origin, Shelf, State};
 
 use crate::activity::{Activity, Work};
-use crate::kit::{Board, LaneStats, Parcel, Stage, lane, launch, unpanicked};
+use crate::kit::{Board, LaneGauge, Parcel, Stage, lane, launch, unpanicked};
+use crate::meters::ServiceMeters;
 use crate::policy::target_logprobs;
 use crate::queries::Queries;
 use crate::retry::Retry;
@@ -102,8 +102,9 @@ impl ShadowTrainer {
         queries: &Queries,
         board: Board,
         activity: Activity,
+        meters: &ServiceMeters,
     ) -> Self {
-        let service = options.retry.deadlines.service(service);
+        let service = options.retry.deadlines.service(service, meters);
         let room = Arc::new(Semaphore::new(options.adapters.get()));
         let (meter, idle, base) = (queries.shifts.clone(), Arc::default(), Arc::default());
         Self { options, service, board, activity, meter, room, idle, shelf, base }
@@ -114,11 +115,11 @@ impl ShadowTrainer {
     ///
     /// # Panics
     /// Another stage answers these already.
-    pub fn attach(self, queries: &Queries) -> (Stage, Box<dyn Fn() -> LaneStats>) {
+    pub fn attach(self, queries: &Queries) -> (Stage, LaneGauge) {
         // One more than there are adapters may wait at the stage; the others wait where they ask.
         let room = self.options.adapters.saturating_add(1);
         let (measures, inlet) = lane("measures", room);
-        let outlet = measures.clone();
+        let gauge = measures.gauge();
         assert!(queries.shadow.set(measures).is_ok(), "questions have one shadow trainer");
         let (loans, to_loans) = lane("loans", room);
         assert!(queries.loans.set(loans).is_ok(), "questions have one shadow trainer");
@@ -128,7 +129,7 @@ impl ShadowTrainer {
             inlet.bind(addr);
             to_loans.bind(addr);
         });
-        (stage, Box::new(move || outlet.stats()))
+        (stage, gauge)
     }
 }
 
@@ -159,7 +160,7 @@ impl Handler<Parcel<Measure>> for ShadowTrainer {
 
 impl ShadowTrainer {
     async fn measure(&self, measure: &Measure) -> Result<Shift, Missing> {
-        let closed = |_| Missing::Service("the shadow trainer has ended".into());
+        let closed = |_| Missing::Unsupported("the shadow trainer has ended".into());
         let _permit = self.room.acquire().await.map_err(closed)?;
         if measure.reply.is_closed() {
             return Err(Missing::Service("the asker has gone".into()));

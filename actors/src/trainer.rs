@@ -15,6 +15,7 @@ use crate::activity::{Activity, Work};
 use crate::kit::{Board, Parcel};
 use crate::ledger::{Counts, Ledger, Settled};
 use crate::line::Event;
+use crate::meters::Meters;
 use crate::parcels::{Batch, Component, ReadyGroup, Spare};
 use crate::policy::Policy;
 use crate::queries::Queries;
@@ -102,6 +103,8 @@ pub struct Links {
     pub ledger: Ledger,
     /// Who is busy when.
     pub activity: Activity,
+    /// What is counted.
+    pub meters: Meters,
     /// Where the stage tells how it is.
     pub board: Board,
     /// To the outside.

@@ -65,8 +65,9 @@ impl LearningRate {
         if done < self.warmup {
             return (done + 1) as f64 / self.warmup as f64;
         }
-        // The first step after the warm-up is a full one, the last one is at the floor.
-        let span = all.saturating_sub(self.warmup + 1).max(1) as f64;
+        // The first step after the warm-up is a full one; the floor is where the step after the last one would be, so
+        // that no step is wasted on nothing.
+        let span = all.saturating_sub(self.warmup).max(1) as f64;
         let progress = ((done - self.warmup) as f64 / span).min(1.0);
         let left = match self.course {
             Course::Constant => return 1.0,
@@ -123,13 +124,16 @@ mod tests {
     #[test]
     fn a_step_size_warms_up_and_falls() {
         let rate = |course, floor| LearningRate { course, warmup: 2, floor };
-        // Two of warm-up, then a full step and four that fall by a quarter each; cosines of 0, 45, 90, 135 and 180 degrees.
-        let root = std::f64::consts::FRAC_1_SQRT_2;
+        // Two of warm-up, then a full step and four that fall by a fifth each; cosines of 0, 36, 72, 108 and 144 degrees.
+        let (far, near) = ((1.0 + 5_f64.sqrt()) / 4.0, (5_f64.sqrt() - 1.0) / 4.0);
         for (rate, expected) in [
             (rate(Course::Constant, 0.0), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-            (rate(Course::Linear, 0.0), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
-            (rate(Course::Linear, 0.5), [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5]),
-            (rate(Course::Cosine, 0.0), [0.5, 1.0, 1.0, (1.0 + root) / 2.0, 0.5, (1.0 - root) / 2.0, 0.0]),
+            (rate(Course::Linear, 0.0), [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+            (rate(Course::Linear, 0.5), [0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6]),
+            (
+                rate(Course::Cosine, 0.0),
+                [0.5, 1.0, 1.0, 0.5 + far / 2.0, 0.5 + near / 2.0, 0.5 - near / 2.0, 0.5 - far / 2.0],
+            ),
         ] {
             for (done, expected) in (0..).zip(expected) {
                 let share = rate.share(done, 7);

@@ -98,6 +98,19 @@ impl Missing {
         matches!(self, Self::Service(_) | Self::TimedOut(_))
     }
 
+    /// The kind of cause in a word, for counting.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Service(_) => "service",
+            Self::TimedOut(_) => "timed_out",
+            Self::Environment(_) => "environment",
+            Self::Unsupported(_) => "unsupported",
+            Self::Budget(_) => "budget",
+            Self::NotFinite(_) => "not_finite",
+        }
+    }
+
     /// Whether the cause may lie in the episode itself, so that it deserves a look: neither the run's set-up nor its
     /// limits explain it.
     #[must_use]

@@ -10,6 +10,7 @@ use minds_stages::activity::Activity;
 use minds_stages::deadline::Deadlines;
 use minds_stages::kit::{Board, CpuPool, Stage};
 use minds_stages::line::{Options, Parts, Shadow, StartFrom};
+use minds_stages::meters::Meters;
 use minds_stages::parcels::Component;
 use minds_stages::queries::Queries;
 use minds_stages::shadow_trainer::{ShadowTrainer, Shelf};
@@ -21,6 +22,9 @@ use std::time::Duration;
 
 /// Groups that may fail one after the other before the run ends, in batches' worth.
 const FAILED_BATCHES: u64 = 3;
+
+/// The same of groups without signal that are replaced.
+const REPLACED_BATCHES: u64 = 30;
 
 /// What the line allows a request beyond the client's own limits.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -77,8 +81,8 @@ pub async fn parts(
         ShadowFrom::Policy => StartFrom::Policy { saved: state.map(str::to_owned) },
     };
     let shadow = shadow(plan, ready, components.iter().map(|c| &*c.environment), from);
-    let sampler = sampler.sampler;
-    Ok(Parts { components, training, sampler, judge, reference, queries, shadow, pool })
+    let (sampler, meters) = (sampler.sampler, Meters::default());
+    Ok(Parts { components, training, sampler, judge, reference, queries, shadow, pool, meters })
 }
 
 /// Who measures gradient steps, if a reward asks for that.
@@ -110,8 +114,8 @@ impl Measuring {
     pub fn start(shadow: Shadow, queries: &Queries) -> Self {
         let Shadow { options, service, .. } = shadow;
         let shelf = Shelf::new(service.clone());
-        let pool =
-            ShadowTrainer::new(options, service, shelf, queries, Board::default(), Activity::default());
+        let (board, activity, meters) = (Board::default(), Activity::default(), Meters::default());
+        let pool = ShadowTrainer::new(options, service, shelf, queries, board, activity, &meters.service);
         let (stage, _) = pool.clone().attach(queries);
         Self { pool, _stage: stage }
     }
@@ -199,6 +203,7 @@ pub fn options(plan: &RunPlan) -> Options {
         scorers: plan.scorers,
         restarts: 3,
         max_failed_in_a_row: FAILED_BATCHES * plan.pace.groups_per_batch.get() as u64,
+        max_replaced_in_a_row: REPLACED_BATCHES * plan.pace.groups_per_batch.get() as u64,
         retry: retry(plan),
         batch: batcher::Options {
             groups_per_batch: plan.pace.groups_per_batch,

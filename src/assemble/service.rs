@@ -11,7 +11,7 @@ use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
 use minds_models::{ByteTokenizer, Cache, Progress, Sources};
 use minds_stages::deadline::Deadlines;
-use minds_tinker::client::{Client, ClientError, ClientOptions, Patience};
+use minds_tinker::client::{Client, ClientError, ClientOptions, Meters, Patience};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::path::PathBuf;
@@ -36,6 +36,8 @@ pub struct Ready {
     pub warnings: Vec<String>,
     /// Whether weights can be sampled from while newer ones are trained.
     pub keeps_samplers: bool,
+    /// What its client counts, if it is a server.
+    pub client_meters: Meters,
     remote: Option<Remote>,
 }
 
@@ -91,12 +93,14 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
         .build()
         .context("failed to start the client's threads")
         .or_exit(Exit::Unavailable)?;
+    let client_meters = Meters::default();
     let options = ClientOptions {
         api_key: server.api_key.clone(),
         allow_insecure: server.allow_insecure,
         tags: vec![plan.stem.clone()],
         seed: plan.seed,
         patience: patience(server),
+        meters: client_meters.clone(),
         ..ClientOptions::new(server.base_url.clone())
     };
     let model = RemoteOptions {
@@ -116,7 +120,8 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
     };
     let remote = Some(Remote { client: service.client().clone(), runtime });
     let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
-    Ok(Ready { info, service: Arc::new(service), tokenizer, renderer, warnings, keeps_samplers, remote })
+    let service = Arc::new(service);
+    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
 }
 
 /// A server that does not answer is waited for; one that has taken a request in must answer in the usual time.
@@ -152,7 +157,8 @@ fn embedded(
         LocalService::start(model, Some(tokenizer.clone()), &settings).or_exit(Exit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
     let info = service.info();
-    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers: true, remote: None })
+    let (keeps_samplers, client_meters) = (true, Meters::default());
+    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote: None })
 }
 
 /// A model, and how it writes text.

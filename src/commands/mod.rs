@@ -10,22 +10,21 @@ pub mod serve;
 pub mod signals;
 pub mod simulate;
 
-/// Prints a line to standard output. A reader that has gone must not end a run, so a failure is not one.
+/// Prints a line for people.
 macro_rules! say {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        drop(writeln!(std::io::stdout(), $($text)*));
-    }};
+    ($($text:tt)*) => { $crate::terminal::line(format_args!($($text)*)) };
 }
 pub(crate) use say;
 
-/// What actors live in, with threads for everything else.
+/// What actors live in, with threads for everything else. From here on, SIGUSR1 asks and does not end the process.
 fn system() -> actix::SystemRunner {
-    actix::System::with_tokio_rt(|| {
+    let system = actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .expect("the operating system refused threads for the runtime")
-    })
+    });
+    system.block_on(async { signals::expect_questions() });
+    system
 }

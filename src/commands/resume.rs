@@ -17,6 +17,11 @@ use std::sync::Arc;
 pub fn open(plan: &RunPlan, going: &Going) -> Result<RunFolder, Fault> {
     let runs = PathBuf::from("outputs").join(&plan.stem);
     let path = match (&plan.output_dir, going.resume) {
+        (Some(named), Resume::Latest) => {
+            let why =
+                format!("--resume latest looks under {}, and {} is named", runs.display(), named.display());
+            return Err(anyhow!("{why}: leave one of them out")).or_exit(Exit::Config);
+        }
         (Some(named), _) => named.clone(),
         (None, Resume::Latest) => latest(plan, &runs).or_exit(Exit::Config)?,
         (None, Resume::Auto | Resume::Never) => {
@@ -59,14 +64,13 @@ pub async fn adapter(
 ) -> anyhow::Result<Arc<dyn TrainingBackend>> {
     let make = || ready.service.create_training(plan.lora.clone());
     let mut training = make().await?;
-    let states: Vec<(u64, String)> =
-        folder.checkpoints().iter().rev().map(|c| (c.step, c.state_path.clone())).collect();
+    let states: Vec<String> = folder.checkpoints().iter().map(|c| c.state_path.clone()).collect();
     let mut first = None;
-    for (step, path) in &states {
+    for (place, path) in states.iter().enumerate().rev() {
         match training.load_state(path, true).await {
             Ok(()) => {
                 if first.is_some() {
-                    folder.go_back(*step)?;
+                    folder.go_back(place)?;
                 }
                 return Ok(training);
             }

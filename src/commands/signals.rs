@@ -19,6 +19,14 @@ pub struct Signals {
     user: tokio::signal::unix::Signal,
 }
 
+/// From now on, a question for a report does not end the process while it is setting up: there is nothing to report yet.
+/// Must be called in a runtime.
+pub fn expect_questions() {
+    use tokio::signal::unix::{SignalKind, signal};
+    // Once listened to, a signal keeps its new meaning for the life of the process.
+    drop(signal(SignalKind::user_defined1()));
+}
+
 impl Signals {
     /// Begins to listen.
     ///

@@ -20,6 +20,11 @@ pub struct EnvPlan {
     pub only_python: Option<&'static str>,
 }
 
+/// Most processes, and most rollouts in one of them.
+const MOST: usize = 1024;
+/// Most seconds that anything may take: thirty days.
+pub(super) const LONGEST_S: u64 = 30 * 24 * 3600;
+
 const BAD_REWARDS: &[(&str, BadReward)] = &[("zero", BadReward::Zero), ("fail", BadReward::Fail)];
 
 /// The environments of a config; an error is a key and its problem.
@@ -63,6 +68,12 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
             let problem = format!("is {}, it must be finite and not negative", plan.weight);
             return Err(bad("weight", problem));
         }
+        if plan.name == "all" {
+            return Err(bad(
+                "name",
+                "is \"all\", under which metrics tell of all environments together".into(),
+            ));
+        }
         if plans.iter().any(|other| other.name == plan.name) {
             let problem =
                 format!("is \"{}\" a second time: metrics need one name per environment", plan.name);
@@ -80,10 +91,14 @@ fn options(file: &ConfigFile, env: &Env, seed: u64) -> Result<PythonOptions, (&'
     let zero = || "is 0, it must be at least 1".to_owned();
     let count = |key: &'static str, written: Option<usize>| match written.map(NonZeroUsize::new) {
         Some(None) => Err((key, zero())),
+        Some(Some(given)) if given.get() > MOST => {
+            Err((key, format!("is {given}, it must be at most {MOST}")))
+        }
         given => Ok(given.flatten()),
     };
     let seconds = |key: &'static str, written: Option<u64>, usual: Duration| match written {
         Some(0) => Err((key, zero())),
+        Some(given) if given > LONGEST_S => Err((key, format!("is {given}, it must be at most {LONGEST_S}"))),
         given => Ok(given.map_or(usual, Duration::from_secs)),
     };
     let pass_env = env.pass_env.clone().unwrap_or_default();

@@ -43,6 +43,9 @@ pub struct ConfigFile {
     /// The embedded engine.
     #[serde(default)]
     pub engine: Engine,
+    /// Where the run can be looked at. No run depends on it, so no run folder keeps it.
+    #[serde(default, skip_serializing)]
+    pub metrics: Metrics,
     /// What `simulate` plays against. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub simulate: Simulate,
@@ -278,6 +281,16 @@ pub struct Engine {
     pub kv_cache_mib: Option<usize>,
     /// Sequences decoded together.
     pub max_rows: Option<usize>,
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Where Prometheus and browsers are answered: an address with its port, or `off`.
+    pub addr: Option<String>,
+    /// The environment variable with the token that others than this machine have to know.
+    pub token_env: Option<String>,
 }
 
 /// `[simulate]`

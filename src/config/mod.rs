@@ -6,6 +6,7 @@
 pub mod environments;
 pub mod error;
 pub mod file;
+pub mod metrics;
 pub mod overrides;
 pub mod pace;
 pub mod plan;

@@ -117,6 +117,9 @@ impl Pace {
                 format!("is {floor}, it must lie in [0, 1]: a share of the learning rate"),
             ));
         }
+        if optim.lr_floor.is_some() && course == Course::Constant {
+            return Err(("optim.lr_floor", "has no effect without `optim.lr_schedule`".into()));
+        }
         let rate = LearningRate { course, warmup: optim.warmup_steps.unwrap_or(0), floor };
         Ok(Self {
             groups_per_batch,
@@ -212,6 +215,7 @@ mod tests {
             ("trainer.kl_reference", "kl_reference = \"base\""),
             ("trainer.kl_reference", "kl_penalty_coef = 0.1\nkl_reference = \"latest\""),
             ("optim.lr_floor", "[optim]\nlr_floor = 2"),
+            ("optim.lr_floor", "[optim]\nlr_floor = 0.1"),
             ("optim.lr_schedule", "[optim]\nlr_schedule = \"square\""),
         ] {
             let text = if text.starts_with('[') { text.into() } else { format!("[trainer]\n{text}") };

@@ -1,9 +1,10 @@
 //! What a config means: every value decided and checked.
 
 use super::choose;
-use super::environments::{EnvPlan, environments};
+use super::environments::{EnvPlan, LONGEST_S, environments};
 use super::error::{ConfigError, nearest_key};
 use super::file::{self, ConfigFile};
+use super::metrics::MetricsPlan;
 use super::overrides;
 use super::pace::Pace;
 pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
@@ -82,6 +83,8 @@ pub struct RunPlan {
     pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
+    /// Where the run can be looked at.
+    pub metrics: MetricsPlan,
     /// What `simulate` plays against.
     pub simulate: SimulatePlan,
     /// The config with all overrides, as it is kept in the run folder.
@@ -173,6 +176,16 @@ impl RunPlan {
         Self::decide(config, Path::new("the command line"), &|_| None)
     }
 
+    /// Saved sampler weights that the config names.
+    #[must_use]
+    pub fn pinned(&self) -> Vec<String> {
+        let judge = match &self.judge {
+            Judge::Pinned(path) => Some(path.clone()),
+            _ => None,
+        };
+        judge.into_iter().chain(self.pace.kl_reference.clone()).collect()
+    }
+
     fn decide(
         file: ConfigFile,
         path: &Path,
@@ -248,7 +261,10 @@ impl RunPlan {
         };
 
         let score_timeout = match file.scorer.timeout_s.unwrap_or(600) {
-            0 => return Err(bad("scorer.timeout_s", "is 0, it must be at least 1".into())),
+            seconds if !(1..=LONGEST_S).contains(&seconds) => {
+                let problem = format!("is {seconds}, it must lie between 1 and {LONGEST_S}");
+                return Err(bad("scorer.timeout_s", problem));
+            }
             seconds => Duration::from_secs(seconds),
         };
         let concurrency = at_least_one("scorer.concurrency", file.scorer.concurrency.unwrap_or(128))?;
@@ -321,7 +337,8 @@ impl RunPlan {
             );
         }
         let eval_episodes = NonZeroU64::new(file.eval.episodes.unwrap_or(64))
-            .ok_or_else(|| bad("eval.episodes", "is 0, it must be at least 1".into()))?;
+            .filter(|episodes| episodes.get() <= MOST_EPISODES)
+            .ok_or_else(|| bad("eval.episodes", format!("must lie between 1 and {MOST_EPISODES}")))?;
         if sampling.temperature != 1.0 || sampling.top_k.is_some() || sampling.top_p < 1.0 {
             warnings.push(
                 "trainer.args: samples are drawn from another distribution than the one whose log-probs are trained"
@@ -339,6 +356,12 @@ impl RunPlan {
             warnings.push(
                 "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
             );
+        }
+        if pace.rate.warmup >= max_steps {
+            warnings.push(format!(
+                "optim.warmup_steps: the run ends before the {} steps of its warm-up do",
+                pace.rate.warmup
+            ));
         }
         if args.max_new_tokens.is_none() {
             warnings.push("trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into());
@@ -368,7 +391,16 @@ impl RunPlan {
             base_model: model.base_model.clone(),
             renderer: model.renderer_name.clone(),
             service: ServicePlan::decide(&file, env, &bad)?,
-            scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16))?,
+            scorers: at_least_one("scorer.workers", file.scorer.workers.unwrap_or(16)).and_then(
+                |workers| {
+                    let problem = format!("is {workers}, it must be at most {MOST_SCORERS}");
+                    if workers.get() > MOST_SCORERS {
+                        Err(bad("scorer.workers", problem))
+                    } else {
+                        Ok(workers)
+                    }
+                },
+            )?,
             judge,
             queries,
             shadows,
@@ -379,6 +411,7 @@ impl RunPlan {
             eval_episodes,
             eval_concurrency: at_least_one("eval.concurrency", file.eval.concurrency.unwrap_or(8))?,
             score_timeout,
+            metrics: MetricsPlan::decide(&file.metrics, env).map_err(|(key, problem)| bad(key, problem))?,
             simulate: SimulatePlan::decide(&file.simulate).map_err(|(key, problem)| bad(&key, problem))?,
             warnings,
             origin,
@@ -403,6 +436,10 @@ fn keep_states(written: usize, save_every: u64, max_staleness: u64) -> Result<Op
 const MOST_ROLLOUTS: u32 = 4096;
 /// Most log-prob queries under way.
 const MOST_QUERIES: usize = 4096;
+/// Most rewards computed at a time.
+const MOST_SCORERS: usize = 65_536;
+/// Most episodes of one environment in an evaluation.
+const MOST_EPISODES: u64 = 1_000_000;
 /// Most adapters beside the one in training.
 const MOST_SHADOWS: usize = 64;
 const ESTIMATORS: &[(&str, Estimator)] = &[

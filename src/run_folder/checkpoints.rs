@@ -57,12 +57,17 @@ impl Checkpoint {
     }
 }
 
-/// All whole lines. A last line that was cut off is no checkpoint.
+/// All whole lines. A last line that was cut off is no checkpoint; one that only lacks its end, as an editor may leave
+/// it, is one.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
     let text = super::text_of(path)?.unwrap_or_default();
-    lines::whole(&text)
+    let whole = lines::whole(&text);
+    let last = Some(&text[whole.len()..]).filter(|last| serde_json::from_str::<Checkpoint>(last).is_ok());
+    whole
         .lines()
+        .chain(last)
         .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
         .map(|(n, line)| {
             serde_json::from_str(line)
                 .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))
@@ -115,6 +120,10 @@ mod tests {
         file.write_all(br#"{"name":"000010","ba"#).unwrap();
         assert_eq!(read(&path).unwrap(), [checkpoint(5)]);
         append(&path, &checkpoint(15)).unwrap();
+        assert_eq!(read(&path).unwrap(), [checkpoint(5), checkpoint(15)]);
+        // As an editor may leave it: an empty line, and no end of the last one.
+        let edited = fs::read_to_string(&path).unwrap().trim_end().replace('\n', "\n\n");
+        fs::write(&path, edited).unwrap();
         assert_eq!(read(&path).unwrap(), [checkpoint(5), checkpoint(15)]);
     }
 }

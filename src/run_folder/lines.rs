@@ -35,7 +35,7 @@ pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result
     }
     if !past.is_empty() {
         let stem = name.trim_end_matches(".jsonl");
-        super::write_whole(&folder.join(format!("{stem}.past_{step:06}.jsonl")), &past)?;
+        super::write_whole(&super::aside(folder, &format!("{stem}.past_{step:06}"), "jsonl"), &past)?;
     }
     if kept.len() < text.len() {
         super::write_whole(&path, &kept)?;

@@ -5,6 +5,7 @@
 
 use anyhow::{Context as _, ensure};
 use minds_core::reward::Metrics;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -38,7 +39,10 @@ impl MetricsFile {
         let kept: Vec<&String> = rows.iter().filter(|(s, _)| *s <= step).map(|(_, row)| row).collect();
         if kept.len() < rows.len() {
             let past: Vec<&String> = rows.iter().filter(|(s, _)| *s > step).map(|(_, row)| row).collect();
-            super::write_whole(&folder.join(format!("metrics.past_{step:06}.json")), array(&past))?;
+            super::write_whole(
+                &super::aside(folder, &format!("metrics.past_{step:06}"), "json"),
+                array(&past),
+            )?;
         }
         super::write_whole(&path, array(&kept))?;
         let file = OpenOptions::new().write(true).open(&path)?;
@@ -50,11 +54,22 @@ impl MetricsFile {
         let row = serde_json::to_string(metrics).context("failed to write a row of metrics")?;
         let comma = if self.empty { "" } else { "," };
         let bytes = format!("{comma}\n{row}{END}");
-        self.file.write_all_at(bytes.as_bytes(), self.length).context("failed to write metrics.json")?;
+        if let Err(error) = self.file.write_all_at(bytes.as_bytes(), self.length) {
+            // The disk is full, perhaps: the array ends where it ended before, which takes no room.
+            let mended = self.file.write_all_at(END.as_bytes(), self.length);
+            drop(mended.and_then(|()| self.file.set_len(self.length + END.len() as u64)));
+            return Err(error).context("failed to write metrics.json");
+        }
         self.length += (bytes.len() - END.len()) as u64;
         self.empty = false;
         Ok(())
     }
+}
+
+/// All rows of a folder's file.
+pub(super) fn rows(folder: &Path) -> anyhow::Result<Vec<Metrics>> {
+    let text = super::text_of(&folder.join(FILE))?.unwrap_or_else(|| "[]".into());
+    parse(&text).with_context(|| format!("{}/{FILE} is damaged", folder.display()))
 }
 
 /// Whether a folder's file holds more than an empty array.
@@ -64,14 +79,33 @@ pub(super) fn any_rows(folder: &Path) -> bool {
 
 /// Step and text of each row.
 fn read_rows(text: &str) -> anyhow::Result<Vec<(u64, String)>> {
-    let rows: Vec<Metrics> = serde_json::from_str(text)?;
-    rows.iter()
+    parse(text)?
+        .iter()
         .map(|row| {
             let step = row.get("step").copied().unwrap_or(f64::NAN);
             ensure!(step >= 0.0, "a row has no `step`");
             Ok((step as u64, serde_json::to_string(row)?))
         })
         .collect()
+}
+
+/// All rows; a last one that was cut off is none. What is null in a row is left out.
+fn parse(text: &str) -> anyhow::Result<Vec<Metrics>> {
+    type Row = BTreeMap<String, Option<f64>>;
+    let rows: Vec<Row> = match serde_json::from_str(text) {
+        Ok(rows) => rows,
+        Err(whole) => {
+            // One row a line, behind the bracket that opens.
+            let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
+            let row = |line: &&str| serde_json::from_str::<Row>(line).ok();
+            let rows: Vec<Row> = lines.iter().map_while(row).collect();
+            ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
+            tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
+            rows
+        }
+    };
+    let known = |row: Row| row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    Ok(rows.into_iter().map(known).collect())
 }
 
 fn array(rows: &[&String]) -> String {
@@ -107,6 +141,24 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_was_cut_off_or_holds_a_null_costs_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        for (text, kept) in [
+            ("[\n{\"step\":1},\n{\"step\":2,\"loss\":null}\n]\n", &[1, 2][..]),
+            ("[\n{\"step\":1},\n{\"step\":2},\n{\"ste", &[1, 2]),
+            ("[\n{\"step\":1},\n{\"step\":2}", &[1, 2]),
+            ("[", &[]),
+        ] {
+            fs::write(&path, text).unwrap();
+            MetricsFile::open(dir.path(), 9).unwrap();
+            assert_eq!(steps(&path), kept, "{text}");
+        }
+        fs::write(&path, "[\n{\"step\":1},\n{\"st\n{\"step\":3}\n]\n").unwrap();
+        assert!(MetricsFile::open(dir.path(), 9).is_err(), "that is more than a cut");
+    }
+
+    #[test]
     fn rows_past_the_resume_point_move_aside() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = MetricsFile::open(dir.path(), 0).unwrap();
@@ -116,5 +168,9 @@ mod tests {
         file.append(&row(4)).unwrap();
         assert_eq!(steps(&dir.path().join(FILE)), [1, 2, 3, 4]);
         assert_eq!(steps(&dir.path().join("metrics.past_000003.json")), [4, 5]);
+        drop(file);
+        MetricsFile::open(dir.path(), 3).unwrap();
+        assert_eq!(steps(&dir.path().join("metrics.past_000003.json")), [4, 5], "nothing is thrown away");
+        assert_eq!(steps(&dir.path().join("metrics.past_000003-2.json")), [4]);
     }
 }

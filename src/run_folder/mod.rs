@@ -15,6 +15,7 @@ mod spares;
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
+use minds_core::reward::Metrics;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::ledger::Counts;
 use minds_stages::line::Start;
@@ -103,8 +104,9 @@ impl RunFolder {
             }
         }
         write_whole(&config_path, &resolved)?;
-        fs::create_dir_all(path.join("rollouts"))?;
+        fs::create_dir_all(path.join(ROLLOUTS))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
+        rollouts::keep_until(&path.join(ROLLOUTS), step)?;
         let metrics = metrics::MetricsFile::open(&path, step)?;
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
@@ -122,6 +124,14 @@ impl RunFolder {
     #[must_use]
     pub fn past_rows(&self) -> usize {
         self.metrics.past
+    }
+
+    /// The numbers of all steps that the run goes on from.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn rows(&self) -> anyhow::Result<Vec<Metrics>> {
+        metrics::rows(&self.path)
     }
 
     /// Where the embedded engine keeps states.
@@ -142,14 +152,18 @@ impl RunFolder {
         &self.checkpoints
     }
 
-    /// Goes back to an earlier state. The later ones, and what was kept of the steps after it, move aside.
+    /// Goes back to an earlier state, by its place in [`RunFolder::checkpoints`]. The later ones, and what was kept of
+    /// the steps after it, move aside.
     ///
     /// # Errors
     /// The disk refused.
-    pub fn go_back(&mut self, step: u64) -> anyhow::Result<()> {
-        lines::keep_until(&self.path, checkpoints::FILE, step)?;
-        self.checkpoints.retain(|checkpoint| checkpoint.step <= step);
+    pub fn go_back(&mut self, place: usize) -> anyhow::Result<()> {
+        let later = self.checkpoints.split_off(place + 1);
+        let step = self.last().map_or(0, |last| last.step);
+        checkpoints::write(&aside(&self.path, &format!("checkpoints.past_{step:06}"), "jsonl"), &later)?;
+        checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints)?;
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
+        rollouts::keep_until(&self.path.join(ROLLOUTS), step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
         Ok(())
@@ -169,7 +183,7 @@ impl RunFolder {
     /// # Errors
     /// The disk refused.
     pub fn record(&mut self, step: &StepDone) -> anyhow::Result<()> {
-        rollouts::write(&self.path.join("rollouts"), step)?;
+        rollouts::write(&self.path.join(ROLLOUTS), step)?;
         self.metrics.append(&step.metrics)
     }
 
@@ -240,6 +254,7 @@ pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }
 
+const ROLLOUTS: &str = "rollouts";
 const CONFIG: &str = "config.toml";
 const EVALUATIONS: &str = "evals.jsonl";
 const WEIGHTS: &str = "weights";
@@ -255,6 +270,12 @@ fn lock(path: &Path) -> anyhow::Result<File> {
         }
         Err(TryLockError::Error(error)) => Err(error).context("failed to lock the run folder"),
     }
+}
+
+/// A name for what moves aside that nothing has yet: `stem.ext`, else `stem-2.ext` and so on.
+fn aside(folder: &Path, stem: &str, ext: &str) -> PathBuf {
+    let names = std::iter::once(format!("{stem}.{ext}")).chain((2..).map(|n| format!("{stem}-{n}.{ext}")));
+    names.map(|name| folder.join(name)).find(|path| !path.exists()).expect("the names never end")
 }
 
 /// Removes the states that a run which was cut off had kept for its shadows alone.

@@ -64,10 +64,22 @@ pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
         }
     }
     let path = folder.join(format!("step_{:06}.jsonl", step.step));
-    if path.exists() {
-        // The step is taken once more; what it was trained on the first time was paid for.
-        std::fs::rename(&path, path.with_extension("past.jsonl")).context("failed to move rollouts aside")?;
-    }
     super::write_whole(&path, &lines)
         .with_context(|| format!("failed to keep the rollouts of step {}", step.step))
+}
+
+/// Moves what was trained after a step aside, to `step_000007.past.jsonl`: those steps are taken once more, and what they
+/// were trained on the first time was paid for.
+pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
+    let failed = || format!("failed to move rollouts after step {step} aside");
+    for entry in std::fs::read_dir(folder).with_context(failed)? {
+        let path = entry.with_context(failed)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let number = name.strip_prefix("step_").and_then(|rest| rest.strip_suffix(".jsonl"));
+        if number.and_then(|number| number.parse::<u64>().ok()).is_some_and(|number| number > step) {
+            let past = super::aside(folder, &name.replace(".jsonl", ".past"), "jsonl");
+            std::fs::rename(&path, past).with_context(failed)?;
+        }
+    }
+    Ok(())
 }

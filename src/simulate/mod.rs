@@ -23,6 +23,7 @@ use minds_core::sampling::SamplingParams;
 use minds_models::ByteTokenizer;
 use minds_stages::kit::CpuPool;
 use minds_stages::line::{Event, Line, Parts, Start};
+use minds_stages::meters::Meters;
 use minds_stages::parcels::Component;
 use minds_stages::queries::Queries;
 use minds_stages::scorer::Judge;
@@ -68,6 +69,7 @@ pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
         queries: Arc::new(Queries::new(plan.queries)),
         shadow: None,
         pool: CpuPool::inline(),
+        meters: Meters::default(),
     };
     let mut line = Line::start(&options, parts, Start::default())?;
     let mut watcher = Watcher::new(service, plan);

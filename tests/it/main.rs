@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod command;
+mod dashboard;
 mod envs;
 mod evaluated;
 mod interrupted;

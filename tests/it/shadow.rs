@@ -18,6 +18,7 @@ use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
 use minds_stages::activity::Activity;
 use minds_stages::kit::Board;
+use minds_stages::meters::Meters;
 use minds_stages::policy::Policy;
 use minds_stages::queries::Queries;
 use minds_stages::retry::Retry;
@@ -134,7 +135,15 @@ async fn measured(
     let options = Options { adapters, lora: spec(), adam: adam(), retry: Retry::default() };
     let (shelf, queries) = (Shelf::new(counted.clone()), Arc::new(Queries::default()));
     let (board, activity) = (Board::default(), Activity::default());
-    let pool = ShadowTrainer::new(options, counted.clone(), shelf, &queries, board, activity);
+    let pool = ShadowTrainer::new(
+        options,
+        counted.clone(),
+        shelf,
+        &queries,
+        board,
+        activity,
+        &Meters::default().service,
+    );
     let (_stage, _) = pool.clone().attach(&queries);
     let sampler = training.export_sampler(None).await.unwrap().sampler;
     let origin = state.map(|path| Origin::kept(path.into(), sampler.clone()));

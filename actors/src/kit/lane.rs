@@ -147,6 +147,24 @@ impl<M: Send + 'static> Outlet<M> {
     pub fn stats(&self) -> LaneStats {
         self.shared.stats()
     }
+
+    /// Reads the lane from anywhere, without holding it open.
+    #[must_use]
+    pub fn gauge(&self) -> LaneGauge {
+        LaneGauge(self.shared.clone())
+    }
+}
+
+/// Reads a lane. Cheap to clone.
+#[derive(Clone)]
+pub struct LaneGauge(Arc<Shared>);
+
+impl LaneGauge {
+    /// What the lane has carried.
+    #[must_use]
+    pub fn stats(&self) -> LaneStats {
+        self.0.stats()
+    }
 }
 
 /// Room for one message.

@@ -8,6 +8,6 @@ mod launch;
 mod pool;
 
 pub use board::{Board, StageSnapshot};
-pub use lane::{Inlet, LaneStats, Outlet, Parcel, Room, SendError, Slot, lane};
+pub use lane::{Inlet, LaneGauge, LaneStats, Outlet, Parcel, Room, SendError, Slot, lane};
 pub use launch::{Exit, Stage, attend, launch, panic_words, unpanicked};
 pub use pool::{CpuPool, PoolError};

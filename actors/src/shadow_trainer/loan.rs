@@ -47,7 +47,7 @@ impl Handler<Parcel<Loan>> for ShadowTrainer {
 
 impl ShadowTrainer {
     async fn lend(&self, origin: Option<Arc<Origin>>) -> Result<Borrowed, Missing> {
-        let closed = |_| Missing::Service("the shadow trainer has ended".into());
+        let closed = |_| Missing::Unsupported("the shadow trainer has ended".into());
         let permit = self.room.clone().acquire_owned().await.map_err(closed)?;
         let idle = self.lock().pop();
         let training = match idle {

@@ -19,6 +19,7 @@ impl Meter {
         self.worked_nanos.fetch_add(worked.as_nanos() as u64, Relaxed);
     }
 
+    /// The sums so far.
     pub(crate) fn read(&self) -> MeterReading {
         MeterReading {
             done: self.done.load(Relaxed),
@@ -30,10 +31,13 @@ impl Meter {
 
 /// The sums at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct MeterReading {
-    pub(crate) done: u64,
-    waited_s: f64,
-    worked_s: f64,
+pub struct MeterReading {
+    /// Measurements.
+    pub done: u64,
+    /// Seconds that they waited for an adapter.
+    pub waited_s: f64,
+    /// Seconds that they took.
+    pub worked_s: f64,
 }
 
 impl MeterReading {

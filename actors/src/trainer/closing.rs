@@ -2,6 +2,7 @@
 
 use super::gathered::Gathered;
 use super::{Links, Options, Saved, report};
+use crate::activity::Work;
 use crate::ledger::{Counts, Settled, Verdict};
 use crate::line::Event;
 use crate::parcels::{Component, Spare, StepDone};
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tracing::debug;
 
 /// A step whose results are in.
 pub(super) struct Done {
@@ -94,13 +96,18 @@ impl Closer {
         let forward = gathered.take_forward();
         let mut metrics = report::metrics(&self.options, step, &adam, &gathered, forward.as_ref());
         let groups = gathered.groups;
+        self.links.meters.step(&metrics, &groups, gathered.train);
         let (queries, shelf) = (self.links.queries.clone(), self.links.shelf.as_ref());
         let mut sampler_path = None;
         if let Some(export) = export {
             let started = Instant::now();
+            let busy = self.links.activity.enter(Work::Exporting);
             let export =
                 export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
-            metrics.insert("time/export".into(), started.elapsed().as_secs_f64());
+            drop(busy);
+            let took = started.elapsed();
+            self.links.meters.exported(took);
+            metrics.insert("time/export".into(), took.as_secs_f64());
             let sampler = export.sampler;
             let origin = shelf.and_then(|shelf| match (&state, shadow_state) {
                 (Some((_, state)), _) => Some(Origin::new(state.clone(), sampler.clone())),
@@ -113,6 +120,7 @@ impl Closer {
         }
         queries.next_step();
         for group in &groups {
+            group.group.span.in_scope(|| debug!(step, "trained"));
             group.group.credit.settle(if group.filtered { &Verdict::Filtered } else { &Verdict::Trained });
         }
         let reading = queries.read();

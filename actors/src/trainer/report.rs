@@ -51,7 +51,6 @@ pub(super) fn metrics(
             }
         }
         put("optim/max_abs_logprob_gap", gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
-        forward.metrics.iter().for_each(|(name, value)| put(name, *value));
     }
     if let Some(optim) = optim {
         optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
@@ -65,6 +64,17 @@ pub(super) fn metrics(
     for (name, groups) in by_name {
         environment(&format!("env/{name}"), groups.into_iter(), &mut put);
     }
+    // What the service calls as the run calls its own numbers does not replace them.
+    for (name, value) in forward.into_iter().flat_map(|forward| &forward.metrics) {
+        out.entry(name.clone()).or_insert(*value);
+    }
+    // No number that is none goes into files that others read.
+    out.retain(|name, value| {
+        if !value.is_finite() {
+            warn!(step, name, value, "a number of this step is not finite and is left out");
+        }
+        value.is_finite()
+    });
     out
 }
 

@@ -4,6 +4,7 @@ use crate::testkit::{Judge, World, local, seconds};
 use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
 use minds_core::reward::Missing;
+use minds_stages::batcher::ConstantGroups;
 
 /// Member 1 of every group fares badly; the others earn 0, 2 and 3.
 async fn one_bad_member(bad: Judge) {
@@ -232,6 +233,23 @@ async fn a_rollout_whose_drift_is_not_known_is_not_trained() {
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         assert_eq!(run.metric("env/all/missing_episodes"), [1.0, 0.0, 0.0]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn replacing_groups_that_teach_nothing_has_an_end() {
+    local(async {
+        let mut world = World::new(2, 1, 5);
+        world.options.batch.constant = ConstantGroups::Replace;
+        world.options.max_replaced_in_a_row = 20;
+        // Three steps have something to learn, and then nothing has.
+        world.environment.judge =
+            Box::new(|id, _| Judge::Reward(if id.group.0 < 6 { id.member as f32 } else { 1.0 }));
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("20 groups in a row had equal rewards"), "{why}");
+        assert_eq!((run.steps.len(), run.saved.len()), (3, 1), "what was learnt is saved");
     })
     .await;
 }

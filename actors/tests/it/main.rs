@@ -8,6 +8,7 @@ mod flow;
 mod groups;
 mod harness;
 mod kills;
+mod meters;
 mod pace;
 mod reports;
 mod scoring;

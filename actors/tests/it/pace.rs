@@ -211,7 +211,7 @@ async fn the_step_size_follows_its_course() {
         world.options.train.rate = LearningRate { course: Course::Linear, warmup: 1, floor: 0.0 };
         let mut run = world.start();
         run.end().await.unwrap();
-        assert_eq!(run.metric("optim/lr"), [1.0, 1.0, 0.5, 0.0]);
+        assert_eq!(run.metric("optim/lr"), [1.0, 1.0, 1.0 - 1.0 / 3.0, 1.0 - 2.0 / 3.0]);
     })
     .await;
 }

@@ -11,6 +11,7 @@ use minds_core::reward::Missing;
 use minds_stages::activity::Activity;
 use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
 use minds_stages::line::{Shadow, StartFrom};
+use minds_stages::meters::Meters;
 use minds_stages::queries::Queries;
 use minds_stages::retry::Retry;
 use minds_stages::shadow_trainer::{Loan, Measure, Options, ShadowTrainer, Shelf};
@@ -37,7 +38,15 @@ impl Shadows {
             Options { adapters, lora: LoraSpec::all_linear(8, 1), adam: AdamParams::default(), retry };
         let (shelf, queries) = (Shelf::new(service.clone()), Queries::default());
         let (board, activity) = (Board::default(), Activity::default());
-        let pool = ShadowTrainer::new(options, service.clone(), shelf, &queries, board, activity);
+        let pool = ShadowTrainer::new(
+            options,
+            service.clone(),
+            shelf,
+            &queries,
+            board,
+            activity,
+            &Meters::default().service,
+        );
         let stage = pool.clone();
         let (measures, inlet) = lane("measures", NonZeroUsize::new(8).unwrap());
         let capacity = NonZeroUsize::new(8).unwrap();

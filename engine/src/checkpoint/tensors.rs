@@ -5,7 +5,7 @@ use safetensors::{Dtype, SafeTensors, View, serialize};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 /// Most bytes of a file that are not values.
@@ -56,7 +56,13 @@ pub(super) fn write_file(file: &Path, bytes: &[u8]) -> Result<(), CheckpointErro
 pub(super) fn read_file(file: &Path, limit: u64) -> Result<Vec<u8>, CheckpointError> {
     let mut bytes = Vec::new();
     let read = File::open(file).and_then(|f| f.take(limit + 1).read_to_end(&mut bytes));
-    read.map_err(CheckpointError::io("read", file))?;
+    read.map_err(|error| match error.kind() {
+        // No disk that is mended brings it back.
+        io::ErrorKind::NotFound | io::ErrorKind::IsADirectory => {
+            CheckpointError::file(file, error.to_string())
+        }
+        _ => CheckpointError::io("read", file)(error),
+    })?;
     if bytes.len() as u64 > limit {
         return Err(CheckpointError::file(file, format!("it is larger than {limit} bytes")));
     }

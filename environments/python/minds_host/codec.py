@@ -10,7 +10,7 @@ except ImportError:
 
 def pack(value):
     if msgpack is not None:
-        return msgpack.packb(value, use_bin_type=True)
+        return msgpack.packb(value, use_bin_type=True, unicode_errors="replace")
     out = bytearray()
     _write(value, out)
     return bytes(out)
@@ -36,7 +36,7 @@ def _write(value, out):
     elif isinstance(value, float):
         out += struct.pack(">Bd", 0xCB, value)
     elif isinstance(value, str):
-        data = value.encode("utf-8", "surrogatepass")
+        data = value.encode("utf-8", "replace")  # half a pair of surrogates is no text
         out += struct.pack(">BI", 0xDB, len(data)) + data
     elif isinstance(value, (bytes, bytearray, memoryview)):
         out += struct.pack(">BI", 0xC6, len(value)) + bytes(value)

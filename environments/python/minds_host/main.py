@@ -233,8 +233,13 @@ class Host:
 
 def described(error):
     """An exception in words, with the place where it was raised."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": text[-8000:]}
+    try:
+        message = str(error)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # an exception of user code may fail to describe itself
+        message = "it has no words"
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return {"type": type(error).__name__, "message": message[:4000], "traceback": text[-8000:]}
 
 
 def main():

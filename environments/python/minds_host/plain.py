@@ -4,6 +4,8 @@ import inspect
 import json
 import math
 
+LARGEST = 3.4028234663852886e38  # of 32 bits
+
 
 async def settled(value):
     """What user code returned, awaited where it wants to be."""
@@ -32,12 +34,14 @@ def plain(value, depth=0):
 
 
 def number(value):
-    """The number that a value stands for, or None: text, None, NaN and infinities are no rewards."""
+    """The number that a value stands for, or None: text, None, NaN and what no float of 32 bits holds are no rewards."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return None
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None
 
 
 def field(value, name, default=None):

@@ -248,6 +248,7 @@ impl Shared {
                     }
                 }
             };
+            shared.options.ends.fetch_add(1, Relaxed);
             shared.set(place, State::Starting);
             let Some(pause) = budget.spend(Instant::now()) else {
                 error!(place, "{MOST_ENDS} processes have ended within {} s: given up", WITHIN.as_secs());

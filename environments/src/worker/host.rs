@@ -86,7 +86,9 @@ impl Host {
     /// Writes the host's files and finds module and interpreter. The files are there as long as the folder is held.
     pub(super) fn new(options: &PythonOptions) -> Result<(Self, TempDir), EnvError> {
         let failed = |error: std::io::Error| EnvError::Host(error.to_string());
-        let folder = tempfile::Builder::new().prefix("minds-host-").tempdir().map_err(failed)?;
+        sweep();
+        let prefix = format!("{PREFIX}{}-", std::process::id());
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(failed)?;
         let package = folder.path().join("minds_host");
         std::fs::create_dir(&package).map_err(failed)?;
         for (name, text) in FILES {
@@ -122,6 +124,21 @@ impl Host {
             .stderr(Stdio::piped())
             .process_group(0);
         command
+    }
+}
+
+/// Before the number of the process that holds a folder.
+const PREFIX: &str = "minds-host-";
+
+/// Removes what processes left that were killed. Of other users' folders nothing can be removed, and nothing need be.
+fn sweep() {
+    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            drop(std::fs::remove_dir_all(entry.path()));
+        }
     }
 }
 

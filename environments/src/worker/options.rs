@@ -3,6 +3,8 @@
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// What becomes of a reward that is no finite number.
@@ -16,7 +18,7 @@ pub enum BadReward {
 }
 
 /// Which environment, and how it is run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct PythonOptions {
     /// A folder, a file, or the name of a module.
     pub id: String,
@@ -38,6 +40,8 @@ pub struct PythonOptions {
     pub on_bad_reward: BadReward,
     /// Seed of the environment's chance.
     pub seed: u64,
+    /// Counts its processes that ended unasked, or did not start.
+    pub ends: Arc<AtomicU64>,
 }
 
 impl PythonOptions {
@@ -55,6 +59,7 @@ impl PythonOptions {
             pass_env: Vec::new(),
             on_bad_reward: BadReward::default(),
             seed,
+            ends: Arc::default(),
         }
     }
 }

@@ -131,7 +131,7 @@ impl Connection {
     pub(super) fn attempts<'a>(&'a self, what: &'a str, limit: Duration) -> Attempts<'a> {
         let billing = self.config.billing_exception_max_pause_duration_sec;
         let billing = Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600));
-        Attempts::new(what, &self.patience, &self.jitter, limit, billing)
+        Attempts::new(what, &self.patience, &self.jitter, &self.transport.meters, limit, billing)
     }
 
     /// Refuses to go on in a session that the server has ended.

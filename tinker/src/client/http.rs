@@ -1,6 +1,7 @@
 //! One request, one answer. What the answer means is decided in [`super::retry`].
 
 use super::error::ClientError;
+use super::meters::Meters;
 use super::options::ClientOptions;
 use super::secret::Secret;
 use crate::types::{API_KEY_HEADER, AuthToken, JSON, PREFIX, PROTOBUF};
@@ -85,6 +86,7 @@ pub(super) struct Transport {
     token: Mutex<Option<Token>>,
     /// Requests in a row that had no answer.
     unanswered: AtomicU32,
+    pub(super) meters: Meters,
 }
 
 struct Token {
@@ -132,6 +134,7 @@ impl Transport {
             max_answer_bytes,
             token: Mutex::new(None),
             unanswered: AtomicU32::new(0),
+            meters: options.meters.clone(),
         })
     }
 
@@ -216,6 +219,14 @@ impl Transport {
     }
 
     async fn exchange(&self, call: &Call, key: Option<Secret>) -> Result<Reply, String> {
+        let asked = Instant::now();
+        let reply = self.exchanged(call, key).await;
+        let status = reply.as_ref().ok().map(|reply| reply.status);
+        self.meters.request(&call.path, status, asked.elapsed());
+        reply
+    }
+
+    async fn exchanged(&self, call: &Call, key: Option<Secret>) -> Result<Reply, String> {
         let url = self.base.join(&call.path).map_err(|e| format!("`{}` is no path: {e}", call.path))?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(call.accept));

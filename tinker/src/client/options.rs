@@ -1,5 +1,6 @@
 //! How a client connects, and how patient it is.
 
+use super::meters::Meters;
 use super::secret::Secret;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub struct ClientOptions {
     pub seed: u64,
     /// How long things may take.
     pub patience: Patience,
+    /// What is counted.
+    pub meters: Meters,
 }
 
 impl ClientOptions {
@@ -43,6 +46,7 @@ impl ClientOptions {
             max_answer_bytes: 16 << 20,
             seed: 0,
             patience: Patience::default(),
+            meters: Meters::default(),
         }
     }
 }

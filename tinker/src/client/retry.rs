@@ -5,6 +5,7 @@
 
 use super::error::ClientError;
 use super::http::{Reply, Transport};
+use super::meters::Meters;
 use super::options::Patience;
 use crate::types::ErrorBody;
 use minds_core::backend::BackendError;
@@ -150,6 +151,7 @@ pub(super) struct Attempts<'a> {
     what: &'a str,
     patience: &'a Patience,
     jitter: &'a Jitter,
+    meters: &'a Meters,
     begun: Instant,
     limit: Duration,
     /// Time spent waiting for payment does not count.
@@ -167,6 +169,7 @@ impl<'a> Attempts<'a> {
         what: &'a str,
         patience: &'a Patience,
         jitter: &'a Jitter,
+        meters: &'a Meters,
         limit: Duration,
         billing_limit: Duration,
     ) -> Self {
@@ -174,6 +177,7 @@ impl<'a> Attempts<'a> {
             what,
             patience,
             jitter,
+            meters,
             begun: Instant::now(),
             limit,
             billing: Duration::ZERO,
@@ -207,6 +211,7 @@ impl<'a> Attempts<'a> {
     /// Pauses before the next attempt, or says that there is none.
     pub(super) async fn again(&mut self, again: Again) -> Result<(), ClientError> {
         self.asked += 1;
+        self.meters.retry(&again);
         if let (Again::Failed(_) | Again::Busy(..), Outages::Aside { since, .. }) =
             (&again, &mut self.outages)
         {
@@ -295,7 +300,8 @@ mod tests {
         let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
         let patience = Patience { submit: 2 * hour, ..Patience::default() };
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(0));
-        let attempts = || Attempts::new("sample", &patience, &jitter, 10 * minute, Duration::ZERO);
+        let meters = Meters::default();
+        let attempts = || Attempts::new("sample", &patience, &jitter, &meters, 10 * minute, Duration::ZERO);
 
         let mut result = attempts().outages_aside();
         let begun = Instant::now();

@@ -13,8 +13,9 @@ impl Secret {
         Self(key.into())
     }
 
-    /// The key itself, for the one header that carries it.
-    pub(super) fn expose(&self) -> &str {
+    /// The key itself, for whoever has to send or compare it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
         &self.0
     }
 

@@ -13,6 +13,7 @@ use minds_stages::deadline::Deadlines;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::kit::CpuPool;
 use minds_stages::line::{Event, Line, Options, Parts, Shadow, Start};
+use minds_stages::meters::Meters;
 use minds_stages::parcels::{Component, Poison, StepDone};
 use minds_stages::queries::{Limits, Queries};
 use minds_stages::retry::Retry;
@@ -66,6 +67,8 @@ pub struct World {
     pub shadow: Option<Shadow>,
     /// Where heavy sums are made; inline unless the test is about threads.
     pub pool: CpuPool,
+    /// What is counted.
+    pub meters: Meters,
 }
 
 impl World {
@@ -78,6 +81,7 @@ impl World {
             replays: 0,
             scorers: NonZeroUsize::new(64).unwrap(),
             restarts: 0,
+            max_replaced_in_a_row: u64::MAX,
             max_failed_in_a_row: 100,
             retry: Retry {
                 retries: 2,
@@ -122,6 +126,7 @@ impl World {
             limits: Limits::default(),
             shadow: None,
             pool: CpuPool::inline(),
+            meters: Meters::default(),
         }
     }
 
@@ -158,6 +163,7 @@ impl World {
             queries: queries.clone(),
             shadow: self.shadow,
             pool: self.pool,
+            meters: self.meters,
         };
         let line = Line::start(&self.options, parts, start).unwrap();
         let (options, begun) = (self.options, Instant::now());

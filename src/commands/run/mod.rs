@@ -1,0 +1,163 @@
+//! `minds-actors run`: trains from a config, or goes on with an unfinished run.
+
+mod follow;
+mod states;
+mod totals;
+
+use super::{progress, resume, say};
+use crate::assemble::{self, Ready};
+use crate::cli;
+use crate::config::RunPlan;
+use crate::dashboard::{self, Facts, Hub, Listening};
+use crate::exit::{Exit, Fault, OrExit};
+use crate::run_folder::RunFolder;
+use crate::terminal::Bars;
+use anyhow::{Context as _, anyhow};
+use follow::{Follower, GOODBYE};
+use minds_stages::line::Line;
+use minds_stages::meters::Meters;
+use minds_tinker::types::FinishReason;
+use serde_json::json;
+use states::States;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use totals::Totals;
+
+/// Runs the command.
+///
+/// # Errors
+/// See [`Exit`].
+pub fn run(command: &cli::Run) -> Result<(), Fault> {
+    let plan = RunPlan::load(command, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
+    if plan.sampling.temperature == 0.0 {
+        let why = "without chance there is nothing to learn from; `eval` takes it";
+        return Err(anyhow!("{}: `trainer.args.temperature` is 0: {why}", plan.origin)).or_exit(Exit::Config);
+    }
+    let system = super::system();
+    let mut folder = resume::open(&plan, &command.going)?;
+    if is_done(&plan, &folder) {
+        return Ok(());
+    }
+    let listening = Listening::take(&plan.metrics).or_exit(Exit::Unavailable)?;
+    let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
+    if let Err(fault) = assemble::check_fit(&plan, &ready) {
+        ready.close(FinishReason::Errored);
+        return Err(fault);
+    }
+    let components = assemble::components(&plan, &ready)?;
+    let result = system.block_on(async {
+        let place = folder.path().display().to_string();
+        let setting_up = || format!("failed to set up the run in {place}");
+        // Before anything is made on the service: weights that are not there end the run.
+        let judge =
+            assemble::judge(&plan, &ready).await.with_context(setting_up).or_exit(Exit::Unavailable)?;
+        let reference = assemble::reference(&plan, &ready).await;
+        let reference = reference.with_context(setting_up).or_exit(Exit::Unavailable)?;
+        let training = resume::adapter(&plan, &ready, &mut folder).await;
+        let training = training.with_context(setting_up).or_exit(Exit::Unavailable)?;
+        if let Some(last) = folder.last() {
+            assemble::recall(&components, &last.memories)?;
+        }
+        banner(&plan, &ready, &folder, listening.as_ref());
+        let state = folder.last().map(|last| last.state_path.clone());
+        let parts = assemble::parts(&plan, &ready, components, judge, reference, training, state.as_deref())
+            .await
+            .with_context(setting_up)
+            .or_exit(Exit::Unavailable)?;
+        let meters = parts.meters.clone();
+        let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
+        let hub = Arc::new(hub(&plan, &ready, &folder, &line, meters).or_exit(Exit::Config)?);
+        let dashboard =
+            listening.map(|listening| listening.serve(hub.clone())).transpose().or_exit(Exit::Failed)?;
+        let states = States {
+            service: ready.service.clone(),
+            keep: plan.keep_states,
+            pinned: plan.pinned(),
+            leaving: JoinSet::new(),
+        };
+        let bars = Bars::show(plan.max_steps, hub.first_step());
+        let totals = Totals::after(&folder.rows().or_exit(Exit::Config)?);
+        let follower = Follower::new(&mut line, &mut folder, states, hub, bars, totals);
+        let result = follower.follow(plan.deadline).await;
+        if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
+            tracing::debug!("what the run kept for itself on the service was not given up in time");
+        }
+        drop(dashboard);
+        result
+    });
+    ready.close(match &result {
+        Ok(()) => FinishReason::Success,
+        Err(fault) if fault.exit == Exit::Interrupted => FinishReason::Interrupted,
+        Err(_) => FinishReason::Errored,
+    });
+    result
+}
+
+/// Says so if no step is left.
+fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
+    let step = folder.last().map_or(0, |last| last.step);
+    let done = step >= plan.max_steps;
+    if done {
+        say!("{}: all {step} steps are done", folder.path().display());
+    }
+    done
+}
+
+/// The run as it is seen from outside, with what it goes on from.
+fn hub(
+    plan: &RunPlan,
+    ready: &Ready,
+    folder: &RunFolder,
+    line: &Line,
+    meters: Meters,
+) -> anyhow::Result<Hub> {
+    let (facts, line) = (Facts::new(plan, ready, folder), line.observer().clone());
+    let ends = plan.envs.iter().map(|env| (env.name.clone(), env.options.ends.clone())).collect();
+    let hub = Hub::new(facts, line, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone());
+    let states = folder.checkpoints().iter().map(|state| {
+        json!({
+            "name": state.name, "step": state.step, "state_path": state.state_path, "sampler_path": state.sampler_path,
+        })
+    });
+    hub.earlier(folder.rows()?, states.collect());
+    Ok(hub)
+}
+
+fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder, listening: Option<&Listening>) {
+    let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
+    say!("service      {}", dashboard::service(plan));
+    say!(
+        "model        {}, renderer {}, LoRA rank {}",
+        ready.info.base_model,
+        ready.renderer.name(),
+        plan.lora.rank
+    );
+    say!("environments {}", envs.join(", "));
+    say!(
+        "batch        {} groups of {}, up to {} steps off policy, {} credits",
+        plan.pace.groups_per_batch,
+        plan.group_size,
+        plan.pace.max_steps_off_policy,
+        assemble::options(plan).credits()
+    );
+    say!("run folder   {}", folder.path().display());
+    match listening {
+        Some(listening) if listening.elsewhere => {
+            say!("dashboard    {} (the usual port is taken)", listening.url());
+        }
+        Some(listening) => say!("dashboard    {}", listening.url()),
+        None => {}
+    }
+    for warning in plan.warnings.iter().chain(&ready.warnings) {
+        say!("note         {warning}");
+    }
+    match folder.last() {
+        Some(last) => say!("goes on      after step {}, from {}", last.step, last.name),
+        None if folder.past_rows() > 0 => say!(
+            "starts over  {} steps; no state was saved, {} steps without one moved to metrics.past_000000.json",
+            plan.max_steps,
+            folder.past_rows()
+        ),
+        None => say!("starts       {} steps", plan.max_steps),
+    }
+}

@@ -1,0 +1,140 @@
+//! Sums over a run, and the words for them.
+
+use minds_core::reward::Metrics;
+use minds_stages::activity::Shares;
+use std::time::Duration;
+
+/// Steps that are compared at both ends.
+pub(super) const WINDOW: usize = 10;
+
+/// Steps after which a run is told that its reward has not moved.
+const STANDSTILL: usize = 50;
+
+/// Sums over the run.
+#[derive(Default)]
+pub(super) struct Totals {
+    sampled: f64,
+    trained: f64,
+    rewards: Vec<f64>,
+    staleness: f64,
+}
+
+impl Totals {
+    /// Of a run with these steps behind it.
+    pub(super) fn after(rows: &[Metrics]) -> Self {
+        let rewards = rows.iter().filter_map(|row| row.get("env/all/reward/total").copied());
+        Self { rewards: rewards.collect(), ..Self::default() }
+    }
+
+    /// Adds the step to the sums, and what only the outside knows to the step.
+    pub(super) fn add(&mut self, metrics: &mut Metrics, stretch: &Shares) {
+        let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
+        self.sampled += get("tokens/sampled");
+        self.trained += get("tokens/trained");
+        self.rewards.push(get("env/all/reward/total"));
+        self.staleness = get("async/staleness_mean");
+        metrics.insert("time/total".into(), stretch.wall);
+        metrics.insert("time/sampling_busy".into(), stretch.sampling);
+        metrics.insert("time/scoring_busy".into(), stretch.scoring);
+        metrics.insert("time/training_busy".into(), stretch.training);
+        metrics.insert("time/waits_for_sampling".into(), stretch.idle.sampling);
+        metrics.insert("time/waits_for_scoring".into(), stretch.idle.scoring);
+        metrics.insert("time/waits_for_both".into(), stretch.idle.both);
+        metrics.insert("time/waits_for_export".into(), stretch.idle.exporting);
+        metrics.insert("async/overlap_share".into(), stretch.overlap_share());
+        if metrics.contains_key("shadow/measured") {
+            metrics.insert("shadow/busy_s".into(), stretch.shadow);
+            metrics.insert("shadow/service_share".into(), stretch.shadow_share());
+        }
+    }
+
+    /// Whether, told once, the reward has not moved by more than its noise since the run began.
+    pub(super) fn stands_still(&self) -> bool {
+        if self.rewards.len() != STANDSTILL {
+            return false;
+        }
+        let moments = |rewards: &[f64]| {
+            let mean = rewards.iter().sum::<f64>() / WINDOW as f64;
+            (mean, rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (WINDOW as f64 - 1.0))
+        };
+        let (first, spread) = moments(&self.rewards[..WINDOW]);
+        let (last, last_spread) = moments(&self.rewards[STANDSTILL - WINDOW..]);
+        let error = ((spread + last_spread) / WINDOW as f64).sqrt();
+        // A reward that is constant is either perfect or hopeless; both are worth a look.
+        (last - first).abs() <= 2.0 * error
+    }
+
+    /// The last step in few words.
+    pub(super) fn glance(&self) -> String {
+        match self.rewards.last() {
+            Some(reward) => format!("reward {reward:.3} · staleness {:.1}", self.staleness),
+            None => "no step yet".into(),
+        }
+    }
+
+    pub(super) fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {
+        let seconds = took.as_secs_f64();
+        let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+        let rewards = match self.rewards.len() {
+            0 => "no step was done".into(),
+            all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(&self.rewards)),
+            all => format!(
+                "{:.3} over the first {WINDOW} steps, {:.3} over the last {WINDOW}",
+                mean(&self.rewards[..WINDOW]),
+                mean(&self.rewards[all - WINDOW..])
+            ),
+        };
+        format!(
+            "done         {step} steps; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
+             busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
+             {:.0} % of the training time overlapped with sampling or scoring\n\
+             reward       {rewards}",
+            seconds,
+            self.sampled / seconds,
+            self.trained / seconds,
+            100.0 * shares.sampling / shares.wall,
+            100.0 * shares.scoring / shares.wall,
+            100.0 * shares.training / shares.wall,
+            100.0 * shares.overlap_share(),
+        )
+    }
+}
+
+/// A step in a line.
+pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
+    let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
+    format!(
+        "step {step:<7} reward {:<7.3} kl {:<9.2e} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        get("env/all/reward/total"),
+        metrics.get("optim/kl_sample_train_v2").copied().unwrap_or(0.0),
+        get("optim/entropy"),
+        get("async/staleness_mean"),
+        get("tokens/sampled"),
+        get("time/train"),
+        get("time/total"),
+        100.0 * get("async/overlap_share"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // H20: a published run had not learnt anything, and nothing said so.
+    #[test]
+    fn h20_a_reward_that_does_not_move_is_told_once() {
+        let told = |reward: fn(usize) -> f64| -> Vec<usize> {
+            let mut totals = Totals::default();
+            (1..=100)
+                .filter(|step| {
+                    totals.rewards.push(reward(*step));
+                    totals.stands_still()
+                })
+                .collect()
+        };
+        // Noise of ±0.1 about a level, and about a line.
+        assert_eq!(told(|n| if n % 2 == 0 { 0.4 } else { 0.6 }), [50]);
+        assert_eq!(told(|n| 0.01 * n as f64 + if n % 2 == 0 { 0.4 } else { 0.6 }), [0; 0]);
+        assert_eq!(told(|_| 0.5), [50]);
+    }
+}

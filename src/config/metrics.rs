@@ -1,0 +1,86 @@
+//! Where the run can be looked at, and by whom.
+
+use super::file::Metrics;
+use minds_tinker::client::Secret;
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// The usual port.
+const PORT: u16 = 9464;
+
+/// The word that turns it off.
+const OFF: &str = "off";
+
+/// `[metrics]`, decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsPlan {
+    /// Where Prometheus and browsers are answered; `None` nowhere.
+    pub addr: Option<SocketAddr>,
+    /// Whether the config names it; the usual one gives way to whoever was there first.
+    pub is_written: bool,
+    /// What those from other machines have to know.
+    pub token: Option<Secret>,
+}
+
+impl MetricsPlan {
+    /// Decides; an error is a key and its problem.
+    pub(super) fn decide(
+        file: &Metrics,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, (&'static str, String)> {
+        let token = match &file.token_env {
+            None => None,
+            Some(variable) => {
+                let token = env(variable).filter(|token| !token.is_empty());
+                let missing =
+                    || ("metrics.token_env", format!("names {variable}, and that variable is not set"));
+                Some(Secret::new(token.ok_or_else(missing)?))
+            }
+        };
+        let addr = match file.addr.as_deref() {
+            None => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))),
+            Some(OFF) => None,
+            Some(written) => Some(written.parse::<SocketAddr>().map_err(|_| {
+                let hint = format!("it must be an address such as 127.0.0.1:{PORT}, or \"{OFF}\"");
+                ("metrics.addr", format!("is \"{written}\", {hint}"))
+            })?),
+        };
+        if let (Some(addr), None) = (addr, &token)
+            && !addr.ip().is_loopback()
+        {
+            let problem = format!(
+                "is {addr}, which other machines can reach: name the variable that holds a token in `metrics.token_env`"
+            );
+            return Err(("metrics.addr", problem));
+        }
+        Ok(Self { addr, is_written: file.addr.is_some(), token })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(text: &str) -> Result<MetricsPlan, String> {
+        let env = |key: &str| (key == "DOOR").then(|| "sesame".to_owned());
+        MetricsPlan::decide(&toml::from_str(text).unwrap(), &env)
+            .map_err(|(key, problem)| format!("{key} {problem}"))
+    }
+
+    #[test]
+    fn this_machine_is_the_usual_place_and_others_need_a_token() {
+        let usual = decide("").unwrap();
+        assert_eq!((usual.addr.unwrap().to_string().as_str(), usual.is_written), ("127.0.0.1:9464", false));
+        assert_eq!(decide("addr = \"off\"").unwrap().addr, None);
+        assert!(decide("addr = \"[::1]:0\"").unwrap().is_written);
+        for (text, words) in [
+            ("addr = \"0.0.0.0:1\"", "metrics.addr is 0.0.0.0:1, which other machines can reach"),
+            ("addr = \"localhost\"", "it must be an address such as"),
+            ("token_env = \"NO_SUCH\"", "metrics.token_env names NO_SUCH, and that variable is not set"),
+        ] {
+            let problem = decide(text).unwrap_err();
+            assert!(problem.contains(words), "{problem}");
+        }
+        let open = decide("addr = \"0.0.0.0:1\"\ntoken_env = \"DOOR\"").unwrap();
+        assert!(open.token.is_some() && !format!("{open:?}").contains("sesame"));
+    }
+}

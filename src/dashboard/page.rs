@@ -1,0 +1,57 @@
+//! The page's files, as they are in `src/dashboard/page/`.
+
+use super::routes::missing;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+
+macro_rules! files {
+    ($($folder:literal: $($name:literal),*;)*) => {
+        &[$($(($name, include_bytes!(concat!("page/", $folder, $name)))),*),*]
+    };
+}
+
+/// Name and content. They are served without their folders.
+const FILES: &[(&str, &[u8])] = files![
+    "": "index.html", "style.css", "sections.css", "inspector.css",
+        "app.js", "bound.js", "charts.js", "curves.js", "dom.js", "format.js", "group.js", "groups.js", "header.js",
+        "limit.js", "line-table.js", "line.js", "lists.js", "live.js", "marked.js", "member.js", "picture.js", "series.js",
+        "store.js", "theme.js", "tokens.js", "toml.js";
+    "vendor/": "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE";
+];
+
+/// One of them, by its name.
+pub(super) fn file(name: &str) -> Response {
+    let Some((_, bytes)) = FILES.iter().find(|(known, _)| *known == name) else {
+        return missing("the page has no such part");
+    };
+    let kind = match name.rsplit('.').next() {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js" | "mjs") => "text/javascript; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/plain; charset=utf-8",
+    };
+    ([(CONTENT_TYPE, kind)], *bytes).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every `src`, `href` and `import` of the page names one of its files.
+    #[test]
+    fn the_page_asks_for_what_there_is() {
+        let known = |name: &str| FILES.iter().any(|(known, _)| *known == name);
+        let mut asked = 0;
+        for (name, bytes) in FILES.iter().filter(|(name, _)| !name.starts_with("uPlot")) {
+            let text = std::str::from_utf8(bytes).unwrap();
+            let parts = text.split("/assets/").skip(1).chain(text.split("from './").skip(1));
+            for part in parts {
+                let wanted = part.split(['"', '\'']).next().unwrap();
+                assert!(known(wanted), "{name} asks for {wanted}");
+                asked += 1;
+            }
+        }
+        assert!(asked > 20, "{asked}");
+    }
+}

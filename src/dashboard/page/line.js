@@ -1,0 +1,304 @@
+// The line as a picture: stages, the lanes between them filled as deep as they are, and the credits on their way back.
+// It is built once per width and then only changed, so a second costs a few attributes.
+
+import { $, empty, s, setAttrs, setText } from './dom.js';
+import { count, rate, seconds } from './format.js';
+import { limitOf, TITLES } from './limit.js';
+import { lineTables } from './line-table.js';
+import { geometry } from './picture.js';
+import { latest, on, pace, store } from './store.js';
+
+const MOST_CELLS = 16;
+const MOST_CREDIT_CELLS = 48;
+const SHORT = { batcher: 'Batcher', shadow_trainer: 'Shadow' };
+let built = null;
+
+const over = (state) => state.state === 'ended' || state.state === 'failed';
+const stageOf = (state, name) => state.stages.find((stage) => stage.name === name);
+
+/** The number that a box is about, what it has done, and its share of busy time (null where nobody measures it). */
+function reading(key, state, short) {
+  const { counts, rates, busy } = state;
+  const stage = stageOf(state, key);
+  const done = (unit) => (stage ? `${count(stage.done)} ${unit}` : '');
+  const busyNow = stage && stage.busy > 0 ? `${count(stage.busy)} busy` : '';
+  const work = (unit) => (short && busyNow ? busyNow : [busyNow, done(unit)].filter(Boolean).join(' · '));
+  const per = (x, noun) => rate(x).replace(/\u202f(?=\/)/, `\u202f${noun}`);
+  const paced = (name) => pace((seen) => stageOf(seen, name)?.done);
+  switch (key) {
+    case 'feeder': {
+      const waits = state.state === 'running' && state.credits > 0 && counts.in_flight >= state.credits;
+      return {
+        big: per(rates.groups, 'groups'),
+        small: `${count(counts.opened)} opened`,
+        busy: false,
+        share: null,
+        waits,
+      };
+    }
+    case 'sampler':
+      return { big: per(rates.samples, 'samples'), small: work('done'), share: busy.sampling, stage };
+    case 'scorer':
+      return { big: per(paced('scorer'), 'rewards'), small: work('done'), share: busy.scoring, stage };
+    case 'batcher':
+      return { big: per(rates.groups, 'groups'), small: work('done'), share: null, stage };
+    case 'trainer': {
+      const took = latest('time/total');
+      const last = took === null ? per(rates.steps, 'steps') : `${seconds(took)}${took < 60 ? '/step' : ''}`;
+      return {
+        big: last,
+        small: over(state) ? 'at rest' : state.trainer,
+        share: busy.training,
+        stage,
+        busy: state.trainer === 'trains',
+      };
+    }
+    default:
+      return { big: per(paced(key), ''), small: busyNow, share: busy.shadow, stage };
+  }
+}
+
+function text(place, cls) {
+  return place ? s('text', { ...place, class: cls }) : null;
+}
+
+function buildStage(key, place) {
+  const node = {
+    title: text(place.title, 'title'),
+    big: text(place.big, 'big'),
+    small: text(place.small, 'small'),
+    value: s('tspan'),
+    unit: s('tspan', { class: 'unit' }),
+    fail: s(
+      'g',
+      { class: 'fail' },
+      s('rect', { y: -9, height: 18, rx: 9 }),
+      s('text', { y: 4, 'text-anchor': 'middle' }),
+    ),
+    share: s('rect', { ...place.bar, rx: 2, class: `share ${key}` }),
+    track: s('rect', { ...place.bar, rx: 2, class: 'track' }),
+    tag: s(
+      'g',
+      { class: 'tag', transform: `translate(${place.tag.x} ${place.tag.y})` },
+      s('rect', { x: -42, y: -11, width: 84, height: 18, rx: 9 }),
+      s('text', { x: 0, y: 2, 'text-anchor': 'middle', text: 'limits the line' }),
+    ),
+  };
+  node.title.textContent = place.short ? (SHORT[key] ?? TITLES[key]) : TITLES[key];
+  node.big.append(node.value, node.unit);
+  setAttrs(node.fail, { transform: `translate(${place.fail.x} ${place.fail.y})` });
+  node.place = place;
+  node.root = s(
+    'g',
+    { class: 'stage' },
+    s('rect', { ...place.box, rx: 10, class: 'box' }),
+    node.title,
+    node.big,
+    node.small,
+    node.track,
+    node.share,
+    node.fail,
+    node.tag,
+  );
+  return node;
+}
+
+function buildLane(key, place, capacity) {
+  const { pipe } = place;
+  const cells = capacity > 0 && capacity <= MOST_CELLS && (pipe.width - 4) / capacity >= 5 ? capacity : 0;
+  const node = {
+    place,
+    capacity,
+    cells: [],
+    name: text(place.name, 'lane-name'),
+    depth: text(place.depth, 'depth'),
+    rate: text(place.rate, 'rate'),
+  };
+  const parts = [s('path', { d: place.arrow, class: 'arrow' }), s('rect', { ...pipe, rx: 5, class: 'pipe' })];
+  const inner = pipe.width - 4;
+  if (cells) {
+    const size = (inner - (cells - 1) * 2) / cells;
+    for (let i = 0; i < cells; i++) {
+      // The first cell is the one at the receiver's end: that is where things wait.
+      const x = pipe.x + 2 + inner - (i + 1) * size - i * 2;
+      node.cells.push(
+        s('rect', { x, y: pipe.y + 2, width: size, height: pipe.height - 4, rx: Math.min(3, size / 2), class: 'cell' }),
+      );
+    }
+    parts.push(...node.cells);
+  } else {
+    node.fill = s('rect', { x: pipe.x + 2, y: pipe.y + 2, width: 0, height: pipe.height - 4, rx: 3, class: 'cell on' });
+    parts.push(node.fill);
+  }
+  node.parcel = s('circle', { cx: place.travel.x, cy: place.travel.y, r: 3.5, class: 'parcel' });
+  node.parcel.style.setProperty('--dx', `${place.travel.dx}px`);
+  node.parcel.style.setProperty('--dy', `${place.travel.dy}px`);
+  node.name.textContent = key;
+  node.root = s('g', { class: 'lane' }, ...parts, node.parcel, node.name, node.depth, node.rate);
+  return node;
+}
+
+function buildCredits(place, credits) {
+  const node = { place, cells: [], label: text(place.label, 'credits-label') };
+  const parts = [];
+  if (place.path) parts.push(s('path', { d: place.path, class: 'back' }));
+  const { size, gap, room } = place.cells;
+  const cells = credits <= MOST_CREDIT_CELLS && credits * (size + gap) <= room ? credits : 0;
+  const width = cells ? cells * (size + gap) - gap : Math.min(240, room);
+  const x = place.cells.centre ? place.cells.x - width : place.cells.x;
+  if (place.path)
+    parts.push(
+      s('rect', {
+        x: x - 12,
+        y: place.cells.y - 4,
+        width: width + 32 + 5.9 * `${credits} of ${credits} credits in use`.length,
+        height: size + 8,
+        class: 'clear',
+      }),
+    );
+  for (let i = 0; i < cells; i++)
+    node.cells.push(
+      s('rect', { x: x + i * (size + gap), y: place.cells.y, width: size, height: size, rx: 3, class: 'credit' }),
+    );
+  if (!cells) {
+    node.fill = s('rect', { x, y: place.cells.y, width: 0, height: size, rx: 3, class: 'credit on' });
+    parts.push(s('rect', { x, y: place.cells.y, width, height: size, rx: 3, class: 'credit' }), node.fill);
+  }
+  node.width = width;
+  node.root = s('g', { class: 'credits' }, ...parts, ...node.cells, node.label);
+  return node;
+}
+
+function build(state) {
+  const host = $('picture');
+  const width = Math.max(280, Math.floor(host.clientWidth));
+  const shadow = stageOf(state, 'shadow_trainer') !== undefined;
+  const capacities = Object.fromEntries(state.lanes.map((lane) => [lane.name, lane.capacity]));
+  const key = JSON.stringify([width, shadow, capacities, state.credits]);
+  if (built?.key === key) return;
+  const places = geometry(width, shadow);
+  const stages = new Map(Object.entries(places.stages).map(([name, place]) => [name, buildStage(name, place)]));
+  const lanes = new Map(
+    Object.entries(places.lanes).map(([name, place]) => [name, buildLane(name, place, capacities[name] ?? 0)]),
+  );
+  const credits = buildCredits(places.credits, state.credits);
+  const svg = s('svg', {
+    viewBox: `0 0 ${width} ${places.height}`,
+    width,
+    height: places.height,
+    role: 'img',
+    class: places.vertical ? 'vertical' : 'horizontal',
+  });
+  svg.append(
+    credits.root,
+    ...[...lanes.values()].map((lane) => lane.root),
+    ...[...stages.values()].map((stage) => stage.root),
+  );
+  host.replaceChildren(svg);
+  built = { key, svg, stages, lanes, credits, vertical: places.vertical, sent: new Map() };
+}
+
+function drawStage(key, node, state, limit) {
+  const read = reading(key, state, node.place.short);
+  const failed = read.stage?.failed ?? 0;
+  const busy = read.busy ?? (read.stage?.busy ?? 0) > 0;
+  const limits = limit?.stage === key;
+  setAttrs(node.root, {
+    class: `stage ${key}${busy ? ' busy' : ''}${limits ? ' limits' : ''}${failed ? ' failed' : ''}`,
+  });
+  const [value, unit = ''] = read.big.split(/\u202f(?=\D)(.*)/);
+  setText(node.value, value);
+  setText(node.unit, unit && ` ${unit}`);
+  setText(node.small, read.waits ? 'waits for credits' : read.small);
+  if (failed) {
+    const said = `${count(failed)} failed`;
+    const width = Math.round(said.length * 5.7) + 16;
+    setText(node.fail.lastChild, said);
+    setAttrs(node.fail.lastChild, { x: -width / 2 });
+    setAttrs(node.fail.firstChild, { x: -width, width });
+  }
+  const has = Number.isFinite(read.share);
+  setAttrs(node.track, { visibility: has ? 'visible' : 'hidden' });
+  setAttrs(node.share, {
+    visibility: has ? 'visible' : 'hidden',
+    width: has ? (Math.min(1, Math.max(0, read.share)) * node.place.bar.width).toFixed(1) : 0,
+  });
+}
+
+function drawLane(name, node, state) {
+  const lane = state.lanes.find((lane) => lane.name === name);
+  if (!lane) return;
+  const full = lane.capacity > 0 && lane.depth >= lane.capacity;
+  setAttrs(node.root, { class: `lane${full ? ' full' : ''}${lane.lost ? ' lost' : ''}` });
+  node.cells.forEach((cell, i) => setAttrs(cell, { class: i < lane.depth ? 'cell on' : 'cell' }));
+  if (node.fill) {
+    const { pipe } = node.place;
+    const share = lane.capacity > 0 ? Math.min(1, lane.depth / lane.capacity) : 0;
+    const width = lane.depth > 0 ? Math.max(3, share * (pipe.width - 4)) : 0;
+    setAttrs(node.fill, { width: width.toFixed(1), x: (pipe.x + pipe.width - 2 - width).toFixed(1) });
+  }
+  const flow = pace((seen) => seen.lanes.find((lane) => lane.name === name)?.sent);
+  const lost = lane.lost ? `${count(lane.lost)} lost` : '';
+  const depth = `${count(lane.depth)} / ${lane.capacity ? count(lane.capacity) : '∞'}`;
+  const flowing = flow === null ? '' : rate(flow);
+  setText(node.depth, node.rate || name === 'measures' ? depth : [depth, flowing, lost].filter(Boolean).join(' · '));
+  if (node.rate) setText(node.rate, [flowing, lost].filter(Boolean).join(' · '));
+  // One parcel travels along where something was sent since the last look; nothing moves otherwise.
+  const before = built.sent.get(name);
+  if (before !== undefined && lane.sent > before && !document.hidden) {
+    node.parcel.classList.remove('go');
+    void node.parcel.getBBox();
+    node.parcel.classList.add('go');
+  }
+  built.sent.set(name, lane.sent);
+}
+
+function drawCredits(node, state) {
+  const used = state.counts.in_flight;
+  node.cells.forEach((cell, i) => setAttrs(cell, { class: i < used ? 'credit on' : 'credit' }));
+  if (node.fill)
+    setAttrs(node.fill, {
+      width: ((Math.min(used, state.credits) / Math.max(1, state.credits)) * node.width).toFixed(1),
+    });
+  setText(node.label, `${count(used)} of ${count(state.credits)} credits in use`);
+}
+
+function draw() {
+  const { state } = store;
+  if (!state) return;
+  build(state);
+  const limit = limitOf(store.history);
+  for (const [key, node] of built.stages) drawStage(key, node, state, limit);
+  for (const [name, node] of built.lanes) drawLane(name, node, state);
+  drawCredits(built.credits, state);
+  const lanes = state.lanes.map((lane) => `${lane.name} ${lane.depth} of ${lane.capacity}`).join(', ');
+  setAttrs(built.svg, {
+    'aria-label': `The line. Waiting in its lanes: ${lanes}. Credits in use: ${state.counts.in_flight} of ${state.credits}. The trainer ${state.trainer}.`,
+  });
+  setText($('limit'), sentence(state, limit));
+  // Only a change is spoken: the shares in the sentence move each second.
+  setText($('limit-said'), limit ? `The ${TITLES[limit.stage]} limits the line` : '');
+  lineTables(state);
+}
+
+function sentence(state, limit) {
+  if (state.state === 'ended') return 'The run has ended: nothing moves any more.';
+  if (state.state === 'failed') return 'The run could not go on; the last event says why.';
+  if (state.state === 'stopping') return 'The run is stopping: it ends the step under way and saves.';
+  if (!state.counts.opened) return 'The run starts: the line fills when the model is there.';
+  if (limit) return `The ${TITLES[limit.stage]} limits the line: ${limit.why}.`;
+  return 'No stage limits the line.';
+}
+
+export function start() {
+  $('picture').append(empty('The line appears with the first reading', 'It comes each second.'));
+  on('state rows', draw);
+  let width = 0;
+  new ResizeObserver(([entry]) => {
+    const now = Math.floor(entry.contentRect.width);
+    if (now !== width) {
+      width = now;
+      draw();
+    }
+  }).observe($('picture'));
+}

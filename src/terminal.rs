@@ -1,0 +1,118 @@
+//! The one terminal of the process: lines, the log, and the bars of a run, so that none of them tears another.
+//!
+//! Lines go to standard output, the log and the bars to standard error. While bars are shown, both kinds of text are
+//! written above them. Where the log is JSON, a run's lines are part of it, so that everything can be read by a machine.
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+/// How a process talks.
+#[derive(Clone, Default)]
+enum Voice {
+    /// Lines as they are.
+    #[default]
+    Plain,
+    /// Lines as log records.
+    Logged,
+    /// Lines above bars.
+    Bars(MultiProgress),
+}
+
+static VOICE: RwLock<Voice> = RwLock::new(Voice::Plain);
+
+fn voice() -> Voice {
+    VOICE.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn talk(voice: Voice) {
+    *VOICE.write().unwrap_or_else(PoisonError::into_inner) = voice;
+}
+
+/// Writes a line to standard output. A reader that has gone must not end a run, so a failure is not one.
+pub fn line(text: fmt::Arguments<'_>) {
+    let write = || drop(writeln!(io::stdout(), "{text}"));
+    match voice() {
+        Voice::Plain => write(),
+        Voice::Logged => text.to_string().lines().for_each(|line| tracing::info!("{line}")),
+        Voice::Bars(bars) => bars.suspend(write),
+    }
+}
+
+/// Whether lines go into the log.
+pub fn is_logged() -> bool {
+    matches!(voice(), Voice::Logged)
+}
+
+/// Lines go into the log from now on.
+pub fn log_lines() {
+    talk(Voice::Logged);
+}
+
+/// Standard error for the log.
+pub struct Log;
+
+impl Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        match voice() {
+            Voice::Bars(bars) => bars.suspend(|| io::stderr().write(text)),
+            _ => io::stderr().write(text),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// The bars of a run: its steps, and below them how the line is doing.
+pub struct Bars {
+    steps: ProgressBar,
+    line: ProgressBar,
+}
+
+impl Bars {
+    /// Shows them, if there is a terminal to show them on and lines do not go into the log.
+    #[must_use]
+    pub fn show(steps: u64, done: u64) -> Option<Self> {
+        let is_terminal = io::stderr().is_terminal() && io::stdout().is_terminal();
+        if !is_terminal || is_logged() {
+            return None;
+        }
+        let style = |template: &str| {
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+        };
+        let bars = MultiProgress::new();
+        let steps = bars.add(ProgressBar::new(steps).with_position(done));
+        steps.set_style(
+            style("{spinner} step {pos} of {len} {wide_bar} {elapsed_precise}, {eta_precise} left")
+                .progress_chars("━╸─"),
+        );
+        // Steps that were done before are no measure of how fast this is.
+        steps.reset_eta();
+        steps.enable_steady_tick(Duration::from_millis(250));
+        let line = bars.add(ProgressBar::new_spinner().with_style(style("  {wide_msg}")));
+        talk(Voice::Bars(bars));
+        Some(Self { steps, line })
+    }
+
+    /// So many steps are done.
+    pub fn step(&self, step: u64) {
+        self.steps.set_position(step);
+    }
+
+    /// How the line is doing.
+    pub fn tell(&self, text: String) {
+        self.line.set_message(text);
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        talk(Voice::Plain);
+        self.steps.finish_and_clear();
+        self.line.finish_and_clear();
+    }
+}

@@ -1,0 +1,225 @@
+// Drives the dashboard of a run that is under way, as somebody in front of it would, in a real browser.
+//
+//   npm install --no-package-lock && node page.mjs http://127.0.0.1:8018/ shots [--hostile TEXT]
+//
+// The page must update by itself, log no error, be usable by keyboard alone, show hostile text as text, and never be
+// wider than a phone. One line of JSON says what was seen; the exit code is 0 only if all of it holds. With `--hostile`
+// some group kept by the run must have a completion with TEXT in it: the groups are looked through for one.
+// The browser is $CHROMIUM, else the first of the usual names that is installed.
+
+import { existsSync, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { chromium } from 'playwright-core';
+import { wrongPieces } from './pieces.mjs';
+
+const [base, out, flag, hostile] = process.argv.slice(2);
+if (!base || !out || (flag !== undefined && (flag !== '--hostile' || !hostile))) {
+  console.error('usage: node page.mjs BASE_URL SCREENSHOT_FOLDER [--hostile TEXT]');
+  process.exit(2);
+}
+const NAMES = [
+  '/usr/bin/chromium',
+  '/usr/bin/chromium-browser',
+  '/usr/bin/google-chrome',
+  '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome',
+];
+const executablePath = process.env.CHROMIUM ?? NAMES.find(existsSync);
+if (!executablePath) {
+  console.error('no browser: install Chromium, or name one in CHROMIUM');
+  process.exit(2);
+}
+const LIVE_MS = 60_000;
+const LAPTOP = { width: 1440, height: 900 };
+const PHONE = { width: 390, height: 844 };
+mkdirSync(out, { recursive: true });
+
+const verdict = { ok: false, checks: {} };
+const troubles = [];
+
+function check(name, holds, detail) {
+  verdict.checks[name] = holds ? (detail ?? true) : false;
+  if (!holds) throw new Error(`${name}: ${detail ?? 'does not hold'}`);
+}
+
+/** A check that something comes to hold in its time. */
+async function comes(name, waiting) {
+  await waiting.catch((error) => {
+    throw new Error(`${name}: ${error.name === 'TimeoutError' ? 'did not come to hold in time' : error.message}`);
+  });
+  check(name, true);
+}
+
+/** A page whose errors, dialogs and requests to other places are remembered as troubles. */
+async function visit(browser, options, hash = '') {
+  const context = await browser.newContext({ reducedMotion: 'reduce', ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(15_000);
+  page.on('console', (message) => message.type() === 'error' && troubles.push(`console: ${message.text()}`));
+  page.on('pageerror', (error) => troubles.push(`error: ${error.message}`));
+  page.on('dialog', (dialog) => {
+    troubles.push(`a dialog opened: ${dialog.message()}`);
+    void dialog.dismiss();
+  });
+  const { origin } = new URL(base);
+  page.on('request', (request) => {
+    const url = new URL(request.url());
+    if (url.origin !== origin && url.protocol !== 'data:') troubles.push(`a request left the page: ${url.origin}`);
+  });
+  await page.goto(new URL(hash, base).href);
+  await comes('connects', page.waitForSelector('#link[data-link="live"]'));
+  await comes('draws_the_line', page.waitForSelector('#picture svg'));
+  return page;
+}
+
+const shot = (page, name) => page.screenshot({ path: join(out, `${name}.png`) });
+const tooWide = (page) =>
+  page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+const readings = (page) => page.evaluate(() => document.querySelector('#stats').textContent);
+
+async function updates(page) {
+  const before = await readings(page);
+  await comes(
+    'updates_live',
+    page.waitForFunction((old) => document.querySelector('#stats').textContent !== old, before, { timeout: LIVE_MS }),
+  );
+  await comes(
+    'a_step_is_done',
+    page.waitForFunction(() => Number(document.querySelector('#progress').getAttribute('aria-valuenow')) > 0, null, {
+      timeout: LIVE_MS,
+    }),
+  );
+  await comes('draws_curves', page.waitForSelector('#bound-chart canvas', { timeout: LIVE_MS }));
+}
+
+/** Tab to the list of groups, down by arrow and by letter, open with Enter, read tokens, leave with Escape. */
+async function keyboard(page) {
+  await comes('lists_groups', page.waitForSelector('.list .row', { timeout: LIVE_MS }));
+  const inList = () => page.evaluate(() => document.activeElement?.classList.contains('list'));
+  for (let i = 0; i < 150 && !(await inList()); i++) await page.keyboard.press('Tab');
+  check('list_is_reached_by_tab', await inList());
+  const cursor = () => page.getAttribute('.list', 'aria-activedescendant');
+  const first = await cursor();
+  await page.keyboard.press('j');
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('k');
+  const rows = await page.locator('.list .row').count();
+  check('keys_move_in_the_list', rows < 2 || (await cursor()) !== first, await cursor());
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('#group .member');
+  check('enter_opens', (await page.evaluate(() => document.activeElement?.id)) === 'group-title');
+  check('address_names_the_group', /^#group=./.test(new URL(page.url()).hash), new URL(page.url()).hash);
+  const inTokens = () => page.evaluate(() => document.activeElement?.classList.contains('tokens'));
+  if ((await page.locator('#group .tokens').count()) > 0) {
+    for (let i = 0; i < 60 && !(await inTokens()); i++) await page.keyboard.press('Tab');
+    await page.keyboard.press('ArrowRight');
+    const said = await page.textContent('#group .readout');
+    check('token_reads_out', /log-prob/.test(said) && /probability/.test(said), said.trim());
+  }
+  await shot(page, 'inspector');
+  await page.keyboard.press('Escape');
+  check('escape_closes_and_returns', (await inList()) && (await page.isHidden('#group')));
+}
+
+/** Opens groups until one has the text, and makes sure that it is nothing but text. */
+async function harmless(page) {
+  const id = await page.evaluate(async (text) => {
+    for (const { id } of await (await fetch('/api/groups')).json()) {
+      const group = await (await fetch(`/api/groups/${encodeURIComponent(id)}`)).json();
+      const all = (group.members ?? []).flatMap((member) => member.turns ?? []).map((turn) => turn.text);
+      if (all.some((one) => one.includes(text))) return String(id);
+    }
+    return null;
+  }, hostile);
+  check(
+    'a_hostile_group_is_there',
+    id !== null,
+    id ?? `no kept group has a completion with ${JSON.stringify(hostile)}`,
+  );
+  await page.evaluate((group) => (location.hash = `group=${encodeURIComponent(group)}`), id);
+  await page.waitForFunction(
+    (group) =>
+      document.querySelector('#group-title')?.textContent === `Group ${group}` &&
+      document.querySelector('#group .member'),
+    id,
+  );
+  await page.click('#group .switch button:has-text("text")');
+  for (let shut = page.locator('#group .member:not([open]) > summary'); (await shut.count()) > 0;)
+    await shut.first().click();
+  for (let more = page.locator('#group .more'); (await more.count()) > 0;) await more.first().click();
+  await comes(
+    'hostile_text_is_text',
+    page.waitForFunction(
+      (text) => [...document.querySelectorAll('#group .model-text')].some((node) => node.textContent.includes(text)),
+      hostile,
+    ),
+  );
+  const made = await page.evaluate(() =>
+    [
+      ...document.querySelectorAll(
+        '#group :is(script, img, iframe, object, embed, style, link, form, a, svg, h1, video, audio)',
+      ),
+    ].map((node) => node.tagName),
+  );
+  check('hostile_text_makes_no_element', made.length === 0, made.join(', ') || true);
+  const steering = await page.evaluate(() =>
+    [...document.querySelectorAll('#group .model-text')].some((node) =>
+      /[\u0000-\u0008\u001b\u202a-\u202e\u2066-\u2069]/.test(node.textContent),
+    ),
+  );
+  check('no_control_character_is_left', !steering);
+  await page.click('#group .switch button:has-text("tokens")');
+  await shot(page, 'hostile');
+  await page.keyboard.press('Escape');
+}
+
+async function phone(browser) {
+  const page = await visit(browser, {
+    viewport: PHONE,
+    deviceScaleFactor: 2,
+    isMobile: true,
+    hasTouch: true,
+    colorScheme: 'light',
+  });
+  await page.waitForSelector('.list .row', { timeout: LIVE_MS });
+  check('phone_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
+  await shot(page, 'phone');
+  await page.locator('.list .row').first().tap();
+  await page.waitForSelector('#group .member');
+  check('phone_inspector_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
+  await shot(page, 'phone-inspector');
+  await page.click('#group [aria-label^="Close"]');
+  await page.context().close();
+}
+
+const browser = await chromium.launch({ executablePath, args: process.getuid?.() === 0 ? ['--no-sandbox'] : [] });
+try {
+  const page = await visit(browser, { viewport: LAPTOP, colorScheme: 'light' });
+  await updates(page);
+  check('laptop_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
+  const wrong = await wrongPieces(page);
+  check('pieces_do_what_they_say', wrong.length === 0, wrong.join('; ') || true);
+  await shot(page, 'light');
+  await keyboard(page);
+  if (hostile) await harmless(page);
+  await page.context().close();
+
+  const dark = await visit(browser, { viewport: LAPTOP, colorScheme: 'dark' });
+  check('follows_the_system_into_the_dark', (await dark.getAttribute('html', 'data-theme')) === 'dark');
+  await dark.waitForSelector('#bound-chart canvas');
+  await shot(dark, 'dark');
+  await dark.context().close();
+
+  await phone(browser);
+  check('no_trouble', troubles.length === 0, troubles.join('; ') || true);
+  verdict.ok = true;
+} catch (error) {
+  verdict.failed = error.message;
+  verdict.troubles = troubles;
+} finally {
+  await browser.close();
+}
+console.log(JSON.stringify(verdict));
+if (!verdict.ok) {
+  console.error(`the page does not do what it should: ${verdict.failed}`);
+  process.exitCode = 1;
+}

@@ -1,0 +1,120 @@
+//! What the client counts, for Prometheus: requests as they went over the network, polls and tries included.
+//!
+//! Names and help texts stand in this file alone. Labels are bounded: the operations of the API, and statuses.
+
+use super::retry::Again;
+use prometheus::core::Collector;
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, exponential_buckets};
+use std::time::Duration;
+
+/// The counters and histograms of a client. Cheap to clone; counts wherever it is cloned to.
+#[derive(Clone, Debug)]
+pub struct Meters {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    retries: IntCounterVec,
+}
+
+const NAMES: &str = "names, labels and buckets of this file are right: a test makes them all";
+
+impl Default for Meters {
+    fn default() -> Self {
+        let counters =
+            |name, help, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels).expect(NAMES);
+        // From 1 ms to 65 s: longer, a server holds no poll.
+        let buckets = exponential_buckets(0.001, 2.0, 17).expect(NAMES);
+        let seconds = HistogramOpts::new(
+            "minds_client_request_seconds",
+            "Time of one request over the network. That of `retrieve_future` is how long the server held the poll.",
+        );
+        Self {
+            requests: counters(
+                "minds_client_requests_total",
+                "Requests over the network by the status of their answer; `none` where there was no answer.",
+                &["operation", "status"],
+            ),
+            seconds: HistogramVec::new(seconds.buckets(buckets), &["operation"]).expect(NAMES),
+            retries: counters(
+                "minds_client_retries_total",
+                "Requests that were repeated, by why: `busy` (429, or a pause that the server asked for), `failed`, \
+                 `conflict`, `unreadable`, `billing`.",
+                &["why"],
+            ),
+        }
+    }
+}
+
+impl Meters {
+    /// All of them, to be registered.
+    #[must_use]
+    pub fn collectors(&self) -> Vec<Box<dyn Collector>> {
+        let Self { requests, seconds, retries } = self.clone();
+        vec![Box::new(requests), Box::new(seconds), Box::new(retries)]
+    }
+
+    pub(super) fn request(&self, path: &str, status: Option<u16>, took: Duration) {
+        let operation = operation(path);
+        let status = status.map_or_else(|| "none".to_owned(), |status| status.to_string());
+        self.requests.with_label_values(&[operation, &status]).inc();
+        self.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
+    }
+
+    pub(super) fn retry(&self, again: &Again) {
+        let why = match again {
+            Again::Failed(_) => "failed",
+            Again::Busy(..) => "busy",
+            Again::Billing(_) => "billing",
+            Again::Conflict(_) => "conflict",
+            Again::Unreadable(_) => "unreadable",
+        };
+        self.retries.with_label_values(&[why]).inc();
+    }
+}
+
+/// What a path asks for, without the names of runs and checkpoints in it.
+fn operation(path: &str) -> &'static str {
+    const KNOWN: &[&str] = &[
+        "asample",
+        "cancel_future",
+        "client",
+        "create_model",
+        "create_sampling_session",
+        "create_session",
+        "forward",
+        "forward_backward",
+        "get_info",
+        "get_server_capabilities",
+        "healthz",
+        "load_weights",
+        "optim_step",
+        "retrieve_future",
+        "save_weights",
+        "save_weights_for_sampler",
+        "session_heartbeat",
+        "sessions",
+        "training_runs",
+        "unload_model",
+        "weights_info",
+    ];
+    let first = path.split(['/', '?']).next().unwrap_or_default();
+    KNOWN.iter().find(|known| **known == first).copied().unwrap_or("other")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_runs_and_checkpoints_are_no_labels() {
+        for (path, expected) in [
+            ("asample", "asample"),
+            ("training_runs/0b1d/checkpoints/weights/000010", "training_runs"),
+            ("client/config", "client"),
+            ("../../", "other"),
+            ("0b1d", "other"),
+        ] {
+            assert_eq!(operation(path), expected, "{path}");
+        }
+        assert_eq!(Meters::default().collectors().len(), 3);
+    }
+}
