@@ -99,6 +99,12 @@ const READ: &[Metered] = &[
         read: |hub| one(hub.facts.steps as f64),
     },
     Metered {
+        name: "minds_run_max_staleness_steps",
+        help: "Most steps by which rollouts may lie behind the weights that they train.",
+        labels: &[],
+        read: |hub| one(hub.facts.max_staleness as f64),
+    },
+    Metered {
         name: "minds_run_checkpoint_step",
         help: "Steps done at the last saved state.",
         labels: &[],
