@@ -39,6 +39,8 @@ pub enum Command {
     Envs(Envs),
     /// Plays a config's line in virtual time against a scripted service, and compares it with its bound.
     Simulate(Simulate),
+    /// Makes one page of a run folder, or a picture of its curves.
+    Report(Report),
     /// Serves the embedded engine as a Tinker API, for any client of it.
     Serve(Serve),
     /// Model files: list what is in the cache, fetch ahead of a run.
@@ -203,6 +205,34 @@ pub struct Simulate {
     /// One JSON object with every number.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `report`
+#[derive(Args, Debug)]
+pub struct Report {
+    /// The run folder; its run may be going on.
+    #[arg(value_name = "RUN_DIR")]
+    pub folder: PathBuf,
+    /// Where to write: a file, which is replaced, or `-` for standard output. Without it: `report.html` or `report.png`
+    /// in the run folder.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// What to make.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub format: Format,
+    /// Draws the rollouts that are shown at random.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// What a report is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// One page that stands alone.
+    #[default]
+    Html,
+    /// The most telling curves, for a README or a paper.
+    Png,
 }
 
 /// `serve`

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod dashboard;
 mod exit;
+mod report;
 mod run_folder;
 mod simulate;
 mod telemetry;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Command::Eval(command) => commands::eval::run(command),
         Command::Envs(command) => commands::envs::run(command),
         Command::Simulate(command) => commands::simulate::run(command),
+        Command::Report(command) => commands::report::run(command),
         Command::Serve(command) => commands::serve::run(command),
         Command::Models(command) => commands::models::run(command),
     };

@@ -4,6 +4,7 @@ pub mod envs;
 pub mod eval;
 pub mod models;
 pub mod progress;
+pub mod report;
 mod resume;
 pub mod run;
 pub mod serve;

@@ -35,7 +35,8 @@ pub fn open(plan: &RunPlan, going: &Going) -> Result<RunFolder, Fault> {
         (_, true) => Terms::AnyConfig,
         (_, false) => Terms::SameConfig,
     };
-    RunFolder::open(&path, &plan.resolved, terms).or_exit(Exit::Config)
+    let folder = RunFolder::open(&path, &plan.resolved, terms).or_exit(Exit::Config)?;
+    Ok(if plan.tensorboard { folder.with_tensorboard() } else { folder })
 }
 
 /// The newest unfinished run of the plan's config. Folders are named by the time when they were made.

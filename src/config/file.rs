@@ -40,6 +40,9 @@ pub struct ConfigFile {
     /// The run as a whole.
     #[serde(default)]
     pub run: Run,
+    /// What is written down.
+    #[serde(default)]
+    pub log: Log,
     /// The embedded engine.
     #[serde(default)]
     pub engine: Engine,
@@ -57,6 +60,14 @@ pub struct ConfigFile {
 pub struct Run {
     /// Time after which it stops and saves.
     pub deadline: Option<String>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// Whether TensorBoard finds the run's numbers in its folder.
+    pub tensorboard: Option<bool>,
 }
 
 /// `[env]` and `[[envs]]`

@@ -49,6 +49,8 @@ pub struct RunPlan {
     pub estimator: Estimator,
     /// Time after which the run stops and saves.
     pub deadline: Option<Duration>,
+    /// Whether TensorBoard finds the run's numbers in its folder.
+    pub tensorboard: bool,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
     /// Newest states to keep; `None` for all.
@@ -384,6 +386,7 @@ impl RunPlan {
                 .map(time)
                 .transpose()
                 .map_err(|problem| bad("run.deadline", problem))?,
+            tensorboard: file.log.tensorboard.unwrap_or(true),
             save_every,
             keep_states: keep_states(trainer.keep_states.unwrap_or(0), save_every, pace.max_staleness)
                 .map_err(|problem| bad("trainer.keep_states", problem))?,

@@ -11,7 +11,8 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-pub(super) const FILE: &str = "checkpoints.jsonl";
+/// One line per saved state.
+pub const FILE: &str = "checkpoints.jsonl";
 
 /// A state that a run can go on from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const FILE: &str = "metrics.json";
+/// One row per step.
+pub const FILE: &str = "metrics.json";
 const END: &str = "\n]\n";
 
 pub(super) struct MetricsFile {

@@ -2,7 +2,8 @@
 //!
 //! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
 //! was trained · `checkpoints.jsonl` one line per saved state · `spares/` groups that were ready at the last one · `evals.jsonl` one line per evaluation ·
-//! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states.
+//! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states ·
+//! `events.out.tfevents.…` the same numbers for TensorBoard.
 //! One process at a time works in a folder.
 
 mod checkpoints;
@@ -11,6 +12,7 @@ mod metrics;
 mod quarantine;
 mod rollouts;
 mod spares;
+mod tensorboard;
 
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
@@ -25,7 +27,9 @@ use std::fs::{self, File, TryLockError};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-pub use checkpoints::Checkpoint;
+pub use checkpoints::{Checkpoint, FILE as CHECKPOINTS};
+pub use metrics::FILE as METRICS;
+pub use quarantine::FILE as QUARANTINE;
 
 /// Which runs may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,7 @@ pub enum Terms {
 pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
+    events: Option<tensorboard::Events>,
     /// Whether the weights to go on from have been evaluated.
     evaluated: bool,
     checkpoints: Vec<Checkpoint>,
@@ -111,7 +116,15 @@ impl RunFolder {
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
         let before = checkpoints.last().map(|last| last.groups).unwrap_or_default();
-        Ok(Self { path, metrics, evaluated, checkpoints, before, _lock: lock })
+        Ok(Self { path, metrics, events: None, evaluated, checkpoints, before, _lock: lock })
+    }
+
+    /// The same folder, which keeps every number for TensorBoard as well.
+    #[must_use]
+    pub fn with_tensorboard(mut self) -> Self {
+        let step = self.last().map_or(0, |last| last.step);
+        self.events = Some(tensorboard::Events::after(&self.path, step));
+        self
     }
 
     /// Where it is.
@@ -165,6 +178,7 @@ impl RunFolder {
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
         rollouts::keep_until(&self.path.join(ROLLOUTS), step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
+        self.events = self.events.take().map(|_| tensorboard::Events::after(&self.path, step));
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
         Ok(())
     }
@@ -184,14 +198,21 @@ impl RunFolder {
     /// The disk refused.
     pub fn record(&mut self, step: &StepDone) -> anyhow::Result<()> {
         rollouts::write(&self.path.join(ROLLOUTS), step)?;
-        self.metrics.append(&step.metrics)
+        self.metrics.append(&step.metrics)?;
+        if let Some(events) = &mut self.events {
+            events.append(step.step, &step.metrics);
+        }
+        Ok(())
     }
 
     /// Keeps what an evaluation found.
     ///
     /// # Errors
     /// The disk refused.
-    pub fn measured(&self, evaluation: &Evaluation) -> anyhow::Result<()> {
+    pub fn measured(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
+        if let Some(events) = &mut self.events {
+            events.append(evaluation.step, &evaluation.metrics);
+        }
         let mut row = serde_json::Map::new();
         row.insert("step".into(), evaluation.step.into());
         row.extend(evaluation.metrics.iter().map(|(key, value)| (key.clone(), (*value).into())));
@@ -254,9 +275,12 @@ pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }
 
-const ROLLOUTS: &str = "rollouts";
-const CONFIG: &str = "config.toml";
-const EVALUATIONS: &str = "evals.jsonl";
+/// The resolved config.
+pub const CONFIG: &str = "config.toml";
+/// One line per evaluation.
+pub const EVALUATIONS: &str = "evals.jsonl";
+/// A file per step: what was trained.
+pub const ROLLOUTS: &str = "rollouts";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
 
@@ -306,6 +330,7 @@ fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>>
         config.remove("output_dir");
         config.remove("engine");
         config.remove("run");
+        config.remove("log");
         if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
             // States lie with the server, wherever it is reached; the embedded engine's lie in the folder.
             tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));

@@ -3,7 +3,8 @@
 use minds_stages::parcels::Poison;
 use serde::Serialize;
 
-pub(super) const FILE: &str = "quarantine.jsonl";
+/// One line per reward that failed for good.
+pub const FILE: &str = "quarantine.jsonl";
 
 #[derive(Serialize)]
 pub(super) struct Row<'a> {

@@ -281,6 +281,14 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
 }
 
 #[test]
+fn numbers_are_kept_for_tensorboard_unless_that_is_turned_off() {
+    assert!(plan(SMALL, &[], &[]).unwrap().tensorboard);
+    assert!(!plan(SMALL, &["log.tensorboard=false"], &[]).unwrap().tensorboard);
+    let error = plan(SMALL, &["log.tensorbord=false"], &[]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `tensorboard`?"), "{error}");
+}
+
+#[test]
 fn a_deadline_is_a_stretch_of_time() {
     let deadline =
         |text: &str| plan(SMALL, &[&format!("run.deadline={text}")], &[]).map(|plan| plan.deadline);

@@ -1,0 +1,118 @@
+//! Rollouts as they stand in the page: cut to what can be read, with every number of their rewards.
+
+use super::curves::MOST_ENVIRONMENTS;
+use super::numbers::{count, several, show};
+use super::rollouts::{self, Chosen, Rollout};
+use super::text::{Piece, cut};
+use super::tokens::{self, Span};
+use minds_core::chat::Tokenizer;
+use serde::Serialize;
+
+/// Characters of an answer that are shown.
+pub const ANSWER: usize = 3000;
+/// Characters of a message of the prompt that are shown.
+const MESSAGE: usize = 1500;
+/// Messages of a prompt, and turns of an episode, that are shown.
+pub const MESSAGES: usize = 12;
+/// Numbers of a reward that are shown.
+const NUMBERS: usize = 60;
+/// Characters of any name or cause that are shown.
+pub const NAME: usize = 300;
+
+/// An environment's rollouts.
+#[derive(Serialize)]
+pub struct Shown {
+    name: String,
+    kinds: Vec<(&'static str, Vec<Card>)>,
+}
+
+/// A rollout as it stands in the page.
+#[derive(Serialize)]
+struct Card {
+    step: String,
+    group: u64,
+    member: u64,
+    item: u64,
+    age: String,
+    reward: String,
+    advantage: String,
+    numbers: Vec<(Vec<Piece>, String)>,
+    more_numbers: usize,
+    prompt: Vec<Message>,
+    more_messages: usize,
+    turns: Vec<Turn>,
+    more_turns: usize,
+}
+
+#[derive(Serialize)]
+struct Message {
+    role: String,
+    text: Vec<Piece>,
+}
+
+#[derive(Serialize)]
+struct Turn {
+    /// Without shades.
+    text: Vec<Piece>,
+    /// Instead of the text, where the tokens are known.
+    shaded: Option<Vec<Span>>,
+    /// Beside the text, where they are not.
+    strip: Vec<Span>,
+    tokens: String,
+    prompt_tokens: String,
+    complete: bool,
+}
+
+/// The rollouts of each environment.
+pub fn environments(chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> Vec<Shown> {
+    let shown = chosen.environments.iter().take(MOST_ENVIRONMENTS).map(|(name, kinds)| {
+        let kinds = [
+            ("Best", &kinds.best),
+            ("Worst", &kinds.worst),
+            ("At random, first steps", &kinds.early),
+            ("At random, last steps", &kinds.late),
+        ];
+        let kinds = kinds.into_iter().filter(|(_, rollouts)| !rollouts.is_empty());
+        let cards = |rollouts: &[Rollout]| rollouts.iter().map(|rollout| card(rollout, tokenizer)).collect();
+        Shown { name: name.clone(), kinds: kinds.map(|(title, rollouts)| (title, cards(rollouts))).collect() }
+    });
+    shown.collect()
+}
+
+fn card(rollout: &Rollout, tokenizer: Option<&dyn Tokenizer>) -> Card {
+    let number = |value: &Option<f64>| value.map_or_else(|| "none".into(), show);
+    let numbers = rollout.metrics.iter().take(NUMBERS).map(|(name, value)| (cut(name, NAME), number(value)));
+    // The first says what it is about, the last what is asked.
+    let skipped = rollout.prompt.len().saturating_sub(MESSAGES);
+    let messages = rollout.prompt.iter().enumerate().filter(|(n, _)| *n == 0 || *n > skipped);
+    let messages =
+        messages.map(|(_, said)| Message { role: said.role.clone(), text: cut(&said.content, MESSAGE) });
+    Card {
+        step: count(rollout.step),
+        group: rollout.group,
+        member: rollout.member,
+        item: rollout.item,
+        age: several(rollout.step.saturating_sub(1).saturating_sub(rollout.policy), "step"),
+        reward: show(rollout.reward),
+        advantage: number(&rollout.advantage),
+        numbers: numbers.collect(),
+        more_numbers: rollout.metrics.len().saturating_sub(NUMBERS),
+        prompt: messages.collect(),
+        more_messages: skipped,
+        turns: rollout.turns.iter().take(MESSAGES).map(|answer| turn(answer, tokenizer)).collect(),
+        more_turns: rollout.turns.len().saturating_sub(MESSAGES),
+    }
+}
+
+fn turn(turn: &rollouts::Turn, tokenizer: Option<&dyn Tokenizer>) -> Turn {
+    let shaded = tokenizer.and_then(|t| tokens::shaded(t, &turn.text, &turn.tokens, &turn.logprobs));
+    let strip = if shaded.is_some() { Vec::new() } else { tokens::strip(&turn.logprobs) };
+    Turn {
+        text: cut(&turn.text, ANSWER),
+        shaded,
+        strip,
+        tokens: count(turn.tokens.len() as u64),
+        prompt_tokens: count(turn.prompt_tokens as u64),
+        complete: turn.complete,
+    }
+}

@@ -1,0 +1,344 @@
+//! Curves, drawn once for pages and for pictures.
+//!
+//! A chart is drawn on a canvas of four times its size, so that whole pixels are fine enough for a page; a picture takes
+//! the mean of each four of them. Writing comes from a font in the program, so that a chart looks the same on every machine.
+
+use super::numbers::{band, smooth, thin};
+use super::palette;
+use anyhow::ensure;
+use plotters::chart::{ChartBuilder, ChartContext};
+use plotters::coord::Shift;
+use plotters::coord::cartesian::Cartesian2d;
+use plotters::coord::types::RangedCoordf64;
+use plotters::drawing::{DrawingArea, IntoDrawingArea as _};
+use plotters::element::{Circle, PathElement, Polygon};
+use plotters::prelude::{DrawingBackend, SVGBackend};
+use plotters::series::LineSeries;
+use plotters::style::{Color as _, FontStyle, IntoFont as _, ShapeStyle, TRANSPARENT, register_font};
+use std::error::Error;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+/// Canvas pixels per pixel of a chart.
+pub const SCALE: u32 = 4;
+/// The name under which the font is found.
+pub const FONT: &str = "sans-serif";
+/// Inter (SIL Open Font License, `font/OFL.txt`), the Latin letters and signs that charts need.
+static FONT_FILE: &[u8] = include_bytes!("font/Inter-Regular.ttf");
+
+/// Height of the letters of an axis.
+const LETTERS: u32 = 14;
+/// Points below which every one is shown and nothing is smoothed.
+const FEW: usize = 10;
+/// A smooth curve is the mean of so large a part of all points around each.
+const SMOOTH: usize = 25;
+/// Stretches of which a curve shows the least and the greatest value.
+const STRETCHES: usize = 300;
+
+/// A chart over the steps of a run.
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// In which unit, or how it is to be read.
+    pub unit: String,
+    /// The curves.
+    pub curves: Vec<Curve>,
+}
+
+/// A curve.
+pub struct Curve {
+    /// Its name; empty where it is alone.
+    pub name: String,
+    /// Which of the palette's colours.
+    pub colour: usize,
+    /// Step and value, in the order of the steps; all finite.
+    pub points: Vec<(f64, f64)>,
+    /// Step and the interval in which the value lies, for measured points.
+    pub intervals: Vec<(f64, Range<f64>)>,
+}
+
+impl Curve {
+    /// A curve through these points.
+    pub fn new(name: &str, colour: usize, points: Vec<(f64, f64)>) -> Self {
+        Self { name: name.into(), colour, points, intervals: Vec::new() }
+    }
+}
+
+impl Chart {
+    /// Whether there is nothing to draw.
+    pub fn is_empty(&self) -> bool {
+        self.curves.iter().all(|curve| curve.points.is_empty())
+    }
+}
+
+/// Steps over which a curve of so many points is smoothed, if it is.
+pub fn window(points: usize) -> Option<usize> {
+    (points >= FEW).then(|| (points / SMOOTH).max(5) | 1)
+}
+
+/// What is drawn on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Surface {
+    /// Elements of a page.
+    Page,
+    /// Pixels.
+    Picture,
+}
+
+/// The elements of an SVG of this size, without the element around them. The axis has at least these steps.
+///
+/// # Errors
+/// The drawing library refused.
+pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    {
+        let canvas = SVGBackend::with_string(&mut text, (size.0 * SCALE, size.1 * SCALE)).into_drawing_area();
+        draw(&canvas, chart, steps, Surface::Page)?;
+        canvas.present()?;
+    }
+    let inside = text.split_once('>').and_then(|(_, rest)| rest.rsplit_once("</svg>"));
+    Ok(inside.map(|(inside, _)| inside.trim().to_owned()).unwrap_or_default())
+}
+
+/// Draws the curves with their axes.
+///
+/// # Errors
+/// The drawing library refused.
+pub fn draw<B>(
+    canvas: &DrawingArea<B, Shift>,
+    chart: &Chart,
+    steps: &[u64],
+    surface: Surface,
+) -> anyhow::Result<()>
+where
+    B: DrawingBackend,
+    B::ErrorType: Error + Send + Sync + 'static,
+{
+    learn_font()?;
+    let (x, y) = ranges(chart, steps);
+    let pixels = |n: u32| n * SCALE;
+    let mut context = ChartBuilder::on(canvas)
+        .margin_top(pixels(8))
+        .margin_right(pixels(10))
+        .x_label_area_size(pixels(22))
+        .y_label_area_size(pixels(46))
+        .build_cartesian_2d(x, y.clone())?;
+    let writing = (FONT, f64::from(pixels(LETTERS))).into_font().color(&palette::writing());
+    let decimals = decimals(&y);
+    let (_, height) = context.plotting_area().dim_in_pixel();
+    // The library takes the middle of a line of text for the middle of its digits; each surface in its own way.
+    let nudge = if surface == Surface::Picture { pixels(LETTERS) as i32 / 5 } else { SCALE as i32 };
+    context
+        .configure_mesh()
+        .disable_x_mesh()
+        .bold_line_style(palette::grid().stroke_width(SCALE))
+        .light_line_style(TRANSPARENT)
+        .axis_style(TRANSPARENT)
+        .set_all_tick_mark_size(pixels(3))
+        .x_labels(6)
+        .y_labels((height / pixels(22)) as usize)
+        .y_label_offset(nudge)
+        .x_label_formatter(&|step| step_label(*step))
+        .y_label_formatter(&|value| label(*value, decimals))
+        .label_style(writing)
+        .draw()?;
+    for curve in &chart.curves {
+        draw_points(&mut context, curve, surface)?;
+    }
+    // Above all that varies.
+    for curve in &chart.curves {
+        draw_course(&mut context, curve, surface)?;
+    }
+    Ok(())
+}
+
+type Context<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+/// What is smoothed: each point, or of very many the band in which they lie.
+fn draw_points<B>(context: &mut Context<'_, B>, curve: &Curve, surface: Surface) -> anyhow::Result<()>
+where
+    B: DrawingBackend,
+    B::ErrorType: Error + Send + Sync + 'static,
+{
+    let (_, faint) = palette::line(curve.colour);
+    if window(curve.points.len()).is_none() {
+        return Ok(());
+    }
+    if curve.points.len() <= 2 * STRETCHES {
+        return draw_line(context, &curve.points, faint.stroke_width(SCALE), surface);
+    }
+    let band = band(&curve.points, STRETCHES);
+    let above = band.iter().map(|(step, _, high)| (*step, *high));
+    let below = band.iter().rev().map(|(step, low, _)| (*step, *low));
+    context.draw_series([Polygon::new(above.chain(below).collect::<Vec<_>>(), faint.filled())])?;
+    Ok(())
+}
+
+/// The smooth course, or the points themselves where they are few or measured.
+fn draw_course<B>(context: &mut Context<'_, B>, curve: &Curve, surface: Surface) -> anyhow::Result<()>
+where
+    B: DrawingBackend,
+    B::ErrorType: Error + Send + Sync + 'static,
+{
+    let (strong, _) = palette::line(curve.colour);
+    let window = window(curve.points.len()).filter(|_| curve.intervals.is_empty());
+    let course = match window {
+        Some(window) => thin(&smooth(&curve.points, window), STRETCHES),
+        None => curve.points.clone(),
+    };
+    draw_line(context, &course, strong.stroke_width(2 * SCALE), surface)?;
+    let intervals = curve.intervals.iter().map(|(step, interval)| {
+        PathElement::new(vec![(*step, interval.start), (*step, interval.end)], strong.stroke_width(SCALE))
+    });
+    context.draw_series(intervals)?;
+    if window.is_none() {
+        let dot = |point: &(f64, f64)| Circle::new(*point, 3 * SCALE, strong.filled());
+        context.draw_series(curve.points.iter().map(dot))?;
+    }
+    Ok(())
+}
+
+fn draw_line<B>(
+    context: &mut Context<'_, B>,
+    points: &[(f64, f64)],
+    style: ShapeStyle,
+    surface: Surface,
+) -> anyhow::Result<()>
+where
+    B: DrawingBackend,
+    B::ErrorType: Error + Send + Sync + 'static,
+{
+    match surface {
+        Surface::Page => context.draw_series(LineSeries::new(points.iter().copied(), style)).map(drop)?,
+        // As a whole, a line that turns sharply gets spikes: the library fills the polygon around it.
+        Surface::Picture => {
+            let pairs = points.windows(2).map(|pair| PathElement::new(pair.to_vec(), style));
+            context.draw_series(pairs).map(drop)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the font known; only the first call has something to do.
+///
+/// # Errors
+/// The font cannot be read.
+pub fn learn_font() -> anyhow::Result<()> {
+    static LEARNT: OnceLock<bool> = OnceLock::new();
+    let learnt = LEARNT.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_FILE).is_ok());
+    ensure!(*learnt, "the font for charts cannot be read");
+    Ok(())
+}
+
+/// What the axes span: all values, and 0 where it is not far; all steps, and these.
+fn ranges(chart: &Chart, steps: &[u64]) -> (Range<f64>, Range<f64>) {
+    let points = || chart.curves.iter().flat_map(|curve| &curve.points);
+    let ends = chart
+        .curves
+        .iter()
+        .flat_map(|curve| &curve.intervals)
+        .flat_map(|(_, range)| [range.start, range.end]);
+    let steps = span(points().map(|point| point.0).chain(steps.iter().map(|step| *step as f64)))
+        .unwrap_or((0.0, 1.0));
+    let (mut low, mut high) = span(points().map(|point| point.1).chain(ends)).unwrap_or((0.0, 1.0));
+    if low == high {
+        let room = if low == 0.0 { 1.0 } else { low.abs() / 2.0 };
+        (low, high) = (low - room, high + room);
+    }
+    let room = (high - low) * 0.06;
+    let zero_is_near = low >= 0.0 && low < 0.4 * high;
+    let y = (if zero_is_near { 0.0 } else { low - room })..(high + room);
+    let x = if steps.0 < steps.1 { steps.0..steps.1 } else { steps.0 - 1.0..steps.1 + 1.0 };
+    (x, y)
+}
+
+fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values.fold(None, |span, value| match span {
+        None => Some((value, value)),
+        Some((low, high)) => Some((f64::min(low, value), f64::max(high, value))),
+    })
+}
+
+/// Digits after the point that tell the labels of an axis apart.
+fn decimals(range: &Range<f64>) -> usize {
+    let gap = (range.end - range.start) / 5.0;
+    (1.0 - gap.log10().floor()).clamp(0.0, 20.0) as usize
+}
+
+fn label(value: f64, decimals: usize) -> String {
+    let size = value.abs();
+    let (value, unit) = match size {
+        1e9.. => (value / 1e9, "G"),
+        1e6.. => (value / 1e6, "M"),
+        1e4.. => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = match (unit, decimals) {
+        ("", 7..) if size > 0.0 => return format!("{value:.1e}").replace('-', "−"),
+        ("", decimals) => decimals,
+        _ => 2,
+    };
+    let text = format!("{value:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    let text = if text == "-0" { "0" } else { text };
+    format!("{}{unit}", text.replace('-', "−"))
+}
+
+/// Steps are whole.
+fn step_label(step: f64) -> String {
+    if step.fract() == 0.0 { label(step, 0) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(values: &[f64]) -> Chart {
+        let points = values.iter().enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect();
+        Chart { title: "reward".into(), unit: String::new(), curves: vec![Curve::new("", 0, points)] }
+    }
+
+    #[test]
+    fn axes_hold_all_values_and_zero_where_it_is_near() {
+        assert_eq!(ranges(&chart(&[0.1, 1.0]), &[]).1.start, 0.0);
+        let (x, y) = ranges(&chart(&[0.8, 1.0, 0.9]), &[2, 9]);
+        assert_eq!(x, 1.0..9.0);
+        assert!(y.start > 0.7 && y.start < 0.8 && y.end > 1.0);
+        let (x, y) = ranges(&chart(&[0.5]), &[1]);
+        assert!(x.contains(&1.0) && y.contains(&0.5) && y.start < y.end);
+        assert_eq!(ranges(&chart(&[]), &[]), (0.0..1.0, 0.0..1.06));
+    }
+
+    #[test]
+    fn labels_are_short_and_differ() {
+        assert_eq!(
+            (label(0.30000000000000004, decimals(&(0.0..1.0))), label(0.0, 2)),
+            ("0.3".into(), "0".into())
+        );
+        assert_eq!(
+            (label(-1.5, 1), label(25_000.0, 0), label(2.5e6, 0)),
+            ("−1.5".into(), "25k".into(), "2.5M".into())
+        );
+        let small = 0.0..1e-6;
+        assert_eq!(label(2e-7, decimals(&small)), "2.0e−7");
+        assert_eq!((step_label(40.0), step_label(40.5)), ("40".into(), String::new()));
+    }
+
+    #[test]
+    fn a_drawing_has_its_points_and_their_course_and_no_element_around_it() {
+        let drawing = |count: u32| {
+            let values: Vec<f64> = (0..count).map(|i| f64::from(i % 10)).collect();
+            svg(&chart(&values), (440, 200), &[]).unwrap()
+        };
+        let [few, some, many] = [drawing(1), drawing(60), drawing(100_000)];
+        assert!(!some.contains("<svg") && !some.contains("</svg"), "{some}");
+        let count = |drawing: &str| {
+            ["<polyline", "<polygon", "<circle"].map(|element| drawing.matches(element).count())
+        };
+        assert_eq!(count(&few)[2], 1, "a dot");
+        assert_eq!(count(&some), [2, 0, 0], "each point, and the smooth course");
+        assert_eq!(count(&many), [1, 1, 0], "a band, and the smooth course");
+        assert!(many.len() < 30_000, "{}", many.len());
+        svg(&chart(&[]), (440, 200), &[]).unwrap();
+    }
+}

@@ -1,0 +1,151 @@
+//! Which of a run's numbers are drawn.
+
+use super::chart::{Chart, Curve};
+use super::source::Source;
+use super::table::Table;
+
+/// Environments that are drawn, of a mixture.
+pub const MOST_ENVIRONMENTS: usize = 12;
+/// Numbers of one environment's rewards that are drawn.
+const MOST_PARTS: usize = 16;
+
+/// The reward of each environment, and of all together where there are several; and how many groups teach anything.
+pub fn rewards(source: &Source) -> Vec<Chart> {
+    let names = source.environments();
+    let all = (names.len() > 1).then(|| reward(&source.table, "all", "All environments", 5));
+    let each = names.iter().take(MOST_ENVIRONMENTS).enumerate();
+    let each = each.map(|(n, name)| reward(&source.table, name, name, n));
+    let mixed =
+        share_of(source, "Groups with signal", "% whose rewards differ", "env/all/by_group/frac_mixed");
+    all.into_iter().chain(each).chain(mixed).collect()
+}
+
+/// A share as percents, where there is one.
+fn share_of(source: &Source, title: &str, unit: &str, key: &str) -> Option<Chart> {
+    let points: Vec<_> =
+        source.table.points(key).into_iter().map(|(step, share)| (step, 100.0 * share)).collect();
+    (!points.is_empty()).then(|| chart(title, unit, &[("", points)]))
+}
+
+fn reward(table: &Table, name: &str, title: &str, colour: usize) -> Chart {
+    let points = table.points(&format!("env/{name}/reward/total"));
+    Chart { title: title.into(), unit: "mean reward".into(), curves: vec![Curve::new("", colour, points)] }
+}
+
+/// What the optimizer saw.
+pub fn optimizer(table: &Table) -> Vec<Chart> {
+    drawn([
+        drift(table),
+        entropy(table),
+        chart("Drift from the reference", "nats per token", &[("", table.points("optim/kl_policy_base"))]),
+        chart("Gradient norm", "before clipping", &[("", table.points("optim/grad_norm"))]),
+        chart("Loss", "sum over the batch", &[("", table.points("loss:sum"))]),
+        chart("Learning rate", "", &[("", changing(table.points("optim/lr")))]),
+    ])
+}
+
+fn drift(table: &Table) -> Chart {
+    let curves =
+        [("½ mean squared gap", "optim/kl_sample_train_v2"), ("mean gap", "optim/kl_sample_train_v1")];
+    chart("Sampler and trainer", "KL, nats per token", &curves.map(|(name, key)| (name, table.points(key))))
+}
+
+fn entropy(table: &Table) -> Chart {
+    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points("optim/entropy"))])
+}
+
+/// How the line ran.
+pub fn flow(table: &Table) -> Vec<Chart> {
+    let seconds = [("step", "time/total"), ("passes", "time/train"), ("trainer waits", "time/trainer_idle")];
+    let shares = [
+        ("sampling", "time/sampling_busy"),
+        ("scoring", "time/scoring_busy"),
+        ("training", "time/training_busy"),
+    ];
+    let busy = shares.map(|(name, key)| (name, per_second(table, key, 100.0)));
+    let shadow = [("wait", "shadow/wait_s"), ("measuring", "shadow/service_s")];
+    let queries = [("sent", "scorer/queries_used"), ("from memory", "scorer/queries_remembered")];
+    let of = |keys: [(&'static str, &str); 2]| keys.map(|(name, key)| (name, table.points(key)));
+    drawn([
+        throughput(table),
+        staleness(table),
+        chart("Time of a step", "seconds", &seconds.map(|(name, key)| (name, table.points(key)))),
+        chart("Busy", "% of the step's time", &busy),
+        chart("Log-prob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
+        chart("Measured gradient steps", "mean seconds", &of(shadow)),
+    ])
+}
+
+fn throughput(table: &Table) -> Chart {
+    let sampled = per_second(table, "tokens/sampled", 1.0);
+    let trained = per_second(table, "tokens/trained", 1.0);
+    chart("Throughput", "tokens per second", &[("sampled", sampled), ("trained", trained)])
+}
+
+fn staleness(table: &Table) -> Chart {
+    let curves = [("mean", "async/staleness_mean"), ("oldest", "async/staleness_max")];
+    chart("Age of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
+}
+
+/// What an environment's rewards were made of, and how its episodes went.
+pub fn parts(table: &Table, environment: &str) -> Vec<Chart> {
+    let start = format!("env/{environment}/");
+    let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != "reward/total");
+    let charts = names.map(|name| {
+        let points = table.points(&format!("{start}{name}"));
+        chart(name, "", &[("", points)])
+    });
+    // What never changes is told in a word elsewhere, or not worth one.
+    charts.filter(|chart| !changing(chart.curves[0].points.clone()).is_empty()).take(MOST_PARTS).collect()
+}
+
+/// The rewards of an evaluated environment with their 95 % intervals.
+pub fn evaluation(source: &Source, environment: &str, colour: usize) -> Chart {
+    let rows = || source.evaluations.iter().map(|row| (row.step as f64, row));
+    let points = rows().filter_map(|(step, row)| Some((step, row.get(environment, "reward")?))).collect();
+    let interval = |(step, row): (f64, &super::source::Evaluated)| {
+        Some((step, row.get(environment, "reward_low")?..row.get(environment, "reward_high")?))
+    };
+    let mut curve = Curve::new("", colour, points);
+    curve.intervals = rows().filter_map(interval).collect();
+    Chart { title: "Reward".into(), unit: "with its 95 % interval".into(), curves: vec![curve] }
+}
+
+/// The four that tell most: for a picture.
+pub fn telling(source: &Source) -> Vec<Chart> {
+    let table = &source.table;
+    let names = source.environments();
+    let name = |name: &String| if names.len() > 1 { name.clone() } else { String::new() };
+    let curves = names.iter().take(MOST_ENVIRONMENTS).enumerate().map(|(n, environment)| {
+        Curve::new(&name(environment), n, table.points(&format!("env/{environment}/reward/total")))
+    });
+    let title = if let [only] = &names[..] { format!("Reward, {only}") } else { "Reward".into() };
+    let reward = Chart { title, unit: "mean of a step".into(), curves: curves.collect() };
+    let rest = drawn([entropy(table), drift(table), throughput(table)]);
+    std::iter::once(reward).chain(rest).collect()
+}
+
+fn chart(title: &str, unit: &str, curves: &[(&str, Vec<(f64, f64)>)]) -> Chart {
+    let curves = curves.iter().enumerate().filter(|(_, (_, points))| !points.is_empty());
+    let curves = curves.map(|(n, (name, points))| Curve::new(name, n, points.clone()));
+    Chart { title: title.into(), unit: unit.into(), curves: curves.collect() }
+}
+
+fn drawn<const N: usize>(charts: [Chart; N]) -> Vec<Chart> {
+    charts.into_iter().filter(|chart| !chart.is_empty()).collect()
+}
+
+/// The points, if they are not all the same.
+fn changing(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    if points.windows(2).any(|pair| pair[0].1 != pair[1].1) { points } else { Vec::new() }
+}
+
+/// A number per second of its step.
+fn per_second(table: &Table, key: &str, factor: f64) -> Vec<(f64, f64)> {
+    let (Some(values), Some(seconds)) = (table.column(key), table.column("time/total")) else {
+        return Vec::new();
+    };
+    let rows = table.steps().iter().zip(values).zip(seconds);
+    let rates = rows.map(|((step, value), seconds)| (*step as f64, factor * value / seconds));
+    rates.filter(|(_, rate)| rate.is_finite()).collect()
+}

@@ -1,0 +1,49 @@
+//! A run folder as one page, or its curves as one picture.
+//!
+//! The page stands alone: no network, no script, one file. It can be made at any moment of a run and after any end; nothing
+//! in the folder is changed but the page itself, which belongs there. What is damaged is told and left out.
+
+mod cards;
+mod chart;
+mod curves;
+mod numbers;
+mod page;
+mod palette;
+mod picture;
+mod rollouts;
+mod source;
+mod summary;
+mod table;
+mod text;
+mod timeline;
+mod tokens;
+
+pub use source::Source;
+
+use minds_core::chat::Tokenizer;
+use minds_models::{Cache, Sources, tokenizer};
+use std::sync::Arc;
+
+/// The page; the seed draws the rollouts that are shown at random.
+///
+/// # Errors
+/// Rollouts cannot be read, or a drawing failed.
+pub fn html(source: &Source, seed: u64) -> anyhow::Result<String> {
+    let chosen = rollouts::choose(&source.files, seed)?;
+    page::html(source, &chosen, reader(source).as_deref())
+}
+
+/// The most telling curves, as a PNG.
+///
+/// # Errors
+/// A drawing failed.
+pub fn png(source: &Source) -> anyhow::Result<Vec<u8>> {
+    picture::png(&curves::telling(source), source.table.steps())
+}
+
+/// The model's tokenizer, where it is on this machine. Nothing is fetched for a page.
+fn reader(source: &Source) -> Option<Arc<dyn Tokenizer>> {
+    let nowhere = Sources { hub: false, hub_endpoint: None, python: None };
+    let silent = Arc::new(|_| ());
+    tokenizer(&source.plan.as_ref()?.base_model, &Cache::from_env().ok()?, &nowhere, &(silent as _)).ok()
+}

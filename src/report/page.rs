@@ -1,0 +1,272 @@
+//! The page: what it shows, put together for its template.
+//!
+//! The template escapes every text; only drawings and the style sheet, which are ours, go in as they are.
+
+use super::cards::{self, ANSWER, MESSAGES, NAME};
+use super::chart::{self, Chart};
+use super::curves;
+use super::numbers::{count, several, show};
+use super::palette::{INKS, Ink};
+use super::rollouts::Chosen;
+use super::source::{Poisoned, Source};
+use super::summary::{self, Change, Fact};
+use super::text::{Piece, cut};
+use super::timeline;
+use minds_core::chat::Tokenizer;
+use minijinja::Environment;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use serde::Serialize;
+use std::time::SystemTime;
+
+/// Sizes of charts, in pixels.
+const LARGE: (u32, u32) = (440, 210);
+const SMALL: (u32, u32) = (300, 150);
+/// Rows of a table that are shown, the newest.
+const ROWS: usize = 30;
+
+/// The page of a run.
+///
+/// # Errors
+/// A drawing failed.
+pub fn html(source: &Source, chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> anyhow::Result<String> {
+    let view = View::new(source, chosen, tokenizer)?;
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    // The ending of its name turns the escaping on.
+    environment.add_template("page.html", include_str!("page.html"))?;
+    Ok(environment.get_template("page.html")?.render(Serde(&view))?)
+}
+
+/// All that the template needs.
+#[derive(Serialize)]
+struct View {
+    style: &'static str,
+    name: String,
+    status: String,
+    written: Option<String>,
+    made: String,
+    version: &'static str,
+    inks: [Ink; INKS.len()],
+    notes: Vec<Vec<Piece>>,
+    headline: Vec<Fact>,
+    changes: Vec<Change>,
+    settings: Vec<Fact>,
+    groups: Option<(u64, Vec<Fact>)>,
+    sections: Vec<Section>,
+    smooth: Option<String>,
+    steps: Vec<timeline::Step>,
+    evaluations: Vec<Evaluated>,
+    environments: Vec<cards::Shown>,
+    read: String,
+    faults: Vec<Fact>,
+    kinds: Vec<[String; 3]>,
+    poisoned: Vec<Poison>,
+    checkpoints: Vec<[String; 4]>,
+    checkpoint_count: String,
+    config: Vec<Piece>,
+}
+
+/// Charts under a heading.
+#[derive(Serialize)]
+struct Section {
+    title: String,
+    open: bool,
+    charts: Vec<Drawn>,
+}
+
+/// A chart as it stands in the page.
+#[derive(Serialize)]
+struct Drawn {
+    title: String,
+    unit: String,
+    legend: Vec<(String, usize)>,
+    width: u32,
+    height: u32,
+    drawing: String,
+}
+
+/// An environment's evaluations.
+#[derive(Serialize)]
+struct Evaluated {
+    name: String,
+    chart: Drawn,
+    /// Names of the numbers beside the reward.
+    parts: Vec<String>,
+    rows: Vec<EvaluationRow>,
+    left_out: usize,
+}
+
+#[derive(Serialize)]
+struct EvaluationRow {
+    step: String,
+    reward: String,
+    interval: String,
+    episodes: String,
+    missing: String,
+    parts: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Poison {
+    environment: String,
+    item: u64,
+    policy: u64,
+    kind: String,
+    cause: Vec<Piece>,
+    text: Vec<Vec<Piece>>,
+}
+
+impl View {
+    fn new(source: &Source, chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> anyhow::Result<Self> {
+        let table = &source.table;
+        let length = table.len();
+        let smooth = chart::window(length).map(|window| count(window as u64));
+        let states = source.checkpoints.iter().rev().take(ROWS);
+        let quarantine = &source.quarantine;
+        let damaged = (!chosen.damaged.is_empty()).then(|| {
+            let first: Vec<&str> = chosen.damaged.iter().take(3).map(String::as_str).collect();
+            let lines = several(chosen.damaged.len() as u64, "damaged line");
+            format!("{lines} of rollouts left out: {}", first.join(", "))
+        });
+        let warnings = source.plan.iter().flat_map(|plan| plan.warnings.iter().cloned());
+        let notes = source.notes.iter().cloned().chain(damaged).chain(warnings);
+        Ok(Self {
+            style: include_str!("style.css"),
+            name: source.name.clone(),
+            status: summary::status(source),
+            written: source.written.and_then(moment),
+            made: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
+            version: env!("CARGO_PKG_VERSION"),
+            inks: INKS,
+            notes: notes.map(|note| cut(&note, NAME)).collect(),
+            headline: if length > 0 { summary::headline(source) } else { Vec::new() },
+            changes: summary::changes(source),
+            settings: source.plan.as_ref().map(summary::settings).unwrap_or_default(),
+            groups: summary::groups(source),
+            sections: sections(source)?,
+            smooth,
+            steps: timeline::steps(table),
+            evaluations: source
+                .evaluated()
+                .iter()
+                .enumerate()
+                .map(|(n, name)| evaluated(source, name, n))
+                .collect::<Result<_, _>>()?,
+            environments: cards::environments(chosen, tokenizer),
+            read: reading(source, chosen),
+            faults: if length > 0 { summary::faults(source) } else { Vec::new() },
+            kinds: quarantine
+                .counts
+                .iter()
+                .map(|((name, kind), n)| [name.clone(), kind.clone(), count(*n)])
+                .collect(),
+            poisoned: quarantine.last.iter().rev().map(poison).collect(),
+            checkpoints: states
+                .map(|state| {
+                    let sampler = state.sampler_path.clone().unwrap_or_default();
+                    [count(state.step), state.name.clone(), state.state_path.clone(), sampler]
+                })
+                .collect(),
+            checkpoint_count: count(source.checkpoints.len() as u64),
+            config: cut(&source.config, 40_000),
+        })
+    }
+}
+
+fn moment(time: SystemTime) -> Option<String> {
+    let time = jiff::Timestamp::try_from(time).ok()?;
+    Some(time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+}
+
+fn sections(source: &Source) -> anyhow::Result<Vec<Section>> {
+    let table = &source.table;
+    let names = source.environments();
+    let section = |title: &str, charts: &[Chart], size, open| -> anyhow::Result<Option<Section>> {
+        let charts = charts
+            .iter()
+            .map(|chart| drawn(chart, size, table.steps()))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        Ok((!charts.is_empty()).then(|| Section { title: title.into(), open, charts }))
+    };
+    let mut all = vec![
+        section("Reward", &curves::rewards(source), LARGE, true)?,
+        section("Learning", &curves::optimizer(table), LARGE, true)?,
+        section("Speed", &curves::flow(table), LARGE, true)?,
+    ];
+    for name in names.iter().take(curves::MOST_ENVIRONMENTS) {
+        let title = format!("What the rewards of {name} are made of");
+        all.push(section(&title, &curves::parts(table, name), SMALL, names.len() == 1)?);
+    }
+    Ok(all.into_iter().flatten().collect())
+}
+
+fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Drawn> {
+    let named = chart.curves.iter().filter(|curve| !curve.name.is_empty());
+    Ok(Drawn {
+        title: chart.title.clone(),
+        unit: chart.unit.clone(),
+        legend: named.map(|curve| (curve.name.clone(), curve.colour)).collect(),
+        width: size.0 * chart::SCALE,
+        height: size.1 * chart::SCALE,
+        drawing: chart::svg(chart, size, steps)?,
+    })
+}
+
+fn evaluated(source: &Source, name: &str, n: usize) -> anyhow::Result<Evaluated> {
+    let all = &source.evaluations;
+    let newest = || all.iter().rev().take(ROWS);
+    let mut parts: Vec<String> = newest().flat_map(|row| row.parts(name).into_keys()).collect();
+    parts.sort();
+    parts.dedup();
+    parts.truncate(8);
+    let number = |value: Option<f64>| value.map_or_else(|| "none".into(), show);
+    let rows = newest().map(|row| {
+        let made_of = row.parts(name);
+        let interval = row.get(name, "reward_low").zip(row.get(name, "reward_high"));
+        EvaluationRow {
+            step: count(row.step),
+            reward: number(row.get(name, "reward")),
+            interval: interval
+                .map(|(low, high)| format!("{} to {}", show(low), show(high)))
+                .unwrap_or_default(),
+            episodes: number(row.get(name, "episodes")),
+            missing: number(row.get(name, "missing")),
+            parts: parts.iter().map(|part| number(made_of.get(part).copied())).collect(),
+        }
+    });
+    Ok(Evaluated {
+        name: name.into(),
+        chart: drawn(&curves::evaluation(source, name, n), LARGE, source.table.steps())?,
+        rows: rows.collect(),
+        left_out: all.len().saturating_sub(ROWS),
+        parts,
+    })
+}
+
+/// How much of the run the rollouts were chosen from.
+fn reading(source: &Source, chosen: &Chosen) -> String {
+    let (read, all) = (chosen.read, source.files.len());
+    match all {
+        0 => String::new(),
+        _ if read == all => {
+            format!("Chosen among the rollouts of all {} steps on record.", count(all as u64))
+        }
+        _ => format!(
+            "Chosen among the rollouts of {} steps out of {}, evenly spread; the others were not read.",
+            count(read as u64),
+            count(all as u64)
+        ),
+    }
+}
+
+fn poison(poisoned: &Poisoned) -> Poison {
+    Poison {
+        environment: poisoned.environment.clone(),
+        item: poisoned.item,
+        policy: poisoned.policy,
+        kind: poisoned.kind.clone(),
+        cause: cut(&poisoned.cause, NAME),
+        text: poisoned.text.iter().take(MESSAGES).map(|text| cut(text, ANSWER / 2)).collect(),
+    }
+}

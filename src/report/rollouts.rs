@@ -1,0 +1,293 @@
+//! A few of a run's rollouts, to be looked at: of each environment the best, the worst, and some drawn at random from
+//! its first and its last steps.
+//!
+//! The same folder and seed give the same choice. A long run is read in part, and how much was read is told: files are
+//! left out evenly, never the first or the last. Of each line only the reward is read; those that are chosen are read once
+//! more.
+
+use super::source::StepFile;
+use minds_core::random::draws;
+use rand::RngExt as _;
+use serde::Deserialize;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
+
+/// Bytes that are read, at most; the last file is always read.
+const MOST_BYTES: u64 = 512 << 20;
+/// Files that are read, at most.
+const MOST_FILES: usize = 400;
+/// Rollouts of each kind.
+const OF_EACH: usize = 2;
+/// Steps at either end from which some are drawn.
+const ENDS: usize = 10;
+
+/// What was chosen.
+#[derive(Debug, Default)]
+pub struct Chosen {
+    /// By environment.
+    pub environments: BTreeMap<String, Kinds>,
+    /// Steps whose file was read.
+    pub read: usize,
+    /// Lines that are no rollout, as `file:line`.
+    pub damaged: Vec<String>,
+}
+
+/// The rollouts of an environment; of a group one in each place, at most.
+#[derive(Debug, Default)]
+pub struct Kinds {
+    /// Of the greatest reward; of equal ones the newest.
+    pub best: Vec<Rollout>,
+    /// Of the least reward; of equal ones the newest.
+    pub worst: Vec<Rollout>,
+    /// At random, of the first steps.
+    pub early: Vec<Rollout>,
+    /// At random, of the last steps.
+    pub late: Vec<Rollout>,
+}
+
+impl Kinds {
+    /// Where all rewards are the same, none is the worst.
+    fn distinct(mut self) -> Self {
+        let greatest = self.best.first().map(|rollout| rollout.reward);
+        self.worst.retain(|rollout| Some(rollout.reward) != greatest);
+        self
+    }
+}
+
+/// A line of a step's file.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Rollout {
+    /// Its step, from 1.
+    pub step: u64,
+    /// Which group.
+    pub group: u64,
+    /// Index of the item within the environment's data.
+    pub item: u64,
+    /// Which member of the group.
+    pub member: u64,
+    /// The weights that played.
+    pub policy: u64,
+    /// The reward.
+    pub reward: f64,
+    /// What was learnt from: the reward over that of the group.
+    pub advantage: Option<f64>,
+    /// What the reward was made of.
+    pub metrics: BTreeMap<String, Option<f64>>,
+    /// What the group was shown.
+    pub prompt: Vec<Said>,
+    /// The answers, in order.
+    pub turns: Vec<Turn>,
+}
+
+/// A message.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Said {
+    /// Who speaks.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// An answer.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Turn {
+    /// As it was read.
+    pub text: String,
+    /// Whether it came to its end.
+    pub complete: bool,
+    /// Tokens that it was an answer to.
+    pub prompt_tokens: usize,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Their log-probs when they were sampled, in nats.
+    pub logprobs: Vec<f32>,
+}
+
+/// What the choice needs of a line.
+#[derive(Deserialize)]
+struct Brief {
+    step: u64,
+    environment: String,
+    group: u64,
+    member: u64,
+    reward: f64,
+}
+
+/// Where a rollout is.
+struct Spot {
+    brief: Brief,
+    file: usize,
+    at: u64,
+    length: usize,
+    /// Drawn for it alone.
+    lot: u64,
+}
+
+/// Chooses from these files, which are in the order of their steps.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn choose(files: &[StepFile], seed: u64) -> io::Result<Chosen> {
+    let files = spread(files);
+    let mut chosen = Chosen { read: files.len(), ..Chosen::default() };
+    let mut spots: BTreeMap<String, Vec<Spot>> = BTreeMap::new();
+    for (n, file) in files.iter().enumerate() {
+        scan(n, file, seed, &mut spots, &mut chosen.damaged)?;
+    }
+    let end = ENDS.min(files.len() / 2);
+    let late_from = files.len() - ENDS.min(files.len().div_ceil(2));
+    let newest = |a: &Spot, b: &Spot| b.brief.step.cmp(&a.brief.step).then(a.lot.cmp(&b.lot));
+    let rising = |a: &Spot, b: &Spot| a.brief.reward.total_cmp(&b.brief.reward);
+    let by_lot = |a: &Spot, b: &Spot| a.lot.cmp(&b.lot);
+    for (environment, spots) in spots {
+        let some = |among: &dyn Fn(&Spot) -> bool, order: &dyn Fn(&Spot, &Spot) -> Ordering| {
+            pick(&files, spots.iter().filter(|spot| among(spot)).collect(), order)
+        };
+        let kinds = Kinds {
+            best: some(&|_| true, &|a, b| rising(b, a).then(newest(a, b))),
+            worst: some(&|_| true, &|a, b| rising(a, b).then(newest(a, b))),
+            early: some(&|spot| spot.file < end, &by_lot),
+            late: some(&|spot| spot.file >= late_from, &by_lot),
+        };
+        chosen.environments.insert(environment, kinds.distinct());
+    }
+    Ok(chosen)
+}
+
+/// The first few in this order, of as many groups.
+fn pick(
+    files: &[&StepFile],
+    mut spots: Vec<&Spot>,
+    order: &dyn Fn(&Spot, &Spot) -> Ordering,
+) -> Vec<Rollout> {
+    spots.sort_by(|a, b| order(a, b));
+    let mut groups = HashSet::new();
+    let new = spots.into_iter().filter(|spot| groups.insert((spot.brief.step, spot.brief.group)));
+    // A run that goes on may have replaced a file since it was looked through.
+    new.take(OF_EACH).filter_map(|spot| read(files[spot.file], spot).ok()).collect()
+}
+
+/// As many files as may be read, evenly spread.
+fn spread(files: &[StepFile]) -> Vec<&StepFile> {
+    let bytes: u64 = files.iter().map(|file| file.bytes).sum();
+    let affordable = (MOST_BYTES as f64 / bytes.max(1) as f64 * files.len() as f64) as usize;
+    let most = affordable.clamp(1, MOST_FILES);
+    if files.len() <= most {
+        return files.iter().collect();
+    }
+    let last = files.len() - 1;
+    let gaps = (most - 1).max(1);
+    (0..most).map(|n| &files[last - (most - 1 - n) * last / gaps]).collect()
+}
+
+/// Notes where each rollout of a file is.
+fn scan(
+    n: usize,
+    file: &StepFile,
+    seed: u64,
+    spots: &mut BTreeMap<String, Vec<Spot>>,
+    damaged: &mut Vec<String>,
+) -> io::Result<()> {
+    let mut lines = BufReader::new(File::open(&file.path)?);
+    let (mut line, mut at) = (Vec::new(), 0);
+    for number in 1.. {
+        line.clear();
+        let length = lines.read_until(b'\n', &mut line)?;
+        if length == 0 {
+            break;
+        }
+        match serde_json::from_slice::<Brief>(&line) {
+            Ok(brief) => {
+                let lot = draws([seed, brief.step, brief.group, brief.member]).random();
+                let name = brief.environment.clone();
+                spots.entry(name).or_default().push(Spot { brief, file: n, at, length, lot });
+            }
+            Err(_) => damaged.push(format!("{}:{number}", file.path.display())),
+        }
+        at += length as u64;
+    }
+    Ok(())
+}
+
+fn read(file: &StepFile, spot: &Spot) -> io::Result<Rollout> {
+    let mut line = vec![0; spot.length];
+    let mut open = File::open(&file.path)?;
+    open.seek(SeekFrom::Start(spot.at))?;
+    open.read_exact(&mut line)?;
+    Ok(serde_json::from_slice(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn files(folder: &Path, rewards: &[&[f64]]) -> Vec<StepFile> {
+        let file = |(n, rewards): (usize, &&[f64])| {
+            let step = n as u64 + 1;
+            let row = |(group, reward): (usize, &f64)| {
+                format!(
+                    "{{\"step\":{step},\"environment\":\"e\",\"group\":{group},\"item\":0,\"member\":0,\"policy\":0,\
+                     \"reward\":{reward},\"advantage\":0,\"metrics\":{{\"x\":null}},\"prompt\":[],\"turns\":[]}}\n"
+                )
+            };
+            let path = folder.join(format!("{step}.jsonl"));
+            fs::write(&path, rewards.iter().enumerate().map(row).collect::<String>()).unwrap();
+            StepFile { step, bytes: fs::metadata(&path).unwrap().len(), path }
+        };
+        rewards.iter().enumerate().map(file).collect()
+    }
+
+    fn steps(rollouts: &[Rollout]) -> Vec<(u64, f64)> {
+        rollouts.iter().map(|r| (r.step, r.reward)).collect()
+    }
+
+    #[test]
+    fn the_best_and_the_worst_come_first_and_chance_keeps_to_its_end_of_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), &[&[0.1, 1.0], &[0.5, 0.5], &[0.0, 1.0], &[0.2, 0.3]]);
+        let chosen = choose(&files, 0).unwrap();
+        let kinds = &chosen.environments["e"];
+        assert_eq!(steps(&kinds.best), [(3, 1.0), (1, 1.0)], "of equal ones the newest is first");
+        assert_eq!(steps(&kinds.worst), [(3, 0.0), (1, 0.1)]);
+        assert!(kinds.late.iter().all(|r| r.step > 2), "{:?}", kinds.late);
+        assert!(kinds.early.iter().all(|r| r.step <= 2), "{:?}", kinds.early);
+        let all = [&kinds.best, &kinds.worst, &kinds.late, &kinds.early].map(|kind| kind.len());
+        assert_eq!(all, [2, 2, 2, 2]);
+        assert_eq!(steps(&choose(&files, 0).unwrap().environments["e"].late), steps(&kinds.late));
+    }
+
+    #[test]
+    fn one_step_is_a_last_one_and_a_damaged_line_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), &[&[0.5]]);
+        let text = fs::read_to_string(&files[0].path).unwrap();
+        fs::write(&files[0].path, format!("{text}{{\"step\":")).unwrap();
+        let chosen = choose(&files, 0).unwrap();
+        let kinds = &chosen.environments["e"];
+        assert_eq!(
+            [&kinds.best, &kinds.late, &kinds.worst, &kinds.early].map(|kind| kind.len()),
+            [1, 1, 0, 0]
+        );
+        assert!(chosen.damaged[0].ends_with("1.jsonl:2"), "{:?}", chosen.damaged);
+        assert!(choose(&[], 0).unwrap().environments.is_empty());
+    }
+
+    #[test]
+    fn a_long_run_is_read_in_part_from_its_first_step_to_its_last() {
+        let of = |count: u64, bytes| -> Vec<u64> {
+            let files: Vec<StepFile> =
+                (1..=count).map(|step| StepFile { step, bytes, path: "x".into() }).collect();
+            spread(&files).iter().map(|file| file.step).collect()
+        };
+        let many = of(100_000, 10);
+        assert_eq!((many.len(), many[0], many[399]), (400, 1, 100_000));
+        assert!(many.is_sorted_by(|a, b| a < b));
+        assert_eq!(of(10, MOST_BYTES / 4), [1, 4, 7, 10], "four of them may be read");
+        assert_eq!(of(3, 2 * MOST_BYTES), [3]);
+        assert_eq!(of(3, 1), [1, 2, 3]);
+    }
+}

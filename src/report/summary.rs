@@ -1,0 +1,232 @@
+//! A run in a few numbers.
+
+use super::numbers::{Estimate, count, percent, several, show, time};
+use super::source::Source;
+use super::table::Table;
+use crate::config::RunPlan;
+use crate::config::environments::EnvPlan;
+use crate::config::plan::ServicePlan;
+use serde::Serialize;
+
+/// Steps that are compared at both ends.
+const WINDOW: usize = 10;
+/// Steps that are named where something happened in them.
+const NAMED: usize = 12;
+
+/// A fact.
+#[derive(Debug, Serialize)]
+pub struct Fact {
+    /// What it is about.
+    pub label: String,
+    /// The fact.
+    pub value: String,
+    /// What belongs to it.
+    pub note: String,
+}
+
+/// A fact with its note.
+pub fn fact(label: &str, value: impl Into<String>, note: impl Into<String>) -> Fact {
+    Fact { label: label.into(), value: value.into(), note: note.into() }
+}
+
+/// How the reward of an environment changed.
+#[derive(Debug, Serialize)]
+pub struct Change {
+    /// The environment.
+    pub environment: String,
+    /// Steps in which it was trained.
+    pub steps: String,
+    /// The mean of the first steps, with its standard error.
+    pub first: String,
+    /// The mean of the last steps, with its standard error.
+    pub last: String,
+    /// Their difference, with its standard error.
+    pub difference: String,
+    /// Whether that is more than twice its standard error: up, down, or neither.
+    pub direction: &'static str,
+    /// Steps at either end.
+    pub window: usize,
+}
+
+/// Where the run stands.
+pub fn status(source: &Source) -> String {
+    let done = source.table.steps().last().copied();
+    let total = source.plan.as_ref().map(|plan| plan.max_steps);
+    let of = total.map(|total| format!(" of {}", count(total))).unwrap_or_default();
+    let Some(done) = done else { return format!("no step yet{of}") };
+    let steps = format!("{}{of} steps", count(done));
+    let saved = source.checkpoints.last();
+    match saved {
+        Some(saved) if total.is_some_and(|total| saved.step >= total) => format!("finished: {steps}"),
+        Some(saved) if saved.name.ends_with("-stop") && saved.step == done => {
+            format!("stopped, with its state saved: {steps}")
+        }
+        // A lock would tell which, but asking for it could keep a run from starting.
+        _ => format!("under way or cut off: {steps}"),
+    }
+}
+
+/// The numbers at the top.
+pub fn headline(source: &Source) -> Vec<Fact> {
+    let table = &source.table;
+    let seconds = table.sum("time/total");
+    let mut facts = Vec::new();
+    if let Some(change) = change(table, "all") {
+        let note = format!("mean of the last {} steps; {} over the first", change.window, change.first);
+        facts.push(fact("Reward", change.last, note));
+    }
+    let mean = Estimate::of(&table.values("time/total")).mean;
+    facts.push(fact(
+        "Steps",
+        count(table.steps().last().copied().unwrap_or(0)),
+        format!("{} each", time(mean)),
+    ));
+    facts.push(fact("Time", time(seconds), "sum over the steps on record"));
+    let tokens = |key: &str| {
+        let sum = table.sum(key);
+        (count(sum as u64), format!("{} per second", show(sum / seconds)))
+    };
+    let ((sampled, rate), (trained, trained_rate)) = (tokens("tokens/sampled"), tokens("tokens/trained"));
+    facts.push(fact("Tokens sampled", sampled, rate));
+    facts.push(fact("Tokens trained", trained, trained_rate));
+    let busy = ["training", "sampling", "scoring"]
+        .map(|who| (who, percent(table.sum(&format!("time/{who}_busy")), seconds)));
+    let [(_, training), rest @ ..] = busy;
+    let rest: Vec<String> = rest.iter().map(|(who, share)| format!("{who} {share}")).collect();
+    facts.push(fact("Training busy", training, format!("{} of the time", rest.join(", "))));
+    facts
+}
+
+/// The first and the last steps of each environment, and of all where there are several.
+pub fn changes(source: &Source) -> Vec<Change> {
+    let names = source.environments();
+    let all = (names.len() > 1).then(|| "all".to_owned());
+    names.into_iter().chain(all).filter_map(|name| change(&source.table, &name)).collect()
+}
+
+fn change(table: &Table, environment: &str) -> Option<Change> {
+    let rewards = table.values(&format!("env/{environment}/reward/total"));
+    if rewards.is_empty() {
+        return None;
+    }
+    // Ends of a short run do not overlap.
+    let window = WINDOW.min(rewards.len().div_ceil(2));
+    let first = Estimate::of(&rewards[..window]);
+    let last = Estimate::of(&rewards[rewards.len() - window..]);
+    let error = first.error.zip(last.error).map(|(a, b)| a.hypot(b));
+    let difference = Estimate { mean: last.mean - first.mean, error };
+    let direction = match error {
+        Some(error) if difference.mean > 2.0 * error => "up",
+        Some(error) if difference.mean < -2.0 * error => "down",
+        _ => "",
+    };
+    Some(Change {
+        environment: environment.into(),
+        steps: count(rewards.len() as u64),
+        first: first.show(),
+        last: last.show(),
+        difference: difference.show(),
+        direction,
+        window,
+    })
+}
+
+/// What became of all groups, as the last saved state tells it.
+pub fn groups(source: &Source) -> Option<(u64, Vec<Fact>)> {
+    let last = source.checkpoints.last().filter(|last| last.groups.opened > 0)?;
+    let counts = last.groups;
+    let share = |label, number: u64, note: &str| {
+        fact(label, count(number), format!("{}, {note}", percent(number as f64, counts.opened as f64)))
+    };
+    Some((
+        last.step,
+        vec![
+            fact("Opened", count(counts.opened), "groups"),
+            share("Trained", counts.trained, "part of an optimizer step"),
+            share("Filtered", counts.filtered, "nothing to teach"),
+            share("Dropped", counts.dropped, "too old, played again"),
+            share("Failed", counts.failed, "something went wrong"),
+            share("In flight", counts.in_flight(), "when the state was saved"),
+        ],
+    ))
+}
+
+/// What went wrong, or was held back, in the steps on record.
+pub fn faults(source: &Source) -> Vec<Fact> {
+    let table = &source.table;
+    let in_steps = |steps: &[u64]| {
+        let named: Vec<String> = steps.iter().take(NAMED).map(u64::to_string).collect();
+        let more = if steps.len() > NAMED { ", …" } else { "" };
+        if steps.is_empty() { "in no step".into() } else { format!("step {}{more}", named.join(", ")) }
+    };
+    let of_steps = |label: &str, steps: Vec<u64>, none: &str| {
+        let note = if steps.is_empty() { none.into() } else { in_steps(&steps) };
+        fact(label, count(steps.len() as u64), note)
+    };
+    let missing = table.points("env/all/missing_episodes").into_iter().filter(|point| point.1 > 0.0);
+    let missing: Vec<u64> = missing.map(|(step, _)| step as u64).collect();
+    let quarantined: u64 = source.quarantine.counts.values().sum();
+    let alarm = source.plan.as_ref().and_then(|plan| plan.pace.kl_alarm);
+    let limit =
+        alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
+    vec![
+        fact(
+            "Rollouts without a reward",
+            count(table.sum("env/all/missing_episodes") as u64),
+            in_steps(&missing),
+        ),
+        fact("In quarantine", count(quarantined), "rewards that failed for good"),
+        of_steps(
+            "Steps without an optimizer step",
+            table.steps_where("optim/stepped", 0.0),
+            "every step changed the weights",
+        ),
+        of_steps("KL alarms", table.steps_where("optim/kl_alarm", 1.0), &limit),
+    ]
+}
+
+/// What the config means.
+pub fn settings(plan: &RunPlan) -> Vec<Fact> {
+    let file = &plan.resolved;
+    let written = |key: &Option<String>, usual: &str| key.clone().unwrap_or_else(|| usual.into());
+    let (service, threads) = match &plan.service {
+        // Threads that are not written were those of the machine of the run.
+        ServicePlan::Embedded(_) => {
+            let threads = file.engine.threads.map(|threads| format!("{threads} threads"));
+            ("embedded engine".into(), threads.unwrap_or_default())
+        }
+        ServicePlan::Remote(remote) if file.tinker.base_url.is_some() => {
+            (remote.base_url.clone(), String::new())
+        }
+        ServicePlan::Remote(_) => ("as TINKER_BASE_URL said, else the hosted one".into(), String::new()),
+    };
+    let environment = |env: &EnvPlan| match env.weight {
+        0.0 => format!("{} (only evaluated)", env.name),
+        weight if plan.envs.len() > 1 => format!("{} ({})", env.name, show(weight)),
+        _ => env.name.clone(),
+    };
+    let environments: Vec<String> = plan.envs.iter().map(environment).collect();
+    let (pace, sampling) = (&plan.pace, &plan.sampling);
+    let batch = format!("{} groups of {}", pace.groups_per_batch, plan.group_size);
+    let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));
+    vec![
+        fact("Model", &plan.base_model, plan.renderer.clone().unwrap_or_default()),
+        fact("Service", service, threads),
+        fact("Environments", environments.join(", "), ""),
+        fact("Batch", batch, ""),
+        fact(
+            "Off policy",
+            format!("up to {}", several(pace.max_staleness, "step")),
+            written(&file.trainer.staleness, "wait"),
+        ),
+        fact(
+            "Loss",
+            plan.loss.name(),
+            format!("advantage {}", written(&file.trainer.advantage, "group_mean")),
+        ),
+        fact("Learning rate", show(plan.adam.learning_rate), written(&file.optim.lr_schedule, "constant")),
+        fact("Adapter", format!("LoRA, rank {}", plan.lora.rank), format!("alpha {}", show(plan.lora.alpha))),
+        fact("Answers", answers, format!("temperature {}", show(f64::from(sampling.temperature)))),
+        fact("Seed", plan.seed.to_string(), ""),
+    ]
+}

@@ -1,0 +1,116 @@
+//! Text from models and environments, made safe to look at.
+//!
+//! Nothing in it can hide or move other text: characters that are not seen, or that turn the direction of what follows,
+//! become marks. What is very long loses its middle, and that is told. Escaping is the template's.
+
+use super::numbers::count;
+use serde::Serialize;
+
+/// A stretch of text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Piece {
+    /// What is shown.
+    pub text: String,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a stretch of text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// As it was written.
+    Plain,
+    /// Stands for a character that is not seen.
+    Mark,
+    /// Says how much was left out.
+    Cut,
+}
+
+/// The text, with marks.
+pub fn visible(text: &str) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for c in text.chars() {
+        let (shown, kind) = mark(c).map_or_else(|| (c.into(), Kind::Plain), |mark| (mark, Kind::Mark));
+        match pieces.last_mut() {
+            Some(last) if last.kind == Kind::Plain && kind == Kind::Plain => last.text.push(c),
+            _ => pieces.push(Piece { text: shown, kind }),
+        }
+    }
+    pieces
+}
+
+/// The text, with marks; of more than `most` characters, the first three quarters of that and the last.
+pub fn cut(text: &str, most: usize) -> Vec<Piece> {
+    let length = text.chars().count();
+    if length <= most {
+        return visible(text);
+    }
+    let place = |chars: usize| text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at);
+    let tail = most / 4;
+    let mut pieces = visible(&text[..place(most - tail)]);
+    pieces.push(omission(length - most, "characters"));
+    pieces.extend(visible(&text[place(length - tail)..]));
+    pieces
+}
+
+/// Says that so much was left out.
+pub fn omission(number: usize, what: &str) -> Piece {
+    Piece { text: format!(" … {} {what} left out … ", count(number as u64)), kind: Kind::Cut }
+}
+
+/// The sign for a character that is not seen. Joiners within words and emoji are left alone.
+fn mark(c: char) -> Option<String> {
+    match c {
+        '\n' | '\t' => None,
+        '\0'..='\u{1f}' => char::from_u32(0x2400 + c as u32).map(String::from),
+        '\u{7f}' => Some("␡".into()),
+        '\u{80}'..='\u{9f}'
+        | '\u{ad}'
+        | '\u{34f}'
+        | '\u{61c}'
+        | '\u{115f}'..='\u{1160}'
+        | '\u{17b4}'..='\u{17b5}'
+        | '\u{180e}'
+        | '\u{200b}'
+        | '\u{200e}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}'
+        | '\u{3164}'
+        | '\u{feff}'
+        | '\u{ffa0}'
+        | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e0fff}' => Some(format!("U+{:04X}", c as u32)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flat(pieces: &[Piece]) -> String {
+        pieces
+            .iter()
+            .map(|p| if p.kind == Kind::Plain { p.text.clone() } else { format!("[{}]", p.text) })
+            .collect()
+    }
+
+    #[test]
+    fn what_is_not_seen_becomes_a_mark_and_the_rest_stays() {
+        assert_eq!(flat(&visible("a\tb\nc")), "a\tb\nc");
+        assert_eq!(flat(&visible("a\0b\u{1b}[31m\r\u{7f}")), "a[␀]b[␛][31m[␍][␡]");
+        assert_eq!(flat(&visible("\u{202e}evil\u{202c}\u{e0041}")), "[U+202E]evil[U+202C][U+E0041]");
+        assert_eq!(flat(&visible("👩\u{200d}🚀 é שלום")), "👩\u{200d}🚀 é שלום");
+    }
+
+    #[test]
+    fn long_text_loses_its_middle_at_whole_characters() {
+        let text = "ä".repeat(200_000);
+        let pieces = cut(&text, 4000);
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces[1], Piece { text: " … 196,000 characters left out … ".into(), kind: Kind::Cut });
+        assert_eq!(pieces[0].text.chars().count() + pieces[2].text.chars().count(), 4000);
+        assert_eq!(cut("short", 5), visible("short"));
+    }
+}

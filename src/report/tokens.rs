@@ -1,0 +1,135 @@
+//! How likely each token was: an answer's text, shaded token by token where the model's tokenizer is at hand, or else a
+//! strip with a cell for each token.
+
+use super::numbers::show;
+use super::text::{Kind, Piece, omission, visible};
+use minds_core::chat::Tokenizer;
+use minds_core::ids::Token;
+use minds_models::TextStream;
+use serde::Serialize;
+
+/// A token, or several that make up one character.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Span {
+    /// What it says; empty in a strip.
+    pub pieces: Vec<Piece>,
+    /// How unlikely it was, from 0 (all but certain) to 4.
+    pub shade: u8,
+    /// The same as a number.
+    pub title: String,
+}
+
+/// Tokens that are shown from the start and from the end of a long answer.
+const HEAD: usize = 500;
+const TAIL: usize = 100;
+
+/// The answer, shaded; `None` if these tokens are not its text to this tokenizer.
+pub fn shaded(
+    tokenizer: &dyn Tokenizer,
+    text: &str,
+    tokens: &[Token],
+    logprobs: &[f32],
+) -> Option<Vec<Span>> {
+    let fits = !tokens.is_empty()
+        && tokens.len() == logprobs.len()
+        && tokenizer.decode(tokens).contains(text.trim());
+    if !fits {
+        return None;
+    }
+    if tokens.len() <= HEAD + TAIL {
+        return Some(spans(tokenizer, tokens, logprobs));
+    }
+    let end = tokens.len() - TAIL;
+    let mut all = spans(tokenizer, &tokens[..HEAD], &logprobs[..HEAD]);
+    all.push(left_out(end - HEAD));
+    all.extend(spans(tokenizer, &tokens[end..], &logprobs[end..]));
+    Some(all)
+}
+
+/// A cell for each token.
+pub fn strip(logprobs: &[f32]) -> Vec<Span> {
+    let cell = |logprob: &f32| span(Vec::new(), *logprob, 1);
+    if logprobs.len() <= HEAD + TAIL {
+        return logprobs.iter().map(cell).collect();
+    }
+    let end = logprobs.len() - TAIL;
+    let mut all: Vec<Span> = logprobs[..HEAD].iter().map(cell).collect();
+    all.push(left_out(end - HEAD));
+    all.extend(logprobs[end..].iter().map(cell));
+    all
+}
+
+fn left_out(tokens: usize) -> Span {
+    Span { pieces: vec![omission(tokens, "tokens")], shade: 0, title: String::new() }
+}
+
+fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<Span> {
+    let (mut stream, mut all) = (TextStream::new(), Vec::new());
+    // Tokens whose character is not finished yet.
+    let (mut sum, mut count) = (0.0, 0);
+    for (token, logprob) in tokens.iter().zip(logprobs) {
+        let text = stream.push(tokenizer, *token);
+        (sum, count) = (sum + logprob, count + 1);
+        let control = text.is_empty() && tokenizer.decode(&[*token]).is_empty();
+        if control {
+            let sign = Piece { text: format!("⟨{token}⟩"), kind: Kind::Mark };
+            all.push(span(vec![sign], sum, count));
+        } else if text.is_empty() {
+            continue;
+        } else {
+            all.push(span(visible(&text), sum, count));
+        }
+        (sum, count) = (0.0, 0);
+    }
+    let rest = stream.finish(tokenizer);
+    if count > 0 || !rest.is_empty() {
+        all.push(span(visible(&rest), sum, count.max(1)));
+    }
+    all
+}
+
+fn span(pieces: Vec<Piece>, logprob: f32, tokens: usize) -> Span {
+    let chance = logprob.exp();
+    let shade = [0.9, 0.5, 0.1, 0.01].iter().filter(|limit| chance < **limit).count() as u8;
+    let several = if tokens > 1 { format!(", {tokens} tokens") } else { String::new() };
+    let title = format!("p = {}, log-prob {}{several}", show(f64::from(chance)), show(f64::from(logprob)));
+    Span { pieces, shade, title }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_models::ByteTokenizer;
+
+    fn text(spans: &[Span]) -> String {
+        spans.iter().flat_map(|s| &s.pieces).map(|p| p.text.as_str()).collect()
+    }
+
+    /// "ä" is two bytes, so two tokens: their log-probs add up. e^-3 = 0.0498.
+    #[test]
+    fn tokens_that_make_one_character_are_one_span() {
+        let tokens = ByteTokenizer.encode("aä!");
+        let spans = shaded(&ByteTokenizer, "aä!", &tokens, &[0.0, -1.0, -2.0, -0.2]).unwrap();
+        assert_eq!(text(&spans), "aä!");
+        assert_eq!(spans.iter().map(|s| s.shade).collect::<Vec<_>>(), [0, 3, 1]);
+        assert_eq!(spans[1].title, "p = 0.0498, log-prob −3, 2 tokens");
+    }
+
+    #[test]
+    fn the_text_of_another_tokenizer_is_not_shaded() {
+        let tokens = ByteTokenizer.encode("abc");
+        assert_eq!(shaded(&ByteTokenizer, "xyz", &tokens, &[0.0; 3]), None);
+        assert_eq!(shaded(&ByteTokenizer, "abc", &tokens, &[0.0; 2]), None);
+        assert_eq!(shaded(&ByteTokenizer, "", &[], &[]), None);
+    }
+
+    #[test]
+    fn a_long_answer_loses_its_middle() {
+        let tokens = ByteTokenizer.encode(&"x".repeat(10_000));
+        let spans = shaded(&ByteTokenizer, "xx", &tokens, &vec![-0.5; 10_000]).unwrap();
+        assert_eq!(spans.len(), HEAD + 1 + TAIL);
+        assert!(text(&spans).contains("9,400 tokens left out"));
+        assert_eq!(strip(&vec![-9.0; 10_000]).len(), HEAD + 1 + TAIL);
+        assert_eq!(strip(&[-9.0])[0].shade, 4);
+    }
+}

@@ -1,0 +1,195 @@
+//! `events.out.tfevents.…`: the numbers of every row and evaluation, for TensorBoard and whatever reads its files.
+//!
+//! They lie in the run folder itself, so that `tensorboard --logdir outputs` shows each run under the name of its folder.
+//! A life of the run writes a file of its own, whose first words take back the steps past the state that it goes on
+//! from, so that no step shows twice. A record is written at once, with its checksums; one that was cut off by a kill ends
+//! its file, and readers go on with the next. A number that is none stays one. Trouble with these files is told and ends
+//! no run.
+//!
+//! The framing is TFRecord, the messages are those of TensorFlow's `event.proto` and `summary.proto`, as far as scalars
+//! need them.
+
+use anyhow::Context as _;
+use crc_fast::{CrcAlgorithm, checksum};
+use minds_core::reward::Metrics;
+use prost::{Enumeration, Message, Oneof};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Since this version of the format it is the marks, not the numbers of the steps, that say where a run started anew.
+const VERSION: &str = "brain.Event:2";
+
+/// The event files of a run.
+pub(super) struct Events {
+    folder: PathBuf,
+    state: State,
+}
+
+enum State {
+    /// Nothing has been written in this life; it goes on after this step.
+    Due { step: u64 },
+    /// The file of this life.
+    Open(File),
+    /// It could not be written.
+    Off,
+}
+
+impl Events {
+    /// The files in this folder, of a run that goes on after this step. Nothing is written before the first number.
+    pub(super) fn after(folder: &Path, step: u64) -> Self {
+        Self { folder: folder.to_owned(), state: State::Due { step } }
+    }
+
+    /// Adds the numbers of a step.
+    pub(super) fn append(&mut self, step: u64, metrics: &Metrics) {
+        if let Err(error) = self.try_append(step, metrics) {
+            tracing::warn!(error = format!("{error:#}"), "nothing more is written for TensorBoard");
+            self.state = State::Off;
+        }
+    }
+
+    fn try_append(&mut self, step: u64, metrics: &Metrics) -> anyhow::Result<()> {
+        if let State::Due { step } = self.state {
+            let mut file = create(&self.folder)?;
+            write(&mut file, 0, What::FileVersion(VERSION.into()))?;
+            // Readers forget what they have of this step and of later ones.
+            write(&mut file, step + 1, What::SessionLog(SessionLog { status: Status::Start.into() }))?;
+            self.state = State::Open(file);
+        }
+        let State::Open(file) = &mut self.state else { return Ok(()) };
+        let numbers = metrics.iter().filter(|(name, _)| *name != "step");
+        let value =
+            numbers.map(|(name, number)| Value { tag: name.clone(), simple: Some(*number as f32) }).collect();
+        write(file, step, What::Summary(Summary { value }))
+    }
+}
+
+/// A new file, named after the time. Readers take the files of a folder in the order of their names.
+fn create(folder: &Path) -> anyhow::Result<File> {
+    let now = jiff::Timestamp::now().as_second();
+    for second in now.. {
+        let path = folder.join(format!("events.out.tfevents.{second}.minds-actors"));
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            opened => return opened.with_context(|| format!("failed to make {}", path.display())),
+        }
+    }
+    unreachable!("a second without a file comes before the end of time")
+}
+
+fn write(file: &mut File, step: u64, what: What) -> anyhow::Result<()> {
+    let wall_time = jiff::Timestamp::now().as_duration().as_secs_f64();
+    let event = Event { wall_time, step: step as i64, what: Some(what) };
+    file.write_all(&record(&event.encode_to_vec())).context("failed to write an event file")
+}
+
+/// Length, its checksum, the bytes, their checksum; all little-endian.
+fn record(bytes: &[u8]) -> Vec<u8> {
+    let length = (bytes.len() as u64).to_le_bytes();
+    [&length[..], &masked(&length), bytes, &masked(bytes)].concat()
+}
+
+/// CRC-32C, turned and moved: the checksum of bytes that hold their own checksum would be worth little.
+fn masked(bytes: &[u8]) -> [u8; 4] {
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
+    crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5, 7")]
+    what: Option<What>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+    #[prost(message, tag = "7")]
+    SessionLog(SessionLog),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Value>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(string, tag = "1")]
+    tag: String,
+    /// One of several kinds of values, so that 0 is written too.
+    #[prost(float, optional, tag = "2")]
+    simple: Option<f32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SessionLog {
+    #[prost(enumeration = "Status", tag = "1")]
+    status: i32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
+#[repr(i32)]
+enum Status {
+    Unspecified = 0,
+    Start = 1,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// The check value of CRC-32C in RFC 3720's catalogue is 0xe3069283 for "123456789"; turned right by 15 bits it is
+    /// 0x2507c60d, and with 0xa282ead8 added 0xc78ab0e5.
+    #[test]
+    fn a_checksum_is_masked_as_the_format_says() {
+        assert_eq!(masked(b"123456789"), 0xc78a_b0e5_u32.to_le_bytes());
+    }
+
+    #[test]
+    fn a_record_says_its_length_and_holds_its_bytes() {
+        let record = record(b"abc");
+        assert_eq!(record.len(), 8 + 4 + 3 + 4);
+        assert_eq!((&record[..8], &record[12..15]), (&3_u64.to_le_bytes()[..], &b"abc"[..]));
+    }
+
+    /// Field 1 is a string of one byte; field 2 is a float, wire type 5.
+    #[test]
+    fn zero_and_what_is_no_number_are_written() {
+        let bytes = |simple| Value { tag: "x".into(), simple: Some(simple) }.encode_to_vec();
+        assert_eq!(bytes(0.0), [0x0a, 1, b'x', 0x15, 0, 0, 0, 0]);
+        assert_eq!(bytes(f32::INFINITY), [0x0a, 1, b'x', 0x15, 0, 0, 0x80, 0x7f]);
+    }
+
+    #[test]
+    fn a_life_without_a_number_leaves_no_file_and_two_lives_of_a_second_leave_two() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = || fs::read_dir(dir.path()).unwrap().count();
+        drop(Events::after(dir.path(), 0));
+        assert_eq!(files(), 0);
+        let row = Metrics::from([("step".into(), 1.0), ("reward".into(), 0.5)]);
+        for _ in 0..2 {
+            Events::after(dir.path(), 0).append(1, &row);
+        }
+        assert_eq!(files(), 2);
+    }
+
+    #[test]
+    fn a_folder_that_is_gone_ends_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut events = Events::after(&dir.path().join("gone"), 0);
+        events.append(1, &Metrics::from([("reward".into(), 0.5)]));
+        assert!(matches!(events.state, State::Off));
+    }
+}
