@@ -6,7 +6,8 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a bench prints, and ends at the first surprise"
+    clippy::disallowed_methods,
+    reason = "a bench prints, measures real time, and ends at the first surprise"
 )]
 
 use minds_core::episode::Episode;
