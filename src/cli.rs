@@ -1,13 +1,17 @@
 //! The command line, as typed.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::net::SocketAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
+/// The version, with the commit that it was built from where that is known.
+pub const VERSION: &str = env!("MINDS_VERSION");
+
 /// Reinforcement learning on language models over the Tinker API: rollouts, rewards and optimizer steps that overlap.
 #[derive(Debug, Parser)]
-#[command(name = "minds-actors", version, propagate_version = true)]
+#[command(name = "minds-actors", version = VERSION, propagate_version = true)]
 pub struct Cli {
     /// How the log on standard error is written.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
@@ -32,6 +36,8 @@ pub enum LogFormat {
 pub enum Command {
     /// Trains from a config, or goes on with an unfinished run.
     Run(Run),
+    /// Says what a config means and whether it would start, and tries the service and the model.
+    Check(Check),
     /// Measures weights on the environments of weight 0, without training.
     Eval(Eval),
     /// Environments: what there is, what they show the model, and what an answer would earn.
@@ -46,6 +52,19 @@ pub enum Command {
     /// Model files: list what is in the cache, fetch ahead of a run.
     #[command(subcommand)]
     Models(Models),
+    /// Says what is missing on this machine, and how to get it.
+    Doctor(Doctor),
+    /// Prints the completions of a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Prints the manual page, or writes one for each verb.
+    Man {
+        /// Writes into this folder.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
 }
 
 /// `run`
@@ -102,6 +121,39 @@ pub enum Resume {
     Latest,
     /// Never: a run folder that has been used is refused.
     Never,
+}
+
+/// `check`
+#[derive(Args, Debug)]
+pub struct Check {
+    /// The TOML config.
+    #[arg(required_unless_present = "schema")]
+    pub config: Option<PathBuf>,
+    /// Overrides a key, as in `run`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The run folder, as in `run`.
+    #[arg(long, value_name = "DIR")]
+    pub output_dir: Option<PathBuf>,
+    /// Asks nobody and fetches nothing.
+    #[arg(long)]
+    pub offline: bool,
+    /// One JSON object with every number.
+    #[arg(long)]
+    pub json: bool,
+    /// Prints the JSON Schema of configs, for editors.
+    #[arg(long, conflicts_with_all = ["config", "set", "output_dir", "offline", "json"])]
+    pub schema: bool,
+}
+
+/// `doctor`
+#[derive(Args, Debug)]
+pub struct Doctor {
+    /// The TOML config whose needs are looked at; else those of the shipped configs.
+    pub config: Option<PathBuf>,
+    /// Overrides a key, as in `run`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 /// `eval`

@@ -1,6 +1,7 @@
 //! `minds-actors`: parses the command line, runs the verb, turns its result into an exit code.
 
 mod assemble;
+mod check;
 mod cli;
 mod commands;
 mod config;
@@ -22,12 +23,16 @@ fn main() -> ExitCode {
     telemetry::init(&cli);
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
+        Command::Check(command) => commands::check::run(command),
         Command::Eval(command) => commands::eval::run(command),
         Command::Envs(command) => commands::envs::run(command),
         Command::Simulate(command) => commands::simulate::run(command),
         Command::Report(command) => commands::report::run(command),
         Command::Serve(command) => commands::serve::run(command),
         Command::Models(command) => commands::models::run(command),
+        Command::Doctor(command) => commands::doctor::run(command),
+        Command::Completions { shell } => commands::shell::completions(*shell),
+        Command::Man { dir } => commands::shell::man(dir.as_deref()),
     };
     match result {
         Ok(()) => Exit::Done.into(),

@@ -6,6 +6,7 @@
 
 pub mod activity;
 pub mod batcher;
+pub mod capacities;
 pub mod deadline;
 pub mod evaluator;
 pub mod feeder;

@@ -5,6 +5,7 @@
 
 use crate::activity::Activity;
 use crate::batcher::{self, AdvantageBatcher, Complete, Patience};
+use crate::capacities::Capacities;
 use crate::evaluator::{self, Evaluation, Evaluator};
 use crate::feeder::{self, Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
@@ -184,15 +185,12 @@ impl Line {
         let schedule = Schedule::new(options.seed, &mixture)?;
         let components: Arc<[Arc<Component>]> = parts.components.into_iter().map(Arc::new).collect();
         let members = components.iter().map(|c| c.group_size.get()).max().unwrap_or(1);
-        let credits = NonZeroUsize::new(options.credits() as usize).unwrap_or(NonZeroUsize::MIN);
-        let everyone =
-            credits.saturating_mul(NonZeroUsize::new(members as usize).unwrap_or(NonZeroUsize::MIN));
-        let two = NonZeroUsize::MIN.saturating_add(1);
+        let capacities = Capacities::of(options, members);
 
-        let (groups, to_sampler) = lane("groups", credits);
-        let (episodes, to_scorer) = lane("episodes", options.scorers);
-        let (scored, to_batcher) = lane("scored", everyone);
-        let (batches, to_trainer) = lane("batches", two);
+        let (groups, to_sampler) = lane("groups", capacities.groups);
+        let (episodes, to_scorer) = lane("episodes", capacities.episodes);
+        let (scored, to_batcher) = lane("scored", capacities.scored);
+        let (batches, to_trainer) = lane("batches", capacities.batches);
         let (finish, to_end) = lane("finish", NonZeroUsize::MIN);
 
         let board = Board::default();
@@ -249,7 +247,7 @@ impl Line {
         };
         // A trainer that panicked does not know which of its requests took effect: no restart.
         let (trainer, closer) = Trainer::new(options.train.clone(), links, start.step);
-        let trainer = launch("trainer", two, 0, once(trainer), move |addr| {
+        let trainer = launch("trainer", capacities.batches, 0, once(trainer), move |addr| {
             to_trainer.bind(addr);
             to_end.bind(addr);
         });
@@ -271,7 +269,7 @@ impl Line {
             batches,
             restored,
         );
-        let batcher = launch("batcher", everyone, 0, once(stage), bind(to_batcher));
+        let batcher = launch("batcher", capacities.scored, 0, once(stage), bind(to_batcher));
         let (last, no_more) = watch::channel(false);
         let (found, evaluations) = mpsc::channel(8);
         let judge = match parts.judge {
@@ -300,9 +298,10 @@ impl Line {
             events: event,
         };
         let scorer =
-            launch("scorer", options.scorers, options.restarts, move || scorer.clone(), bind(to_scorer));
+            launch("scorer", capacities.episodes, options.restarts, move || scorer.clone(), bind(to_scorer));
         let sampler = Sampler { policy, player, replays: options.replays, board: board.clone(), episodes };
-        let sampler = launch("sampler", credits, options.restarts, move || sampler.clone(), bind(to_sampler));
+        let sampler =
+            launch("sampler", capacities.groups, options.restarts, move || sampler.clone(), bind(to_sampler));
         let steps_left = options.train.max_steps.saturating_sub(start.step);
         let feeder = Feeder {
             schedule,

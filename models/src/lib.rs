@@ -33,7 +33,7 @@ pub use checkpoint::Checkpoint;
 pub use error::{Attempt, ModelError};
 pub use fetch::{Progress, Sources, Step};
 pub use registry::{KNOWN_MODELS, KnownModel, PyPackage, TINY_RANDOM, known_model};
-pub use source::{ModelSource, resolve, resolve_from, tokenizer};
+pub use source::{ModelSource, Stock, resolve, resolve_from, stock, stocked_tokenizer, tokenizer};
 pub use stream::TextStream;
 pub use template::{TemplateError, render_template};
 pub use tokenizer::ModelTokenizer;

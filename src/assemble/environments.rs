@@ -2,13 +2,14 @@
 
 use super::Ready;
 use crate::config::environments::EnvPlan;
+use crate::config::error::ConfigError;
 use crate::config::plan::{Judge, RunPlan};
 use crate::exit::{Exit, Fault, OrExit};
-use anyhow::{Context as _, anyhow};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
+use minds_environments::EnvError;
 use minds_environments::registry;
-use minds_environments::worker::{PythonEnvironment, Voice};
+use minds_environments::worker::{self, PythonEnvironment, Voice};
 use minds_stages::parcels::Component;
 use std::sync::Arc;
 
@@ -23,34 +24,18 @@ pub fn components(plan: &RunPlan, ready: &Ready) -> Result<Vec<Component>, Fault
 fn component(plan: &RunPlan, env: &EnvPlan, ready: &Ready) -> Result<Component, Fault> {
     let renderer = &ready.renderer;
     let sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
-    let options = &env.options;
-    let complaint = || format!("{}: the environment `{}`", plan.origin, env.name);
-    let environment: Arc<dyn Environment> = if registry::is_native(&options.id) {
-        if let Some(key) = env.only_python {
-            return Err(anyhow!("`{key}` is for Python packages, and this environment is none"))
-                .with_context(complaint)
-                .or_exit(Exit::Config);
+    let environment: Arc<dyn Environment> = match native(plan, env).or_exit(Exit::Config)? {
+        Some(environment) => environment,
+        None => {
+            let voice = Voice {
+                renderer: renderer.clone(),
+                tokenizer: ready.tokenizer.clone(),
+                sampling: sampling.clone(),
+                context: ready.info.context,
+                base_model: plan.base_model.clone(),
+            };
+            Arc::new(python(plan, env, voice).or_exit(Exit::Config)?)
         }
-        registry::load(&options.id, &options.args, options.seed)
-            .with_context(complaint)
-            .or_exit(Exit::Config)?
-    } else {
-        if plan.judge != Judge::Sampled {
-            return Err(anyhow!(
-                "rewards of Python environments ask the version that played: leave `scorer.policy` out"
-            ))
-            .with_context(complaint)
-            .or_exit(Exit::Config);
-        }
-        let voice = Voice {
-            renderer: renderer.clone(),
-            tokenizer: ready.tokenizer.clone(),
-            sampling: sampling.clone(),
-            context: ready.info.context,
-            base_model: plan.base_model.clone(),
-        };
-        let opened = PythonEnvironment::open(options.clone(), voice);
-        Arc::new(opened.with_context(complaint).or_exit(Exit::Config)?)
     };
     Ok(Component {
         name: env.name.clone(),
@@ -62,4 +47,60 @@ fn component(plan: &RunPlan, env: &EnvPlan, ready: &Ready) -> Result<Component, 
         score_timeout: plan.score_timeout,
         weight: env.weight,
     })
+}
+
+/// The environment, if it is one of ours. A Python package is not touched, but what its plan cannot have is refused.
+///
+/// # Errors
+/// An argument is unknown or wrong, or a key does not go with this kind of environment.
+pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environment>>, ConfigError> {
+    let options = &env.options;
+    if registry::is_native(&options.id) {
+        if let Some(key) = env.only_python {
+            let problem = format!("is for Python packages, and the environment `{}` is none", env.name);
+            return Err(plan.wrong(&format!("{}.{key}", env.key), problem));
+        }
+        let loaded = registry::load(&options.id, &options.args, options.seed);
+        return loaded.map(Some).map_err(|error| complaint(plan, env, &error));
+    }
+    if plan.judge != Judge::Sampled {
+        let problem = format!(
+            "cannot be used with the environment `{}`: rewards of Python environments ask the version that played; \
+             leave it out",
+            env.name
+        );
+        return Err(plan.wrong("scorer.policy", problem));
+    }
+    Ok(None)
+}
+
+/// Loads a Python package, in processes of its own.
+///
+/// # Errors
+/// There is no such package, or it cannot be loaded.
+pub fn python(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<PythonEnvironment, ConfigError> {
+    let opened = PythonEnvironment::open(env.options.clone(), voice);
+    opened.map_err(|error| complaint(plan, env, &error))
+}
+
+/// Looks for a Python package without running its code.
+///
+/// # Errors
+/// There is no such package.
+pub fn find_python(plan: &RunPlan, env: &EnvPlan) -> Result<(), ConfigError> {
+    worker::find(&env.options).map_err(|error| complaint(plan, env, &error))
+}
+
+fn complaint(plan: &RunPlan, env: &EnvPlan, error: &EnvError) -> ConfigError {
+    let key = match error {
+        EnvError::UnknownArg { key, .. } => format!("args.{key}"),
+        EnvError::WrongArg { key, .. } | EnvError::NoEffect { key, .. } => format!("args.{key}"),
+        EnvError::Unknown { .. }
+        | EnvError::NoFolder { .. }
+        | EnvError::NoPackage { .. }
+        | EnvError::Python { .. }
+        | EnvError::Host(_)
+        | EnvError::Data { .. } => "id".into(),
+    };
+    plan.wrong(&format!("{}.{key}", env.key), format!("is wrong: {error}"))
 }

@@ -1,9 +1,10 @@
 //! From a plan to a line: whose log-probs count, who measures gradient steps, and the sizes and limits of the stages.
 
 use super::Ready;
+use crate::config::error::ConfigError;
 use crate::config::plan::{Judge, RunPlan, ServicePlan, ShadowFrom};
 use crate::exit::{Exit, Fault, OrExit};
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use minds_core::backend::{BackendError, SamplingBackend, TrainingBackend};
 use minds_core::environment::Environment;
 use minds_stages::activity::Activity;
@@ -35,26 +36,42 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// Answers may be as long as all that the model reads, or older weights are to be sampled from beside the training and
 /// the service has one place for those that play and those in training.
 pub fn check_fit(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
-    let (written, context) = (plan.resolved.trainer.args.max_new_tokens, ready.info.context);
-    if let Some(answer) = written.filter(|answer| *answer >= context) {
-        return Err(anyhow!(
-            "{}: `trainer.args.max_new_tokens` is {answer}: {} reads {context} tokens, prompt and answer together",
-            plan.origin,
-            ready.info.base_model
-        ))
-        .or_exit(Exit::Config);
+    check_context(plan, &ready.info.base_model, ready.info.context).or_exit(Exit::Config)?;
+    check_samplers(plan, &ready.info.name, ready.keeps_samplers).or_exit(Exit::Config)
+}
+
+/// Refuses answers that are as long as all that the model reads.
+///
+/// # Errors
+/// See there.
+pub fn check_context(plan: &RunPlan, base_model: &str, context: usize) -> Result<(), ConfigError> {
+    match plan.resolved.trainer.args.max_new_tokens.filter(|answer| *answer >= context) {
+        Some(answer) => {
+            let problem =
+                format!("is {answer}: {base_model} reads {context} tokens, prompt and answer together");
+            Err(plan.wrong("trainer.args.max_new_tokens", problem))
+        }
+        None => Ok(()),
     }
+}
+
+/// Refuses to sample from older weights beside the training, on a service with one place for those that play and those in
+/// training.
+///
+/// # Errors
+/// See there.
+pub fn check_samplers(plan: &RunPlan, service: &str, keeps_samplers: bool) -> Result<(), ConfigError> {
     // Evaluations go on drawing from the weights of their step while the next ones are trained.
     let beside =
         [("async_off_policy_steps", plan.pace.max_steps_off_policy), ("eval_every", plan.eval_every)];
     match beside.iter().find(|(_, steps)| *steps > 0) {
-        Some((key, steps)) if !ready.keeps_samplers => Err(anyhow!(
-            "{}: `trainer.{key}` is {steps}: {} is a SkyRL server, where sampling from older weights undoes the training \
-             since; use `--set trainer.{key}=0`",
-            plan.origin,
-            ready.info.name
-        ))
-        .or_exit(Exit::Config),
+        Some((key, steps)) if !keeps_samplers => Err(plan.wrong(
+            &format!("trainer.{key}"),
+            format!(
+                "is {steps}: {service} is a SkyRL server, where sampling from older weights undoes the training since; \
+                 use `--set trainer.{key}=0`"
+            ),
+        )),
         _ => Ok(()),
     }
 }

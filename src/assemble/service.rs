@@ -1,15 +1,16 @@
 //! From a plan to a service with its model: in this process, or a server.
 
 use super::options;
+use crate::config::error::ConfigError;
 use crate::config::plan::{EnginePlan, RemotePlan, RunPlan, ServicePlan};
 use crate::exit::{Exit, Fault, OrExit};
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use minds_core::backend::{Service, ServiceInfo};
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_engine::local::LocalService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_models::{ByteTokenizer, Cache, Progress, Sources};
+use minds_models::{ByteTokenizer, Cache, ModelError, Progress, Sources};
 use minds_stages::deadline::Deadlines;
 use minds_tinker::client::{Client, ClientError, ClientOptions, Meters, Patience};
 use minds_tinker::types::FinishReason;
@@ -50,7 +51,15 @@ struct Remote {
 impl Ready {
     /// Tells a server how the run ended, so that it need not keep what it holds for it.
     pub fn close(self, reason: FinishReason) {
-        let Some(Remote { client, runtime }) = self.remote else { return };
+        if let Some(remote) = self.remote {
+            remote.close(reason);
+        }
+    }
+}
+
+impl Remote {
+    fn close(self, reason: FinishReason) {
+        let Self { client, runtime } = self;
         let finish = async { tokio::time::timeout(GOODBYE, client.finish(reason)).await };
         match runtime.block_on(finish) {
             Ok(Ok(())) => {}
@@ -73,19 +82,51 @@ pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>, progress: &Progress) 
 }
 
 fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Ready, Fault> {
-    if let Some(variable) = &server.missing_key {
-        return Err(anyhow!(
-            "{}: the service {} needs a key, and the variable {variable} is not set; `--set tinker.base_url=embedded` \
-             trains in this process",
-            plan.origin,
-            server.base_url
-        ))
-        .or_exit(Exit::Config);
-    }
+    check_key(plan).or_exit(Exit::Config)?;
     let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
     let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &Sources::from_env(), progress)
-        .or_exit(Exit::Unavailable)?;
-    let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
+        .map_err(|error| no_model(plan, error))?;
+    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
+    let client_meters = Meters::default();
+    let (service, remote) = connect(plan, server, Some(tokenizer.vocab()), &client_meters)?;
+    let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
+    let (service, remote) = (Arc::new(service), Some(remote));
+    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
+}
+
+/// Refuses a service that needs a key when there is none.
+///
+/// # Errors
+/// See there.
+pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
+    let ServicePlan::Remote(server) = &plan.service else { return Ok(()) };
+    let Some(variable) = &server.missing_key else { return Ok(()) };
+    let (key, problem) = match &plan.resolved.tinker.api_key_env {
+        Some(_) => ("api_key_env", format!("names the variable {variable}, which is not set")),
+        None => ("base_url", format!("needs a key, and the variable {variable} is not set")),
+    };
+    let service = format!("the service is {}", server.base_url);
+    let help = "`--set tinker.base_url=embedded` trains in this process";
+    Err(plan.wrong(&format!("tinker.{key}"), format!("{problem}; {service}; {help}")))
+}
+
+/// Opens a session and closes it again, and says what the server knows of the model and whether it keeps samplers.
+///
+/// # Errors
+/// As for a run.
+pub fn reach(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), Fault> {
+    let (service, remote) = connect(plan, server, None, &Meters::default())?;
+    let found = (service.info(), service.keeps_samplers());
+    remote.close(FinishReason::Success);
+    Ok(found)
+}
+
+fn connect(
+    plan: &RunPlan,
+    server: &RemotePlan,
+    vocab: Option<usize>,
+    meters: &Meters,
+) -> Result<(RemoteService, Remote), Fault> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tinker")
@@ -93,35 +134,26 @@ fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Re
         .build()
         .context("failed to start the client's threads")
         .or_exit(Exit::Unavailable)?;
-    let client_meters = Meters::default();
     let options = ClientOptions {
         api_key: server.api_key.clone(),
         allow_insecure: server.allow_insecure,
         tags: vec![plan.stem.clone()],
         seed: plan.seed,
         patience: patience(server),
-        meters: client_meters.clone(),
+        meters: meters.clone(),
         ..ClientOptions::new(server.base_url.clone())
     };
-    let model = RemoteOptions {
-        base_model: plan.base_model.clone(),
-        vocab: Some(tokenizer.vocab()),
-        ..RemoteOptions::default()
-    };
+    let model = RemoteOptions { base_model: plan.base_model.clone(), vocab, ..RemoteOptions::default() };
     let service = match runtime.block_on(RemoteService::connect(&options, model)) {
         Err(error @ ClientError::Options(_)) => {
-            return Err(error)
-                .with_context(|| format!("{}: `tinker.base_url`", plan.origin))
-                .or_exit(Exit::Config);
+            return Err(plan.wrong("tinker.base_url", format!("is wrong: {error}"))).or_exit(Exit::Config);
         }
         other => other
             .with_context(|| format!("failed to connect to {}", server.base_url))
             .or_exit(Exit::Unavailable)?,
     };
-    let remote = Some(Remote { client: service.client().clone(), runtime });
-    let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
-    let service = Arc::new(service);
-    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
+    let client = service.client().clone();
+    Ok((service, Remote { client, runtime }))
 }
 
 /// A server that does not answer is waited for; one that has taken a request in must answer in the usual time.
@@ -137,8 +169,10 @@ fn embedded(
     progress: &Progress,
 ) -> Result<Ready, Fault> {
     let name = &plan.base_model;
+    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    minds_models::stock(name, &cache).map_err(|error| no_model(plan, error))?;
     let (model, tokenizer) = model(name, plan.seed, progress)?;
-    let (renderer, warnings) = renderer(plan, tokenizer.clone())?;
+    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
@@ -185,11 +219,35 @@ pub fn model(name: &str, seed: u64, progress: &Progress) -> Result<Readable, Fau
     }
 }
 
-/// The renderer that the config names, else the one that belongs to the model, else the plainest.
-fn renderer(
+/// The fault of a config whose model cannot be had: what is written is no name, or it is not there.
+pub fn no_model(plan: &RunPlan, error: ModelError) -> Fault {
+    match error {
+        ModelError::UnknownName { .. } => Fault {
+            exit: Exit::Config,
+            error: plan.wrong("model.base_model", format!("is wrong: {error}")).into(),
+        },
+        error => Fault { exit: Exit::Unavailable, error: error.into() },
+    }
+}
+
+/// The renderer that the config names, else the one that belongs to the model, else the plainest; with what the user should
+/// know.
+///
+/// # Errors
+/// The tokenizer belongs to another family of models.
+pub fn renderer(
     plan: &RunPlan,
     tokenizer: Arc<dyn Tokenizer>,
-) -> Result<(Arc<dyn Renderer>, Vec<String>), Fault> {
+) -> Result<(Arc<dyn Renderer>, Vec<String>), ConfigError> {
+    let (name, warnings) = renderer_name(plan);
+    let renderer = minds_environments::render::renderer(name, tokenizer)
+        .map_err(|error| plan.wrong("model.renderer_name", format!("is wrong: {error}")))?;
+    Ok((renderer, warnings))
+}
+
+/// Its name alone.
+#[must_use]
+pub fn renderer_name(plan: &RunPlan) -> (&str, Vec<String>) {
     let recommended = minds_environments::render::recommended(&plan.base_model);
     let mut warnings = Vec::new();
     let name = match (&plan.renderer, recommended) {
@@ -212,8 +270,5 @@ fn renderer(
             "role_colon"
         }
     };
-    let renderer = minds_environments::render::renderer(name, tokenizer)
-        .with_context(|| format!("{}: `model.renderer_name`", plan.origin))
-        .or_exit(Exit::Config)?;
-    Ok((renderer, warnings))
+    (name, warnings)
 }

@@ -3,8 +3,8 @@
 use super::{progress, say};
 use crate::assemble::{self, Measuring};
 use crate::cli;
-use crate::config::RunPlan;
 use crate::config::plan::ShadowFrom;
+use crate::config::{RunPlan, Variables};
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// episode with a reward (1).
 pub fn run(command: &cli::Eval) -> Result<(), Fault> {
     let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
-    let plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
+    let plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
     let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;
     let states = match states {

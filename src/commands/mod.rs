@@ -1,5 +1,7 @@
 //! One file per verb. Only here is anything printed.
 
+pub mod check;
+pub mod doctor;
 pub mod envs;
 pub mod eval;
 pub mod models;
@@ -8,6 +10,7 @@ pub mod report;
 mod resume;
 pub mod run;
 pub mod serve;
+pub mod shell;
 pub mod signals;
 pub mod simulate;
 

@@ -2,7 +2,7 @@
 
 use super::say;
 use crate::cli;
-use crate::config::RunPlan;
+use crate::config::{RunPlan, Variables};
 use crate::exit::{Exit, Fault, OrExit};
 use crate::simulate::{self, Log, Outcome};
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The config is wrong (2), or the run failed or the events cannot be written (1).
 pub fn run(command: &cli::Simulate) -> Result<(), Fault> {
     let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
-    let mut plan = RunPlan::load(&config, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
+    let mut plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps.get();
     }

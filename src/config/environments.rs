@@ -10,6 +10,8 @@ use std::time::Duration;
 /// One environment.
 #[derive(Clone, Debug)]
 pub struct EnvPlan {
+    /// Its table in the config, such as `envs[1]`.
+    pub key: String,
     /// Name in metrics.
     pub name: String,
     /// Share of the run.
@@ -25,7 +27,7 @@ const MOST: usize = 1024;
 /// Most seconds that anything may take: thirty days.
 pub(super) const LONGEST_S: u64 = 30 * 24 * 3600;
 
-const BAD_REWARDS: &[(&str, BadReward)] = &[("zero", BadReward::Zero), ("fail", BadReward::Fail)];
+pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("zero", BadReward::Zero), ("fail", BadReward::Fail)];
 
 /// The environments of a config; an error is a key and its problem.
 pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
@@ -42,13 +44,10 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
         ([], Some(env)) => vec![env.clone()],
         (envs, _) => envs.to_vec(),
     };
-    let key = |i: usize, name: &str| match file.envs.is_empty() {
-        true => format!("env.{name}"),
-        false => format!("envs[{i}].{name}"),
-    };
     let mut plans: Vec<EnvPlan> = Vec::new();
     for (i, env) in all.into_iter().enumerate() {
-        let bad = |name: &str, problem: String| (key(i, name), problem);
+        let key = if file.envs.is_empty() { "env".to_owned() } else { format!("envs[{i}]") };
+        let bad = |name: &str, problem: String| (format!("{key}.{name}"), problem);
         let options = options(file, &env, seed).map_err(|(name, problem)| bad(name, problem))?;
         let only_python = [
             ("python", env.python.is_some()),
@@ -63,26 +62,27 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
         let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let short = short.strip_suffix(".py").unwrap_or(short).to_owned();
         let weight = env.weight.unwrap_or(1.0);
-        let plan = EnvPlan { name: env.name.unwrap_or(short), weight, options, only_python };
-        if !(plan.weight.is_finite() && plan.weight >= 0.0) {
-            let problem = format!("is {}, it must be finite and not negative", plan.weight);
-            return Err(bad("weight", problem));
+        let name = env.name.unwrap_or(short);
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(bad("weight", format!("is {weight}, it must be finite and not negative")));
         }
-        if plan.name == "all" {
-            return Err(bad(
-                "name",
-                "is \"all\", under which metrics tell of all environments together".into(),
-            ));
+        if name == "all" {
+            let problem = "is \"all\", under which metrics tell of all environments together";
+            return Err(bad("name", problem.into()));
         }
-        if plans.iter().any(|other| other.name == plan.name) {
-            let problem =
-                format!("is \"{}\" a second time: metrics need one name per environment", plan.name);
+        if plans.iter().any(|other| other.name == name) {
+            let problem = format!(
+                "is \"{name}\" a second time: give each of them a `name` of its own, under which its metrics go"
+            );
             return Err(bad("name", problem));
         }
-        plans.push(plan);
+        plans.push(EnvPlan { key, name, weight, options, only_python });
     }
     if plans.iter().all(|plan| plan.weight == 0.0) {
-        return Err(("envs.weight".into(), "is 0 everywhere: nothing would be trained".into()));
+        return Err((
+            "envs[0].weight".into(),
+            "is 0, and so is every other: nothing would be trained".into(),
+        ));
     }
     Ok(plans)
 }

@@ -1,5 +1,6 @@
-//! Complaints about a config. Each names the file or the flag, the key, what stands there and what would be right.
+//! Complaints about a config. Each names where the value was written, the key, what stands there and what would be right.
 
+use std::fmt;
 use std::path::PathBuf;
 
 /// A config that cannot be used.
@@ -13,49 +14,69 @@ pub enum ConfigError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The text is not TOML, or a key is unknown or has a value of the wrong type.
-    #[error("{origin}: {message}{}", suggestion.as_ref().map(|s| format!("\ndid you mean `{s}`?")).unwrap_or_default())]
-    Parse {
-        /// The file, or the flag.
-        origin: String,
-        /// What the parser says, with line and column where they are known.
+    /// It is no TOML, or a key or a value is wrong, or does not go with others.
+    #[error("{place}: {message}{}", excerpt.as_ref().map(ToString::to_string).unwrap_or_default())]
+    Wrong {
+        /// `file:line:column` as far as it is known; else the variable, the override or the flag.
+        place: String,
+        /// The key, what stands there and what would be right.
         message: String,
-        /// The nearest known key.
-        suggestion: Option<String>,
-    },
-    /// A value is out of its range, or does not go with others.
-    #[error("{origin}: `{key}` {problem}")]
-    Value {
-        /// The file.
-        origin: String,
-        /// The key, with its table.
-        key: String,
-        /// What stands there and what would be right.
-        problem: String,
+        /// The line.
+        excerpt: Option<Excerpt>,
     },
 }
 
-/// Finds the key that was meant: `message` is serde's ``unknown field `x`, expected one of `a`, `b` ``.
-pub(super) fn nearest_key(message: &str) -> Option<String> {
-    let rest = message.split("unknown field ").nth(1)?;
-    let mut quoted = rest.split('`').skip(1).step_by(2);
-    let written = quoted.next()?;
-    quoted
-        .map(|known| (strsim::damerau_levenshtein(written, known), known))
-        .min()
-        .filter(|(distance, known)| *distance <= known.len().max(4) / 2)
-        .map(|(_, known)| known.to_owned())
+/// A line of a file with a part of it underlined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excerpt {
+    /// Its number, from 1.
+    pub line: usize,
+    /// The line.
+    pub text: String,
+    /// Characters before the part.
+    pub before: usize,
+    /// Characters of the part.
+    pub length: usize,
+}
+
+impl fmt::Display for Excerpt {
+    /// As a compiler shows it, from a new line on.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = self.line.to_string();
+        let gutter = " ".repeat(number.len());
+        let (indent, marks) = (" ".repeat(self.before), "^".repeat(self.length.max(1)));
+        write!(f, "\n{gutter} |\n{number} | {}\n{gutter} | {indent}{marks}", self.text)
+    }
+}
+
+/// The known name that was meant by one that is not known, if one is near enough.
+pub(super) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known.into_iter().filter_map(|known| Some((distance(written, known)?, known)));
+    near.min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
+}
+
+/// Letters by which the two differ, if they are near enough for one to be meant by the other.
+pub(super) fn distance(written: &str, known: &str) -> Option<usize> {
+    let distance = strsim::damerau_levenshtein(written, known);
+    (distance <= known.len().max(4) / 2 && distance < written.len()).then_some(distance)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::nearest_key;
+    use super::*;
 
     #[test]
-    fn the_nearest_known_key_is_suggested_and_only_a_near_one() {
-        let message = "unknown field `lerning_rate`, expected one of `seed`, `learning_rate`, `loss_fn`";
-        assert_eq!(nearest_key(message).as_deref(), Some("learning_rate"));
-        assert_eq!(nearest_key("unknown field `zzzzzz`, expected `seed`"), None);
-        assert_eq!(nearest_key("missing field `base_model`"), None);
+    fn the_nearest_known_name_is_meant_and_only_a_near_one() {
+        let keys = ["seed", "learning_rate", "loss_fn"];
+        assert_eq!(nearest("lerning_rate", keys), Some("learning_rate"));
+        assert_eq!(nearest("sede", keys), Some("seed"), "two letters in the wrong order");
+        assert_eq!(nearest("zzzzzz", keys), None);
+        assert_eq!(nearest("x", ["id"]), None, "nothing of it was written");
+    }
+
+    #[test]
+    fn an_excerpt_points_at_its_part() {
+        let excerpt = Excerpt { line: 12, text: "seed = -1".into(), before: 7, length: 2 };
+        assert_eq!(excerpt.to_string(), "\n   |\n12 | seed = -1\n   |        ^^");
     }
 }

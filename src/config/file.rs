@@ -1,13 +1,15 @@
 //! The config as it is written: the keys of the original harness with their aliases, and ours beside them.
 //!
-//! Nothing is decided here. Unknown keys are refused; what a missing key means is said in [`super::plan`].
+//! Nothing is decided here. Unknown keys are refused; what a missing key means is said in [`super::plan`]. The comments
+//! are what editors show ([`super::schema`]).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A whole file.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
     /// The run folder.
@@ -55,7 +57,7 @@ pub struct ConfigFile {
 }
 
 /// `[run]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
     /// Time after which it stops and saves.
@@ -63,7 +65,7 @@ pub struct Run {
 }
 
 /// `[log]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
     /// Whether TensorBoard finds the run's numbers in its folder.
@@ -71,7 +73,7 @@ pub struct Log {
 }
 
 /// `[env]` and `[[envs]]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Env {
     /// Name or path.
@@ -97,11 +99,12 @@ pub struct Env {
     pub on_bad_reward: Option<String>,
     /// Handed to the environment.
     #[serde(default)]
+    #[schemars(with = "BTreeMap<String, serde_json::Value>")]
     pub args: toml::Table,
 }
 
 /// `[trainer]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trainer {
     /// Rollouts per group.
@@ -167,7 +170,7 @@ pub struct Trainer {
 }
 
 /// `[trainer.args]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerArgs {
     /// Most tokens per answer.
@@ -181,7 +184,7 @@ pub struct TrainerArgs {
 }
 
 /// `[model]`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
     /// Name, folder, GGUF file or `tiny-random`.
@@ -192,7 +195,7 @@ pub struct Model {
 }
 
 /// `[tinker]`
-#[derive(Clone, Default, Deserialize, Serialize)]
+#[derive(Clone, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tinker {
     /// `embedded` or a server's address.
@@ -221,7 +224,7 @@ impl std::fmt::Debug for Tinker {
 }
 
 /// `[optim]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optim {
     /// Decay of the first moment.
@@ -243,7 +246,7 @@ pub struct Optim {
 }
 
 /// `[scorer]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scorer {
     /// Rewards computed at a time.
@@ -259,7 +262,7 @@ pub struct Scorer {
 }
 
 /// `[shadow]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shadow {
     /// Adapters for measuring, and so measurements at a time.
@@ -273,7 +276,7 @@ pub struct Shadow {
 }
 
 /// `[eval]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Eval {
     /// Episodes of each environment of weight 0.
@@ -283,7 +286,7 @@ pub struct Eval {
 }
 
 /// `[engine]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Engine {
     /// Threads; the number of cores if not given.
@@ -295,7 +298,7 @@ pub struct Engine {
 }
 
 /// `[metrics]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
     /// Where Prometheus and browsers are answered: an address with its port, or `off`.
@@ -305,7 +308,7 @@ pub struct Metrics {
 }
 
 /// `[simulate]`
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Simulate {
     /// Optimizer steps.
@@ -342,7 +345,7 @@ pub struct Simulate {
 }
 
 /// A time in seconds, always the same or spread.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(
     untagged,
     expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
@@ -355,7 +358,7 @@ pub enum Written {
 }
 
 /// A time that differs from case to case.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
     /// Its mean without the tail.
@@ -371,7 +374,7 @@ pub struct Spread {
 }
 
 /// `[[simulate.faults]]`
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
     /// Seconds from the start.

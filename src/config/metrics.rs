@@ -1,11 +1,12 @@
 //! Where the run can be looked at, and by whom.
 
 use super::file::Metrics;
+use super::variables::Variables;
 use minds_tinker::client::Secret;
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// The usual port.
-const PORT: u16 = 9464;
+pub const PORT: u16 = 9464;
 
 /// The word that turns it off.
 const OFF: &str = "off";
@@ -23,14 +24,11 @@ pub struct MetricsPlan {
 
 impl MetricsPlan {
     /// Decides; an error is a key and its problem.
-    pub(super) fn decide(
-        file: &Metrics,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, (&'static str, String)> {
+    pub(super) fn decide(file: &Metrics, variables: &Variables) -> Result<Self, (&'static str, String)> {
         let token = match &file.token_env {
             None => None,
             Some(variable) => {
-                let token = env(variable).filter(|token| !token.is_empty());
+                let token = variables.get(variable).filter(|token| !token.is_empty());
                 let missing =
                     || ("metrics.token_env", format!("names {variable}, and that variable is not set"));
                 Some(Secret::new(token.ok_or_else(missing)?))
@@ -61,8 +59,8 @@ mod tests {
     use super::*;
 
     fn decide(text: &str) -> Result<MetricsPlan, String> {
-        let env = |key: &str| (key == "DOOR").then(|| "sesame".to_owned());
-        MetricsPlan::decide(&toml::from_str(text).unwrap(), &env)
+        let variables = [("DOOR", "sesame")].into_iter().collect();
+        MetricsPlan::decide(&toml::from_str(text).unwrap(), &variables)
             .map_err(|(key, problem)| format!("{key} {problem}"))
     }
 

@@ -1,28 +1,46 @@
 //! From a TOML file to a plan.
 //!
-//! [`file`] mirrors what is written, [`plan`] is what it means: resolved and checked, without an `Option` that
-//! stands for a default. A config that makes a plan starts.
+//! [`file`] mirrors what is written, [`layers`] puts file, variables, overrides and flags on top of each other, [`plan`] is
+//! what it means: resolved and checked, without an `Option` that stands for a default. A complaint says where the value
+//! was written ([`places`]). A config that makes a plan starts.
 
 pub mod environments;
 pub mod error;
 pub mod file;
+mod layers;
+mod learning;
 pub mod metrics;
 pub mod overrides;
 pub mod pace;
+mod places;
 pub mod plan;
+mod rewards;
+pub mod schema;
 mod service;
 pub mod simulate;
+mod variables;
 
 pub use plan::RunPlan;
 use std::num::NonZeroUsize;
+pub use variables::Variables;
 
 /// The value of a name; the first one when nothing is written.
 fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
     let Some(name) = written else { return Ok(known[0].1.clone()) };
-    known.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
-        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        format!("is \"{name}\", it must be one of: {}", names.join(", "))
-    })
+    let names = || known.iter().map(|(known, _)| *known);
+    known
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, value)| value.clone())
+        .ok_or_else(|| format!("is \"{name}\", it must be {}", one_of(name, names())))
+}
+
+/// The names that are allowed, and which of them was meant.
+fn one_of<'a>(written: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    let meant = error::nearest(written, names.iter().copied());
+    let meant = meant.map(|meant| format!("; did you mean \"{meant}\"?")).unwrap_or_default();
+    format!("one of: {}{meant}", names.join(", "))
 }
 
 fn at_least_one(value: usize) -> Result<NonZeroUsize, String> {

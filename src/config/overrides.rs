@@ -1,6 +1,7 @@
 //! `--set table.key=value` on top of a file.
 
 use super::error::ConfigError;
+use super::places::is_secret;
 
 /// Keys that mean the same: an override under one name replaces what the file says under the other.
 /// They are the aliases of [`super::file`].
@@ -13,27 +14,67 @@ const SYNONYMS: [[&str; 2]; 6] = [
     ["renderer_name", "renderer"],
 ];
 
-/// Writes one override into the table. The value is read as TOML; what is not TOML is text.
+/// The first name of a key, with its tables.
+#[must_use]
+pub(super) fn canonical(key: &str) -> String {
+    let (tables, last) = key.rsplit_once('.').map_or(("", key), |(tables, last)| (tables, last));
+    let first = SYNONYMS.iter().find(|pair| pair[1] == last).map_or(last, |pair| pair[0]);
+    if tables.is_empty() { first.into() } else { format!("{tables}.{first}") }
+}
+
+/// All names of a key.
+pub(super) fn names_of(name: &str) -> impl Iterator<Item = &str> {
+    let pair = SYNONYMS.iter().find(|pair| pair.contains(&name));
+    std::iter::once(name).chain(pair.into_iter().flatten().copied().filter(move |other| *other != name))
+}
+
+/// Keys that mean the same, in pairs: the first name and the other.
+pub(super) fn synonyms() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SYNONYMS.iter().map(|[first, other]| (*first, *other))
+}
+
+/// Writes one override into the table and gives its key. The value is read as TOML; what is not TOML is text.
 ///
 /// # Errors
 /// The override has no `=`, an empty part in its key, or would put a key into something that is not a table.
-pub fn apply(table: &mut toml::Table, set: &str) -> Result<(), ConfigError> {
-    let fail =
-        |message: String| ConfigError::Parse { origin: format!("--set {set}"), message, suggestion: None };
+pub fn apply(table: &mut toml::Table, set: &str) -> Result<String, ConfigError> {
+    let fail = |message: String| ConfigError::Wrong { place: shown(set), message, excerpt: None };
     let (key, value) = set.split_once('=').ok_or_else(|| fail("write it as KEY=VALUE".into()))?;
     let parts: Vec<&str> = key.split('.').map(str::trim).collect();
     if parts.iter().any(|part| part.is_empty()) {
         return Err(fail(format!("`{key}` is not a key: write it as table.key")));
     }
-    let (last, tables) = parts.split_last().expect("split gives at least one part");
+    write(table, &parts, value).map_err(fail)?;
+    Ok(parts.join("."))
+}
+
+/// An override as it may be shown: one that may hold a key of the service, without its value.
+#[must_use]
+pub(super) fn shown(set: &str) -> String {
+    match set.split_once('=') {
+        Some((key, _)) if is_secret(set) => format!("--set {key}=…"),
+        _ => format!("--set {set}"),
+    }
+}
+
+/// Writes a value under a key with its tables, in place of what is there under any of its names.
+///
+/// # Errors
+/// One of the tables is something else; in words.
+pub(super) fn write(table: &mut toml::Table, parts: &[&str], value: &str) -> Result<(), String> {
+    let (last, tables) = parts.split_last().expect("a key has at least one part");
     let mut here = table;
     for part in tables {
         let next = here.entry(*part).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-        here = next.as_table_mut().ok_or_else(|| fail(format!("`{part}` is not a table")))?;
+        here = match next {
+            toml::Value::Table(next) => next,
+            toml::Value::Array(_) => {
+                return Err(format!("`{part}` is a list: it can only be set as a whole"));
+            }
+            _ => return Err(format!("`{part}` is not a table")),
+        };
     }
-    for pair in SYNONYMS.iter().filter(|pair| pair.contains(last)) {
-        pair.iter().for_each(|name| drop(here.remove(*name)));
-    }
+    names_of(last).for_each(|name| drop(here.remove(name)));
     here.insert((*last).to_owned(), parse(value.trim()));
     Ok(())
 }
@@ -98,10 +139,30 @@ mod tests {
 
     #[test]
     fn what_is_not_an_override_is_refused_by_name() {
-        let mut table: toml::Table = "seed = 1".parse().unwrap();
-        for (set, why) in [("seed", "KEY=VALUE"), (".x=1", "not a key"), ("seed.x=1", "not a table")] {
+        let mut table: toml::Table = "seed = 1\nenvs = []".parse().unwrap();
+        for (set, why) in [
+            ("seed", "KEY=VALUE"),
+            (".x=1", "not a key"),
+            ("seed.x=1", "not a table"),
+            ("envs.name=1", "as a whole"),
+        ] {
             let error = apply(&mut table, set).unwrap_err().to_string();
             assert!(error.contains(set) && error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_key_has_one_first_name() {
+        assert_eq!(canonical("trainer.batch_size"), "trainer.groups_per_batch");
+        assert_eq!(canonical("seed"), "seed");
+        assert_eq!(names_of("lora_rank").collect::<Vec<_>>(), ["lora_rank", "training_rank"]);
+        assert_eq!(names_of("seed").collect::<Vec<_>>(), ["seed"]);
+    }
+
+    #[test]
+    fn a_value_that_may_be_a_key_is_not_shown() {
+        assert_eq!(shown("tinker.api_key=sesame"), "--set tinker.api_key=…");
+        assert_eq!(shown("tinker={api_key=\"sesame\"}"), "--set tinker=…");
+        assert_eq!(shown("trainer.seed=1"), "--set trainer.seed=1");
     }
 }

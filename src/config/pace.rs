@@ -45,6 +45,8 @@ pub struct Pace {
 const MOST_CREDITS: u64 = 1 << 14;
 /// Most steps that anything may lie behind.
 const MOST_STEPS: u64 = 1000;
+/// What may become of a group some of whose members failed.
+pub(super) const ON_MEMBER_FAILURE: [&str; 3] = ["survivors", "retry", "drop"];
 /// How often a failed member is played once more where that is wanted.
 const REPLAYS: u32 = 2;
 
@@ -82,7 +84,15 @@ impl Pace {
         }
         let publish_every = NonZeroU64::new(trainer.publish_every.unwrap_or(1))
             .filter(|every| every.get() <= MOST_STEPS)
-            .ok_or_else(|| ("trainer.publish_every", format!("must lie between 1 and {MOST_STEPS}")))?;
+            .ok_or_else(|| {
+                (
+                    "trainer.publish_every",
+                    format!(
+                        "is {}, it must lie between 1 and {MOST_STEPS}",
+                        trainer.publish_every.unwrap_or(1)
+                    ),
+                )
+            })?;
         let staleness =
             choose(trainer.staleness.as_deref(), STALENESS).map_err(|p| ("trainer.staleness", p))?;
         // Without dropping, the oldest rollouts are as old as the batches under way and the steps between two
@@ -104,8 +114,8 @@ impl Pace {
         let weighting = choose(trainer.loss_weighting.as_deref(), WEIGHTINGS)
             .map_err(|problem| ("trainer.loss_weighting", problem))?;
         let kl_alarm = trainer.kl_alarm;
-        if kl_alarm.is_some_and(|limit| !(limit > 0.0 && limit.is_finite())) {
-            return Err(("trainer.kl_alarm", "must be a positive number of nats".into()));
+        if let Some(limit) = kl_alarm.filter(|limit| !(*limit > 0.0 && limit.is_finite())) {
+            return Err(("trainer.kl_alarm", format!("is {limit}, it must be a positive number of nats")));
         }
         let (kl_penalty, kl_reference) = reference(trainer)?;
         let optim = &file.optim;
@@ -146,9 +156,10 @@ fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&
     let all = NonZeroUsize::new(group_size as usize).unwrap_or(NonZeroUsize::MIN);
     // Three of four: few enough for a fault here and there, enough for a baseline.
     let most = NonZeroUsize::new((group_size as usize * 3).div_ceil(4)).unwrap_or(NonZeroUsize::MIN);
+    let [survivors, retry, drop] = ON_MEMBER_FAILURE;
     let (default, replays) = choose(
         file.trainer.on_member_failure.as_deref(),
-        &[("survivors", (most, 0)), ("retry", (most, REPLAYS)), ("drop", (all, 0))],
+        &[(survivors, (most, 0)), (retry, (most, REPLAYS)), (drop, (all, 0))],
     )
     .map_err(|problem| ("trainer.on_member_failure", problem))?;
     match file.trainer.min_members {
@@ -183,11 +194,12 @@ fn reference(trainer: &Trainer) -> Result<(f32, Option<String>), (&'static str, 
     }
 }
 
-const STALENESS: &[(&str, Staleness)] = &[("wait", Staleness::Wait), ("drop", Staleness::Drop)];
-const CONSTANT: &[(&str, ConstantGroups)] =
+pub(super) const STALENESS: &[(&str, Staleness)] = &[("wait", Staleness::Wait), ("drop", Staleness::Drop)];
+pub(super) const CONSTANT: &[(&str, ConstantGroups)] =
     &[("keep", ConstantGroups::Keep), ("drop", ConstantGroups::Drop), ("replace", ConstantGroups::Replace)];
-const WEIGHTINGS: &[(&str, Weighting)] = &[("token", Weighting::Token), ("sequence", Weighting::Sequence)];
-const COURSES: &[(&str, Course)] =
+pub(super) const WEIGHTINGS: &[(&str, Weighting)] =
+    &[("token", Weighting::Token), ("sequence", Weighting::Sequence)];
+pub(super) const COURSES: &[(&str, Course)] =
     &[("constant", Course::Constant), ("linear", Course::Linear), ("cosine", Course::Cosine)];
 
 #[cfg(test)]

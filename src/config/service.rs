@@ -3,6 +3,7 @@
 use super::error::ConfigError;
 use super::file::ConfigFile;
 use super::plan::time;
+use super::variables::Variables;
 use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -60,11 +61,11 @@ impl ServicePlan {
     /// See [`ConfigError`].
     pub(super) fn decide(
         file: &ConfigFile,
-        env: &dyn Fn(&str) -> Option<String>,
+        variables: &Variables,
         bad: &dyn Fn(&str, String) -> ConfigError,
     ) -> Result<Self, ConfigError> {
         let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
-        let from_env = || env("TINKER_BASE_URL").filter(|url| !url.is_empty());
+        let from_env = || variables.get("TINKER_BASE_URL").filter(|url| !url.is_empty());
         let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
         if base_url == EMBEDDED {
             let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -98,7 +99,7 @@ impl ServicePlan {
         let variable = named.unwrap_or(API_KEY_ENV);
         let given = |key: &String| !key.is_empty();
         let written = file.tinker.api_key.clone().filter(given);
-        let api_key = written.or_else(|| env(variable).filter(given)).map(Secret::new);
+        let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
         // Whether there is a key is found out when the run starts: a config is right or wrong on every machine alike.
         let missing_key =
             (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());

@@ -133,12 +133,7 @@ impl Latency {
         if !(0.0..=1.0).contains(&tail_share) || !(0.0..=MOST_SECONDS).contains(&tail_factor) {
             return Err("needs a `tail_share` in [0, 1] and a `tail_factor` that is not negative".into());
         }
-        let kinds = &[
-            ("constant", Kind::Constant),
-            ("exponential", Kind::Exponential),
-            ("lognormal", Kind::Lognormal),
-        ];
-        let kind = choose(spread.spread.as_deref(), kinds)
+        let kind = choose(spread.spread.as_deref(), SPREADS)
             .map_err(|problem| format!("has a `spread` that {problem}"))?;
         let spread = match (kind, sigma) {
             (Kind::Constant, None) => Spread::Constant,
@@ -159,11 +154,15 @@ impl Latency {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     Constant,
     Exponential,
     Lognormal,
 }
+
+pub(super) const SPREADS: &[(&str, Kind)] =
+    &[("constant", Kind::Constant), ("exponential", Kind::Exponential), ("lognormal", Kind::Lognormal)];
+pub(super) const FAULTS: &[(&str, Fault)] = &[("away", Fault::Away), ("slow", Fault::Slow(10.0))];
 
 impl SimulatePlan {
     /// Decides.
@@ -236,9 +235,11 @@ fn window(written: &file::Fault) -> Result<Window, String> {
         }
     };
     let at = time("at_s", *at_s)?;
-    let slow = Fault::Slow(factor.unwrap_or(10.0));
-    let kinds = &[("away", Fault::Away), ("slow", slow)];
-    let fault = choose(Some(what), kinds).map_err(|problem| format!("has `what`, which {problem}"))?;
+    let fault = choose(Some(what), FAULTS).map_err(|problem| format!("has `what`, which {problem}"))?;
+    let fault = match (fault, factor) {
+        (Fault::Slow(_), Some(factor)) => Fault::Slow(*factor),
+        (fault, _) => fault,
+    };
     match (fault, factor) {
         (Fault::Slow(factor), _) if !(0.0..=MOST_SECONDS).contains(&factor) => {
             Err(format!("has `factor` = {factor}, it must not be negative"))

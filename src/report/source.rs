@@ -4,8 +4,8 @@
 
 use super::table::Table;
 use crate::cli;
-use crate::config::RunPlan;
 use crate::config::file::ConfigFile;
+use crate::config::{RunPlan, Variables};
 use crate::run_folder::{CHECKPOINTS, CONFIG, Checkpoint, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
 use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
@@ -187,7 +187,7 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
             String::new()
         }
     };
-    let plan = RunPlan::load(&cli::Run::of(path, Vec::new(), None), &|_| None).ok();
+    let plan = RunPlan::load(&cli::Run::of(path, Vec::new(), None), &Variables::default()).ok();
     Ok((text, plan))
 }
 

@@ -6,6 +6,7 @@
 //! `events.out.tfevents.…` the same numbers for TensorBoard.
 //! One process at a time works in a folder.
 
+mod admission;
 mod checkpoints;
 mod lines;
 mod metrics;
@@ -15,7 +16,6 @@ mod spares;
 mod tensorboard;
 
 use crate::config::file::ConfigFile;
-use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
 use minds_stages::evaluator::Evaluation;
@@ -27,20 +27,11 @@ use std::fs::{self, File, TryLockError};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+pub use admission::{Outlook, Terms, outlook};
+use admission::{admit, compare};
 pub use checkpoints::{Checkpoint, FILE as CHECKPOINTS};
 pub use metrics::FILE as METRICS;
 pub use quarantine::FILE as QUARANTINE;
-
-/// Which runs may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Terms {
-    /// That of the same config.
-    SameConfig,
-    /// Whatever its config was; what differs is told.
-    AnyConfig,
-    /// None.
-    New,
-}
 
 /// An open run folder.
 pub struct RunFolder {
@@ -69,45 +60,8 @@ impl RunFolder {
         let lock = lock(&path)?;
         let resolved = toml::to_string(config).context("failed to write the resolved config")?;
         let config_path = path.join(CONFIG);
-        let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
-        // A run that was refused, or ended before its first step, binds nobody to its config.
-        let begun = !checkpoints.is_empty() || metrics::any_rows(&path);
-        match text_of(&config_path)? {
-            Some(_) if begun && terms == Terms::New => {
-                bail!(
-                    "{} holds a run already, and this one is to be new: name another folder",
-                    path.display()
-                );
-            }
-            Some(earlier) if begun => {
-                let differences = compare(&path, &earlier, &resolved)?;
-                if terms == Terms::AnyConfig {
-                    differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
-                } else if !differences.is_empty() {
-                    bail!(
-                        "{} holds a run with another config:\n  {}\nuse the same config to go on, name another folder, \
-                         or go on all the same with --force",
-                        path.display(),
-                        differences.join("\n  ")
-                    )
-                }
-            }
-            Some(_) => {}
-            None => {
-                let strangers: Vec<_> = fs::read_dir(&path)?
-                    .filter_map(Result::ok)
-                    .map(|entry| entry.file_name())
-                    .filter(|name| name != LOCK)
-                    .collect();
-                if let Some(stranger) = strangers.first() {
-                    bail!(
-                        "{} holds {} but no config.toml, so it is not a run folder: name an empty or a new one",
-                        path.display(),
-                        stranger.display()
-                    );
-                }
-            }
-        }
+        let (checkpoints, differences) = admit(&path, &resolved, terms)?;
+        differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join(ROLLOUTS))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
@@ -319,57 +273,6 @@ fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What differs between the config that a run was begun with and the one that it is to go on with. Its length, its
-/// place, and the address of its server may change.
-fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>> {
-    let mut configs: [toml::Table; 2] = [
-        earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
-        now.parse().context("the resolved config is not readable")?,
-    ];
-    for config in &mut configs {
-        config.remove("output_dir");
-        config.remove("engine");
-        config.remove("run");
-        config.remove("log");
-        if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
-            // States lie with the server, wherever it is reached; the embedded engine's lie in the folder.
-            tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));
-        }
-        if let Some(trainer) = config.get_mut("trainer").and_then(toml::Value::as_table_mut) {
-            trainer.remove("total_batches");
-            trainer.remove("save_every");
-        }
-    }
-    let [before, after] = &configs;
-    let mut differences = Vec::new();
-    differ(
-        "",
-        Some(&toml::Value::Table(before.clone())),
-        Some(&toml::Value::Table(after.clone())),
-        &mut differences,
-    );
-    Ok(differences)
-}
-
-fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, out: &mut Vec<String>) {
-    match (before, after) {
-        (Some(toml::Value::Table(a)), Some(toml::Value::Table(b))) => {
-            let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
-            keys.sort();
-            keys.dedup();
-            for name in keys {
-                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-                differ(&key, a.get(name), b.get(name), out);
-            }
-        }
-        (a, b) if a == b => {}
-        (a, b) => {
-            let show = |value: Option<&toml::Value>| value.map_or("nothing".into(), ToString::to_string);
-            out.push(format!("{key}: {} then, {} now", show(a), show(b)));
-        }
-    }
-}
-
 /// The text of a file, if there is one.
 fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path) {
@@ -407,7 +310,11 @@ mod tests {
         let mut begun = open_folder(dir.path(), &first).expect("nothing was trained with the seed 7");
         begun.metrics.append(&Metrics::from([("step".into(), 1.0)])).unwrap();
         drop(begun);
-        let error = open_folder(dir.path(), &config("[trainer]\nseed = 2")).err().unwrap().to_string();
+        let other = config("[trainer]\nseed = 2");
+        assert_eq!(outlook(dir.path(), &first).unwrap(), Outlook::StartsOver);
+        assert!(outlook(dir.path(), &other).unwrap_err().to_string().contains("seed: 1 then, 2 now"));
+        assert_eq!(outlook(&dir.path().join("new"), &other).unwrap(), Outlook::New);
+        let error = open_folder(dir.path(), &other).err().unwrap().to_string();
         assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
         open_folder(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).expect("only longer");
     }

@@ -19,6 +19,15 @@ pub fn run(config: &Path, dir: &Path, extra: &[&str]) -> Command {
     command
 }
 
+/// `minds-actors check CONFIG EXTRA…`, in such an environment and with an empty cache.
+pub fn check(config: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    command.arg("check").arg(config).args(extra).env("MINDS_LOG", "warn").env("NO_COLOR", "1");
+    command.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY");
+    command.env("MINDS_MODELS", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-models"));
+    command
+}
+
 pub fn output(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())

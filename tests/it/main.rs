@@ -1,8 +1,11 @@
 //! The program as a user runs it.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod broken;
+mod check;
 mod command;
 mod dashboard;
+mod desk;
 mod envs;
 mod evaluated;
 mod interrupted;

@@ -123,10 +123,10 @@ fn python_packages_are_shown_and_answers_to_them_scored() {
 fn keys_of_python_packages_are_refused_where_there_is_none() {
     let dir = tempfile::tempdir().unwrap();
     for (set, words) in [
-        ("env.id=target_number", "`workers` is for Python packages"),
+        ("env.id=target_number", "`env.workers` is for Python packages"),
         ("env.id=./environments/python/none", "there is no folder or file"),
         ("env.id=no_such_module", "finds no module of that name"),
-        ("scorer.policy=base", "leave `scorer.policy` out"),
+        ("scorer.policy=base", "leave it out"),
     ] {
         let config = root("configs/python_classic.toml");
         let mut command = run(&config, &dir.path().join("run"), &["--set", set, "--set", "env.args={}"]);

@@ -65,7 +65,7 @@ fn a_run_becomes_a_page_that_stands_alone_and_a_picture() {
         "{shown}: {mean} ± {error}"
     );
     assert!(text.contains("class=\"shade") && !text.contains("class=\"strip\""), "its tokenizer is at hand");
-    assert!(between(&text, "id=\"states\"", "</section>").contains("tinker://"), "the states");
+    assert!(between(&text, "id=\"states\"", "</section>").contains("tinker:&#x2f;&#x2f;"), "the states");
     assert!(text.len() < 2_000_000, "{}", text.len());
 
     // What is there already is ours, and is replaced.
@@ -86,18 +86,19 @@ fn a_run_becomes_a_page_that_stands_alone_and_a_picture() {
 #[test]
 fn a_run_under_way_is_read_and_not_disturbed() {
     let dir = tempfile::tempdir().unwrap();
-    let long = ["--max-steps", "60", "--set", "trainer.save_every=0"];
+    let long = ["--max-steps", "1000000", "--set", "trainer.save_every=0"];
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), &long));
     running.wait_for("step 3");
     let text = page(dir.path());
-    assert!(text.contains("under way or cut off") && text.contains("of 60 steps"), "{text:.3000}");
+    assert!(text.contains("under way or cut off"), "{text:.3000}");
+    running.signal("-INT");
     assert_eq!(running.end(), Some(0));
-    assert!(page(dir.path()).contains("finished: 60 of 60 steps"));
+    assert!(!page(dir.path()).contains("under way or cut off"), "it stopped with a state");
 }
 
-fn rollout(step: u64, text: &str) -> String {
+fn rollout(step: u64, member: u32, text: &str) -> String {
     let row = serde_json::json!({
-        "step": step, "environment": "<b>target</b>", "group": step, "item": 0, "member": 0, "policy": 0, "reward": 0.5,
+        "step": step, "environment": "<b>target</b>", "group": step, "item": 0, "member": member, "policy": 0, "reward": 0.5 - 0.25 * f64::from(member),
         "advantage": -0.25, "metrics": {"<i>error</i>": 1.5, "none": null},
         "prompt": [{"role": "user", "content": "</pre><script>alert(1)</script>"}],
         "turns": [{"text": text, "complete": true, "prompt_tokens": 9, "tokens": [1, 2], "logprobs": [-0.1, -5.0]}],
@@ -115,7 +116,7 @@ fn what_models_write_is_escaped_marked_and_cut() {
     });
     let dir = folder(&[
         ("metrics.json", metrics),
-        ("rollouts/step_000001.jsonl", &(rollout(1, evil) + &rollout(1, &"long ".repeat(40_000)))),
+        ("rollouts/step_000001.jsonl", &(rollout(1, 0, evil) + &rollout(1, 1, &"long ".repeat(40_000)))),
         ("quarantine.jsonl", &format!("{poison}\n{{\"cut")),
     ]);
     let text = page(dir.path());
@@ -187,7 +188,7 @@ fn runs_of_no_step_of_one_and_of_a_hundred_thousand_are_shown() {
         )
     };
     let one = folder(&[("metrics.json", &format!("[\n{}\n]\n", row(1)))]);
-    assert!(page(one.path()).contains("<b>1.5 s</b>"));
+    assert!(page(one.path()).contains("<b>1.50 s</b>"));
     let rows: Vec<String> = (1..=100_000).map(row).collect();
     let many = folder(&[("metrics.json", &format!("[\n{}\n]\n", rows.join(",\n")))]);
     let text = page(many.path());

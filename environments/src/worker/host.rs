@@ -5,6 +5,7 @@
 
 use super::options::PythonOptions;
 use crate::error::EnvError;
+use crate::registry;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tempfile::TempDir;
@@ -27,6 +28,10 @@ const FILES: [(&str, &str); 10] = [
 /// The host's folder leaves the path of imports before user code is found.
 const START: &str = "import sys; sys.path.insert(0, sys.argv[1]); from minds_host import main; \
                      sys.path.remove(sys.argv[1]); main.main()";
+
+/// Ends with 0 if there is a module of this name; it is not imported.
+const FIND: &str = "import sys; sys.path.insert(0, ''); import importlib.util as u; \
+                    sys.exit(u.find_spec(sys.argv[1].split('.')[0]) is None)";
 
 /// Variables that every process gets if they are set.
 const PASSED: [&str; 27] = [
@@ -138,6 +143,29 @@ fn sweep() {
             name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             drop(std::fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+/// Looks for an environment's package and runs none of its code: a path must hold one, and the interpreter must find a
+/// module of that name.
+///
+/// # Errors
+/// There is no such package, or the interpreter cannot be started.
+pub fn find(options: &PythonOptions) -> Result<(), EnvError> {
+    let (path, module, home) = locate(&options.id)?;
+    if path.is_some() {
+        return Ok(());
+    }
+    let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
+    let name = interpreter.display().to_string();
+    let asked = std::process::Command::new(&interpreter).args(["-c", FIND, &module]).output();
+    match asked {
+        Ok(answer) if answer.status.success() => Ok(()),
+        Ok(_) => Err(registry::unknown(&options.id, Some(name))),
+        Err(error) => {
+            let why = format!("`{name}` cannot be started: {error}");
+            Err(EnvError::Python { id: options.id.clone(), why })
         }
     }
 }

@@ -27,7 +27,7 @@ mod voice;
 mod worker;
 
 pub use environment::PythonEnvironment;
-pub use host::is_path;
+pub use host::{find, is_path};
 pub use message::{Description, Function, Said, ToolCall};
 pub use options::{BadReward, PythonOptions};
 pub use voice::Voice;

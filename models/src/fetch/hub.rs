@@ -97,7 +97,7 @@ fn client(cache: &Cache, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync,
 
 /// Removes what the hub has delivered of a model.
 pub(super) fn forget(name: &str, cache: &Cache) {
-    super::remove(&cache.root().join("hub").join(format!("models--{}", name.replace('/', "--"))));
+    super::remove(&super::hub_folder(name, cache));
 }
 
 fn classify(name: &str, cache: &Cache, error: &HFError) -> Failure {

@@ -160,6 +160,19 @@ pub(crate) fn fetch_text(
     Err(ModelError::Fetch { name: name.to_owned(), attempts: vec![failed], advice })
 }
 
+/// What [`fetch_text`] has brought earlier.
+pub(crate) fn kept_text(name: &str, cache: &Cache) -> Option<PathBuf> {
+    let repository = hub_folder(name, cache);
+    let commit = fs::read_to_string(repository.join("refs/main")).ok()?;
+    let folder = repository.join("snapshots").join(commit.trim());
+    folder.join("tokenizer.json").is_file().then_some(folder)
+}
+
+/// Where the hub's client keeps a model, in its own layout.
+fn hub_folder(name: &str, cache: &Cache) -> PathBuf {
+    cache.root().join("hub").join(format!("models--{}", name.replace('/', "--")))
+}
+
 fn remove(path: &Path) {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     if let Err(error) = removed

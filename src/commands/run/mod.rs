@@ -7,12 +7,12 @@ mod totals;
 use super::{progress, resume, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
-use crate::config::RunPlan;
+use crate::config::{RunPlan, Variables};
 use crate::dashboard::{self, Facts, Hub, Listening};
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::Bars;
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use follow::{Follower, GOODBYE};
 use minds_stages::line::Line;
 use minds_stages::meters::Meters;
@@ -28,11 +28,8 @@ use totals::Totals;
 /// # Errors
 /// See [`Exit`].
 pub fn run(command: &cli::Run) -> Result<(), Fault> {
-    let plan = RunPlan::load(command, &|key| std::env::var(key).ok()).or_exit(Exit::Config)?;
-    if plan.sampling.temperature == 0.0 {
-        let why = "without chance there is nothing to learn from; `eval` takes it";
-        return Err(anyhow!("{}: `trainer.args.temperature` is 0: {why}", plan.origin)).or_exit(Exit::Config);
-    }
+    let plan = RunPlan::load(command, &Variables::of_process()).or_exit(Exit::Config)?;
+    plan.can_train().or_exit(Exit::Config)?;
     let system = super::system();
     let mut folder = resume::open(&plan, &command.going)?;
     if is_done(&plan, &folder) {

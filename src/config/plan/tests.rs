@@ -17,8 +17,7 @@ fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, Conf
         seed: None,
         going: cli::Going::default(),
     };
-    let vars: Vec<(String, String)> = vars.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
-    RunPlan::load(&command, &move |key| vars.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()))
+    RunPlan::load(&command, &vars.iter().copied().collect())
 }
 
 const SMALL: &str = "[env]\nid = \"./environments/x\"\n[model]\nbase_model = \"tiny-random\"\n";
@@ -112,7 +111,7 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
             seed,
             going: cli::Going::default(),
         };
-        let shipped = RunPlan::load(&command, &|_| None).unwrap();
+        let shipped = RunPlan::load(&command, &Variables::default()).unwrap();
         assert!(shipped.adam.learning_rate >= 1e-4, "{}", config.display());
         assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
     }
@@ -199,22 +198,28 @@ fn an_override_wins_and_its_complaint_names_it() {
 #[test]
 fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
     for (text, expected) in [
-        ("[model]\nbase_model = 3\n[env]\nid='x'", &["train_x.toml", "line 2", "invalid type"][..]),
+        (
+            "[model]\nbase_model = 3\n[env]\nid='x'",
+            &["train_x.toml:2:14: `model.base_model` is 3, it must be a text in quotes"][..],
+        ),
         (
             "[model]\nbase_model='x'\n[trainer]\nlerning_rate=1",
-            &["line 4", "lerning_rate", "did you mean `learning_rate`?"],
+            &["train_x.toml:4:1: ", "lerning_rate", "did you mean `learning_rate`?"],
         ),
         ("[model]\nbase_model='x'", &["train_x.toml", "`env.id` is missing"]),
         ("[env]\nid='x'", &["`model.base_model` is missing"]),
-        ("[model\n", &["line 1"]),
+        ("[model\n", &["train_x.toml:1:"]),
     ] {
         let error = plan(text, &[], &[]).unwrap_err().to_string();
         assert!(expected.iter().all(|part| error.contains(part)), "{text}\n{error}");
     }
     for (set, expected) in [
         ("trainer.groups_per_batch=0", "`trainer.groups_per_batch` is 0, it must be at least 1"),
-        ("trainer.rollouts_per_example=-1", "invalid value: integer `-1`"),
-        ("trainer.loss_fn=pop", "unknown loss `pop`"),
+        ("trainer.rollouts_per_example=-1", "is -1, it must be a whole number that is not negative"),
+        (
+            "trainer.loss_fn=pop",
+            "is \"pop\", it must be one of: importance_sampling, ppo, cispo; did you mean \"ppo\"?",
+        ),
         ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1, it must be finite and not negative"),
         ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),
         ("trainer.training_rank=0", "the rank must lie in 1..=512"),
@@ -297,5 +302,38 @@ fn a_deadline_is_a_stretch_of_time() {
     for wrong in ["soon", "0s", "-1h"] {
         let error = deadline(wrong).unwrap_err().to_string();
         assert!(error.contains("run.deadline") && error.contains("90m"), "{error}");
+    }
+}
+
+#[test]
+fn a_variable_beats_the_file_and_an_override_beats_both() {
+    let text = format!("{SMALL}[trainer]\nseed = 1");
+    let seed = |set: &[&str], vars: &[(&str, &str)]| plan(&text, set, vars).map(|plan| plan.seed);
+    let variable = [("MINDS_TRAINER__SEED", "2")];
+    assert_eq!(seed(&[], &[]).unwrap(), 1);
+    assert_eq!(seed(&[], &variable).unwrap(), 2);
+    assert_eq!(seed(&["trainer.seed=3"], &variable).unwrap(), 3);
+    let error = seed(&[], &[("MINDS_TRAINER__SEDE", "2")]).unwrap_err().to_string();
+    assert!(error.starts_with("the variable MINDS_TRAINER__SEDE: ") && error.contains("`seed`?"), "{error}");
+}
+
+#[test]
+fn a_complaint_of_any_module_names_the_line() {
+    for (text, place) in [
+        ("trainer.groups_per_batch = 0", "5:28"),
+        ("trainer.num_batches = 0", "5:23"),
+        ("trainer.args = { top_p = 0.0 }", "5:26"),
+        ("scorer.workers = 0", "5:18"),
+        ("shadow.adapters = 0", "5:19"),
+        ("tinker = { base_url = 'embedded' }\nengine.threads = 1000", "6:18"),
+        ("simulate.steps = 0", "5:18"),
+        ("run.deadline = 'soon'", "5:16"),
+        ("model.renderer = 'chat'", "5:18"),
+        // What is wrong is the default, beside what is written in the same table.
+        ("trainer.stream_minibatches = 8", "5:1"),
+    ] {
+        let text = format!("env.id = 'x'\nmodel.base_model = 'tiny-random'\n\n\n{text}");
+        let error = plan(&text, &[], &[]).unwrap_err().to_string();
+        assert!(error.contains(&format!("train_x.toml:{place}: `")), "{text}\n{error}");
     }
 }

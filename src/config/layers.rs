@@ -1,0 +1,169 @@
+//! One config from its layers: the file, then variables, then overrides, then flags. The later one counts.
+
+use super::error::ConfigError;
+use super::file::ConfigFile;
+use super::places::{Places, is_secret};
+use super::variables::Variables;
+use super::{overrides, schema};
+use crate::cli;
+use serde_path_to_error::deserialize;
+use toml::de::DeTable;
+
+/// Longest value that a complaint repeats, in characters.
+const LONGEST_VALUE: usize = 40;
+
+/// Reads the config of a `run` command, with where each value came from.
+///
+/// # Errors
+/// See [`ConfigError`].
+pub(super) fn read(command: &cli::Run, variables: &Variables) -> Result<(ConfigFile, Places), ConfigError> {
+    let path = &command.config;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    let mut places = Places::new(path.display().to_string(), &text);
+    DeTable::parse(&text).map_err(|error| places.syntax(&error))?;
+    let mut table: toml::Table = text.parse().map_err(|error| places.syntax(&error))?;
+    variables.apply(&mut table, &mut places)?;
+    for set in &command.set {
+        let key = overrides::apply(&mut table, set)?;
+        places.give(&key, overrides::shown(set));
+    }
+    let mut file = typed(table, &places)?;
+    if let Some(steps) = command.max_steps {
+        file.trainer.total_batches = Some(steps);
+        places.give("trainer.total_batches", "--max-steps");
+    }
+    if let Some(seed) = command.seed {
+        file.trainer.seed = Some(seed);
+        places.give("trainer.seed", "--seed");
+    }
+    if let Some(deadline) = &command.going.deadline {
+        file.run.deadline = Some(deadline.clone());
+        places.give("run.deadline", "--deadline");
+    }
+    if let Some(dir) = &command.output_dir {
+        file.output_dir = Some(dir.clone());
+        places.give("output_dir", "--output-dir");
+    }
+    Ok((file, places))
+}
+
+/// The table with every key known and of its type.
+fn typed(table: toml::Table, places: &Places) -> Result<ConfigFile, ConfigError> {
+    if let Some((key, message)) = schema::unknown_key(&table) {
+        return Err(places.unknown(&key, message));
+    }
+    let table = toml::Value::Table(table);
+    deserialize(table.clone()).map_err(|error| {
+        let path = error.path().to_string();
+        let path = if path == "." { "" } else { &path };
+        let (key, problem) = explain(&table, path, error.inner().message());
+        places.wrong(&key, problem)
+    })
+}
+
+/// What serde says of the value at a path, as its writer would say it: the key, and what is wrong with it.
+fn explain(table: &toml::Value, path: &str, message: &str) -> (String, String) {
+    let quoted = |start: &str| message.strip_prefix(start)?.split('`').next();
+    let within = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    if let Some(name) = quoted("missing field `") {
+        return (within(name), "is missing".into());
+    }
+    if let Some(name) = quoted("duplicate field `") {
+        let key = if path.ends_with(name) { path.to_owned() } else { within(name) };
+        let names: Vec<String> = overrides::names_of(name).map(|name| format!("`{name}`")).collect();
+        return (key, format!("is written twice: {} mean the same", names.join(" and ")));
+    }
+    let expected = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
+    let problem = match expected.and_then(|rest| rest.rsplit_once("expected ")) {
+        Some((_, expected)) => {
+            let is = match at(table, path) {
+                Some(value) if !is_secret(path) => format!("is {}, it", show(value)),
+                _ => String::new(),
+            };
+            format!("{is} must be {}", in_words(expected)).trim_start().to_owned()
+        }
+        None => format!("cannot be read: {message}"),
+    };
+    (path.to_owned(), problem)
+}
+
+/// The value at a path such as `envs[1].weight`.
+fn at<'a>(table: &'a toml::Value, path: &str) -> Option<&'a toml::Value> {
+    path.split('.').try_fold(table, |value, segment| match segment.split_once('[') {
+        Some((name, index)) => value.get(name)?.get(index.trim_end_matches(']').parse::<usize>().ok()?),
+        None => value.get(segment),
+    })
+}
+
+fn show(value: &toml::Value) -> String {
+    match value {
+        toml::Value::Table(_) => "a table".into(),
+        toml::Value::Array(_) => "a list".into(),
+        other => {
+            let text = other.to_string();
+            match text.char_indices().nth(LONGEST_VALUE) {
+                Some((end, _)) => format!("{}…", &text[..end]),
+                None => text,
+            }
+        }
+    }
+}
+
+/// What a type of ours is in a config.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "f32" | "f64" => "a number",
+        "a string" | "path string" => "a text in quotes",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        other if other.starts_with("struct ") || other == "a map" => "a table",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> String {
+        typed(text.parse().unwrap(), &Places::new("x.toml".into(), text)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_told_in_words() {
+        for (text, expected) in [
+            (
+                "[trainer]\nseed = 'x'",
+                "x.toml:2:8: `trainer.seed` is \"x\", it must be a whole number that is not negative",
+            ),
+            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a whole number"),
+            ("[trainer]\nlearning_rate = [1]", "`trainer.learning_rate` is a list, it must be a number"),
+            (
+                "[[envs]]\nid = 'a'\n[[envs]]\nid = 2",
+                "x.toml:4:6: `envs[1].id` is 2, it must be a text in quotes",
+            ),
+            ("[[envs]]\nweight = 2", "x.toml:1:1: `envs[0].id` is missing"),
+            ("trainer = 3", "x.toml:1:11: `trainer` is 3, it must be a table"),
+            ("[tinker]\nallow_insecure = 'yes'", "is \"yes\", it must be true or false"),
+            (
+                "[trainer]\nbatch_size = 1\ngroups_per_batch = 2",
+                "`trainer.groups_per_batch` is written twice: `groups_per_batch` and `batch_size` mean the same",
+            ),
+            (
+                "[simulate]\nsample = 'long'",
+                "x.toml:2:10: `simulate.sample` cannot be read: write a number of seconds",
+            ),
+        ] {
+            let told = complaint(text);
+            assert!(told.contains(expected), "{text}\n{told}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_the_wrong_type_is_not_repeated() {
+        let told = complaint("[tinker]\napi_key = 5355");
+        assert_eq!(told, "x.toml:2:11: `tinker.api_key` must be a text in quotes");
+    }
+}

@@ -1,0 +1,155 @@
+//! What rewards may ask: whose log-probs, how often, and what one gradient step would change.
+
+use super::environments::LONGEST_S;
+use super::file::ConfigFile;
+use super::{at_least_one, choose, one_of};
+use minds_core::lora::LoraSpec;
+use minds_core::optim::AdamParams;
+use minds_stages::queries::Limits;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::time::Duration;
+
+/// Whose log-probs count in rewards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Judge {
+    /// The version that sampled the group.
+    Sampled,
+    /// The newest version when the reward is computed.
+    Latest,
+    /// The base model.
+    Base,
+    /// Saved sampler weights, by their path on the service.
+    Pinned(String),
+}
+
+/// The weights that shadow adapters start from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShadowFrom {
+    /// The version of the policy that played.
+    Policy,
+    /// The base model.
+    Base,
+}
+
+/// Most log-prob queries under way.
+const MOST_QUERIES: usize = 4096;
+/// Most rewards computed at a time.
+const MOST_SCORERS: usize = 65_536;
+/// Most adapters beside the one in training.
+const MOST_SHADOWS: usize = 64;
+pub(super) const JUDGES: &[(&str, Judge)] =
+    &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
+pub(super) const SHADOW_FROM: &[(&str, ShadowFrom)] =
+    &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
+
+/// A key and what is wrong with it.
+type Wrong = (&'static str, String);
+
+/// What rewards may ask, decided.
+pub(super) struct Rewards {
+    /// Rewards computed at a time.
+    pub scorers: NonZeroUsize,
+    /// Whose log-probs count.
+    pub judge: Judge,
+    /// How often they may be asked for.
+    pub queries: Limits,
+    /// Longest that one reward may take.
+    pub timeout: Duration,
+}
+
+impl Rewards {
+    /// Decides.
+    ///
+    /// # Errors
+    /// The key that is wrong, and what is wrong with it.
+    pub(super) fn decide(file: &ConfigFile) -> Result<Self, Wrong> {
+        let scorer = &file.scorer;
+        let judge = match scorer.policy.as_deref() {
+            None => Judge::Sampled,
+            Some(written) => judge(written).map_err(|problem| ("scorer.policy", problem))?,
+        };
+        let timeout = match scorer.timeout_s.unwrap_or(600) {
+            seconds if !(1..=LONGEST_S).contains(&seconds) => {
+                let problem = format!("is {seconds}, it must lie between 1 and {LONGEST_S}");
+                return Err(("scorer.timeout_s", problem));
+            }
+            seconds => Duration::from_secs(seconds),
+        };
+        let count = |key, value| at_least_one(value).map_err(|problem| (key, problem));
+        let concurrency = count("scorer.concurrency", scorer.concurrency.unwrap_or(128))?;
+        if concurrency.get() > MOST_QUERIES {
+            let problem = format!("is {concurrency}, it must be at most {MOST_QUERIES}");
+            return Err(("scorer.concurrency", problem));
+        }
+        let queries = Limits {
+            concurrency,
+            per_step: NonZeroU64::new(scorer.queries_per_step.unwrap_or(0)),
+            // The reward's own limit comes later, so that the cause is told.
+            patience: timeout / 2,
+        };
+        let scorers = count("scorer.workers", scorer.workers.unwrap_or(16))?;
+        if scorers.get() > MOST_SCORERS {
+            return Err(("scorer.workers", format!("is {scorers}, it must be at most {MOST_SCORERS}")));
+        }
+        Ok(Self { scorers, judge, queries, timeout })
+    }
+}
+
+fn judge(written: &str) -> Result<Judge, String> {
+    let pinned = written.strip_prefix("pinned:").filter(|weights| !weights.is_empty());
+    let named = JUDGES.iter().find(|(name, _)| *name == written).map(|(_, judge)| judge.clone());
+    named.or_else(|| pinned.map(|weights| Judge::Pinned(weights.to_owned()))).ok_or_else(|| {
+        let names = JUDGES.iter().map(|(name, _)| *name).chain(["pinned:<path of sampler weights>"]);
+        format!("is \"{written}\", it must be {}", one_of(written, names))
+    })
+}
+
+/// The adapters that measure gradient steps, decided.
+pub(super) struct Shadows {
+    /// How many.
+    pub adapters: NonZeroUsize,
+    /// Their shape.
+    pub lora: LoraSpec,
+    /// Their step.
+    pub adam: AdamParams,
+    /// Where they start.
+    pub from: ShadowFrom,
+}
+
+impl Shadows {
+    /// Decides, beside a policy of this shape.
+    ///
+    /// # Errors
+    /// The key that is wrong, and what is wrong with it.
+    pub(super) fn decide(file: &ConfigFile, policy: &LoraSpec, seed: u64) -> Result<Self, Wrong> {
+        let shadow = &file.shadow;
+        let from = choose(shadow.from.as_deref(), SHADOW_FROM).map_err(|problem| ("shadow.from", problem))?;
+        // A copy of the policy has its shape.
+        let lora = match (from, shadow.rank) {
+            (ShadowFrom::Policy, Some(rank)) if rank != policy.rank => {
+                let problem = format!(
+                    "is {rank}: shadows that start from the policy have its rank, which is {} (`trainer.training_rank`); \
+                     leave it out, or set `shadow.from` to \"base\"",
+                    policy.rank
+                );
+                return Err(("shadow.rank", problem));
+            }
+            (ShadowFrom::Policy, _) => policy.clone(),
+            (ShadowFrom::Base, rank) => {
+                LoraSpec { alpha: 32.0, ..LoraSpec::all_linear(rank.unwrap_or(8), seed) }
+            }
+        };
+        lora.check().map_err(|error| ("shadow.rank", format!("is wrong: {error}")))?;
+        let adapters =
+            at_least_one(shadow.adapters.unwrap_or(1)).map_err(|problem| ("shadow.adapters", problem))?;
+        if adapters.get() > MOST_SHADOWS {
+            return Err(("shadow.adapters", format!("is {adapters}, it must be at most {MOST_SHADOWS}")));
+        }
+        let adam =
+            AdamParams { learning_rate: shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };
+        adam.check().map_err(|error| {
+            ("shadow.learning_rate", format!("is {}, it must {}", error.value, error.must))
+        })?;
+        Ok(Self { adapters, lora, adam, from })
+    }
+}

@@ -1,0 +1,257 @@
+//! The JSON Schema of a config, for editors, and the keys that there are, for complaints.
+//!
+//! Keys, types and words come from [`super::file`], allowed words from the tables of the modules that decide. TOML knows no
+//! null, so what may be left out is said by leaving it out of `required`.
+
+use super::error::{distance, nearest};
+use super::file::ConfigFile;
+use super::{environments, learning, overrides, pace, rewards, simulate};
+use minds_environments::registry;
+use minds_environments::render;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+/// The schema, draft 2020-12.
+#[must_use]
+pub fn schema() -> Value {
+    let generator = SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<ConfigFile>().to_value();
+    tidy(&mut schema);
+    schema["title"] = "A config of minds-actors".into();
+    for (table, key, words) in choices() {
+        schema["$defs"][table]["properties"][key]["enum"] = words.into();
+    }
+    for (table, key, words) in
+        [("Scorer", "policy", names(rewards::JUDGES)), ("Trainer", "kl_reference", vec!["base"])]
+    {
+        let pinned = json!({ "pattern": "^pinned:." });
+        schema["$defs"][table]["properties"][key]["anyOf"] = json!([{ "enum": words }, pinned]);
+    }
+    let ids: Vec<&str> = registry::list().iter().map(|info| info.id).collect();
+    schema["$defs"]["Env"]["properties"]["id"]["examples"] = ids.into();
+    schema["$defs"]["Model"]["properties"]["renderer_name"]["examples"] = render::NAMES.as_slice().into();
+    add_other_names(&mut schema);
+    schema
+}
+
+/// Keys that take one of some words.
+fn choices() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
+    vec![
+        ("Env", "on_bad_reward", names(environments::BAD_REWARDS)),
+        ("Trainer", "staleness", names(pace::STALENESS)),
+        ("Trainer", "constant_groups", names(pace::CONSTANT)),
+        ("Trainer", "loss_weighting", names(pace::WEIGHTINGS)),
+        ("Trainer", "on_member_failure", pace::ON_MEMBER_FAILURE.to_vec()),
+        ("Trainer", "loss_fn", learning::LOSSES.to_vec()),
+        ("Trainer", "advantage", names(learning::ESTIMATORS)),
+        ("Optim", "lr_schedule", names(pace::COURSES)),
+        ("Shadow", "from", names(rewards::SHADOW_FROM)),
+        ("Spread", "spread", names(simulate::SPREADS)),
+        ("Fault", "what", names(simulate::FAULTS)),
+    ]
+}
+
+fn names<T>(known: &[(&'static str, T)]) -> Vec<&'static str> {
+    known.iter().map(|(name, _)| *name).collect()
+}
+
+/// Takes out what a TOML file cannot say or an editor does not need: nulls, and the defaults of whole tables.
+fn tidy(node: &mut Value) {
+    let Value::Object(object) = node else { return };
+    for needless in ["default", "format", "writeOnly"] {
+        object.remove(needless);
+    }
+    if let Some(Value::Array(types)) = object.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [one] = &types[..] {
+            object["type"] = one.clone();
+        }
+    }
+    if let Some(Value::Array(ways)) = object.get_mut("anyOf") {
+        ways.retain(|way| *way != json!({ "type": "null" }));
+        if let [Value::Object(one)] = &ways[..] {
+            let one = one.clone();
+            object.remove("anyOf");
+            // What is said of the key counts for more than what is said of its type.
+            for (word, value) in one {
+                object.entry(word).or_insert(value);
+            }
+        }
+    }
+    for (word, value) in object.iter_mut() {
+        match (word.as_str(), value) {
+            ("properties" | "$defs", Value::Object(parts)) => parts.values_mut().for_each(tidy),
+            ("anyOf" | "oneOf" | "allOf", Value::Array(ways)) => ways.iter_mut().for_each(tidy),
+            ("items" | "additionalProperties", part) => tidy(part),
+            _ => {}
+        }
+    }
+}
+
+/// Each key under its other name too.
+fn add_other_names(schema: &mut Value) {
+    let tables = schema["$defs"].as_object_mut().into_iter().flat_map(|tables| tables.values_mut());
+    for properties in tables.filter_map(|table| table.get_mut("properties")?.as_object_mut()) {
+        for (first, other) in overrides::synonyms() {
+            if let Some(mut key) = properties.get(first).cloned() {
+                key["description"] = format!("The same as `{first}`.").into();
+                properties.insert(other.into(), key);
+            }
+        }
+    }
+}
+
+/// The first key of the table that no config has: the key, and a complaint.
+#[must_use]
+pub(super) fn unknown_key(table: &toml::Table) -> Option<(String, String)> {
+    let schema = schema();
+    let keys = Keys { schema: &schema };
+    keys.unknown(&schema, "", table)
+}
+
+/// The keys that a schema allows.
+struct Keys<'a> {
+    schema: &'a Value,
+}
+
+impl<'a> Keys<'a> {
+    /// What a node means for a table, if it says which keys that may have.
+    fn table(&self, node: &'a Value) -> Option<&'a Map<String, Value>> {
+        if let Some(properties) = node["properties"].as_object() {
+            return Some(properties);
+        }
+        if let Some(name) = node["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/")) {
+            return self.table(&self.schema["$defs"][name]);
+        }
+        node["anyOf"].as_array()?.iter().find_map(|way| self.table(way))
+    }
+
+    fn unknown(&self, node: &'a Value, path: &str, table: &toml::Table) -> Option<(String, String)> {
+        let known = self.table(node)?;
+        table.iter().find_map(|(key, value)| {
+            let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            match (known.get(key), value) {
+                (None, _) => Some((here, self.complaint(known, path, key, value))),
+                (Some(node), toml::Value::Table(inner)) => self.unknown(node, &here, inner),
+                (Some(node), toml::Value::Array(list)) => list.iter().enumerate().find_map(|(i, element)| {
+                    self.unknown(&node["items"], &format!("{here}[{i}]"), element.as_table()?)
+                }),
+                _ => None,
+            }
+        })
+    }
+
+    fn complaint(&self, known: &Map<String, Value>, path: &str, key: &str, value: &toml::Value) -> String {
+        let what = match (path, value) {
+            ("", toml::Value::Table(_)) => format!("there is no table [{key}]"),
+            ("", _) => format!("there is no key `{key}` outside of tables"),
+            _ => format!("there is no key `{key}` in {}", header(path)),
+        };
+        let homes: Vec<String> = self
+            .tables()
+            .into_iter()
+            .filter(|(table, keys)| table != path && !table.is_empty() && keys.contains_key(key))
+            .map(|(table, _)| header(&table))
+            .collect();
+        if !homes.is_empty() {
+            return format!("{what}: it belongs to {}", homes.join(" or "));
+        }
+        if let Some(meant) = nearest(key, known.keys().map(String::as_str)) {
+            return match (path, value) {
+                ("", toml::Value::Table(_)) => format!("{what}; did you mean [{meant}]?"),
+                _ => format!("{what}; did you mean `{meant}`?"),
+            };
+        }
+        let tables = self.tables();
+        let elsewhere = tables.iter().filter(|(table, _)| !table.is_empty()).flat_map(|(table, keys)| {
+            keys.keys().filter_map(move |known| Some((distance(key, known)?, table, known)))
+        });
+        match elsewhere.min_by_key(|(distance, ..)| *distance) {
+            Some((_, table, meant)) => format!("{what}; did you mean `{meant}` in {}?", header(table)),
+            None => {
+                let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                format!("{what}; there are: {}", known.join(", "))
+            }
+        }
+    }
+
+    /// Every table that the file may have by name, with its keys.
+    fn tables(&self) -> Vec<(String, &'a Map<String, Value>)> {
+        let mut found = Vec::new();
+        self.collect(self.schema, "", &mut found);
+        found
+    }
+
+    fn collect(&self, node: &'a Value, path: &str, found: &mut Vec<(String, &'a Map<String, Value>)>) {
+        let Some(keys) = self.table(node) else { return };
+        found.push((path.into(), keys));
+        for (key, node) in keys {
+            let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            self.collect(if node["items"].is_null() { node } else { &node["items"] }, &here, found);
+        }
+    }
+}
+
+/// A table as a file begins it.
+fn header(path: &str) -> String {
+    let name = path.split('[').next().unwrap_or_default();
+    if name == "envs" || name == "simulate.faults" { format!("[[{name}]]") } else { format!("[{name}]") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> (String, String) {
+        unknown_key(&text.parse().unwrap()).expect(text)
+    }
+
+    #[test]
+    fn a_key_that_is_none_is_answered_with_the_one_that_was_meant() {
+        for (text, key, words) in [
+            (
+                "[trainer]\nlerning_rate = 1",
+                "trainer.lerning_rate",
+                "in [trainer]; did you mean `learning_rate`?",
+            ),
+            ("[trianer]\nseed = 1", "trianer", "there is no table [trianer]; did you mean [trainer]?"),
+            ("learning_rate = 1", "learning_rate", "outside of tables: it belongs to [trainer] or [shadow]"),
+            ("lern_rate = 1", "lern_rate", "did you mean `learning_rate` in [trainer]?"),
+            ("[trainer]\nmax_new_tokens = 1", "trainer.max_new_tokens", "it belongs to [trainer.args]"),
+            (
+                "[[envs]]\nid = 'a'\n[[envs]]\nweigth = 1",
+                "envs[1].weigth",
+                "in [[envs]]; did you mean `weight`?",
+            ),
+            ("[simulate.sample]\nmaen = 1", "simulate.sample.maen", "did you mean `mean`?"),
+            ("[run]\nqqqqqqqq = 1", "run.qqqqqqqq", "there are: deadline"),
+        ] {
+            let (found, message) = complaint(text);
+            assert_eq!(found, key, "{text}");
+            assert!(message.contains(words), "{text}: {message}");
+        }
+        for text in ["[env.args]\nanything = 1", "[trainer]\nbatch_size = 4", "simulate.sample = 3"] {
+            assert_eq!(unknown_key(&text.parse().unwrap()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_schema_has_words_and_every_key_has_its_description() {
+        let schema = schema();
+        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+        let keys = Keys { schema: &schema };
+        for (table, known) in keys.tables() {
+            for (key, node) in known {
+                assert!(node["description"].as_str().is_some_and(|text| !text.is_empty()), "{table}.{key}");
+            }
+        }
+        // A key of these lists that the file does not have would be one without a type.
+        for (table, key, words) in choices() {
+            let node = &schema["$defs"][table]["properties"][key];
+            assert_eq!(node["type"], "string", "{table}.{key}");
+            assert!(words.len() > 1);
+        }
+        assert_eq!(schema["$defs"]["Trainer"]["properties"]["lora_rank"]["type"], "integer");
+        assert!(!schema.to_string().contains("null"), "{schema:#}");
+    }
+}

@@ -1,0 +1,113 @@
+//! The environment of the process, as far as configs read it.
+//!
+//! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores between the tables and the key. One that is empty counts as
+//! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone.
+
+use super::error::ConfigError;
+use super::overrides::write;
+use super::places::Places;
+use std::collections::BTreeMap;
+
+/// What every variable of a config begins with.
+const PREFIX: &str = "MINDS_";
+/// The one key that is in no table.
+const OUTPUT_DIR: &str = "OUTPUT_DIR";
+
+/// Environment variables. What they hold is shown nowhere.
+#[derive(Clone, Default)]
+pub struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// Those of this process; values that are no text are left out.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Self(std::env::vars_os().filter_map(text).collect())
+    }
+
+    /// The value of one.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<String> {
+        self.0.get(name).cloned()
+    }
+
+    /// Writes the keys that variables set.
+    ///
+    /// # Errors
+    /// A variable that can set nothing.
+    pub(super) fn apply(&self, table: &mut toml::Table, places: &mut Places) -> Result<(), ConfigError> {
+        for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
+            let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+            if !rest.contains("__") && rest != OUTPUT_DIR {
+                continue;
+            }
+            let fail = |message: String| ConfigError::Wrong {
+                place: format!("the variable {name}"),
+                message,
+                excerpt: None,
+            };
+            let key = rest.to_lowercase();
+            let parts: Vec<&str> = key.split("__").collect();
+            if parts.iter().any(|part| part.is_empty()) {
+                return Err(fail("it names no key: write MINDS_<TABLE>__<KEY>".into()));
+            }
+            if parts[0] == "envs" {
+                return Err(fail(
+                    "[[envs]] is a list, which no variable can set: write it in the file, or use `--set envs=[…]`".into(),
+                ));
+            }
+            write(table, &parts, value).map_err(fail)?;
+            places.give(&parts.join("."), format!("the variable {name}"));
+        }
+        Ok(())
+    }
+}
+
+impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Variables {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
+        Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(variables: &[(&str, &str)]) -> Result<toml::Table, String> {
+        let mut table = "[trainer]\nseed = 1\nbatch_size = 4".parse().unwrap();
+        let mut places = Places::new("x.toml".into(), "");
+        let variables: Variables = variables.iter().copied().collect();
+        variables.apply(&mut table, &mut places).map_err(|error| error.to_string())?;
+        Ok(table)
+    }
+
+    #[test]
+    fn variables_set_keys_and_others_are_left_alone() {
+        let table = applied(&[
+            ("MINDS_TRAINER__SEED", "3"),
+            ("MINDS_TRAINER__GROUPS_PER_BATCH", "8"),
+            ("MINDS_TRAINER__ARGS__MAX_NEW_TOKENS", "64"),
+            ("MINDS_OUTPUT_DIR", "outputs/x"),
+            ("MINDS_LOG", "debug"),
+            ("MINDS_MODELS", "/models"),
+            ("MINDS_RUN__DEADLINE", ""),
+            ("TRAINER__SEED", "9"),
+        ]);
+        let expected = "output_dir = 'outputs/x'\n[trainer]\nseed = 3\ngroups_per_batch = 8\nargs = { max_new_tokens = 64 }";
+        assert_eq!(table.unwrap(), expected.parse().unwrap());
+    }
+
+    #[test]
+    fn a_variable_that_can_set_nothing_is_named() {
+        for (name, why) in [
+            ("MINDS_ENVS__0__WEIGHT", "[[envs]] is a list"),
+            ("MINDS___SEED", "it names no key"),
+            ("MINDS_TRAINER__SEED__X", "`seed` is not a table"),
+        ] {
+            let error = applied(&[(name, "1")]).unwrap_err();
+            assert!(error.contains(name) && error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Which folders a run may use, and which run goes on in one.
+//!
+//! Nothing is written here: a folder can be looked at before a run opens it.
+
+use super::checkpoints::{self, Checkpoint};
+use super::{CONFIG, LOCK, metrics, text_of};
+use crate::config::file::ConfigFile;
+use crate::config::plan::EMBEDDED;
+use anyhow::{Context as _, bail};
+use std::fs;
+use std::path::Path;
+
+/// Which runs may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// That of the same config.
+    SameConfig,
+    /// Whatever its config was; what differs is told.
+    AnyConfig,
+    /// None.
+    New,
+}
+
+/// What a run would find in its folder, without opening it for work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// Nothing that binds it: it begins.
+    New,
+    /// A run of the same config, after so many steps with a saved state.
+    GoesOn {
+        /// Steps done.
+        step: u64,
+    },
+    /// A run of the same config that has saved no state: it starts over.
+    StartsOver,
+}
+
+/// Looks into the folder that a run would open.
+///
+/// # Errors
+/// It would be refused: the folder holds something else, or a run of another config.
+pub fn outlook(path: &Path, config: &ConfigFile) -> anyhow::Result<Outlook> {
+    if !path.exists() {
+        return Ok(Outlook::New);
+    }
+    let resolved = toml::to_string(config).context("failed to write the resolved config")?;
+    let (checkpoints, _) = admit(path, &resolved, Terms::SameConfig)?;
+    Ok(match checkpoints.last() {
+        Some(last) => Outlook::GoesOn { step: last.step },
+        None if metrics::any_rows(path) => Outlook::StartsOver,
+        None => Outlook::New,
+    })
+}
+
+/// The states of a folder that a run of this config may use, and what differs from the config that it holds, where that is
+/// no hindrance.
+pub(super) fn admit(
+    path: &Path,
+    resolved: &str,
+    terms: Terms,
+) -> anyhow::Result<(Vec<Checkpoint>, Vec<String>)> {
+    let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
+    // A run that was refused, or ended before its first step, binds nobody to its config.
+    let begun = !checkpoints.is_empty() || metrics::any_rows(path);
+    match text_of(&path.join(CONFIG))? {
+        Some(_) if begun && terms == Terms::New => {
+            bail!("{} holds a run already, and this one is to be new: name another folder", path.display());
+        }
+        Some(earlier) if begun => {
+            let differences = compare(path, &earlier, resolved)?;
+            if terms == Terms::AnyConfig {
+                return Ok((checkpoints, differences));
+            }
+            if !differences.is_empty() {
+                bail!(
+                    "{} holds a run with another config:\n  {}\nuse the same config to go on, name another folder, \
+                     or go on all the same with --force",
+                    path.display(),
+                    differences.join("\n  ")
+                )
+            }
+        }
+        Some(_) => {}
+        None => {
+            let strangers = fs::read_dir(path)?.filter_map(Result::ok).map(|entry| entry.file_name());
+            if let Some(stranger) = strangers.into_iter().find(|name| name != LOCK) {
+                bail!(
+                    "{} holds {} but no config.toml, so it is not a run folder: name an empty or a new one",
+                    path.display(),
+                    stranger.display()
+                );
+            }
+        }
+    }
+    Ok((checkpoints, Vec::new()))
+}
+
+/// What differs between the config that a run was begun with and the one that it is to go on with. Its length, its
+/// place, and the address of its server may change.
+pub(super) fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>> {
+    let mut configs: [toml::Table; 2] = [
+        earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
+        now.parse().context("the resolved config is not readable")?,
+    ];
+    for config in &mut configs {
+        config.remove("output_dir");
+        config.remove("engine");
+        config.remove("run");
+        config.remove("log");
+        if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
+            // States lie with the server, wherever it is reached; the embedded engine's lie in the folder.
+            tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));
+        }
+        if let Some(trainer) = config.get_mut("trainer").and_then(toml::Value::as_table_mut) {
+            trainer.remove("total_batches");
+            trainer.remove("save_every");
+        }
+    }
+    let [before, after] = &configs;
+    let mut differences = Vec::new();
+    differ(
+        "",
+        Some(&toml::Value::Table(before.clone())),
+        Some(&toml::Value::Table(after.clone())),
+        &mut differences,
+    );
+    Ok(differences)
+}
+
+fn differ(key: &str, before: Option<&toml::Value>, after: Option<&toml::Value>, out: &mut Vec<String>) {
+    match (before, after) {
+        (Some(toml::Value::Table(a)), Some(toml::Value::Table(b))) => {
+            let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for name in keys {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                differ(&key, a.get(name), b.get(name), out);
+            }
+        }
+        (a, b) if a == b => {}
+        (a, b) => {
+            let show = |value: Option<&toml::Value>| value.map_or("nothing".into(), ToString::to_string);
+            out.push(format!("{key}: {} then, {} now", show(a), show(b)));
+        }
+    }
+}
