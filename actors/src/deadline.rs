@@ -167,4 +167,8 @@ impl Service for Timed<dyn Service> {
     async fn forget(&self, path: &str) -> Result<(), BackendError> {
         within(self.limits.training, &self.meters, "forget", self.inner.forget(path)).await
     }
+
+    async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
+        within(self.limits.training, &self.meters, "expire", self.inner.expire(path, after)).await
+    }
 }

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// The answer to a submitted request.
@@ -79,6 +80,12 @@ pub trait Service: Send + Sync {
     /// Deletes saved weights. This is an optional ability: without it, what was saved stays.
     async fn forget(&self, path: &str) -> Result<(), BackendError> {
         Err(BackendError::Unsupported(format!("deleting {path}")))
+    }
+
+    /// Has the service delete saved weights by itself after this time. This is an optional ability: without it, what was
+    /// saved stays.
+    async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(format!("deleting {path} after {} s", after.as_secs())))
     }
 }
 

@@ -162,6 +162,8 @@ pub struct Trainer {
     pub save_every: Option<u64>,
     /// Newest states to keep.
     pub keep_states: Option<usize>,
+    /// Time after which a server deletes a state by itself.
+    pub state_ttl: Option<String>,
     /// Steps between evaluations.
     pub eval_every: Option<u64>,
     /// Sampling.

@@ -63,6 +63,8 @@ pub struct RunPlan {
     pub save_every: u64,
     /// Newest states to keep; `None` for all.
     pub keep_states: Option<NonZeroUsize>,
+    /// Time after which the server deletes a state by itself; `None` for never.
+    pub state_ttl: Option<Duration>,
     /// How answers are drawn.
     pub sampling: SamplingParams,
     /// The base model.
@@ -171,6 +173,7 @@ impl RunPlan {
         let eval_concurrency = super::at_least_one(file.eval.concurrency.unwrap_or(8))
             .map_err(|problem| bad("eval.concurrency", problem))?;
         let deadline = file.run.deadline.as_deref().map(time).transpose();
+        let state_ttl = trainer.state_ttl.as_deref().map(time).transpose();
         let plan = Self {
             stem: path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned()),
             output_dir: file.output_dir.clone(),
@@ -187,6 +190,7 @@ impl RunPlan {
             save_every,
             keep_states: keep_states(trainer.keep_states.unwrap_or(0), save_every, pace.max_staleness)
                 .map_err(|problem| bad("trainer.keep_states", problem))?,
+            state_ttl: state_ttl.map_err(|problem| bad("trainer.state_ttl", problem))?,
             sampling,
             base_model: model.base_model.clone(),
             renderer: model.renderer_name.clone(),
@@ -267,6 +271,13 @@ impl RunPlan {
         if self.group_size.get() == 1 && self.estimator != Estimator::None {
             concerns.push(
                 "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
+            );
+        }
+        if self.state_ttl.is_some() && matches!(self.service, ServicePlan::Embedded(_)) {
+            concerns.push(
+                "trainer.state_ttl: the embedded engine's states are files of the run folder, which stay: \
+                 `keep_states` bounds their number"
+                    .into(),
             );
         }
         if self.pace.rate.warmup >= self.max_steps {

@@ -1,6 +1,7 @@
 //! Two programs over a socket: one serves the engine, the other trains on it.
 
 use crate::command::{checkpoints, config, metrics, output, run, steps};
+use crate::dashboard::get;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -72,4 +73,40 @@ fn a_run_trains_on_a_server_and_goes_on_there() {
         let bytes = std::fs::read(file.path()).unwrap();
         assert!(!String::from_utf8_lossy(&bytes).contains(KEY), "{:?} holds the key", file.path());
     }
+}
+
+#[test]
+fn states_have_an_end_but_those_of_the_runs_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("data"));
+    let set = format!("tinker.base_url={}", served.url);
+    let folder = dir.path().join("run");
+    let extra = [
+        "--set",
+        &set,
+        "--max-steps",
+        "3",
+        "--set",
+        "trainer.state_ttl=\"2h\"",
+        "--set",
+        "metrics.addr=\"off\"",
+    ];
+    let (status, stdout, stderr) =
+        output(run(&config("ci_test.toml"), &folder, &extra).env("TINKER_API_KEY", KEY));
+    assert_eq!(status, Some(0), "{stdout}{stderr}");
+    // Saved after step 2, and at the end.
+    let paths: Vec<String> =
+        checkpoints(&folder).iter().map(|line| line["state_path"].as_str().unwrap().to_owned()).collect();
+    let run = paths[0].strip_prefix("tinker://").unwrap().split('/').next().unwrap();
+    let addr = served.url.trim_start_matches("http://");
+    let asked =
+        get(addr, &format!("/api/v1/training_runs/{run}/checkpoints"), &[&format!("X-API-Key: {KEY}")])
+            .json();
+    let end = |path: &str| {
+        let all = asked["checkpoints"].as_array().unwrap();
+        let found = all.iter().find(|checkpoint| checkpoint["tinker_path"] == path);
+        found.unwrap_or_else(|| panic!("{path} is not in {asked}"))["expires_at"].clone()
+    };
+    assert_eq!(paths.len(), 2);
+    assert!(end(&paths[0]).is_string() && end(&paths[1]).is_null(), "{asked}");
 }

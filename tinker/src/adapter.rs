@@ -14,6 +14,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SampleResponse};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest sequence that is assumed where neither the server nor the options name one.
 const CONTEXT: usize = 32_768;
@@ -113,6 +114,10 @@ impl Service for RemoteService {
 
     async fn forget(&self, path: &str) -> Result<(), BackendError> {
         Ok(self.client.delete_checkpoint(path).await?)
+    }
+
+    async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
+        Ok(self.client.set_ttl(path, Some(after)).await?)
     }
 }
 

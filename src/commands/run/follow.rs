@@ -180,6 +180,7 @@ impl<'a> Follower<'a> {
             json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path });
         self.hub.saved(*step, row);
         self.hub.happened(Level::Info, format!("saved step {step} as {state_path}"));
+        self.states.date(saved);
         self.states.prune(self.folder).or_exit(Exit::Failed)
     }
 

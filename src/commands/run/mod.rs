@@ -7,6 +7,7 @@ mod totals;
 use super::{progress, resume, say};
 use crate::assemble::{self, Ready};
 use crate::cli;
+use crate::config::plan::ServicePlan;
 use crate::config::{RunPlan, Variables};
 use crate::dashboard::{self, Facts, Hub, Listening};
 use crate::exit::{Exit, Fault, OrExit};
@@ -69,6 +70,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         let states = States {
             service: ready.service.clone(),
             keep: plan.keep_states,
+            ttl: plan.state_ttl.filter(|_| matches!(plan.service, ServicePlan::Remote(_))),
             pinned: plan.pinned(),
             leaving: JoinSet::new(),
         };

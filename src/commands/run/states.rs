@@ -2,8 +2,10 @@
 
 use crate::run_folder::RunFolder;
 use minds_core::backend::Service;
+use minds_stages::trainer::Saved;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// The states that a run has saved.
@@ -11,13 +13,31 @@ pub(super) struct States {
     pub(super) service: Arc<dyn Service>,
     /// How many of them are kept.
     pub(super) keep: Option<NonZeroUsize>,
+    /// Time after which the service deletes a state by itself, but for those of a run's ends.
+    pub(super) ttl: Option<Duration>,
     /// Weights that the config names: they are never deleted.
     pub(super) pinned: Vec<String>,
-    /// Deletions under way.
+    /// Deletions and their dates under way.
     pub(super) leaving: JoinSet<()>,
 }
 
 impl States {
+    /// Says how long a state is kept at most. One that the service keeps for ever costs room and nothing else.
+    pub(super) fn date(&mut self, saved: &Saved) {
+        // A run may be gone on with from its ends at any time.
+        let is_rolling = saved.name.bytes().all(|byte| byte.is_ascii_digit());
+        let Some(ttl) = self.ttl.filter(|_| is_rolling) else { return };
+        let paths = std::iter::once(saved.state_path.clone()).chain(saved.sampler_path.clone());
+        let (service, paths) = (self.service.clone(), paths.collect::<Vec<_>>());
+        self.leaving.spawn(async move {
+            for path in paths {
+                if let Err(error) = service.expire(&path, ttl).await {
+                    tracing::warn!(path, %error, "a state has no end: it stays until somebody deletes it");
+                }
+            }
+        });
+    }
+
     /// Deletes the oldest. One that cannot be deleted costs room and nothing else.
     pub(super) fn prune(&mut self, folder: &mut RunFolder) -> anyhow::Result<()> {
         let Some(keep) = self.keep else { return Ok(()) };
