@@ -97,8 +97,7 @@ impl Sampler {
                 }
                 Err(missing) => (Err(missing.to_string()), Err(missing)),
             };
-            self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
-            self.tell(group, member, policy, outcome, Some(judged)).await;
+            self.tell(group, member, policy, begun, outcome, Some(judged)).await;
         }));
         // A panic drops the seats, and so every member still leaves.
         drop(join(unpanicked(conductor.play(&group.item, seats)), leaving).await);
@@ -128,22 +127,23 @@ impl Sampler {
                     let playing = self.player.replay(table, member, again);
                     outcome = unpanicked(playing).await.and_then(|episode| episode);
                 }
-                self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
-                self.tell(group, member, policy, outcome, None).await;
+                self.tell(group, member, policy, begun, outcome, None).await;
             }
         }))
         .await;
     }
 
-    /// Sends a member on.
+    /// Counts a member and sends it on.
     async fn tell(
         &self,
         group: &Arc<Group>,
         member: u32,
         policy: &Arc<Policy>,
+        begun: Instant,
         outcome: Result<Episode, String>,
         judged: Option<Result<Score, Missing>>,
     ) {
+        self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
         self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
         let (group, policy) = (group.clone(), policy.clone());
         // A refusal means that the run is over; dropping the last member gives the credit back.

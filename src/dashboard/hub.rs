@@ -5,6 +5,7 @@
 use super::facts::Facts;
 use super::rollouts::Recent;
 use super::rows::Rows;
+use crate::run_folder::Checkpoint;
 use minds_core::chat::Tokenizer;
 use minds_core::reward::Metrics;
 use minds_stages::meters::Meters;
@@ -113,17 +114,17 @@ impl Hub {
     }
 
     /// What was told of steps and states before the process started.
-    pub fn earlier(&self, rows: Vec<Metrics>, states: Vec<Value>) {
+    pub fn earlier(&self, rows: Vec<Metrics>, states: &[Checkpoint]) {
         let mut told = self.told();
         rows.into_iter().for_each(|row| told.rows.push(row));
-        told.checkpoints = states;
+        told.checkpoints = states.iter().map(listed).collect();
     }
 
-    /// A state is saved; its line of the list.
-    pub fn saved(&self, step: u64, row: Value) {
+    /// A state is saved.
+    pub fn saved(&self, state: &Checkpoint) {
         let mut told = self.told();
-        told.checkpoints.push(row);
-        told.checkpoint = Some((step, now()));
+        told.checkpoints.push(listed(state));
+        told.checkpoint = Some((state.step, now()));
     }
 
     /// Steps that the weights had behind them when the process started.
@@ -176,6 +177,12 @@ impl Hub {
             drop(self.news.send((name, text.into())));
         }
     }
+}
+
+/// A state's line of the list.
+fn listed(state: &Checkpoint) -> Value {
+    let Checkpoint { name, step, state_path, sampler_path, .. } = state;
+    json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path })
 }
 
 /// A step's numbers with the time at which they were told.

@@ -24,15 +24,11 @@ struct Reading {
 
 impl Reading {
     fn take(hub: &Hub) -> Self {
-        let done = |stage| {
-            let board = hub.line.board.read();
-            board.iter().find(|(name, _)| *name == stage).map_or(0, |(_, now)| now.done)
-        };
         Self {
             at: Instant::now(),
             steps: hub.told().step - hub.facts.first_step,
             groups: hub.line.ledger.counts().settled(),
-            samples: done("sampler"),
+            samples: hub.line.board.stage("sampler").done,
             sampled: hub.meters.sampled_tokens(),
             trained: hub.meters.trained_tokens(),
             shares: hub.line.activity.shares(),

@@ -57,9 +57,8 @@ fn stages(hub: &Hub, value: impl Fn(&minds_stages::kit::StageSnapshot) -> u64) -
 
 /// Rollouts that are played and not yet judged.
 fn backlog(hub: &Hub) -> f64 {
-    let stages = hub.line.board.read();
-    let left = |stage| stages.iter().find(|(name, _)| *name == stage).map_or(0, |(_, s)| s.done + s.failed);
-    left("sampler").saturating_sub(left("scorer")) as f64
+    let [played, judged] = ["sampler", "scorer"].map(|name| hub.line.board.stage(name));
+    (played.done + played.failed).saturating_sub(judged.done + judged.failed) as f64
 }
 
 /// What is read. A name that ends in `_total` is a counter, any other a gauge.

@@ -29,6 +29,12 @@ impl Board {
         change(&mut self.stages.entry(stage).or_default());
     }
 
+    /// One stage; nothing yet where it has said nothing.
+    #[must_use]
+    pub fn stage(&self, name: &str) -> StageSnapshot {
+        self.stages.get(name).map(|entry| *entry.value()).unwrap_or_default()
+    }
+
     /// All stages, by name.
     #[must_use]
     pub fn read(&self) -> Vec<(&'static str, StageSnapshot)> {

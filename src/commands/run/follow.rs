@@ -14,7 +14,6 @@ use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
 use minds_stages::parcels::StepDone;
 use minds_stages::trainer::Saved;
-use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -173,12 +172,12 @@ impl<'a> Follower<'a> {
     }
 
     fn saved(&mut self, saved: &Saved) -> Result<(), Fault> {
-        let Saved { name, step, state_path, sampler_path, .. } = saved;
+        let Saved { step, state_path, .. } = saved;
         self.folder.keep(saved).or_exit(Exit::Failed)?;
         say!("saved        step {step} as {state_path}");
-        let row =
-            json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path });
-        self.hub.saved(*step, row);
+        if let Some(kept) = self.folder.last() {
+            self.hub.saved(kept);
+        }
         self.hub.happened(Level::Info, format!("saved step {step} as {state_path}"));
         self.states.date(saved);
         self.states.prune(self.folder).or_exit(Exit::Failed)
@@ -200,9 +199,7 @@ impl<'a> Follower<'a> {
     fn glance(&self) {
         let Some(bars) = &self.bars else { return };
         let counts = self.line.ledger().counts();
-        let busy = |stage| {
-            self.line.board().read().iter().find(|(name, _)| *name == stage).map_or(0, |(_, now)| now.busy)
-        };
+        let busy = |stage| self.line.board().stage(stage).busy;
         let seconds = self.begun.elapsed().as_secs_f64();
         bars.tell(format!(
             "{} of {} groups in flight · sampler {} · scorer {} · {:.0} tokens/s · {} · the trainer {}",

@@ -18,7 +18,6 @@ use follow::{Follower, GOODBYE};
 use minds_stages::line::Line;
 use minds_stages::meters::Meters;
 use minds_tinker::types::FinishReason;
-use serde_json::json;
 use states::States;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -64,7 +63,10 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .or_exit(Exit::Unavailable)?;
         let meters = parts.meters.clone();
         let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
-        let hub = Arc::new(hub(&plan, &ready, &folder, &line, meters).or_exit(Exit::Config)?);
+        let rows = folder.rows().or_exit(Exit::Config)?;
+        let totals = Totals::after(&rows);
+        let hub = Arc::new(hub(&plan, &ready, &folder, &line, meters));
+        hub.earlier(rows, folder.checkpoints());
         let dashboard =
             listening.map(|listening| listening.serve(hub.clone())).transpose().or_exit(Exit::Failed)?;
         let states = States {
@@ -75,7 +77,6 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             leaving: JoinSet::new(),
         };
         let bars = Bars::show(plan.max_steps, hub.first_step());
-        let totals = Totals::after(&folder.rows().or_exit(Exit::Config)?);
         let follower = Follower::new(&mut line, &mut folder, states, hub, bars, totals);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
@@ -102,24 +103,11 @@ fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
     done
 }
 
-/// The run as it is seen from outside, with what it goes on from.
-fn hub(
-    plan: &RunPlan,
-    ready: &Ready,
-    folder: &RunFolder,
-    line: &Line,
-    meters: Meters,
-) -> anyhow::Result<Hub> {
+/// The run as it is seen from outside.
+fn hub(plan: &RunPlan, ready: &Ready, folder: &RunFolder, line: &Line, meters: Meters) -> Hub {
     let (facts, line) = (Facts::new(plan, ready, folder), line.observer().clone());
     let ends = plan.envs.iter().map(|env| (env.name.clone(), env.options.ends.clone())).collect();
-    let hub = Hub::new(facts, line, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone());
-    let states = folder.checkpoints().iter().map(|state| {
-        json!({
-            "name": state.name, "step": state.step, "state_path": state.state_path, "sampler_path": state.sampler_path,
-        })
-    });
-    hub.earlier(folder.rows()?, states.collect());
-    Ok(hub)
+    Hub::new(facts, line, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone())
 }
 
 fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder, listening: Option<&Listening>) {
