@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -71,48 +72,57 @@ async fn reward(env: &PythonEnvironment) -> f32 {
     outcome.await.unwrap().unwrap().score.reward.get()
 }
 
-/// Plays so many groups of so many members at the same time; seconds.
-async fn play(env: &PythonEnvironment, groups: u64, members: u32) -> f64 {
+/// Plays groups of members in so many lanes, in each one group after the other; seconds.
+async fn play(env: &PythonEnvironment, lanes: u64, groups: u64, members: u32) -> f64 {
     let begun = Instant::now();
-    let playing = (0..groups).map(|group| async move {
-        let seats = (0..members).map(|member| {
-            let episode = EpisodeId { group: GroupId(group), member };
-            let policy = Arc::new(Instantly);
-            Seat::new(episode, policy.clone(), policy, |result| assert!(result.is_ok(), "{result:?}"))
-        });
-        env.play(&env.item(group), seats.collect()).await;
+    let playing = (0..lanes).map(|lane| async move {
+        for group in 0..groups {
+            let group = group * lanes + lane;
+            let seats = (0..members).map(|member| {
+                let episode = EpisodeId { group: GroupId(group), member };
+                let policy = Arc::new(Instantly);
+                Seat::new(episode, policy.clone(), policy, |result| assert!(result.is_ok(), "{result:?}"))
+            });
+            env.play(&env.item(group), seats.collect()).await;
+        }
     });
     futures::future::join_all(playing).await;
     begun.elapsed().as_secs_f64()
 }
 
+/// Rollouts per second of so many workers, 64 rollouts of 100 ms in each of them, in groups of so many.
+fn scaled(runtime: &Runtime, workers: u64, members: u32) -> f64 {
+    let env = open("timed", None, workers as usize, &json!({"seconds": 0.1}));
+    let (lanes, groups) = (workers * 64 / u64::from(members), 20);
+    runtime.block_on(play(&env, lanes, 1, members));
+    let seconds = runtime.block_on(play(&env, lanes, groups, members));
+    (lanes * groups * u64::from(members)) as f64 / seconds
+}
+
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let long = open("timed", None, 1, &json!({"seconds": 0.0, "turns": 200}));
-    runtime.block_on(play(&long, 1, 1));
-    let seconds = runtime.block_on(play(&long, 1, 1));
-    println!("a turn of one rollout over the pipe          {:7.0} µs", seconds / 200.0 * 1e6);
-    drop(long);
+    for turns in [10, 200] {
+        let long = open("timed", None, 1, &json!({"seconds": 0.0, "turns": turns}));
+        runtime.block_on(play(&long, 1, 1, 1));
+        let seconds = runtime.block_on(play(&long, 1, 2000 / turns, 1));
+        println!("a turn of a conversation of {turns:3} over the pipe {:7.0} µs", seconds / 2000.0 * 1e6);
+    }
     if let Some(python) = std::env::var_os("MINDS_BENCH_PYTHON") {
         let called = open("called", Some(python.into()), 1, &json!({}));
         runtime.block_on(reward(&called));
         let seconds = runtime.block_on(reward(&called));
         println!("a call over HTTP, Python's client included   {:7.0} µs", seconds * 1e6);
     }
-    let mut one = 0.0;
-    for workers in [1, 2, 4, 8] {
-        let env = open("timed", None, workers, &json!({"seconds": 0.1}));
-        runtime.block_on(play(&env, workers as u64, 64));
-        let (rounds, mut seconds) = (10, 0.0);
-        for _ in 0..rounds {
-            seconds += runtime.block_on(play(&env, workers as u64, 64));
+    for (members, how) in [(8, "as they come"), (64, "all at once")] {
+        let mut one = 0.0;
+        for workers in [1, 2, 4, 8] {
+            let rate = scaled(&runtime, workers, members);
+            one = if workers == 1 { rate } else { one };
+            println!(
+                "{workers} workers x 64 rollouts of 100 ms, {how}   {rate:5.0} rollouts/s, {:.2} of the ideal, {:.2} of linear",
+                rate / (640.0 * workers as f64),
+                rate / (one * workers as f64)
+            );
         }
-        let rate = f64::from(rounds) * 64.0 * workers as f64 / seconds;
-        one = if workers == 1 { rate } else { one };
-        println!(
-            "{workers} workers x 64 rollouts of 100 ms        {rate:7.0} rollouts/s, {:.2} of the ideal, {:.2} of linear",
-            rate / (640.0 * workers as f64),
-            rate / (one * workers as f64)
-        );
     }
 }

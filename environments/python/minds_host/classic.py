@@ -80,8 +80,9 @@ class Classic:
             while len(self._tasks) > 256:
                 self._tasks.pop(next(iter(self._tasks)))
             self._tasks[key] = asyncio.ensure_future(self._task(job.item))
+        task = self._tasks[key]
         # A member that is given up does not take the task from the others.
-        env, observation = await asyncio.shield(self._tasks[key])
+        env, observation = task.result() if task.done() else await asyncio.shield(task)
         env = _copied(env)
         row = job.row or {}
         if self._observes:

@@ -11,50 +11,60 @@ except ImportError:
 def pack(value):
     if msgpack is not None:
         return msgpack.packb(value, use_bin_type=True, unicode_errors="replace")
-    out = bytearray()
-    _write(value, out)
-    return bytes(out)
+    parts = []
+    _write(value, parts.append)
+    return b"".join(parts)
 
 
 def unpack(data):
     if msgpack is not None:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
-    value, _ = _read(memoryview(data), 0)
+    value, _ = _read(data, 0)
     return value
 
 
+_SMALL = [bytes([n]) for n in range(256)]
+_U64, _I64, _F64 = (struct.Struct(form).pack for form in (">BQ", ">Bq", ">Bd"))
+_LENGTH = struct.Struct(">BI").pack
+
+
 def _write(value, out):
-    if value is None:
-        out.append(0xC0)
-    elif value is True or value is False:
-        out.append(0xC3 if value else 0xC2)
-    elif isinstance(value, int):
-        if 0 <= value < 0x80 or -32 <= value < 0:
-            out.append(value & 0xFF)
-        else:
-            out += struct.pack(">BQ" if value >= 0 else ">Bq", 0xCF if value >= 0 else 0xD3, value)
-    elif isinstance(value, float):
-        out += struct.pack(">Bd", 0xCB, value)
-    elif isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         data = value.encode("utf-8", "replace")  # half a pair of surrogates is no text
-        out += struct.pack(">BI", 0xDB, len(data)) + data
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        out += struct.pack(">BI", 0xC6, len(value)) + bytes(value)
-    elif isinstance(value, dict):
-        out += struct.pack(">BI", 0xDF, len(value))
+        size = len(data)
+        out(_SMALL[0xA0 | size] if size < 32 else _LENGTH(0xDB, size))
+        out(data)
+    elif kind is dict:
+        size = len(value)
+        out(_SMALL[0x80 | size] if size < 16 else _LENGTH(0xDF, size))
         for key, item in value.items():
             _write(key, out)
             _write(item, out)
-    elif isinstance(value, (list, tuple)):
-        out += struct.pack(">BI", 0xDD, len(value))
+    elif kind is list or kind is tuple:
+        size = len(value)
+        out(_SMALL[0x90 | size] if size < 16 else _LENGTH(0xDD, size))
         for item in value:
             _write(item, out)
-    else:
-        raise TypeError(f"{type(value).__name__} cannot be sent")
-
-
-_NUMBERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q", 0xCA: ">f", 0xCB: ">d"}
-_SIZES = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xDC: ">H", 0xDD: ">I", 0xDE: ">H", 0xDF: ">I"}
+    elif kind is int:
+        if -32 <= value < 128:
+            out(_SMALL[value & 0xFF])
+        else:
+            out(_U64(0xCF, value) if value >= 0 else _I64(0xD3, value))
+    elif kind is float:
+        out(_F64(0xCB, value))
+    elif value is None:
+        out(b"\xc0")
+    elif kind is bool:
+        out(b"\xc3" if value else b"\xc2")
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        out(_LENGTH(0xC6, len(value)))
+        out(bytes(value))
+    else:  # a subclass is written as what it is one of
+        for base in (str, dict, list, tuple, int, float):
+            if isinstance(value, base):
+                return _write(list(value) if base is tuple else base(value), out)
+        raise TypeError(f"{kind.__name__} cannot be sent")
 
 
 def _read(data, at):
@@ -64,35 +74,53 @@ def _read(data, at):
         return tag, at
     if tag >= 0xE0:
         return tag - 0x100, at
-    if tag in (0xC0, 0xC2, 0xC3):
-        return {0xC0: None, 0xC2: False, 0xC3: True}[tag], at
+    if 0xA0 <= tag < 0xC0:
+        end = at + (tag & 0x1F)
+        return data[at:end].decode("utf-8", "surrogatepass"), end
+    if tag < 0x90:
+        return _map(data, at, tag & 0x0F)
+    if tag < 0xA0:
+        return _list(data, at, tag & 0x0F)
     if tag in _NUMBERS:
-        size = struct.calcsize(_NUMBERS[tag])
-        return struct.unpack_from(_NUMBERS[tag], data, at)[0], at + size
-    if tag in _SIZES:
-        (size,) = struct.unpack_from(_SIZES[tag], data, at)
-        at += struct.calcsize(_SIZES[tag])
-        kind = {0xD9: "s", 0xDA: "s", 0xDB: "s", 0xC4: "b", 0xC5: "b", 0xC6: "b", 0xDC: "l", 0xDD: "l"}.get(tag, "m")
-    elif tag < 0x90:
-        kind, size = "m", tag & 0x0F
-    elif tag < 0xA0:
-        kind, size = "l", tag & 0x0F
-    elif tag < 0xC0:
-        kind, size = "s", tag & 0x1F
-    else:
+        number = _NUMBERS[tag]
+        return number.unpack_from(data, at)[0], at + number.size
+    if tag in _CONSTANTS:
+        return _CONSTANTS[tag], at
+    if tag not in _SIZED:
         raise ValueError(f"unknown MessagePack tag {tag:#x}")
-    if kind == "s":
-        return bytes(data[at:at + size]).decode("utf-8", "surrogatepass"), at + size
-    if kind == "b":
-        return bytes(data[at:at + size]), at + size
-    if kind == "l":
-        items = []
-        for _ in range(size):
-            item, at = _read(data, at)
-            items.append(item)
-        return items, at
+    width, kind = _SIZED[tag]
+    size = int.from_bytes(data[at:at + width], "big")
+    at += width
+    if kind is dict:
+        return _map(data, at, size)
+    if kind is list:
+        return _list(data, at, size)
+    end = at + size
+    return (data[at:end].decode("utf-8", "surrogatepass") if kind is str else data[at:end]), end
+
+
+def _map(data, at, size):
     found = {}
     for _ in range(size):
         key, at = _read(data, at)
         found[key], at = _read(data, at)
     return found, at
+
+
+def _list(data, at, size):
+    items = []
+    for _ in range(size):
+        item, at = _read(data, at)
+        items.append(item)
+    return items, at
+
+
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBERS = {
+    tag: struct.Struct(">" + form)
+    for tag, form in zip((0xCA, 0xCB, 0xCC, 0xCD, 0xCE, 0xCF, 0xD0, 0xD1, 0xD2, 0xD3), "fdBHIQbhiq")
+}
+_SIZED = {
+    0xC4: (1, bytes), 0xC5: (2, bytes), 0xC6: (4, bytes), 0xD9: (1, str), 0xDA: (2, str), 0xDB: (4, str),
+    0xDC: (2, list), 0xDD: (4, list), 0xDE: (2, dict), 0xDF: (4, dict),
+}

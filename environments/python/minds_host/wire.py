@@ -8,12 +8,14 @@ A frame is its length in four bytes, big end first, and a MessagePack map.
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import contextvars
 import itertools
 import os
 import queue
+import select
 import signal
 import struct
 import threading
@@ -21,6 +23,7 @@ import time
 
 LIMIT = 256 << 20  # bytes of a frame
 OPENING = b"\x00minds-host\n"  # whatever came before it was printed by the interpreter's start
+BEHIND = 1024  # frames that may wait to be written
 GRACE = 5.0  # seconds between the end of the input and the end of the process
 
 ROLLOUT = contextvars.ContextVar("rollout", default=None)
@@ -46,16 +49,16 @@ class Wire:
     """Sends from any thread; `on_message` is called on the event loop."""
 
     def __init__(self, incoming, outgoing, pack, unpack):
-        self._in, self._out = os.fdopen(incoming, "rb", 1 << 16), outgoing
+        self._in, self._out = incoming, outgoing
         self._pack, self._unpack = pack, unpack
-        self._queue = queue.Queue(maxsize=1024)
+        os.set_blocking(outgoing, False)
+        self._frames, self._writing, self._turn = collections.deque([OPENING]), False, threading.Condition()
         self._calls = itertools.count(1)
         self._waiting = {}
         self._early = queue.Queue()
         self._starting = threading.Lock()
         self._loop = self._on_message = None
         self._tick = time.monotonic()
-        self._queue.put(OPENING)
         threading.Thread(target=self._read, name="wire-in", daemon=True).start()
         threading.Thread(target=self._write, name="wire-out", daemon=True).start()
 
@@ -78,7 +81,11 @@ class Wire:
         loop.run_forever()
 
     def send(self, message):
-        self._queue.put(self._frame(message))
+        frame = self._frame(message)
+        with self._turn:
+            while len(self._frames) >= BEHIND:
+                self._turn.wait()
+            self._put(frame)
 
     def _frame(self, message):
         body = self._pack(message)
@@ -95,48 +102,79 @@ class Wire:
         return future
 
     async def asked(self, op, **args):
-        return await asyncio.wrap_future(self.ask(op, **args))
+        """The same on the event loop, where the answer comes together with whatever else has come by then."""
+        call, future = next(self._calls), asyncio.get_running_loop().create_future()
+        self._waiting[call] = future
+        self.send({"t": "ask", "call": call, "rollout": ROLLOUT.get(), "op": {"op": op, **args}})
+        return await future
 
     def _read(self):
+        held = bytearray()
         try:
-            while True:
-                head = self._in.read(4)
-                if len(head) < 4:
-                    break
-                size = struct.unpack(">I", head)[0]
-                body = self._in.read(size)
-                if len(body) < size:
-                    break
-                self._take(self._unpack(body))
+            while data := os.read(self._in, 1 << 16):
+                held += data
+                begin, messages = 0, []
+                while len(held) >= begin + 4:
+                    end = begin + 4 + int.from_bytes(held[begin:begin + 4], "big")
+                    if len(held) < end:
+                        break
+                    messages.append(self._unpack(bytes(held[begin + 4:end])))
+                    begin = end
+                del held[:begin]
+                self._take(messages)
         finally:
             self._end()
 
-    def _take(self, message):
-        kind = message["t"]
-        if kind == "beat":
-            running = self._loop is not None
-            lag = time.monotonic() - self._tick if running else 0.0
-            with contextlib.suppress(queue.Full):  # so much to say is a sign of life, too
-                self._queue.put_nowait(self._frame({"t": "beat", "n": message["n"], "lag": lag}))
-        elif kind == "answer":
-            future = self._waiting.pop(message["call"], None)
-            if future is not None and future.set_running_or_notify_cancel():
-                if message.get("error") is not None:
-                    future.set_exception(Refused(message["error"]))
-                else:
-                    future.set_result(message.get("ok"))
-        else:
-            with self._starting:
-                if self._loop is None:
-                    self._early.put(message)
-                else:
-                    self._loop.call_soon_threadsafe(self._on_message, message)
+    def _take(self, messages):
+        """What came at one moment wakes an event loop once."""
+        work = {}
+        for message in messages:
+            kind = message["t"]
+            if kind == "beat":
+                running = self._loop is not None
+                lag = time.monotonic() - self._tick if running else 0.0
+                with self._turn:
+                    if len(self._frames) < BEHIND:  # so much to say is a sign of life, too
+                        self._put(self._frame({"t": "beat", "n": message["n"], "lag": lag}))
+            elif kind == "answer":
+                future = self._waiting.pop(message["call"], None)
+                if isinstance(future, asyncio.Future):
+                    work.setdefault(future.get_loop(), []).append((_settle, future, message))
+                elif future is not None and future.set_running_or_notify_cancel():
+                    _settle(future, message)
+            else:
+                with self._starting:
+                    if self._loop is None:
+                        self._early.put(message)
+                    else:
+                        work.setdefault(self._loop, []).append((self._on_message, message))
+        for loop, calls in work.items():
+            with contextlib.suppress(RuntimeError):  # a loop of user code may be closed by now
+                loop.call_soon_threadsafe(_do, loop, calls)
+
+    def _put(self, frame):
+        """Writes a frame, or leaves what the pipe does not take at once to the thread that may wait."""
+        if not self._frames and not self._writing:
+            with contextlib.suppress(BlockingIOError):
+                frame = frame[os.write(self._out, frame):]
+        if frame:
+            self._frames.append(frame)
+            self._turn.notify_all()
 
     def _write(self):
+        room = select.poll()
+        room.register(self._out, select.POLLOUT)
         while True:
-            frame = memoryview(self._queue.get())
-            while frame:
-                frame = frame[os.write(self._out, frame):]
+            with self._turn:
+                self._writing = False
+                while not self._frames:
+                    self._turn.wait()
+                data, self._writing = memoryview(b"".join(self._frames)), True
+                self._frames.clear()
+                self._turn.notify_all()
+            while data:
+                room.poll()
+                data = data[os.write(self._out, data):]
 
     def _end(self):
         """The other side is gone: a moment for clean-up, then everything in this group ends."""
@@ -146,3 +184,20 @@ class Wire:
                 time.sleep(GRACE)
         finally:
             os.killpg(0, signal.SIGKILL)
+
+
+def _do(loop, calls):
+    for function, *args in calls:
+        try:
+            function(*args)
+        except Exception as error:  # keeps nothing from the others
+            loop.call_exception_handler({"message": "a message was not understood", "exception": error})
+
+
+def _settle(future, message):
+    if future.done():  # given up
+        return
+    if message.get("error") is not None:
+        future.set_exception(Refused(message["error"]))
+    else:
+        future.set_result(message.get("ok"))

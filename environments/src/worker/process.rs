@@ -9,14 +9,19 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Writes frames to a process as long as there are any.
+/// Most frames that are written at a time.
+const BATCH: usize = 64;
+
+/// Writes frames to a process as long as there are any. What waits is written together: it wakes the process once.
 pub(super) async fn write(mut stdin: ChildStdin, mut frames: mpsc::Receiver<Vec<u8>>) {
     // A process that no longer reads is dead or will be; its end is told elsewhere. When the worker is dropped, so is
     // its outbox, and the end of its input tells the process to go.
-    while let Some(frame) = frames.recv().await {
-        if stdin.write_all(&frame).await.is_err() {
+    let mut waiting = Vec::with_capacity(BATCH);
+    while frames.recv_many(&mut waiting, BATCH).await > 0 {
+        if stdin.write_all(&waiting.concat()).await.is_err() {
             return;
         }
+        waiting.clear();
     }
 }
 
