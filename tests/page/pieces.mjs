@@ -23,6 +23,7 @@ export async function wrongPieces(page) {
     ];
     for (const [x, text] of numbers) out.push([`num ${x}`, plain(format.num(x)), text]);
     const times = [
+      [0.0000294, '29.4 µs'],
       [0.23, '230 ms'],
       [4.1, '4.10 s'],
       [59.96, '1 min 00 s'],
@@ -48,6 +49,7 @@ export async function wrongPieces(page) {
       ['👩\u200d👧', '👩\u200d👧'],
       ['\u{e0041}', 'TAG'],
       ['x' + '\u0301'.repeat(40), 'x40 accents'],
+      ['\u0301a\u0301', '\u25cc\u0301a\u0301'],
     ];
     for (const [text, seen] of strange) out.push([`marked ${JSON.stringify(text)}`, shown(text), seen]);
 

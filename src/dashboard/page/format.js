@@ -35,11 +35,12 @@ export const signed = (x) => (known(x) && x > 0 ? `+${num(x)}` : num(x));
 /** A share of one as a percentage. */
 export const percent = (x, digits = 0) => (known(x) ? `${(100 * x).toFixed(digits)}${THIN}%` : NONE);
 
-/** Seconds, as somebody would say them: `230 ms`, `4.10 s`, `4 min 12 s`, `3 h 05 min`. */
+/** Seconds, as somebody would say them: `29.4 µs`, `230 ms`, `4.10 s`, `4 min 12 s`, `3 h 05 min`. */
 export function seconds(x) {
   if (!known(x)) return NONE;
   if (x < 0) return MINUS + seconds(-x);
   if (x === 0) return `0${THIN}s`;
+  if (x < 0.0009995) return `${num(x * 1e6)}${THIN}µs`;
   if (x < 0.9995) return `${num(x * 1000)}${THIN}ms`;
   if (x < 59.95) return `${num(x)}${THIN}s`;
   const whole = Math.round(x);

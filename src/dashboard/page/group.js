@@ -7,7 +7,7 @@ import { count, many, num } from './format.js';
 import { focusList, neighbour, onOpen, select, selection, summaryOf } from './groups.js';
 import { get } from './live.js';
 import { modelText } from './marked.js';
-import { forget, member, views } from './member.js';
+import { forget, member, view, views } from './member.js';
 import { on } from './store.js';
 import { legend } from './tokens.js';
 
@@ -73,7 +73,7 @@ function show(id, group) {
   const spread = Math.max(1e-9, ...members.map((m) => Math.abs(m.advantage ?? 0)));
   const body = h(
     'div',
-    { class: 'group-body' },
+    { class: 'group-body', 'data-view': view },
     h('div', { id: 'group-notes' }),
     prompt(group.prompt ?? []),
     h(

@@ -57,9 +57,13 @@ function nameOf(found) {
   return [times > 1 ? `${name}×${times}` : name, `${hex}${times > 1 ? `, ${times} times` : ''}`];
 }
 
-/** Appends text to a node with its strange characters marked. */
+/**
+ * Appends text to a node with its strange characters marked. Accents at the node's beginning, which have no letter, are
+ * given a dotted circle to stand on: they would be drawn over what is before them.
+ */
 export function appendMarked(node, text, budget = { marks: MOST_MARKS }) {
   let from = 0;
+  if (!node.hasChildNodes() && /^\p{M}/u.test(text)) node.append('\u25cc');
   for (const match of text.matchAll(STRANGE)) {
     if (match.index > from) node.append(text.slice(from, match.index));
     from = match.index + match[0].length;

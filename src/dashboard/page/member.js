@@ -6,7 +6,8 @@ import { count, many, num, signed } from './format.js';
 import { modelText } from './marked.js';
 import { tokensView } from './tokens.js';
 
-let view = memory.get('view', 'tokens') === 'text' ? 'text' : 'tokens';
+/** How completions are shown: as `tokens` or as `text`. */
+export let view = memory.get('view', 'tokens') === 'text' ? 'text' : 'tokens';
 /** Draws each turn on the page anew. */
 let turns = [];
 
@@ -105,6 +106,7 @@ export function views() {
     button.addEventListener('click', () => {
       view = name;
       memory.set('view', view);
+      button.closest('[data-view]').dataset.view = view;
       for (const other of button.parentElement.children) other.setAttribute('aria-pressed', String(other === button));
       turns.forEach((draw) => draw());
     });

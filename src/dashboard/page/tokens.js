@@ -9,6 +9,8 @@ import { appendMarked } from './marked.js';
 const STEPS = [0.9, 0.5, 0.2, 0.05, 0.01, 0];
 const WORDS = ['≥ 90 %', '50–90 %', '20–50 %', '5–20 %', '1–5 %', '< 1 %'];
 const AT_ONCE = 1000;
+const POINT = 'Point at a token, or focus the text and use the arrow keys.';
+const TOUCH = 'Tap a token to see how likely it was.';
 
 const shade = (logprob) => (Number.isFinite(logprob) ? STEPS.findIndex((least) => Math.exp(logprob) >= least) : 'x');
 
@@ -43,7 +45,7 @@ export function tokensView(tokens, cut) {
   const readout = h(
     'p',
     { class: 'readout', 'aria-live': 'polite' },
-    h('span', { class: 'quiet', text: 'Point at a token, or focus the text and use the arrow keys.' }),
+    h('span', { class: 'quiet', text: matchMedia('(hover: none)').matches ? TOUCH : POINT }),
   );
   const box = h('div', {
     class: 'tokens model-text',
