@@ -25,8 +25,8 @@ sdk python model:
 skyrl python="python3":
     {{python}} tinker/tests/skyrl/against.py 0.4.0 0.3.0
 
-# The dashboard's page in a browser, against a run that is under way: `just page http://127.0.0.1:8018/`. Needs Node
-# and Chromium; screenshots go into target/page.
+# The dashboard's page in a browser, as a test does it, against a run of your own that is under way: `just page
+# http://127.0.0.1:9464/`. Needs Node and Chromium; screenshots go into target/page.
 page url:
     cd tests/page && npm install --no-package-lock --no-audit --no-fund
     node tests/page/page.mjs {{url}} target/page

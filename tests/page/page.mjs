@@ -4,7 +4,8 @@
 //
 // The page must update by itself, log no error, be usable by keyboard alone, show hostile text as text, and never be
 // wider than a phone. One line of JSON says what was seen; the exit code is 0 only if all of it holds. With `--hostile`
-// some group kept by the run must have a completion with TEXT in it: the groups are looked through for one.
+// some group kept by the run must have a completion with TEXT in it: of the newest few, the one with the longest
+// completion is opened, and everything in it must be shown, as text and as nothing else.
 // The browser is $CHROMIUM, else the first of the usual names that is installed.
 
 import { existsSync, mkdirSync } from 'node:fs';
@@ -19,16 +20,20 @@ if (!base || !out || (flag !== undefined && (flag !== '--hostile' || !hostile)))
 }
 const NAMES = [
   '/usr/bin/chromium',
-  '/usr/bin/chromium-browser',
   '/usr/bin/google-chrome',
+  '/usr/bin/chromium-browser',
   '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome',
 ];
 const executablePath = process.env.CHROMIUM ?? NAMES.find(existsSync);
 if (!executablePath) {
-  console.error('no browser: install Chromium, or name one in CHROMIUM');
+  console.error('no browser: install Chromium (Debian: chromium), or name one in CHROMIUM');
   process.exit(2);
 }
 const LIVE_MS = 60_000;
+/** So many groups with the hostile text are looked at. */
+const HOSTILE_GROUPS = 8;
+/** What holds text of models. */
+const BOXES = '#group, #group :is(.group-body, .members, .turn, .model-text)';
 const LAPTOP = { width: 1440, height: 900 };
 const PHONE = { width: 390, height: 844 };
 mkdirSync(out, { recursive: true });
@@ -53,7 +58,7 @@ async function comes(name, waiting) {
 async function visit(browser, options, hash = '') {
   const context = await browser.newContext({ reducedMotion: 'reduce', ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(15_000);
+  page.setDefaultTimeout(30_000);
   page.on('console', (message) => message.type() === 'error' && troubles.push(`console: ${message.text()}`));
   page.on('pageerror', (error) => troubles.push(`error: ${error.message}`));
   page.on('dialog', (dialog) => {
@@ -72,8 +77,14 @@ async function visit(browser, options, hash = '') {
 }
 
 const shot = (page, name) => page.screenshot({ path: join(out, `${name}.png`) });
-const tooWide = (page) =>
-  page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+/** By how much the widest of these is wider than its place; text that ends in an ellipsis is meant to be. */
+const tooWide = (page, which = 'html') =>
+  page.evaluate((names) => {
+    const places = [...document.querySelectorAll(names)].filter(
+      (node) => node.clientWidth > 0 && getComputedStyle(node).textOverflow !== 'ellipsis',
+    );
+    return Math.max(...places.map((node) => node.scrollWidth - node.clientWidth));
+  }, which);
 const readings = (page) => page.evaluate(() => document.querySelector('#stats').textContent);
 
 async function updates(page) {
@@ -120,37 +131,47 @@ async function keyboard(page) {
   check('escape_closes_and_returns', (await inList()) && (await page.isHidden('#group')));
 }
 
-/** Opens groups until one has the text, and makes sure that it is nothing but text. */
-async function harmless(page) {
-  const id = await page.evaluate(async (text) => {
-    for (const { id } of await (await fetch('/api/groups')).json()) {
-      const group = await (await fetch(`/api/groups/${encodeURIComponent(id)}`)).json();
-      const all = (group.members ?? []).flatMap((member) => member.turns ?? []).map((turn) => turn.text);
-      if (all.some((one) => one.includes(text))) return String(id);
-    }
-    return null;
-  }, hostile);
-  check(
-    'a_hostile_group_is_there',
-    id !== null,
-    id ?? `no kept group has a completion with ${JSON.stringify(hostile)}`,
+/** Of the newest groups that have the hostile text, the one with the longest completion. */
+const hostileGroup = (page) =>
+  page.evaluate(
+    async ([text, most]) => {
+      let [found, seen] = [null, 0];
+      for (const { id } of await (await fetch('/api/groups')).json()) {
+        const group = await (await fetch(`/api/groups/${encodeURIComponent(id)}`)).json();
+        const all = (group.members ?? []).flatMap((member) => member.turns ?? []).map((turn) => turn.text);
+        if (!all.some((one) => one.includes(text))) continue;
+        const longest = Math.max(...all.map((one) => one.length));
+        if (longest > (found?.longest ?? -1)) found = { id: String(id), longest };
+        if (++seen === most) break;
+      }
+      return found;
+    },
+    [hostile, HOSTILE_GROUPS],
   );
-  await page.evaluate((group) => (location.hash = `group=${encodeURIComponent(group)}`), id);
-  await page.waitForFunction(
-    (group) =>
-      document.querySelector('#group-title')?.textContent === `Group ${group}` &&
-      document.querySelector('#group .member'),
-    id,
-  );
-  await page.click('#group .switch button:has-text("text")');
+
+const unfold = async (page) => {
   for (let shut = page.locator('#group .member:not([open]) > summary'); (await shut.count()) > 0;)
     await shut.first().click();
+};
+
+/** In this view the open group is shown whole, as text and as nothing else, and inside its boxes. `longest` is how many
+ * characters its longest completion has in this view, at least. */
+async function onlyText(page, view, longest) {
+  const holds = (what) => `${view}_view_${what}`;
+  await page.click(`#group .switch button:has-text("${view}")`);
   for (let more = page.locator('#group .more'); (await more.count()) > 0;) await more.first().click();
   await comes(
-    'hostile_text_is_text',
+    holds('shows_hostile_text'),
     page.waitForFunction(
       (text) => [...document.querySelectorAll('#group .model-text')].some((node) => node.textContent.includes(text)),
       hostile,
+    ),
+  );
+  await comes(
+    holds('shows_all_of_it'),
+    page.waitForFunction(
+      (length) => [...document.querySelectorAll('#group .model-text')].some((node) => node.textContent.length >= length),
+      longest,
     ),
   );
   const made = await page.evaluate(() =>
@@ -160,15 +181,36 @@ async function harmless(page) {
       ),
     ].map((node) => node.tagName),
   );
-  check('hostile_text_makes_no_element', made.length === 0, made.join(', ') || true);
+  check(holds('makes_no_element'), made.length === 0, made.join(', ') || true);
   const steering = await page.evaluate(() =>
     [...document.querySelectorAll('#group .model-text')].some((node) =>
       /[\u0000-\u0008\u001b\u202a-\u202e\u2066-\u2069]/.test(node.textContent),
     ),
   );
-  check('no_control_character_is_left', !steering);
-  await page.click('#group .switch button:has-text("tokens")');
-  await shot(page, 'hostile');
+  check(holds('leaves_no_control_character'), !steering);
+  check(holds('stays_in_its_boxes'), (await tooWide(page, BOXES)) <= 0);
+  await page.evaluate((text) => {
+    const nodes = [...document.querySelectorAll('#group .model-text')];
+    nodes.find((node) => node.textContent.includes(text)).scrollIntoView({ block: 'nearest' });
+  }, hostile);
+  await shot(page, `hostile-${view}`);
+}
+
+async function harmless(page) {
+  const found = await hostileGroup(page);
+  const none = `no kept group has a completion with ${JSON.stringify(hostile)}`;
+  check('a_hostile_group_is_there', found !== null, found ? `${found.id}: ${found.longest} characters` : none);
+  await page.evaluate((group) => (location.hash = `group=${encodeURIComponent(group)}`), found.id);
+  await page.waitForFunction(
+    (group) =>
+      document.querySelector('#group-title')?.textContent === `Group ${group}` &&
+      document.querySelector('#group .member'),
+    found.id,
+  );
+  await unfold(page);
+  await onlyText(page, 'text', found.longest);
+  // Of a long completion the run sends the first tokens only.
+  await onlyText(page, 'tokens', hostile.length);
   await page.keyboard.press('Escape');
 }
 
@@ -187,7 +229,14 @@ async function phone(browser) {
   await page.waitForSelector('#group .member');
   check('phone_inspector_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
   await shot(page, 'phone-inspector');
+  await unfold(page);
+  check('phone_members_are_not_too_wide', (await tooWide(page, `html, ${BOXES}`)) <= 0);
+  await page.emulateMedia({ colorScheme: 'dark' });
+  await comes('follows_the_system_while_it_is_open', page.waitForSelector('html[data-theme="dark"]'));
+  await shot(page, 'phone-dark-inspector');
   await page.click('#group [aria-label^="Close"]');
+  await page.evaluate(() => scrollTo(0, 0));
+  await shot(page, 'phone-dark');
   await page.context().close();
 }
 
@@ -207,6 +256,10 @@ try {
   check('follows_the_system_into_the_dark', (await dark.getAttribute('html', 'data-theme')) === 'dark');
   await dark.waitForSelector('#bound-chart canvas');
   await shot(dark, 'dark');
+  await dark.locator('.list .row').first().click();
+  await dark.waitForSelector('#group .member');
+  await unfold(dark);
+  await shot(dark, 'dark-inspector');
   await dark.context().close();
 
   await phone(browser);
