@@ -80,6 +80,8 @@ pub struct Hub {
 pub(super) struct Told {
     pub(super) state: State,
     pub(super) step: u64,
+    /// When that was; at first, when the process started.
+    pub(super) stepped: f64,
     pub(super) rows: Rows,
     pub(super) events: VecDeque<Happened>,
     pub(super) recent: Recent,
@@ -102,6 +104,7 @@ impl Hub {
         let told = Told {
             state: State::Running,
             step: facts.first_step,
+            stepped: facts.started,
             rows: Rows::default(),
             events: VecDeque::new(),
             recent: Recent::default(),
@@ -145,7 +148,7 @@ impl Hub {
         let StepDone { step, metrics, groups } = done;
         self.send("step", &row(&metrics, at));
         let mut told = self.told();
-        told.step = step;
+        (told.step, told.stepped) = (step, at);
         told.rows.push(metrics);
         groups.into_iter().for_each(|group| told.recent.push(step, at, group));
     }

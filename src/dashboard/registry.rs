@@ -92,6 +92,12 @@ const READ: &[Metered] = &[
         read: |hub| one(hub.told().step as f64),
     },
     Metered {
+        name: "minds_run_step_timestamp_seconds",
+        help: "When the last optimizer step was done; before the first one, when this life of the run began.",
+        labels: &[],
+        read: |hub| one(hub.told().stepped),
+    },
+    Metered {
         name: "minds_run_steps",
         help: "Optimizer steps in all.",
         labels: &[],

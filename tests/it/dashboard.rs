@@ -116,6 +116,7 @@ fn a_run_can_be_watched_while_it_works() {
         line.unwrap_or_else(|| panic!("{name} is not in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(value("minds_run_step") >= 5.0 && value("minds_trainer_tokens_total") > 0.0);
+    assert!(value("minds_run_step_timestamp_seconds") > value("minds_run_start_timestamp_seconds"));
     assert!(value("process_resident_memory_bytes") > 1e6);
 
     // The stream tells the state at once, and then each step.
