@@ -4,7 +4,7 @@
 //! The wrappers stand between the stages and the service, so that no stage can forget a limit. A wait begins when
 //! its answer is first asked for, not when the request was queued behind others.
 
-use crate::meters::ServiceMeters;
+use crate::meters::{Operation, ServiceMeters};
 use async_trait::async_trait;
 use minds_core::backend::{
     BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend,
@@ -66,12 +66,13 @@ impl Deadlines {
 async fn within<T>(
     limit: Duration,
     meters: &ServiceMeters,
-    what: &'static str,
+    what: Operation,
     answer: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
     let (request, asked) = (meters.enter(what), Instant::now());
     let result = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
-        Err(BackendError::Unavailable(format!("{what} was not answered within {} s", limit.as_secs())))
+        let (what, limit) = (what.name(), limit.as_secs());
+        Err(BackendError::Unavailable(format!("{what} was not answered within {limit} s")))
     });
     request.ended(&result, asked.elapsed());
     result
@@ -86,16 +87,16 @@ struct Timed<T: ?Sized> {
 #[async_trait]
 impl SamplingBackend for Timed<dyn SamplingBackend> {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        within(self.limits.sampling, &self.meters, "sample", self.inner.sample(request)).await
+        within(self.limits.sampling, &self.meters, Operation::Sample, self.inner.sample(request)).await
     }
 
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        within(self.limits.sampling, &self.meters, "logprobs", self.inner.logprobs(tokens)).await
+        within(self.limits.sampling, &self.meters, Operation::Logprobs, self.inner.logprobs(tokens)).await
     }
 }
 
 impl Timed<dyn TrainingBackend> {
-    fn pending<T: 'static>(&self, what: &'static str, answer: Pending<T>) -> Pending<T> {
+    fn pending<T: 'static>(&self, what: Operation, answer: Pending<T>) -> Pending<T> {
         let (limit, meters) = (self.limits.training, self.meters.clone());
         Box::pin(async move { within(limit, &meters, what, answer).await })
     }
@@ -103,30 +104,30 @@ impl Timed<dyn TrainingBackend> {
 
 impl TrainingBackend for Timed<dyn TrainingBackend> {
     fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
-        self.pending("forward", self.inner.forward(data, loss))
+        self.pending(Operation::Forward, self.inner.forward(data, loss))
     }
 
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
-        self.pending("forward_backward", self.inner.forward_backward(data, loss))
+        self.pending(Operation::ForwardBackward, self.inner.forward_backward(data, loss))
     }
 
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
-        self.pending("optim_step", self.inner.optim_step(params))
+        self.pending(Operation::OptimStep, self.inner.optim_step(params))
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        self.pending("save_state", self.inner.save_state(name))
+        self.pending(Operation::SaveState, self.inner.save_state(name))
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
-        self.pending("load_state", self.inner.load_state(path, with_optimizer))
+        self.pending(Operation::LoadState, self.inner.load_state(path, with_optimizer))
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
         let (limits, meters) = (self.limits, self.meters.clone());
         let export = self.inner.export_sampler(name);
         self.pending(
-            "export_sampler",
+            Operation::ExportSampler,
             Box::pin(async move {
                 let Export { sampler, path } = export.await?;
                 Ok(Export { sampler: limits.sampler(sampler, &meters), path })
@@ -135,7 +136,7 @@ impl TrainingBackend for Timed<dyn TrainingBackend> {
     }
 
     fn release(&self) -> Pending<()> {
-        self.pending("release", self.inner.release())
+        self.pending(Operation::Release, self.inner.release())
     }
 }
 
@@ -146,29 +147,35 @@ impl Service for Timed<dyn Service> {
     }
 
     async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
-        let training =
-            within(self.limits.training, &self.meters, "create_training", self.inner.create_training(spec))
-                .await?;
+        let training = within(
+            self.limits.training,
+            &self.meters,
+            Operation::CreateTraining,
+            self.inner.create_training(spec),
+        )
+        .await?;
         Ok(self.limits.training(training, &self.meters))
     }
 
     async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         let sampler =
-            within(self.limits.training, &self.meters, "base_sampler", self.inner.base_sampler()).await?;
+            within(self.limits.training, &self.meters, Operation::BaseSampler, self.inner.base_sampler())
+                .await?;
         Ok(self.limits.sampler(sampler, &self.meters))
     }
 
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
         let sampler =
-            within(self.limits.training, &self.meters, "sampler_from", self.inner.sampler_from(path)).await?;
+            within(self.limits.training, &self.meters, Operation::SamplerFrom, self.inner.sampler_from(path))
+                .await?;
         Ok(self.limits.sampler(sampler, &self.meters))
     }
 
     async fn forget(&self, path: &str) -> Result<(), BackendError> {
-        within(self.limits.training, &self.meters, "forget", self.inner.forget(path)).await
+        within(self.limits.training, &self.meters, Operation::Forget, self.inner.forget(path)).await
     }
 
     async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
-        within(self.limits.training, &self.meters, "expire", self.inner.expire(path, after)).await
+        within(self.limits.training, &self.meters, Operation::Expire, self.inner.expire(path, after)).await
     }
 }

@@ -201,6 +201,8 @@ impl Line {
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
         let (deadlines, meters) = (options.retry.deadlines, parts.meters);
+        // Those of weight 0 are evaluated, which is not counted here.
+        meters.begin(components.iter().filter(|c| c.weight > 0.0).map(|c| c.name.as_str()));
         let service = &meters.service;
         let sampler = deadlines.sampler(parts.sampler, service);
         let training = deadlines.training(parts.training, service);

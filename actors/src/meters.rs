@@ -2,7 +2,8 @@
 //!
 //! Only what happens once and leaves no trace is counted here; what can be read off the line at any moment is read off
 //! its [`Observer`](crate::observer::Observer). Names and help texts stand in this file alone. Labels are bounded: the
-//! config's environments, and words of this file.
+//! config's environments, and words of the program. Counters stand at 0 for each of them from the start, so that `rate`
+//! sees the first event, too.
 
 use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::BackendError;
@@ -14,6 +15,10 @@ use prometheus::{
     exponential_buckets,
 };
 use std::time::Duration;
+
+/// How a rollout ends.
+const PLAYED: &str = "played";
+const FAILED: &str = "failed";
 
 /// The counters, gauges and histograms of a line. Cheap to clone; counts wherever it is cloned to.
 #[derive(Clone)]
@@ -218,6 +223,27 @@ impl Meters {
         ]
     }
 
+    /// A line with these environments begins to count.
+    pub(crate) fn begin<'a>(&self, environments: impl IntoIterator<Item = &'a str>) {
+        for environment in environments {
+            for outcome in [PLAYED, FAILED] {
+                self.rollouts.with_label_values(&[environment, outcome]);
+            }
+            self.scored.with_label_values(&[environment]);
+            for cause in Missing::NAMES {
+                self.missing.with_label_values(&[environment, cause]);
+            }
+        }
+        for kind in ["prompt", "sampled"] {
+            self.tokens.with_label_values(&[kind]);
+        }
+        for operation in Operation::ALL {
+            for kind in KINDS {
+                self.service.failures.with_label_values(&[operation.name(), kind]);
+            }
+        }
+    }
+
     /// Tokens of all played rollouts' answers.
     #[must_use]
     pub fn sampled_tokens(&self) -> u64 {
@@ -232,7 +258,7 @@ impl Meters {
 
     /// A rollout has ended.
     pub fn rollout<E>(&self, environment: &str, outcome: &Result<Episode, E>, took: Duration) {
-        let word = if outcome.is_ok() { "played" } else { "failed" };
+        let word = if outcome.is_ok() { PLAYED } else { FAILED };
         self.rollouts.with_label_values(&[environment, word]).inc();
         self.rollout_seconds.with_label_values(&[environment]).observe(took.as_secs_f64());
         if let Ok(episode) = outcome {
@@ -295,10 +321,81 @@ impl Meters {
     }
 }
 
+/// What is asked of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Sample,
+    Logprobs,
+    Forward,
+    ForwardBackward,
+    OptimStep,
+    SaveState,
+    LoadState,
+    ExportSampler,
+    Release,
+    CreateTraining,
+    BaseSampler,
+    SamplerFrom,
+    Forget,
+    Expire,
+}
+
+impl Operation {
+    const ALL: [Self; 14] = [
+        Self::Sample,
+        Self::Logprobs,
+        Self::Forward,
+        Self::ForwardBackward,
+        Self::OptimStep,
+        Self::SaveState,
+        Self::LoadState,
+        Self::ExportSampler,
+        Self::Release,
+        Self::CreateTraining,
+        Self::BaseSampler,
+        Self::SamplerFrom,
+        Self::Forget,
+        Self::Expire,
+    ];
+
+    /// As core's traits call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sample => "sample",
+            Self::Logprobs => "logprobs",
+            Self::Forward => "forward",
+            Self::ForwardBackward => "forward_backward",
+            Self::OptimStep => "optim_step",
+            Self::SaveState => "save_state",
+            Self::LoadState => "load_state",
+            Self::ExportSampler => "export_sampler",
+            Self::Release => "release",
+            Self::CreateTraining => "create_training",
+            Self::BaseSampler => "base_sampler",
+            Self::SamplerFrom => "sampler_from",
+            Self::Forget => "forget",
+            Self::Expire => "expire",
+        }
+    }
+}
+
+/// All words of [`kind`].
+const KINDS: [&str; 4] = ["rejected", "unsupported", "unavailable", "lost"];
+
+/// What can be done about a failure, in a word.
+fn kind(error: &BackendError) -> &'static str {
+    match error {
+        BackendError::Rejected(_) => "rejected",
+        BackendError::Unsupported(_) => "unsupported",
+        BackendError::Unavailable(_) => "unavailable",
+        BackendError::Lost(_) => "lost",
+    }
+}
+
 impl ServiceMeters {
     /// A request goes out; it has ended when the guard is asked to note its result, or is dropped.
-    pub(crate) fn enter(&self, operation: &'static str) -> Request {
-        self.in_flight.with_label_values(&[operation]).inc();
+    pub(crate) fn enter(&self, operation: Operation) -> Request {
+        self.in_flight.with_label_values(&[operation.name()]).inc();
         Request { meters: self.clone(), operation }
     }
 }
@@ -306,28 +403,23 @@ impl ServiceMeters {
 /// A request that waits for its answer.
 pub(crate) struct Request {
     meters: ServiceMeters,
-    operation: &'static str,
+    operation: Operation,
 }
 
 impl Request {
     /// Notes how it ended, and after how long.
     pub(crate) fn ended<T>(&self, result: &Result<T, BackendError>, took: Duration) {
-        self.meters.seconds.with_label_values(&[self.operation]).observe(took.as_secs_f64());
+        let operation = self.operation.name();
+        self.meters.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
         if let Err(error) = result {
-            let kind = match error {
-                BackendError::Rejected(_) => "rejected",
-                BackendError::Unsupported(_) => "unsupported",
-                BackendError::Unavailable(_) => "unavailable",
-                BackendError::Lost(_) => "lost",
-            };
-            self.meters.failures.with_label_values(&[self.operation, kind]).inc();
+            self.meters.failures.with_label_values(&[operation, kind(error)]).inc();
         }
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.meters.in_flight.with_label_values(&[self.operation]).dec();
+        self.meters.in_flight.with_label_values(&[self.operation.name()]).dec();
     }
 }
 

@@ -98,6 +98,10 @@ impl Missing {
         matches!(self, Self::Service(_) | Self::TimedOut(_))
     }
 
+    /// All words of [`Self::name`].
+    pub const NAMES: [&'static str; 6] =
+        ["service", "timed_out", "environment", "unsupported", "budget", "not_finite"];
+
     /// The kind of cause in a word, for counting.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -122,5 +126,24 @@ impl Missing {
 impl From<NotFinite> for Missing {
     fn from(error: NotFinite) -> Self {
         Self::NotFinite(error.0.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_is_one_of_the_words() {
+        let why = String::new;
+        let causes = [
+            Missing::Service(why()),
+            Missing::TimedOut(1),
+            Missing::Environment(why()),
+            Missing::Unsupported(why()),
+            Missing::Budget(1),
+            Missing::NotFinite(why()),
+        ];
+        assert_eq!(causes.each_ref().map(Missing::name), Missing::NAMES);
     }
 }

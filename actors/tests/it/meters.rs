@@ -1,6 +1,7 @@
 //! What Prometheus is told agrees with the books.
 
 use crate::testkit::{Judge, World, local, seconds};
+use minds_core::backend::BackendError;
 use minds_core::reward::Missing;
 use minds_stages::batcher::ConstantGroups;
 use minds_stages::meters::Meters;
@@ -65,6 +66,40 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
             get("minds_trainer_reward{environment=\"scripted\"}"),
             all[9].metrics["env/scripted/reward/total"]
         );
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn counters_are_there_before_anything_has_happened() {
+    local(async {
+        // The first request fails once, and one rollout has no reward.
+        let mut world = World::new(2, 1, 3);
+        let away = || BackendError::Unavailable("away".into());
+        world.sampling.answer = Box::new(move |n, _| if n == 0 { Err(away()) } else { Ok(()) });
+        world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
+            (1, 0) => Judge::Missing(Missing::Environment("no".into())),
+            (_, member) => Judge::Reward(member as f32),
+        });
+        let meters = world.meters.clone();
+        let mut run = world.start();
+        let counters = |of: &BTreeMap<String, f64>| -> BTreeMap<String, f64> {
+            of.iter().filter(|(name, _)| name.contains("_total")).map(|(n, v)| (n.clone(), *v)).collect()
+        };
+        let first = counters(&read(&meters));
+        assert!(first.values().all(|value| *value == 0.0), "{first:#?}");
+        run.end().await.unwrap();
+        let last = counters(&read(&meters));
+        for (name, value) in [
+            ("minds_scorer_missing_total{cause=\"environment\",environment=\"scripted\"}", 1.0),
+            ("minds_scorer_missing_total{cause=\"timed_out\",environment=\"scripted\"}", 0.0),
+            ("minds_sampler_rollouts_total{environment=\"scripted\",outcome=\"failed\"}", 0.0),
+            ("minds_service_failures_total{kind=\"unavailable\",operation=\"sample\"}", 1.0),
+            ("minds_service_failures_total{kind=\"lost\",operation=\"optim_step\"}", 0.0),
+        ] {
+            assert_eq!((last.get(name), first.get(name)), (Some(&value), Some(&0.0)), "{name}");
+        }
+        assert_eq!(first.keys().collect::<Vec<_>>(), last.keys().collect::<Vec<_>>(), "none came later");
     })
     .await;
 }

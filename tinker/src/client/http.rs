@@ -126,6 +126,7 @@ impl Transport {
             return Err(ClientError::Options("the key has characters that no key has".into()));
         }
         let ClientOptions { max_result_bytes, max_answer_bytes, .. } = *options;
+        options.meters.begin();
         Ok(Self {
             http,
             base,

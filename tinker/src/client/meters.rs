@@ -59,15 +59,29 @@ impl Meters {
         self.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
+    /// A client begins to count: none of its requests was repeated so far.
+    pub(super) fn begin(&self) {
+        for why in WHYS {
+            self.retries.with_label_values(&[why]);
+        }
+    }
+
     pub(super) fn retry(&self, again: &Again) {
-        let why = match again {
-            Again::Failed(_) => "failed",
-            Again::Busy(..) => "busy",
-            Again::Billing(_) => "billing",
-            Again::Conflict(_) => "conflict",
-            Again::Unreadable(_) => "unreadable",
-        };
-        self.retries.with_label_values(&[why]).inc();
+        self.retries.with_label_values(&[why(again)]).inc();
+    }
+}
+
+/// All words of [`why`].
+const WHYS: [&str; 5] = ["failed", "busy", "billing", "conflict", "unreadable"];
+
+/// Why a request is repeated, in a word.
+fn why(again: &Again) -> &'static str {
+    match again {
+        Again::Failed(_) => "failed",
+        Again::Busy(..) => "busy",
+        Again::Billing(_) => "billing",
+        Again::Conflict(_) => "conflict",
+        Again::Unreadable(_) => "unreadable",
     }
 }
 
@@ -116,5 +130,24 @@ mod tests {
             assert_eq!(operation(path), expected, "{path}");
         }
         assert_eq!(Meters::default().collectors().len(), 3);
+    }
+
+    #[test]
+    fn retries_of_every_kind_stand_at_zero_from_the_start() {
+        let meters = Meters::default();
+        meters.begin();
+        let count = || meters.retries.collect().iter().map(|family| family.get_metric().len()).sum::<usize>();
+        assert_eq!(count(), WHYS.len());
+        let text = String::new;
+        let reasons = [
+            Again::Failed(text()),
+            Again::Busy(text(), None),
+            Again::Billing(text()),
+            Again::Conflict(text()),
+            Again::Unreadable(text()),
+        ];
+        reasons.iter().for_each(|again| meters.retry(again));
+        assert_eq!(count(), WHYS.len(), "no other came along");
+        assert!(WHYS.iter().all(|why| meters.retries.with_label_values(&[why]).get() == 1));
     }
 }
