@@ -94,7 +94,7 @@ async fn feed(
     groups: Outlet<Arc<Group>>,
 ) {
     let mut counts = ledger.watch();
-    let mut fresh = (0_u64..).filter(|p| !skip.contains(*p)).map(GroupId);
+    let mut fresh = skip.rest().map(GroupId);
     loop {
         tokio::select! {
             biased;

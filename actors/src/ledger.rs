@@ -4,12 +4,15 @@
 //! that carry it: a credit that is dropped without a verdict gives the verdict "failed: lost". So credits are
 //! conserved across errors, panics and cancellations by construction.
 
+mod tally;
+
 use crate::parcels::{Member, Spare};
 use minds_core::ids::{GroupId, PolicyVersion};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+pub use tally::{Counts, Settled, count};
 use tokio::sync::watch;
 
 /// How a group ended.
@@ -24,78 +27,6 @@ pub enum Verdict {
     Dropped,
     /// Something went wrong; the first cause.
     Failed(String),
-}
-
-/// Numbers that always balance: `opened = trained + filtered + dropped + failed + in flight`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Groups opened.
-    pub opened: u64,
-    /// Groups trained.
-    pub trained: u64,
-    /// Groups without signal.
-    pub filtered: u64,
-    /// Groups dropped as stale.
-    pub dropped: u64,
-    /// Groups that failed.
-    pub failed: u64,
-    /// Groups that failed since the last one that was ready for training. Groups of a batch that was refused were
-    /// ready and are not among them: refused batches have their own limit.
-    #[serde(skip)]
-    pub failed_in_a_row: u64,
-    /// Groups without signal since the last one that was trained.
-    #[serde(skip)]
-    pub filtered_in_a_row: u64,
-}
-
-impl Counts {
-    /// Groups that have left.
-    #[must_use]
-    pub fn settled(&self) -> u64 {
-        self.trained + self.filtered + self.dropped + self.failed
-    }
-
-    /// Groups opened and not yet settled.
-    #[must_use]
-    pub fn in_flight(&self) -> u64 {
-        self.opened - self.settled()
-    }
-
-    /// These numbers with those of the run's life before. What was in flight when that ended has been opened again.
-    #[must_use]
-    pub fn after(&self, before: &Self) -> Self {
-        Self {
-            opened: before.settled() + self.opened,
-            trained: before.trained + self.trained,
-            filtered: before.filtered + self.filtered,
-            dropped: before.dropped + self.dropped,
-            failed: before.failed + self.failed,
-            failed_in_a_row: self.failed_in_a_row,
-            filtered_in_a_row: self.filtered_in_a_row,
-        }
-    }
-}
-
-/// Which positions of the schedule are settled: all below `below`, and those of `also`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settled {
-    below: u64,
-    also: BTreeSet<u64>,
-}
-
-impl Settled {
-    /// Whether a position is settled.
-    #[must_use]
-    pub fn contains(&self, position: u64) -> bool {
-        position < self.below || self.also.contains(&position)
-    }
-
-    pub(crate) fn insert(&mut self, position: u64) {
-        self.also.insert(position);
-        while self.also.remove(&self.below) {
-            self.below += 1;
-        }
-    }
 }
 
 /// The book of all groups. Cheap to clone.
@@ -379,15 +310,5 @@ mod tests {
         good.settle(&Verdict::Failed("the batch was refused".into()));
         assert_eq!((ledger.counts().failed_in_a_row, ledger.counts().failed), (1, 5));
         assert!(ledger.spares().is_empty(), "it is settled");
-    }
-
-    #[test]
-    fn settled_positions_are_remembered_across_gaps() {
-        let mut settled = Settled::default();
-        for position in [1, 3, 0] {
-            settled.insert(position);
-        }
-        assert_eq!((settled.below, settled.also.len()), (2, 1));
-        assert_eq!((0..5).map(|p| settled.contains(p)).collect::<Vec<_>>(), [true, true, false, true, false]);
     }
 }

@@ -1,10 +1,14 @@
 //! `checkpoints.jsonl`: one saved state per line, appended when the state is whole.
+//!
+//! A line that is damaged, or that contradicts itself, is an error by its number and its key: a run that went on from
+//! it would skip what it has not trained.
 
 use super::lines;
 use super::spares::Kept;
-use anyhow::Context as _;
-use minds_stages::ledger::{Counts, Settled};
+use anyhow::{Context as _, anyhow, bail};
+use minds_stages::ledger::{Counts, Settled, count};
 use minds_stages::trainer::Saved;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -20,8 +24,10 @@ pub struct Checkpoint {
     /// Name on the service.
     pub name: String,
     /// The next step, as tinker-cookbook counts batches.
+    #[serde(deserialize_with = "count")]
     pub batch: u64,
     /// Steps done.
+    #[serde(deserialize_with = "count")]
     pub step: u64,
     /// Weights and optimizer.
     pub state_path: String,
@@ -56,6 +62,28 @@ impl Checkpoint {
             memories: saved.memories.clone(),
         }
     }
+
+    /// Reads a line.
+    fn parse(line: &str) -> anyhow::Result<Self> {
+        let mut json = serde_json::Deserializer::from_str(line);
+        let checkpoint: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+            let (key, said) = (error.path().to_string(), error.inner().to_string());
+            // The number of the line is told by the caller, who knows it.
+            let said = said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said);
+            if key == "." { anyhow!("{said}") } else { anyhow!("`{key}`: {said}") }
+        })?;
+        json.end()?;
+        let Self { step, groups, settled, .. } = &checkpoint;
+        let (settled, in_steps) = (settled.count(), groups.trained + groups.filtered);
+        // Lines of older versions do not tell what had become of the groups.
+        if groups.opened > 0 && settled > groups.opened {
+            bail!("`settled`: {settled} positions are settled, and {} groups were opened", groups.opened);
+        }
+        if groups.opened > 0 && *step > in_steps {
+            bail!("`step`: {step} steps are done, and {in_steps} groups were trained or filtered");
+        }
+        Ok(checkpoint)
+    }
 }
 
 /// All whole lines. A last line that was cut off is no checkpoint; one that only lacks its end, as an editor may leave
@@ -63,14 +91,15 @@ impl Checkpoint {
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
     let text = super::text_of(path)?.unwrap_or_default();
     let whole = lines::whole(&text);
-    let last = Some(&text[whole.len()..]).filter(|last| serde_json::from_str::<Checkpoint>(last).is_ok());
+    // What was cut off is no JSON; what is JSON and no checkpoint is damaged like any other line.
+    let last = Some(&text[whole.len()..]).filter(|last| serde_json::from_str::<IgnoredAny>(last).is_ok());
     whole
         .lines()
         .chain(last)
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(n, line)| {
-            serde_json::from_str(line)
+            Checkpoint::parse(line)
                 .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))
         })
         .collect()
@@ -126,5 +155,66 @@ mod tests {
         let edited = fs::read_to_string(&path).unwrap().trim_end().replace('\n', "\n\n");
         fs::write(&path, edited).unwrap();
         assert_eq!(read(&path).unwrap(), [checkpoint(5), checkpoint(15)]);
+    }
+
+    #[test]
+    fn a_line_that_no_run_has_written_is_an_error_by_its_number_and_its_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let good = serde_json::to_string(&checkpoint(5)).unwrap();
+        for (was, is, said) in [
+            (
+                r#""below":0"#,
+                r#""below":18446744073709551615"#,
+                "`settled.below`: 18446744073709551615 is more than",
+            ),
+            (r#""below":0"#, r#""below":-1"#, "`settled.below`: invalid value: integer `-1`"),
+            (
+                r#""also":[]"#,
+                r#""also":[1,18446744073709551615]"#,
+                "`settled.also[1]`: 18446744073709551615 is more",
+            ),
+            (r#""step":5"#, r#""step":1e19"#, "`step`: "),
+            (
+                r#""step":5"#,
+                r#""step":18446744073709551615"#,
+                "`step`: 18446744073709551615 is more than any",
+            ),
+            (
+                r#""opened":0"#,
+                r#""opened":18446744073709551615"#,
+                "18446744073709551615 is more than any run counts",
+            ),
+            (r#""trained":0"#, r#""trained":7"#, "`groups`: 0 groups were opened, and 7 have left"),
+            (r#""state_path":"#, r#""state":"#, "missing field `state_path`"),
+        ] {
+            assert!(good.contains(was), "{good}");
+            // Whole, and as an editor may leave it.
+            for end in ["\n", ""] {
+                fs::write(&path, format!("{good}\n{}{end}", good.replace(was, is))).unwrap();
+                let error = format!("{:#}", read(&path).unwrap_err());
+                let place = format!("line 2 of {} is damaged: ", path.display());
+                assert!(error.starts_with(&place) && error.contains(said), "{is}: {error}");
+                assert!(!error.contains("at line 1"), "{error}");
+            }
+        }
+    }
+
+    /// A step has at least one group, and a position that is settled was opened.
+    #[test]
+    fn steps_and_positions_are_no_more_than_the_groups_that_there_were() {
+        let said = |step: u64, below: u64, groups: [u64; 3]| {
+            let [opened, trained, filtered] = groups;
+            let groups = Counts { opened, trained, filtered, ..Counts::default() };
+            let good = serde_json::to_string(&Checkpoint { groups, ..checkpoint(step) }).unwrap();
+            let line = good.replace(r#""below":0"#, &format!(r#""below":{below}"#));
+            Checkpoint::parse(&line).map_err(|error| error.to_string()).map(|read| read.step)
+        };
+        assert_eq!(said(5, 9, [10, 4, 1]), Ok(5));
+        assert_eq!(said(1000, 1_000_000, [0, 0, 0]), Ok(1000), "of an older version, which did not tell");
+        let error = said(5, 1_000_000, [10, 5, 0]).unwrap_err();
+        assert_eq!(error, "`settled`: 1000000 positions are settled, and 10 groups were opened");
+        let error = said(1000, 10, [10, 4, 1]).unwrap_err();
+        assert_eq!(error, "`step`: 1000 steps are done, and 5 groups were trained or filtered");
     }
 }

@@ -82,9 +82,10 @@ pub(super) fn any_rows(folder: &Path) -> bool {
 fn read_rows(text: &str) -> anyhow::Result<Vec<(u64, String)>> {
     parse(text)?
         .iter()
-        .map(|row| {
+        .zip(1_u64..)
+        .map(|(row, n)| {
             let step = row.get("step").copied().unwrap_or(f64::NAN);
-            ensure!(step >= 0.0, "a row has no `step`");
+            ensure!(step >= 0.0, "row {n} has no `step`");
             Ok((step as u64, serde_json::to_string(row)?))
         })
         .collect()

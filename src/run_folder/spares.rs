@@ -79,8 +79,13 @@ fn try_read(path: &Path, kept: &Kept) -> anyhow::Result<Vec<Spare>> {
     let all = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
     let fits = all.len() == kept.bytes && crc32fast::hash(&all) == kept.crc32;
     ensure!(fits, "{} is not what its checkpoint says", path.display());
-    let mut rest = all.as_slice();
-    (0..kept.groups).map(|_| rmp_serde::from_read(&mut rest).context("a group cannot be read")).collect()
+    let (mut rest, mut spares) = (all.as_slice(), Vec::new());
+    while !rest.is_empty() {
+        spares.push(rmp_serde::from_read(&mut rest).context("a group cannot be read")?);
+    }
+    let (found, told) = (spares.len(), kept.groups);
+    ensure!(found == told, "{} holds {found} groups, and its checkpoint says {told}", path.display());
+    Ok(spares)
 }
 
 #[cfg(test)]
@@ -115,6 +120,9 @@ mod tests {
         let kept = write(dir.path(), "000010", &spares).unwrap().unwrap();
         assert_eq!(read(dir.path(), "000010", &kept), spares);
         assert_eq!(write(dir.path(), "000020", &[]).unwrap(), None);
+        for groups in [0, 1, usize::MAX] {
+            assert_eq!(read(dir.path(), "000010", &Kept { groups, ..kept.clone() }), [], "{groups} groups");
+        }
         let newer = write(dir.path(), "000030", &spares[..1]).unwrap().unwrap();
         assert_eq!(read(dir.path(), "000010", &newer), []);
         keep_only(dir.path(), "000030").unwrap();

@@ -127,6 +127,26 @@ fn a_damaged_state_is_passed_over_for_the_one_before_it() {
 }
 
 #[test]
+fn a_checkpoint_that_no_run_can_have_written_is_refused_by_its_line_and_its_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |steps: &str| run(&config("ci_test.toml"), dir.path(), &["--max-steps", steps]);
+    assert_eq!(output(&mut start("4")).0, Some(0));
+    let file = dir.path().join("checkpoints.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    // Two groups a step; the first line is that of step 2.
+    let (second, far) = (r#""below":8"#, r#""below":18446744073709551615"#);
+    assert!(text.lines().nth(1).unwrap().contains(second), "{text}");
+    std::fs::write(&file, text.replace(second, far)).unwrap();
+    let (code, _, stderr) = output(&mut start("6"));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("line 2 of ") && stderr.contains("checkpoints.jsonl is damaged"), "{stderr}");
+    assert!(stderr.contains("`settled.below`: 18446744073709551615 is more than any run counts"), "{stderr}");
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(output(&mut start("6")).0, Some(0), "mended, it goes on");
+    assert_eq!(steps(dir.path()), (1..=6).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_deadline_ends_a_run_as_an_interruption_does() {
     let dir = tempfile::tempdir().unwrap();
     let extra = ["--max-steps", "100000", "--deadline", "1s", "--set", "trainer.save_every=0"];
