@@ -62,17 +62,21 @@ fn show(plan: &RunPlan, outcome: &Outcome) {
         plan.group_size,
         outcome.seconds
     );
-    say!("step         {:.3} s, {:.2} samples/s", outcome.step_s, outcome.samples_per_s);
+    let number = |number: Option<f64>, digits: usize| match number {
+        Some(number) => format!("{number:.digits$}"),
+        None => "–".into(),
+    };
+    say!("step         {:.3} s, {} samples/s", outcome.step_s, number(outcome.samples_per_s, 2));
     let parts: Vec<String> =
         outcome.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
     say!(
         "bound        {:.3} s, set by {} ({})",
         outcome.bound.step(),
-        outcome.bound.cause(),
+        outcome.bound.cause().unwrap_or("nothing"),
         parts.join(", ")
     );
-    say!("efficiency   {:.3} of the bound", outcome.efficiency());
-    say!("training     {:.0} % of the time", 100.0 * outcome.training_share);
+    say!("efficiency   {} of the bound", number(outcome.efficiency(), 3));
+    say!("training     {} % of the time", number(outcome.training_share.map(|share| 100.0 * share), 0));
     say!("staleness    {:.2} steps on average, {} at most", outcome.staleness_mean, outcome.staleness_max);
     for lane in &outcome.lanes {
         say!(
@@ -100,6 +104,12 @@ fn show(plan: &RunPlan, outcome: &Outcome) {
         faults.not_finite,
         faults.missing
     );
+    if outcome.efficiency().is_none() {
+        say!(
+            "note         the steps took no time, so nothing can be told per second: give `[simulate]` times that \
+             are not 0"
+        );
+    }
     for warning in &plan.warnings {
         say!("note         {warning}");
     }

@@ -64,11 +64,13 @@ impl Bound {
         self.named().map(|(_, seconds)| seconds).into_iter().fold(0.0, f64::max)
     }
 
-    /// What sets it.
+    /// What sets it, unless nothing takes any time.
     #[must_use]
-    pub fn cause(&self) -> &'static str {
+    pub fn cause(&self) -> Option<&'static str> {
         let named = self.named();
-        named.iter().fold(named[0], |most, next| if next.1 > most.1 { *next } else { most }).0
+        let (cause, seconds) =
+            named.iter().fold(named[0], |most, next| if next.1 > most.1 { *next } else { most });
+        (seconds > 0.0).then_some(cause)
     }
 
     /// All parts by name.

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// The numbers of a simulated run. Rates and shares leave out the first and the last `K + 1` steps, in which the line
-/// fills and empties, where there are enough others.
+/// fills and empties, where there are enough others. Where these steps took no time, there are none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Optimizer steps.
@@ -20,9 +20,9 @@ pub struct Outcome {
     /// Seconds per step.
     pub step_s: f64,
     /// Samples per second.
-    pub samples_per_s: f64,
+    pub samples_per_s: Option<f64>,
     /// Share of the time in which the adapter was at work.
-    pub training_share: f64,
+    pub training_share: Option<f64>,
     /// Mean of the steps' mean staleness.
     pub staleness_mean: f64,
     /// The largest staleness.
@@ -53,8 +53,8 @@ pub struct LaneUse {
 impl Outcome {
     /// The bound as a share of the time that steps took.
     #[must_use]
-    pub fn efficiency(&self) -> f64 {
-        self.bound.step() / self.step_s
+    pub fn efficiency(&self) -> Option<f64> {
+        (self.step_s > 0.0).then(|| self.bound.step() / self.step_s)
     }
 
     /// Every number, by name.
@@ -159,12 +159,13 @@ impl Watcher {
         let first = ends.checked_sub(1).and_then(|at| marks.get(at)).unwrap_or(&zero);
         let last = marks.get(steps.saturating_sub(1 + ends)).unwrap_or(&zero);
         let (counted, time) = ((steps - 2 * ends) as f64, last.0 - first.0);
+        let per_second = |amount: f64| (time > 0.0).then(|| amount / time);
         Outcome {
             steps: steps as u64,
             seconds: self.elapsed(),
             step_s: time / counted,
-            samples_per_s: (last.1.samples - first.1.samples) as f64 / time,
-            training_share: (last.1.training_s - first.1.training_s) / time,
+            samples_per_s: per_second((last.1.samples - first.1.samples) as f64),
+            training_share: per_second(last.1.training_s - first.1.training_s),
             staleness_mean: self.staleness.iter().sum::<f64>() / steps.max(1) as f64,
             staleness_max: self.oldest,
             bound,

@@ -183,6 +183,34 @@ fn through_an_outage_nothing_is_lost_and_the_books_balance_whatever_fails() {
 }
 
 #[test]
+fn steps_that_take_no_time_have_no_rate_and_that_is_said() {
+    let none = ["sample", "reward", "query", "forward_backward", "optim_step", "export", "save"];
+    let none: Vec<String> = none.iter().map(|key| format!("simulate.{key}=0")).collect();
+    let found = numbers(QUEUES, &[&none[..], &["simulate.steps=50".into()]].concat());
+    for key in ["virtual_s", "step_s", "bound_s"] {
+        assert_eq!(f64_of(&found, key), 0.0, "{key}: {found}");
+    }
+    for key in ["samples_per_s", "training_share", "efficiency", "bound_cause"] {
+        assert!(found[key].is_null(), "{key}: {found}");
+    }
+    assert_eq!(found["groups"]["trained"], 50);
+
+    let dir = tempfile::tempdir().unwrap();
+    let sets = none.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    let (code, out, err) = simulate(dir.path(), QUEUES, &sets.collect::<Vec<_>>());
+    assert_eq!(code, Some(0), "{err}");
+    for line in [
+        "step         0.000 s, – samples/s",
+        "efficiency   – of the bound",
+        "training     – % of the time",
+        "note         the steps took no time",
+    ] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    assert!(out.contains("set by nothing") && !out.contains("inf") && !out.contains("NaN"), "{out}");
+}
+
+#[test]
 fn what_cannot_be_simulated_names_its_key() {
     let dir = tempfile::tempdir().unwrap();
     for (set, words) in [
