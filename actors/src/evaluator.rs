@@ -1,8 +1,9 @@
 //! Measures the weights on data of its own, beside training.
 //!
-//! Every so many steps the newest weights play the same items of each evaluation component, one episode an item. It
-//! shares nothing with the line but the service: no credit, no lane, a concurrency of its own. The trainer never
-//! waits for it; what falls due while an evaluation is under way is served by the next one, on the newest weights.
+//! Every so many steps, and once more when all steps are done, the newest weights play the same items of each evaluation
+//! component, one episode an item. It shares nothing with the line but the service: no credit, no lane, a concurrency
+//! of its own. The trainer never waits for it; what falls due while an evaluation is under way is served by the next
+//! one, on the newest weights. No weights are measured twice.
 //! An episode without a reward is counted as missing and never as a number.
 
 use crate::activity::Activity;
@@ -30,7 +31,7 @@ const STREAM: u64 = 0x6576_616c;
 /// How weights are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Steps between two evaluations; the first is made before training.
+    /// Steps between two evaluations; the first is made before training, and one more of the weights that a run ends with.
     pub every: NonZeroU64,
     /// Episodes of each component.
     pub episodes: NonZeroU64,
@@ -77,12 +78,13 @@ impl Evaluator {
         Self { options, components, player, queries, bench }
     }
 
-    /// Evaluates the weights that are due, until `last` turns true and none is due any more, or until nobody listens.
+    /// Evaluates the weights that are due and, once `last` turns true, those that the run ends with; or until nobody
+    /// listens.
     ///
-    /// `measured` is the version that was measured last, in an earlier run.
+    /// `measured` is the version that was measured last, at first in an earlier run.
     pub(crate) async fn follow(
         self,
-        measured: Option<u64>,
+        mut measured: Option<u64>,
         mut policy: watch::Receiver<Arc<Policy>>,
         mut last: watch::Receiver<bool>,
         found: mpsc::Sender<Evaluation>,
@@ -93,17 +95,23 @@ impl Evaluator {
         loop {
             let now = policy.borrow_and_update().clone();
             if now.version.0 < due {
-                let more = tokio::select! {
-                    changed = policy.changed() => changed.is_ok(),
-                    ended = last.wait_for(|last| *last) => ended.is_ok() && policy.borrow().version.0 >= due,
-                    () = found.closed() => false,
-                };
-                if more { continue } else { return }
+                tokio::select! {
+                    changed = policy.changed() => if changed.is_ok() { continue } else { return },
+                    ended = last.wait_for(|last| *last) => if ended.is_err() { return },
+                    () = found.closed() => return,
+                }
+                // The weights that a run ends with are due, wherever that is.
+                due = policy.borrow().version.0;
+                if measured == Some(due) {
+                    return;
+                }
+                continue;
             }
             let evaluation = tokio::select! {
                 evaluation = self.evaluate(&now) => evaluation,
                 () = found.closed() => return,
             };
+            measured = Some(now.version.0);
             due = (now.version.0 + 1).next_multiple_of(every);
             if found.send(evaluation).await.is_err() {
                 return;

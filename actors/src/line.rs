@@ -374,7 +374,10 @@ impl Line {
                 biased;
                 Some(event) = self.events.recv() => match event {
                     Event::Ended { .. } => {
-                        self.last.send_replace(true);
+                        // A run that is stopped has no last weights: it may go on.
+                        if !*self.stop.borrow() {
+                            self.last.send_replace(true);
+                        }
                         self.ended = Some(event);
                     }
                     event => break event,

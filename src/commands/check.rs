@@ -108,9 +108,10 @@ impl Found {
         let every = |n: u64| if n == 0 { "never".to_owned() } else { format!("every {n} steps") };
         let steps = plan.max_steps;
         say!(
-            "steps        {steps}; saved {} and at the end, evaluated {}",
+            "steps        {steps}; saved {} and at the end, evaluated {}{}",
             every(plan.save_every),
-            every(plan.eval_every)
+            every(plan.eval_every),
+            if plan.eval_every == 0 { "" } else { " and at the end" }
         );
         say!("run folder   {}", self.folder_line());
         for tried in &self.tried {

@@ -164,7 +164,7 @@ pub struct Trainer {
     pub keep_states: Option<usize>,
     /// Time after which a server deletes a state by itself.
     pub state_ttl: Option<String>,
-    /// Steps between evaluations.
+    /// Steps between evaluations; when all steps are done, their weights are evaluated too.
     pub eval_every: Option<u64>,
     /// Sampling.
     #[serde(default)]

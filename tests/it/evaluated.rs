@@ -49,6 +49,22 @@ fn a_run_that_goes_on_has_one_evaluation_of_each_step() {
 }
 
 #[test]
+fn the_last_weights_are_measured_where_the_end_is_no_multiple_of_eval_every() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
+    fs::write(&config, CONFIG).unwrap();
+    for (steps, expected) in [("3", 3), ("5", 5)] {
+        let (code, _, err) = output(&mut run(&config, &folder, &["--max-steps", steps]));
+        assert_eq!(code, Some(0), "{err}");
+        let text = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
+        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let measured: Vec<u64> = rows.map(|row| row["step"].as_u64().unwrap()).collect();
+        assert_eq!(measured.last(), Some(&expected), "{measured:?}");
+        assert_eq!(measured.iter().filter(|step| **step == expected).count(), 1, "{measured:?}");
+    }
+}
+
+#[test]
 fn a_run_measures_its_weights_and_the_verb_measures_them_alike() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));

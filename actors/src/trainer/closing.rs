@@ -9,7 +9,7 @@ use crate::parcels::{Component, Spare, StepDone};
 use crate::policy::Policy;
 use crate::queries::Reading;
 use crate::shadow_trainer::{Origin, State};
-use minds_core::backend::{BackendError, Export, Pending};
+use minds_core::backend::{BackendError, Export, Pending, SamplingBackend};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::optim::AdamParams;
 use std::collections::BTreeMap;
@@ -114,8 +114,7 @@ impl Closer {
                 (None, Some(pending)) => Some(shelf.keep(pending, sampler.clone())),
                 (None, None) => None,
             });
-            let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
-            self.links.policy.send_replace(Arc::new(policy));
+            self.publish(step, sampler, origin);
             sampler_path = export.path;
         }
         queries.next_step();
@@ -183,10 +182,21 @@ impl Closer {
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
-        let both = async { Ok::<_, BackendError>((state.await?, export.await?.path)) };
-        let (state_path, sampler_path) =
+        let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
+        let (state_path, Export { sampler, path: sampler_path }) =
             both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+        if self.links.policy.borrow().version.0 < step {
+            // With a `publish_every` that does not divide the steps, nobody else has seen the last weights.
+            let origin = self.links.shelf.as_ref().map(|_| Origin::kept(state_path.clone(), sampler.clone()));
+            self.publish(step, sampler, origin);
+        }
         self.tell(Event::Saved(behind.saved(name, step, state_path, sampler_path))).await
+    }
+
+    /// From now on these weights play.
+    fn publish(&self, step: u64, sampler: Arc<dyn SamplingBackend>, origin: Option<Arc<Origin>>) {
+        let policy = Policy::new(PolicyVersion(step), sampler, self.links.queries.clone(), origin);
+        self.links.policy.send_replace(Arc::new(policy));
     }
 
     async fn tell(&self, event: Event) -> Result<(), String> {

@@ -37,6 +37,67 @@ async fn training_never_waits_for_an_evaluation_and_the_last_weights_are_measure
     .await;
 }
 
+/// The same with an evaluation every so many steps, each of which is over before the next step.
+fn every(every: u64, steps: u64) -> World {
+    let mut world = world(steps);
+    world.measured.latency = Box::new(|_, _| seconds(1));
+    world.options.evaluate.as_mut().unwrap().every = NonZeroU64::new(every).unwrap();
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_weights_that_a_run_ends_with_are_measured_once_whether_they_are_due_or_not() {
+    for (every, steps, expected) in
+        [(2, 5, &[0, 2, 4, 5][..]), (2, 4, &[0, 2, 4]), (5, 2, &[0, 2]), (3, 3, &[0, 3])]
+    {
+        local(async {
+            let mut run = self::every(every, steps).start();
+            run.end().await.unwrap();
+            assert_eq!(measured(&run), expected, "every {every} of {steps} steps");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_weights_are_measured_also_where_they_were_not_yet_published() {
+    local(async {
+        let mut world = every(2, 5);
+        world.options.train.publish_every = NonZeroU64::new(3).unwrap();
+        world.options.max_staleness = 4;
+        let mut run = world.start();
+        run.end().await.unwrap();
+        // Step 2 falls due when the weights of step 3 come, and 5 is the last one.
+        assert_eq!(measured(&run), [0, 3, 5]);
+        let asked = run.sampling.asked.lock().unwrap();
+        assert_eq!(asked.iter().rev().take(4).map(|asked| asked.version).collect::<Vec<_>>(), [5; 4]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_goes_on_to_its_end_measures_what_no_earlier_life_has() {
+    for (evaluated, expected) in [(true, &[4, 5][..]), (false, &[3, 4, 5])] {
+        local(async {
+            let start = Start { step: 3, evaluated, ..Start::default() };
+            let mut run = every(1, 5).start_from(start);
+            run.end().await.unwrap();
+            assert_eq!(measured(&run), expected, "{evaluated}");
+        })
+        .await;
+    }
+    // With no step left: the end itself had been saved, and not yet measured.
+    for (evaluated, expected) in [(true, &[][..]), (false, &[5])] {
+        local(async {
+            let start = Start { step: 5, evaluated, ..Start::default() };
+            let mut run = every(2, 5).start_from(start);
+            run.end().await.unwrap();
+            assert_eq!(measured(&run), expected, "{evaluated}");
+        })
+        .await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_stopped_does_not_wait_for_an_evaluation() {
     local(async {
@@ -45,6 +106,7 @@ async fn a_run_that_is_stopped_does_not_wait_for_an_evaluation() {
         run.line.stop();
         run.end().await.unwrap();
         assert!(run.elapsed() < 70.0, "the evaluation begun at 35 s was given up: {}", run.elapsed());
+        assert_eq!(measured(&run), [0], "and none is made of the weights that it stopped with");
     })
     .await;
 }
