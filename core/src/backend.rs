@@ -5,7 +5,7 @@
 //! queue `forward_backward`, `optim_step` and an export back to back.
 
 use crate::datum::Datum;
-pub use crate::forward::Forward;
+pub use crate::forward::{Forward, LOGPROB_ROUNDING};
 use crate::ids::Token;
 use crate::lora::LoraSpec;
 use crate::loss::Loss;

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+/// How far above 0 a log-prob may lie: it is a difference of large numbers, and servers round.
+pub const LOGPROB_ROUNDING: f32 = 1e-3;
+
 /// Result of a forward or forward_backward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward {
-    /// Log-prob of each target under the weights at that moment, one vector per datum.
+    /// Log-prob of each target under the weights at that moment, one vector per datum. As the service tells them:
+    /// none may be a probability above 1 by more than [`LOGPROB_ROUNDING`], and yet it happens.
     pub logprobs: Vec<Vec<f32>>,
     /// Numbers the service reports, by name; `loss:sum` is always there.
     pub metrics: BTreeMap<String, f64>,

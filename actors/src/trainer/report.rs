@@ -1,9 +1,9 @@
-//! The numbers of one step. Names follow tinker-cookbook where the meaning is the same.
+//! The numbers of one step.
 
 use super::Options;
 use super::gathered::Gathered;
 use crate::parcels::{Member, ReadyGroup};
-use minds_core::backend::Forward;
+use minds_core::backend::{Forward, LOGPROB_ROUNDING};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::optim::AdamParams;
 use minds_core::reward::{Metrics, means};
@@ -29,7 +29,10 @@ pub(super) fn metrics(
     put("time/trainer_idle", idle.as_secs_f64());
     // The step trained the version before its own.
     let staleness = groups.iter().map(|g| (step - 1).saturating_sub(g.oldest.0) as f64);
-    spread(staleness, "async/staleness", &mut put);
+    let oldest = staleness.clone().fold(f64::NEG_INFINITY, f64::max);
+    put("async/staleness_mean", mean(staleness.clone()));
+    put("async/staleness_max", oldest);
+    put("async/staleness_min", staleness.fold(f64::INFINITY, f64::min));
     let members = || groups.iter().flat_map(|g| g.members.iter());
     put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
     put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
@@ -51,6 +54,16 @@ pub(super) fn metrics(
             }
         }
         put("optim/max_abs_logprob_gap", gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
+        let impossible = forward.logprobs.iter().flatten().filter(|lp| **lp > LOGPROB_ROUNDING).count();
+        put("optim/impossible_logprobs", impossible as f64);
+        if impossible > 0 {
+            warn!(
+                step,
+                tokens = impossible,
+                "the service's pass gave log-probs above 0, which would be probabilities above 1: its gradients are in \
+                 the step, and these tokens are left out of the drift"
+            );
+        }
     }
     if let Some(optim) = optim {
         optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
@@ -79,12 +92,13 @@ pub(super) fn metrics(
 }
 
 /// `q - p` for every token that was sampled: log-prob at sampling time minus log-prob before the step. A target
-/// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare.
+/// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare; nor has one
+/// whose log-prob is none.
 fn gaps(data: &[Datum], forward: &Forward) -> Vec<f64> {
     let mut gaps = Vec::new();
     for (datum, now) in data.iter().zip(&forward.logprobs) {
         if let LossInputs::Policy { logprobs, .. } = datum.inputs() {
-            let sampled = logprobs.iter().zip(now).filter(|(q, _)| **q != 0.0);
+            let sampled = logprobs.iter().zip(now).filter(|(q, p)| **q != 0.0 && **p <= LOGPROB_ROUNDING);
             gaps.extend(sampled.map(|(q, p)| f64::from(*q) - f64::from(*p)));
         }
     }
@@ -96,31 +110,26 @@ fn environment<'a>(
     groups: impl Iterator<Item = &'a ReadyGroup> + Clone,
     put: &mut impl FnMut(&str, f64),
 ) {
+    let mut put = |name: &str, value: f64| put(&format!("{prefix}/{name}"), value);
     let members: Vec<&Member> = groups.clone().flat_map(|g| g.members.iter()).collect();
     let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
-    put(&format!("{prefix}/reward/total"), mean(rewards()));
-    put(&format!("{prefix}/reward/std"), {
+    put("reward/total", mean(rewards()));
+    put("reward/std", {
         let centre = mean(rewards());
         mean(rewards().map(|r| (r - centre).powi(2))).sqrt()
     });
-    put(&format!("{prefix}/total_episodes"), members.len() as f64);
-    put(&format!("{prefix}/missing_episodes"), groups.clone().map(|g| f64::from(g.missing)).sum());
-    put(&format!("{prefix}/by_group/frac_mixed"), mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
+    put("total_episodes", members.len() as f64);
+    put("missing_episodes", groups.clone().map(|g| f64::from(g.missing)).sum());
+    put("by_group/frac_mixed", mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
     let turns = || members.iter().map(|m| m.episode.turns.len());
-    put(&format!("{prefix}/turns_per_episode"), mean(turns().map(|n| n as f64)));
+    put("turns_per_episode", mean(turns().map(|n| n as f64)));
     let tokens: usize = members.iter().map(|m| m.episode.sampled_tokens()).sum();
-    put(&format!("{prefix}/ac_tokens_per_turn"), tokens as f64 / turns().sum::<usize>() as f64);
+    put("ac_tokens_per_turn", tokens as f64 / turns().sum::<usize>() as f64);
     let complete = members.iter().flat_map(|m| &m.episode.turns).map(|t| f64::from(u8::from(t.complete)));
-    put(&format!("{prefix}/stop/complete"), mean(complete));
+    put("stop/complete", mean(complete));
     for (name, mean) in means(members.iter().map(|m| &m.score.metrics)) {
-        put(&format!("{prefix}/{name}"), mean);
+        put(&name, mean);
     }
-}
-
-fn spread(values: impl Iterator<Item = f64> + Clone, prefix: &str, put: &mut impl FnMut(&str, f64)) {
-    put(&format!("{prefix}_mean"), mean(values.clone()));
-    put(&format!("{prefix}_max"), values.clone().fold(f64::NEG_INFINITY, f64::max));
-    put(&format!("{prefix}_min"), values.fold(f64::INFINITY, f64::min));
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

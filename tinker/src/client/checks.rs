@@ -3,6 +3,7 @@
 
 use super::error::ClientError;
 use crate::types::CheckpointPath;
+use minds_core::backend::LOGPROB_ROUNDING;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
@@ -106,8 +107,7 @@ pub(super) fn check_saved(path: &str) -> Result<(), String> {
 
 /// Log-probs may be above 0 by as much as they are rounded, not more.
 pub(super) fn check_logprobs<'a>(logprobs: impl IntoIterator<Item = &'a f32>) -> Result<(), String> {
-    const ROUNDING: f32 = 1e-3;
-    match logprobs.into_iter().find(|lp| **lp > ROUNDING) {
+    match logprobs.into_iter().find(|lp| **lp > LOGPROB_ROUNDING) {
         Some(lp) => Err(format!("it holds a log-prob of {lp}, which would be a probability above 1")),
         None => Ok(()),
     }

@@ -98,10 +98,14 @@ impl Training {
                 false => error,
             })?;
             let mut forward = Forward::merged(parts);
-            checks::check_logprobs(forward.logprobs.iter().flatten()).map_err(|why| {
-                let detail = format!("the answer of {} is wrong: {why}", connection.transport.server());
-                changes(ClientError::Unreadable { what: what.into(), detail })
-            })?;
+            // Whoever asks for a pass without gradients asks for its log-probs. One with gradients has been carried out,
+            // and what it says of them is for the caller to judge: it cannot be taken back.
+            if forward_only {
+                checks::check_logprobs(forward.logprobs.iter().flatten()).map_err(|why| {
+                    let detail = format!("the answer of {} is wrong: {why}", connection.transport.server());
+                    ClientError::Unreadable { what: what.into(), detail }
+                })?;
+            }
             // Some servers do not report it.
             if !forward.metrics.contains_key(LOSS_SUM) {
                 let sum = loss_sum(&data, &forward.logprobs, loss);

@@ -150,15 +150,28 @@ async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
     sampler.sample(&request()).await.unwrap();
 }
 
+/// A pass that has added its gradients is no failure, whatever it says of its log-probs: the caller must know that they
+/// are there.
 #[tokio::test]
-async fn a_pass_with_probabilities_above_1_is_the_servers_fault_by_name() {
+async fn probabilities_above_1_are_the_servers_fault_by_name_unless_gradients_were_made_with_them() {
     let (server, _client, training) = trained(|_| {}).await;
-    let wrong = json!({"loss_fn_output_type": "ArrayRecord", "metrics": {},
-        "loss_fn_outputs": [{"logprobs": {"data": [-1.0, 0.5], "dtype": "float32"}}]});
-    script(&server, 1, JSON, wrong.to_string().as_bytes());
-    let error = training.forward_backward(vec![datum(&[1, 2, 3])], Loss::CrossEntropy).await.unwrap_err();
-    assert!(matches!(error, ClientError::InDoubt { .. }), "{error:?}");
+    let result = |logprob: f32| {
+        let wrong = json!({"loss_fn_output_type": "ArrayRecord", "metrics": {},
+            "loss_fn_outputs": [{"logprobs": {"data": [-1.0, logprob], "dtype": "float32"}}]});
+        script(&server, 1, JSON, wrong.to_string().as_bytes());
+    };
+    let data = || vec![datum(&[1, 2, 3])];
+    result(0.5);
+    let error = training.forward(data(), Loss::CrossEntropy).await.unwrap_err();
+    assert!(matches!(error, ClientError::Unreadable { .. }), "{error:?}");
     assert!(error.to_string().contains(&server.url), "{error}");
+    // By as much as servers round, it is none.
+    result(1e-3);
+    assert_eq!(training.forward(data(), Loss::CrossEntropy).await.unwrap().logprobs, [[-1.0, 1e-3]]);
+    result(0.5);
+    let forward = training.forward_backward(data(), Loss::CrossEntropy).await.unwrap();
+    assert_eq!(forward.logprobs, [[-1.0, 0.5]]);
+    training.optim_step(AdamParams::default()).await.unwrap();
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, StopReason};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
@@ -32,6 +32,9 @@ pub struct Asked {
 type Latency = Box<dyn Fn(usize) -> Duration + Send + Sync>;
 type Answer = Box<dyn Fn(usize, &mut Vec<Sampled>) -> Result<(), BackendError> + Send + Sync>;
 
+/// May change what a pass tells of its data.
+type Telling = Box<dyn Fn(usize, &mut Vec<Vec<f32>>) + Send + Sync>;
+
 /// What all samplers of a service share. Scripts get the number of the request, counted from 0.
 pub struct Sampling {
     pub latency: Latency,
@@ -41,6 +44,10 @@ pub struct Sampling {
     /// Fails the n-th log-prob query.
     pub query: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub asked: Mutex<Vec<Asked>>,
+    /// Whether prompts are kept with what was asked, for tests to look at.
+    pub remember: bool,
+    /// The prompts of all requests for samples, as long as somebody else holds them.
+    pub prompts: Mutex<Vec<Weak<[Token]>>>,
     pub queries: AtomicU64,
     /// Requests of every kind that the service has seen, those of adapters included.
     pub requests: watch::Sender<usize>,
@@ -56,6 +63,8 @@ impl Default for Sampling {
             query_latency: Box::new(|_| Duration::ZERO),
             query: Box::new(|_| Ok(())),
             asked: Mutex::default(),
+            remember: true,
+            prompts: Mutex::default(),
             queries: AtomicU64::new(0),
             requests: watch::Sender::new(0),
             saved: Arc::default(),
@@ -75,7 +84,9 @@ impl SamplingBackend for Sampler {
         let number = {
             let mut asked = self.sampling.asked.lock().unwrap();
             let seed = request.params.seed.unwrap();
-            let (samples, prompt) = (request.num_samples, request.prompt.clone());
+            let (samples, remember) = (request.num_samples, self.sampling.remember);
+            let prompt = if remember { request.prompt.clone() } else { Arc::default() };
+            self.sampling.prompts.lock().unwrap().push(Arc::downgrade(&request.prompt));
             asked.push(Asked { version: self.version, seed, samples, prompt, at: Instant::now() });
             asked.len() - 1
         };
@@ -115,6 +126,8 @@ pub struct TrainingScript {
     pub refuse: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_optim: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_export: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
+    /// May change the log-probs that a forward_backward tells.
+    pub logprobs: Telling,
     /// Panics when this forward_backward is asked for.
     pub panic_at: Option<usize>,
     /// Whether the data of all passes are kept, for tests to look at.
@@ -133,6 +146,7 @@ impl Default for TrainingScript {
             refuse: Box::new(|_| Ok(())),
             refuse_optim: Box::new(|_| Ok(())),
             refuse_export: Box::new(|_| Ok(())),
+            logprobs: Box::new(|_, _| ()),
             panic_at: None,
             remember: true,
             unplugged: watch::Sender::new(true),
@@ -218,7 +232,8 @@ impl TrainingBackend for Training {
             sleep(script.forward_backward).await;
             plug.wait_for(|unplugged| *unplugged).await.unwrap();
             (script.refuse)(number)?;
-            let logprobs = data.iter().map(|d| vec![-0.5; d.len()]).collect();
+            let mut logprobs = data.iter().map(|d| vec![-0.5; d.len()]).collect();
+            (script.logprobs)(number, &mut logprobs);
             Ok(Forward { logprobs, metrics: [("loss:sum".to_string(), 1.0)].into() })
         })
     }
@@ -279,7 +294,7 @@ impl TrainingBackend for Training {
 pub struct ScriptedService {
     pub script: Arc<TrainingScript>,
     pub sampling: Arc<Sampling>,
-    pub made: Mutex<Vec<std::sync::Weak<Training>>>,
+    pub made: Mutex<Vec<Weak<Training>>>,
     /// Most adapters alive at once.
     pub most: AtomicU64,
 }
