@@ -9,6 +9,12 @@ pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// Reads numbers of which some may be `null`: what JSON writers make of NaN.
+pub(super) fn reals<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<f32>>, D::Error> {
+    let written = Option::<Vec<Option<f32>>>::deserialize(from)?;
+    Ok(written.map(|all| all.into_iter().map(|real| real.unwrap_or(f32::NAN)).collect()))
+}
+
 /// The literals of `type` fields.
 pub mod tag {
     use serde::de::{Deserialize, Deserializer, Error};

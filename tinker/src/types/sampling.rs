@@ -1,7 +1,7 @@
 //! Samplers, samples and their results in JSON.
 
 use super::data::{ModelInput, TensorData};
-use super::literal::{nullable, tag};
+use super::literal::{nullable, reals, tag};
 use serde::{Deserialize, Serialize};
 
 /// `POST create_sampling_session`: over weights if there is a path, else over a base model.
@@ -218,8 +218,8 @@ pub struct SampledSequence {
     pub stop_reason: StopReason,
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// Log-prob of each.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Log-prob of each; NaN, which is `null`, where there is none.
+    #[serde(default, deserialize_with = "reals", skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<f32>>,
     /// The most likely tokens at each position: only in protobuf with other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -150,6 +150,20 @@ async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
     sampler.sample(&request()).await.unwrap();
 }
 
+/// Servers have no log-prob for a token that was all but certain, and write `null` for it.
+#[tokio::test]
+async fn numbers_a_null_log_prob_is_none_and_costs_neither_its_sample_nor_the_others_their_answer() {
+    let (server, client, _training) = trained(|_| {}).await;
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    let sequence = |logprobs| json!({"stop_reason": "length", "tokens": [1, 2], "logprobs": logprobs});
+    let sequences = [sequence(json!([-0.5, null])), sequence(json!([-0.5, -0.25]))];
+    script(&server, 1, JSON, json!({ "sequences": sequences }).to_string().as_bytes());
+    let response = sampler.sample(&SampleRequest { num_samples: 2, ..request() }).await.unwrap();
+    let [first, second] = &response.sequences[..] else { panic!("{response:?}") };
+    assert!(first.logprobs[0] == -0.5 && first.logprobs[1].is_nan(), "{first:?}");
+    assert_eq!(second.logprobs, [-0.5, -0.25]);
+}
+
 /// A pass that has added its gradients is no failure, whatever it says of its log-probs: the caller must know that they
 /// are there.
 #[tokio::test]

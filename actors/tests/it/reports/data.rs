@@ -5,6 +5,7 @@ use minds_core::advantage::Estimator;
 use minds_core::backend::BackendError;
 use minds_core::ids::GroupId;
 use minds_core::reward::{Missing, Reward};
+use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
 async fn group_one_lost_member_costs_that_member() {
@@ -183,4 +184,42 @@ async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
         })
         .await;
     }
+}
+
+/// Three answers an episode, while steps are quick: the weights change in the middle of episodes. Some episodes lose their
+/// second or third answer.
+#[tokio::test(start_paused = true)]
+async fn group_a_member_that_lost_a_later_answer_is_no_part_and_no_member_mixes_versions() {
+    local(async {
+        let mut world = World::new(2, 2, 30);
+        (world.group_size, world.max_turns, world.environment.turns) = (4, 3, 3);
+        world.sampling.latency = Box::new(|n| Duration::from_millis(300 + 100 * (n as u64 % 7)));
+        world.sampling.answer = Box::new(|n, sequences| match sequences.len() {
+            1 if n % 11 == 5 => Err(BackendError::Rejected("aborted".into())),
+            _ => Ok(()),
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(30));
+        let groups: Vec<_> = run.steps.iter().flat_map(|step| &step.groups).collect();
+        let lost: u32 = groups.iter().map(|group| group.missing).sum();
+        let kept: usize = groups.iter().map(|group| group.members.len()).sum();
+        assert!(lost >= 20, "{lost}");
+        assert_eq!(kept + lost as usize, 30 * 2 * 4);
+        let asked = run.sampling.asked.lock().unwrap();
+        for member in groups.iter().flat_map(|group| group.members.iter()) {
+            assert_eq!(member.episode.turns.len(), 3, "all of it or nothing");
+            for turn in &member.episode.turns {
+                let mut same = asked.iter().filter(|asked| asked.prompt == turn.prompt);
+                assert!(
+                    same.all(|asked| asked.version == member.episode.policy.0),
+                    "{:?}",
+                    member.episode.id
+                );
+            }
+        }
+        let data: usize = run.training.data.lock().unwrap().iter().map(Vec::len).sum();
+        assert_eq!(data, kept, "one datum a member, and none of those that were lost");
+        assert!(run.metric("async/staleness_max").contains(&2.0), "the weights did change meanwhile");
+    })
+    .await;
 }

@@ -1,8 +1,11 @@
 //! What goes wrong on the way: deaths, waits, credits, versions, resumes, buffers, memory, limits, ends.
 
 use crate::testkit::{Judge, World, local, reward_in_every, seconds};
+use minds_core::ids::{GroupId, PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_stages::batcher::ConstantGroups;
+use minds_stages::ledger::{Ledger, Settled, Verdict};
+use minds_stages::line::{Event, Start};
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -169,6 +172,106 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
         assert_eq!(run.line.ledger().spares().len(), 9, "all of them have come through to the batcher");
         run.script.unplugged.send_replace(true);
         assert_eq!(run.end().await, Ok(10));
+    })
+    .await;
+}
+
+/// A trainer that was made anew and counts from 0 again.
+#[tokio::test(start_paused = true)]
+async fn version_weights_that_are_older_than_those_that_played_end_the_run() {
+    local(async {
+        let quick = || {
+            let mut world = World::new(2, 1, 10);
+            world.options.train.save_every = 1;
+            world.training.forward_backward = seconds(5);
+            world
+        };
+        let mut run = quick().start();
+        run.until_step(4).await;
+        while run.saved.len() < 3 {
+            let next = *run.sampling.requests.borrow() + 1;
+            assert!(run.until_request(next).await);
+        }
+        let (start, _) = run.kill();
+        assert!(start.step >= 3 && !start.spares.is_empty());
+        let mut run = quick().start_from(Start { step: 0, ..start });
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("versions went back"), "{why}");
+        assert!(run.steps.is_empty(), "no age below 0 was ever trained");
+    })
+    .await;
+}
+
+/// Whatever is over first: the pass, the export that publishes its weights, or the state saved behind it.
+#[tokio::test(start_paused = true)]
+async fn wait_cycle_a_state_saved_while_weights_are_published_holds_neither() {
+    for [pass, export, save] in
+        [[1, 5, 9], [1, 9, 5], [5, 1, 9], [5, 9, 1], [9, 1, 5], [9, 5, 1], [0, 5, 5], [5, 5, 5], [0, 0, 0]]
+    {
+        local(async {
+            let mut world = World::new(2, 2, 12);
+            world.options.train.save_every = 1;
+            world.training.forward_backward = seconds(pass);
+            world.training.export = seconds(export);
+            world.training.save = seconds(save);
+            let mut run = world.start();
+            assert_eq!(run.end().await, Ok(12), "{pass}, {export}, {save} s");
+            let saved: Vec<u64> = run.saved.iter().map(|saved| saved.step).collect();
+            assert_eq!(saved, (1..=12).collect::<Vec<_>>(), "{pass}, {export}, {save} s");
+        })
+        .await;
+    }
+}
+
+/// Ten thousand times, on two threads with no order between them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_cycle_what_is_waited_for_may_come_before_or_after_the_wait_begins() {
+    let ledger = Ledger::new(Settled::default());
+    for group in 0..10_000 {
+        let credit = ledger.open(GroupId(group));
+        credit.playing(PolicyVersion(0));
+        let settling = tokio::task::spawn_blocking(move || credit.settle(&Verdict::Trained));
+        let waiting = ledger.until(|playing| playing.is_empty());
+        tokio::time::timeout(seconds(60), waiting).await.expect("a wake-up was lost");
+        assert!(settling.await.unwrap());
+    }
+}
+
+/// Prompts stand for rollouts: each group has its own, and whoever holds one of its members holds it.
+#[tokio::test(start_paused = true)]
+async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they_are() {
+    local(async {
+        let mut world = World::new(4, 3, 500);
+        (world.sampling.remember, world.training.remember) = (false, false);
+        // A hundred times the usual answer, and a trainer ten times slower than the sampler.
+        world.sampling.answer = Box::new(|_, sequences| {
+            for sequence in sequences {
+                sequence.tokens = vec![Token::from(b'x'); 200];
+                sequence.logprobs = vec![-0.5; 200];
+            }
+            Ok(())
+        });
+        world.sampling.latency = Box::new(|_| seconds(1));
+        world.training.forward_backward = seconds(10);
+        let mut run = world.start();
+        let credits = run.options.credits() as usize;
+        let (mut steps, mut most) = (0, 0);
+        loop {
+            match run.line.next().await {
+                Some(Event::Step(_)) => steps += 1,
+                Some(Event::Saved(_)) => {}
+                Some(Event::Ended { .. }) => break,
+                _ => panic!("nothing else happens"),
+            }
+            let prompts = run.sampling.prompts.lock().unwrap();
+            most = most.max(prompts.iter().filter(|prompt| prompt.strong_count() > 0).count());
+        }
+        assert_eq!((steps, run.sampling.prompts.lock().unwrap().len()), (500, 2000));
+        // All that have a credit, and the groups of a step that is just being told.
+        assert!(
+            (credits - 4..=credits + 4).contains(&most),
+            "{most} groups are held, {credits} have a credit"
+        );
     })
     .await;
 }
