@@ -9,6 +9,7 @@
 use crate::activity::Activity;
 use crate::kit::unpanicked;
 use crate::meters::Meters;
+use crate::names;
 use crate::parcels::Component;
 use crate::play::{Player, Table};
 use crate::policy::Policy;
@@ -174,19 +175,19 @@ fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
     };
     let scores: Vec<&Score> = results.iter().flatten().collect();
     let count = scores.len() as f64;
-    put("episodes", count);
-    put("missing", results.len() as f64 - count);
+    put(names::EVAL_EPISODES, count);
+    put(names::EVAL_MISSING, results.len() as f64 - count);
     if scores.is_empty() {
         return;
     }
     let rewards: Vec<f64> = scores.iter().map(|s| f64::from(s.reward.get())).collect();
     let mean = rewards.iter().sum::<f64>() / count;
-    put("reward", mean);
+    put(names::EVAL_REWARD, mean);
     if scores.len() > 1 {
         let variance = rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (count - 1.0);
         let half = 1.96 * (variance / count).sqrt();
-        put("reward_low", mean - half);
-        put("reward_high", mean + half);
+        put(names::EVAL_REWARD_LOW, mean - half);
+        put(names::EVAL_REWARD_HIGH, mean + half);
     }
     for (key, mean) in means(scores.iter().map(|s| &s.metrics)) {
         put(&key, mean);

@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod line;
 pub mod memory;
 pub mod meters;
+pub mod names;
 pub mod observer;
 pub mod parcels;
 pub mod play;

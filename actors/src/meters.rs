@@ -5,6 +5,7 @@
 //! config's environments, and words of the program. Counters stand at 0 for each of them from the start, so that `rate`
 //! sees the first event, too.
 
+use crate::names;
 use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::BackendError;
 use minds_core::episode::Episode;
@@ -285,7 +286,7 @@ impl Meters {
     pub(crate) fn step(&self, metrics: &Metrics, groups: &[ReadyGroup], train: Duration) {
         let get = |key: &str| metrics.get(key).copied();
         self.train_seconds.observe(train.as_secs_f64());
-        let step = get("step").unwrap_or(0.0);
+        let step = get(names::STEP).unwrap_or(0.0);
         for group in groups {
             self.staleness.observe(step - 1.0 - group.oldest.0 as f64);
         }
@@ -295,24 +296,24 @@ impl Meters {
         for (key, value) in metrics {
             let environment = key.strip_prefix("env/").and_then(|rest| rest.split_once('/'));
             match environment {
-                Some((environment, "reward/total")) => {
+                Some((environment, names::REWARD)) => {
                     self.mean_reward.with_label_values(&[environment]).set(*value);
                 }
-                Some((environment, "by_group/frac_mixed")) => {
+                Some((environment, names::MIXED)) => {
                     self.mixed.with_label_values(&[environment]).set(*value);
                 }
                 _ => {}
             }
         }
-        for (estimator, key) in [("v1", "optim/kl_sample_train_v1"), ("v2", "optim/kl_sample_train_v2")] {
+        for (estimator, key) in [("v1", names::KL_V1), ("v2", names::KL_V2)] {
             if let Some(kl) = get(key) {
                 self.kl.with_label_values(&[estimator]).set(kl);
             }
         }
-        self.entropy.set(get("optim/entropy").unwrap_or(0.0));
-        self.learning_rate.set(get("optim/lr").unwrap_or(0.0));
-        self.kl_alarms.inc_by(u64::from(get("optim/kl_alarm") == Some(1.0)));
-        self.unchanged.inc_by(u64::from(get("optim/stepped") == Some(0.0)));
+        self.entropy.set(get(names::ENTROPY).unwrap_or(0.0));
+        self.learning_rate.set(get(names::LEARNING_RATE).unwrap_or(0.0));
+        self.kl_alarms.inc_by(u64::from(get(names::KL_ALARM) == Some(1.0)));
+        self.unchanged.inc_by(u64::from(get(names::STEPPED) == Some(0.0)));
     }
 
     /// New weights are ready.

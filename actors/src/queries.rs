@@ -5,6 +5,7 @@
 //! for a step that cannot come: after [`Limits::patience`] the reward is missing, with that cause.
 
 use crate::kit::Outlet;
+use crate::names;
 use crate::shadow_trainer::{Loan, Measure, Meter, MeterReading};
 use minds_core::reward::{Metrics, Missing};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -157,12 +158,12 @@ impl Queries {
         let mut put = |name: &str, value: f64| {
             out.insert(name.into(), value);
         };
-        put("scorer/queries_used", (now.sent - earlier.sent) as f64);
+        put(names::QUERIES_USED, (now.sent - earlier.sent) as f64);
         if let Some(budget) = self.limits.per_step {
-            put("scorer/queries_budget", budget.get() as f64);
+            put(names::QUERIES_BUDGET, budget.get() as f64);
         }
-        put("scorer/queries_remembered", (now.remembered - earlier.remembered) as f64);
-        put("scorer/queries_wait_s", now.waited_s - earlier.waited_s);
+        put(names::QUERIES_REMEMBERED, (now.remembered - earlier.remembered) as f64);
+        put(names::QUERIES_WAIT, now.waited_s - earlier.waited_s);
         if self.shadow.get().is_some() {
             now.shifts.report(&earlier.shifts, out);
         }

@@ -118,6 +118,46 @@ fn array(rows: &[&String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_stages::names;
+    use std::collections::BTreeSet;
+
+    /// The rows of a table in `docs/metrics.md`: a name, its unit, its meaning.
+    fn told(file: &str) -> BTreeSet<String> {
+        let docs = include_str!("../../docs/metrics.md");
+        let (_, section) = docs.split_once(&format!("## The rows of `{file}`\n")).unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix('|'));
+        let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+        assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "name, unit, meaning");
+        let told: BTreeSet<String> = rows.iter().map(|row| row[0].trim_end_matches('`').into()).collect();
+        assert_eq!(told.len(), rows.len(), "one is told twice");
+        told
+    }
+
+    #[test]
+    fn every_number_of_a_row_is_explained_and_nothing_else() {
+        let under = |start: &str, names: &[&str]| -> BTreeSet<String> {
+            names.iter().map(|name| format!("{start}{name}")).collect()
+        };
+        // What the embedded engine tells of its passes and steps, and what others tell, which no list can name.
+        let service = ["optim/grad_norm", "optim/grad_clip", "optim/<number>", "loss:sum", "<number>:<rule>"];
+        let of_a_step = [
+            under("", names::OF_A_STEP),
+            under("", &service),
+            under("env/<name>/", names::OF_AN_ENVIRONMENT),
+            under("env/<name>/", &["<part>"]),
+        ];
+        assert_eq!(told(FILE), of_a_step.into_iter().flatten().collect::<BTreeSet<_>>());
+        let of_an_evaluation = [
+            under("", &[names::STEP]),
+            under("eval/<name>/", names::OF_AN_EVALUATION),
+            under("eval/<name>/", &["<part>"]),
+        ];
+        assert_eq!(
+            told(crate::run_folder::EVALUATIONS),
+            of_an_evaluation.into_iter().flatten().collect::<BTreeSet<_>>()
+        );
+    }
 
     fn row(step: u64) -> Metrics {
         Metrics::from([("step".into(), step as f64), ("reward".into(), 0.5)])

@@ -6,6 +6,7 @@ use crate::config::RunPlan;
 use minds_stages::kit::LaneStats;
 use minds_stages::ledger::Counts;
 use minds_stages::line::{Event, Line};
+use minds_stages::names;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -137,8 +138,8 @@ impl Watcher {
             Event::Step(step) => {
                 let number = |key: &str| step.metrics.get(key).copied().unwrap_or(0.0);
                 self.marks.push((log.elapsed(), self.service.done()));
-                self.staleness.push(number("async/staleness_mean"));
-                self.oldest = self.oldest.max(number("async/staleness_max"));
+                self.staleness.push(number(names::STALENESS_MEAN));
+                self.oldest = self.oldest.max(number(names::STALENESS_MAX));
                 let groups: Vec<u64> = step.groups.iter().map(|group| group.group.id.0).collect();
                 log.tell("step", [("step", step.step.into()), ("groups", json!(groups))]);
             }

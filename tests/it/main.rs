@@ -10,6 +10,7 @@ mod envs;
 mod evaluated;
 mod hostile;
 mod interrupted;
+mod numbers;
 mod official_sdk;
 mod page;
 mod prometheus;

@@ -1,5 +1,6 @@
 //! How long measurements wait, and how long they take.
 
+use crate::names;
 use minds_core::reward::Metrics;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -44,10 +45,10 @@ impl MeterReading {
     /// The means since an earlier reading, if anything was measured.
     pub(crate) fn report(&self, earlier: &Self, out: &mut Metrics) {
         let count = (self.done - earlier.done) as f64;
-        out.insert("shadow/measured".into(), count);
+        out.insert(names::SHADOW_MEASURED.into(), count);
         if count > 0.0 {
-            out.insert("shadow/wait_s".into(), (self.waited_s - earlier.waited_s) / count);
-            out.insert("shadow/service_s".into(), (self.worked_s - earlier.worked_s) / count);
+            out.insert(names::SHADOW_WAIT.into(), (self.waited_s - earlier.waited_s) / count);
+            out.insert(names::SHADOW_SERVICE.into(), (self.worked_s - earlier.worked_s) / count);
         }
     }
 }

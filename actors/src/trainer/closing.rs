@@ -5,6 +5,7 @@ use super::{Links, Options, Saved, report};
 use crate::activity::Work;
 use crate::ledger::{Counts, Settled, Verdict};
 use crate::line::Event;
+use crate::names;
 use crate::parcels::{Component, Spare, StepDone};
 use crate::policy::Policy;
 use crate::queries::Reading;
@@ -107,7 +108,7 @@ impl Closer {
             drop(busy);
             let took = started.elapsed();
             self.links.meters.exported(took);
-            metrics.insert("time/export".into(), took.as_secs_f64());
+            metrics.insert(names::TIME_EXPORT.into(), took.as_secs_f64());
             let sampler = export.sampler;
             let origin = shelf.and_then(|shelf| match (&state, shadow_state) {
                 (Some((_, state)), _) => Some(Origin::new(state.clone(), sampler.clone())),

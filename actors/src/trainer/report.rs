@@ -2,6 +2,7 @@
 
 use super::Options;
 use super::gathered::Gathered;
+use crate::names;
 use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::{Forward, LOGPROB_ROUNDING};
 use minds_core::datum::{Datum, LossInputs};
@@ -22,40 +23,40 @@ pub(super) fn metrics(
     let mut put = |name: &str, value: f64| {
         out.insert(name.into(), value);
     };
-    put("step", step as f64);
-    put("progress/done_frac", step as f64 / options.max_steps as f64);
-    put("optim/lr", adam.learning_rate);
-    put("time/train", train.as_secs_f64());
-    put("time/trainer_idle", idle.as_secs_f64());
+    put(names::STEP, step as f64);
+    put(names::DONE_FRAC, step as f64 / options.max_steps as f64);
+    put(names::LEARNING_RATE, adam.learning_rate);
+    put(names::TIME_TRAIN, train.as_secs_f64());
+    put(names::TIME_TRAINER_IDLE, idle.as_secs_f64());
     // The step trained the version before its own.
     let staleness = groups.iter().map(|g| (step - 1).saturating_sub(g.oldest.0) as f64);
     let oldest = staleness.clone().fold(f64::NEG_INFINITY, f64::max);
-    put("async/staleness_mean", mean(staleness.clone()));
-    put("async/staleness_max", oldest);
-    put("async/staleness_min", staleness.fold(f64::INFINITY, f64::min));
+    put(names::STALENESS_MEAN, mean(staleness.clone()));
+    put(names::STALENESS_MAX, oldest);
+    put(names::STALENESS_MIN, staleness.fold(f64::INFINITY, f64::min));
     let members = || groups.iter().flat_map(|g| g.members.iter());
-    put("tokens/sampled", members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
-    put("tokens/prompt", members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
-    put("tokens/trained", data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
+    put(names::TOKENS_SAMPLED, members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
+    put(names::TOKENS_PROMPT, members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
+    put(names::TOKENS_TRAINED, data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
     let logprobs = members().flat_map(|m| &m.episode.turns).map(|turn| &turn.answer.logprobs);
-    put("optim/entropy", -mean_of_tokens(logprobs).unwrap_or(0.0));
+    put(names::ENTROPY, -mean_of_tokens(logprobs).unwrap_or(0.0));
     if let Some(drift) = mean_of_tokens(members().flat_map(|m| &m.drift)) {
-        put("optim/kl_policy_base", drift);
+        put(names::KL_REFERENCE, drift);
     }
     if let Some(forward) = forward {
         let gaps = gaps(data, forward);
         let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
-        put("optim/kl_sample_train_v1", mean(gaps.iter().copied()));
-        put("optim/kl_sample_train_v2", kl);
+        put(names::KL_V1, mean(gaps.iter().copied()));
+        put(names::KL_V2, kl);
         if let Some(limit) = options.kl_alarm {
-            put("optim/kl_alarm", if kl > limit { 1.0 } else { 0.0 });
+            put(names::KL_ALARM, if kl > limit { 1.0 } else { 0.0 });
             if kl > limit {
                 warn!(step, kl, limit, "the weights in training have moved far from those that play");
             }
         }
-        put("optim/max_abs_logprob_gap", gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
+        put(names::LARGEST_GAP, gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
         let impossible = forward.logprobs.iter().flatten().filter(|lp| **lp > LOGPROB_ROUNDING).count();
-        put("optim/impossible_logprobs", impossible as f64);
+        put(names::IMPOSSIBLE_LOGPROBS, impossible as f64);
         if impossible > 0 {
             warn!(
                 step,
@@ -68,7 +69,7 @@ pub(super) fn metrics(
     if let Some(optim) = optim {
         optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
     }
-    put("optim/stepped", if optim.is_some() { 1.0 } else { 0.0 });
+    put(names::STEPPED, if optim.is_some() { 1.0 } else { 0.0 });
     environment("env/all", groups.iter(), &mut put);
     let mut by_name: BTreeMap<&str, Vec<&ReadyGroup>> = BTreeMap::new();
     for group in groups {
@@ -113,20 +114,20 @@ fn environment<'a>(
     let mut put = |name: &str, value: f64| put(&format!("{prefix}/{name}"), value);
     let members: Vec<&Member> = groups.clone().flat_map(|g| g.members.iter()).collect();
     let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
-    put("reward/total", mean(rewards()));
-    put("reward/std", {
+    put(names::REWARD, mean(rewards()));
+    put(names::REWARD_STD, {
         let centre = mean(rewards());
         mean(rewards().map(|r| (r - centre).powi(2))).sqrt()
     });
-    put("total_episodes", members.len() as f64);
-    put("missing_episodes", groups.clone().map(|g| f64::from(g.missing)).sum());
-    put("by_group/frac_mixed", mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
+    put(names::EPISODES, members.len() as f64);
+    put(names::MISSING, groups.clone().map(|g| f64::from(g.missing)).sum());
+    put(names::MIXED, mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
     let turns = || members.iter().map(|m| m.episode.turns.len());
-    put("turns_per_episode", mean(turns().map(|n| n as f64)));
+    put(names::TURNS, mean(turns().map(|n| n as f64)));
     let tokens: usize = members.iter().map(|m| m.episode.sampled_tokens()).sum();
-    put("ac_tokens_per_turn", tokens as f64 / turns().sum::<usize>() as f64);
+    put(names::TOKENS_PER_TURN, tokens as f64 / turns().sum::<usize>() as f64);
     let complete = members.iter().flat_map(|m| &m.episode.turns).map(|t| f64::from(u8::from(t.complete)));
-    put("stop/complete", mean(complete));
+    put(names::COMPLETE, mean(complete));
     for (name, mean) in means(members.iter().map(|m| &m.score.metrics)) {
         put(&name, mean);
     }

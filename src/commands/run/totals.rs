@@ -2,6 +2,7 @@
 
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
+use minds_stages::names;
 use std::time::Duration;
 
 /// Steps that are compared at both ends.
@@ -29,22 +30,22 @@ impl Totals {
     /// Adds the step to the sums, and what only the outside knows to the step.
     pub(super) fn add(&mut self, metrics: &mut Metrics, stretch: &Shares) {
         let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
-        self.sampled += get("tokens/sampled");
-        self.trained += get("tokens/trained");
+        self.sampled += get(names::TOKENS_SAMPLED);
+        self.trained += get(names::TOKENS_TRAINED);
         self.rewards.push(get("env/all/reward/total"));
-        self.staleness = get("async/staleness_mean");
-        metrics.insert("time/total".into(), stretch.wall);
-        metrics.insert("time/sampling_busy".into(), stretch.sampling);
-        metrics.insert("time/scoring_busy".into(), stretch.scoring);
-        metrics.insert("time/training_busy".into(), stretch.training);
-        metrics.insert("time/waits_for_sampling".into(), stretch.idle.sampling);
-        metrics.insert("time/waits_for_scoring".into(), stretch.idle.scoring);
-        metrics.insert("time/waits_for_both".into(), stretch.idle.both);
-        metrics.insert("time/waits_for_export".into(), stretch.idle.exporting);
-        metrics.insert("async/overlap_share".into(), stretch.overlap_share());
-        if metrics.contains_key("shadow/measured") {
-            metrics.insert("shadow/busy_s".into(), stretch.shadow);
-            metrics.insert("shadow/service_share".into(), stretch.shadow_share());
+        self.staleness = get(names::STALENESS_MEAN);
+        metrics.insert(names::TIME_TOTAL.into(), stretch.wall);
+        metrics.insert(names::TIME_SAMPLING_BUSY.into(), stretch.sampling);
+        metrics.insert(names::TIME_SCORING_BUSY.into(), stretch.scoring);
+        metrics.insert(names::TIME_TRAINING_BUSY.into(), stretch.training);
+        metrics.insert(names::TIME_WAITS_FOR_SAMPLING.into(), stretch.idle.sampling);
+        metrics.insert(names::TIME_WAITS_FOR_SCORING.into(), stretch.idle.scoring);
+        metrics.insert(names::TIME_WAITS_FOR_BOTH.into(), stretch.idle.both);
+        metrics.insert(names::TIME_WAITS_FOR_EXPORT.into(), stretch.idle.exporting);
+        metrics.insert(names::OVERLAP_SHARE.into(), stretch.overlap_share());
+        if metrics.contains_key(names::SHADOW_MEASURED) {
+            metrics.insert(names::SHADOW_BUSY.into(), stretch.shadow);
+            metrics.insert(names::SHADOW_SHARE.into(), stretch.shadow_share());
         }
     }
 
@@ -106,13 +107,13 @@ pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
     format!(
         "step {step:<7} reward {:<7.3} kl {:<9.2e} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
         get("env/all/reward/total"),
-        metrics.get("optim/kl_sample_train_v2").copied().unwrap_or(0.0),
-        get("optim/entropy"),
-        get("async/staleness_mean"),
-        get("tokens/sampled"),
-        get("time/train"),
-        get("time/total"),
-        100.0 * get("async/overlap_share"),
+        metrics.get(names::KL_V2).copied().unwrap_or(0.0),
+        get(names::ENTROPY),
+        get(names::STALENESS_MEAN),
+        get(names::TOKENS_SAMPLED),
+        get(names::TIME_TRAIN),
+        get(names::TIME_TOTAL),
+        100.0 * get(names::OVERLAP_SHARE),
     )
 }
 
