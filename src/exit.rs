@@ -1,4 +1,4 @@
-//! The exit codes of `minds-actors`, as the README lists them.
+//! The exit codes of `minds-actors`, as `docs/run-folder.md` lists them.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What is wrong is said, with the exit code that the README promises.
+//! What is wrong is said, with the exit code that `docs/run-folder.md` promises.
 
 use crate::command::{config, output, run};
 

@@ -23,6 +23,16 @@ fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, Conf
 const SMALL: &str = "[env]\nid = \"./environments/x\"\n[model]\nbase_model = \"tiny-random\"\n";
 
 #[test]
+fn the_config_that_the_readme_shows_is_one() {
+    let readme = include_str!("../../../README.md");
+    let (_, shown) = readme.split_once("```toml\n").unwrap();
+    let (shown, _) = shown.split_once("```").unwrap();
+    let plan = plan(shown, &[], &[]).unwrap();
+    assert_eq!((plan.max_steps, plan.group_size.get(), plan.save_every), (60, 8, 20));
+    assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+}
+
+#[test]
 fn every_key_of_the_original_harness_and_its_aliases_are_read() {
     let text = r#"
         [[envs]]
