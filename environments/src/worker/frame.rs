@@ -1,11 +1,15 @@
 //! Frames between a run and a Python host: a length in four bytes, big end first, and a MessagePack map.
 //!
-//! A frame that is too long or that nobody can read is an error with its size or its place, never a guess.
+//! A frame that is too long, that nobody can read or that does not go on is an error with its size or its place, never a
+//! guess. So bytes that are no frame are found at once or after a while, whatever they look like.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::io::Cursor;
+use std::time::Duration;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::time::timeout;
 
 /// Most bytes of a frame.
 const LIMIT: usize = 256 << 20;
@@ -16,6 +20,13 @@ const OPENING: &[u8] = b"\0minds-host\n";
 /// Most bytes that an interpreter's start may print.
 const CHATTER: usize = 1 << 20;
 
+/// A frame that has begun grows by so many bytes, or ends …
+const STEP: usize = 1 << 16;
+
+/// … within this time. A length that is none swallows what comes after it: the signs of life, a few bytes every few
+/// seconds. A writer that lives hands this much over in one go.
+const STALL: Duration = Duration::from_secs(60);
+
 /// A stream that is no longer worth reading.
 #[derive(Debug, Error)]
 pub(super) enum FrameError {
@@ -23,6 +34,13 @@ pub(super) enum FrameError {
     TooLong(usize),
     #[error("it sent a frame that cannot be read: {0}")]
     Unreadable(#[from] rmp_serde::decode::Error),
+    #[error("it sent a frame of {length} bytes whose message ends after {end}")]
+    Padded { length: usize, end: u64 },
+    #[error(
+        "it began a frame of {length} bytes that did not go on: {got} came, and too few in the last {} s",
+        STALL.as_secs()
+    )]
+    Stalled { length: usize, got: usize },
     #[error("it sent {CHATTER} bytes and no frame: is the interpreter a Python?")]
     NoOpening,
     #[error("it cannot be read from: {0}")]
@@ -47,8 +65,9 @@ pub(super) async fn open<R: AsyncRead + Unpin>(stream: &mut R) -> Result<bool, F
     Err(FrameError::NoOpening)
 }
 
-/// The next message; `None` if the stream ends, also where it ends within a frame: its writer has died.
-pub(super) async fn read<R, M>(stream: &mut R) -> Result<Option<M>, FrameError>
+/// The next message; `None` if the stream ends, also where it ends within a frame: its writer has died. `alive` is called
+/// whenever a frame begins or has grown.
+pub(super) async fn read<R, M>(stream: &mut R, alive: impl Fn()) -> Result<Option<M>, FrameError>
 where
     R: AsyncRead + Unpin,
     M: DeserializeOwned,
@@ -66,13 +85,23 @@ where
     }
     // Grows as the bytes come: a length alone costs no memory.
     let mut body = Vec::new();
-    if let Err(error) = stream.take(length as u64).read_to_end(&mut body).await {
-        return ended(error);
+    while body.len() < length {
+        alive();
+        let until = length.min(body.len() + STEP);
+        let mut part = stream.take((until - body.len()) as u64);
+        match timeout(STALL, part.read_to_end(&mut body)).await {
+            Err(_) => return Err(FrameError::Stalled { length, got: body.len() }),
+            Ok(Err(error)) => return ended(error),
+            Ok(Ok(_)) if body.len() < until => return Ok(None),
+            Ok(Ok(_)) => {}
+        }
     }
-    if body.len() < length {
-        return Ok(None);
+    let mut bytes = rmp_serde::Deserializer::new(Cursor::new(&body));
+    let message = M::deserialize(&mut bytes)?;
+    match bytes.position() {
+        end if end == length as u64 => Ok(Some(message)),
+        end => Err(FrameError::Padded { length, end }),
     }
-    Ok(Some(rmp_serde::from_slice(&body)?))
 }
 
 /// A message as a frame; `None` if it is too long.
@@ -93,15 +122,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use std::cell::Cell;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::time::Instant;
 
     fn block_on<T>(work: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
     }
 
     fn read_all(mut bytes: &[u8]) -> Result<Vec<Value>, FrameError> {
         block_on(async {
             let mut found = Vec::new();
-            while let Some(value) = read(&mut bytes).await? {
+            while let Some(value) = read(&mut bytes, || ()).await? {
                 found.push(value);
             }
             Ok(found)
@@ -145,6 +177,46 @@ mod tests {
     fn a_length_beyond_the_limit_and_bytes_that_are_no_message_are_errors() {
         assert!(matches!(read_all(&[0xff; 8]), Err(FrameError::TooLong(0xffff_ffff))));
         assert!(matches!(read_all(&[0, 0, 0, 1, 0xc1]), Err(FrameError::Unreadable(_))));
+        assert!(matches!(read_all(b"\0\0\0\x05hello"), Err(FrameError::Padded { length: 5, end: 1 })));
+        assert!(matches!(read_all(&[0; 4]), Err(FrameError::Unreadable(_))), "an empty frame is no message");
+    }
+
+    /// What a stream gives that brings `each` bytes every so many seconds after a length, and after how many seconds.
+    async fn trickle(length: u32, each: usize, pause: u64) -> (Result<Option<Value>, FrameError>, u64) {
+        let (mut near, mut far) = tokio::io::duplex(1 << 20);
+        tokio::spawn(async move {
+            near.write_u32(length).await.unwrap();
+            // Ends when nobody reads any more.
+            while near.write_all(&vec![b'1'; each]).await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(pause)).await;
+            }
+        });
+        let begun = Instant::now();
+        let found = read(&mut far, || ()).await;
+        (found, begun.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frame_that_does_not_go_on_is_an_error_although_signs_of_life_fill_it() {
+        // 24 bytes are an answer to a beat, and beats are five seconds apart: twelve of them come in a minute.
+        let (found, after) = trickle(1_000_000, 24, 5).await;
+        let Err(FrameError::Stalled { length: 1_000_000, got }) = found else { panic!("{found:?}") };
+        assert_eq!((after, (264..=312).contains(&got)), (60, true), "{got}");
+        // Nothing comes at all.
+        let (found, after) = trickle(1_000_000, 0, 1000).await;
+        assert!(matches!(found, Err(FrameError::Stalled { got: 0, .. })) && after == 60, "{found:?}");
+        // One that comes slowly is whole in the end. What it says here is a number, the first byte, and then too much.
+        let (found, after) = trickle(200_000, STEP, 50).await;
+        assert!(matches!(found, Err(FrameError::Padded { length: 200_000, end: 1 })), "{found:?}");
+        assert_eq!(after, 150);
+    }
+
+    #[test]
+    fn a_frame_that_grows_is_a_sign_of_life() {
+        let frame = encode(&json!(vec![0; 3 * STEP])).unwrap();
+        let signs = Cell::new(0);
+        let found: Option<Value> = block_on(read(&mut &frame[..], || signs.set(signs.get() + 1))).unwrap();
+        assert_eq!((found, signs.get()), (Some(json!(vec![0; 3 * STEP])), 4));
     }
 
     #[test]
@@ -155,7 +227,7 @@ mod tests {
             let found = block_on(async {
                 let mut stream = &bytes[..];
                 assert!(open(&mut stream).await.unwrap());
-                read::<_, Value>(&mut stream).await.unwrap()
+                read::<_, Value>(&mut stream, || ()).await.unwrap()
             });
             assert_eq!(found, Some(json!({"t": "beat"})));
         }

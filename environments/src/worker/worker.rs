@@ -263,10 +263,14 @@ impl Worker {
         if !frame::open(&mut stream).await? {
             return Ok(());
         }
-        while let Some(message) = frame::read(&mut stream).await? {
+        let alive = || {
+            if let Some(worker) = worker.upgrade() {
+                worker.pulse.send_modify(|pulse| pulse.heard = Instant::now());
+            }
+        };
+        while let Some(message) = frame::read(&mut stream, alive).await? {
             let Some(worker) = worker.upgrade() else { return Ok(()) };
             let now = Instant::now();
-            worker.pulse.send_modify(|pulse| pulse.heard = now);
             match message {
                 FromHost::Ready(description) => {
                     if let Some(loaded) = loaded.take() {

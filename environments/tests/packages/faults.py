@@ -83,11 +83,11 @@ class Faults:
         sys.__stdout__.write("the first stdout\n")
         return 1.0
 
-    async def lie(self, _):
+    async def lie(self, hexadecimal):
         # The descriptor of the frames can only be found by trying all of them.
         for fd in range(3, 64):
             try:
-                os.write(fd, b"\xff\xff\xff\xff\xff")
+                os.write(fd, bytes.fromhex(hexadecimal))
             except OSError:
                 pass
         await asyncio.sleep(600)

@@ -116,11 +116,18 @@ fn output_never_reaches_the_frames_and_never_stalls() {
 }
 
 #[test]
-fn a_frame_that_is_a_lie_ends_the_process() {
+fn a_frame_that_is_a_lie_ends_the_process_at_once() {
     let env = faults(|_| ());
-    let found = cause(&answers(&env, 0, &["lie"])[0]);
-    assert!(found.contains("a frame of 4294967295 bytes"), "{found}");
-    still_plays(&env);
+    for (bytes, words) in [
+        ("ffffffff", "a frame of 4294967295 bytes"),
+        // Five bytes that are no map, and a map of a kind that is not known.
+        ("0000000568656c6c6f", "a frame that cannot be read"),
+        ("0000000581a17401c0", "a frame that cannot be read"),
+    ] {
+        let found = cause(&answers(&env, 0, &[&format!("lie {bytes}")])[0]);
+        assert!(found.contains(words), "{bytes}: {found}");
+        still_plays(&env);
+    }
 }
 
 #[test]
