@@ -17,6 +17,7 @@ use prometheus::Registry;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Seconds that are measured.
@@ -105,7 +106,13 @@ fn main() {
     const TIMES: u32 = 1_000_000;
     let begun = Instant::now();
     let (id, item) = (EpisodeId { group: GroupId(0), member: 0 }, ItemKey { component: 0, item: 0 });
-    let played = Ok::<_, String>(Episode { id, item, policy: PolicyVersion(0), turns: vec![] });
+    let played = Ok::<_, String>(Episode {
+        id,
+        item,
+        policy: PolicyVersion(0),
+        turns: vec![],
+        opening: Arc::default(),
+    });
     for n in 0..TIMES {
         let took = Duration::from_micros(u64::from(n));
         meters.rollout("an_environment", &played, took);

@@ -110,7 +110,8 @@ impl Player {
             let mut answers = self.answer(table, prompt.clone(), 1, stream).await?;
             answer = answers.pop().ok_or("the service returned no sample")??;
         }
-        Ok(Episode { id: EpisodeId { group, member }, item: key, policy: policy.version, turns })
+        let id = EpisodeId { group, member };
+        Ok(Episode { id, item: key, policy: policy.version, turns, opening: Arc::default() })
     }
 
     /// The reward of an episode.

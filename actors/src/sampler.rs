@@ -92,6 +92,7 @@ impl Sampler {
                         item: group.key,
                         policy: policy.version,
                         turns: performance.turns,
+                        opening: performance.opening,
                     };
                     (Ok(episode), Ok(performance.score))
                 }

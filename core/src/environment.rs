@@ -305,6 +305,8 @@ type Exit = Box<dyn FnOnce(Result<Performance, Missing>) + Send>;
 pub struct Performance {
     /// What the policy did; at least one turn.
     pub turns: Vec<Turn>,
+    /// The conversation to which the first answer was given.
+    pub opening: Arc<[Message]>,
     /// What it earned.
     pub score: Score,
 }

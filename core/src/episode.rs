@@ -1,6 +1,8 @@
 //! What a policy did: turns of prompt and answer, and the training data they make.
 
+use crate::chat::Message;
 use crate::datum::{Datum, DatumError, LossInputs};
+use crate::environment::Item;
 use crate::ids::{EpisodeId, ItemKey, PolicyVersion, Token};
 use crate::sampling::Sampled;
 use serde::{Deserialize, Serialize};
@@ -30,9 +32,19 @@ pub struct Episode {
     pub policy: PolicyVersion,
     /// At least one turn.
     pub turns: Vec<Turn>,
+    /// The conversation to which the first answer was given, where the environment made it while it played; nothing
+    /// where it is the item's.
+    #[serde(default)]
+    pub opening: Arc<[Message]>,
 }
 
 impl Episode {
+    /// The conversation to which the first answer was given.
+    #[must_use]
+    pub fn prompt<'a>(&'a self, item: &'a Item) -> &'a [Message] {
+        if self.opening.is_empty() { &item.prompt } else { &self.opening }
+    }
+
     /// Tokens that the policy sampled.
     #[must_use]
     pub fn sampled_tokens(&self) -> usize {
@@ -139,6 +151,7 @@ mod tests {
             item: ItemKey { component: 0, item: 0 },
             policy: PolicyVersion(0),
             turns,
+            opening: Arc::default(),
         }
     }
 

@@ -284,6 +284,7 @@ fn score(
             item: ItemKey { component: 0, item: index },
             policy: PolicyVersion(0),
             turns: vec![turn],
+            opening: Arc::default(),
         };
         let renderer = &*ready.renderer;
         let result =

@@ -1,6 +1,6 @@
 //! The groups of the last steps, to be looked at one by one.
 
-use minds_core::chat::Tokenizer;
+use minds_core::chat::{Message, Tokenizer};
 use minds_core::ids::Token;
 use minds_stages::parcels::{Group, Member, ReadyGroup};
 use serde_json::{Value, json};
@@ -68,10 +68,16 @@ impl Recent {
 }
 
 impl Kept {
+    /// What the group was shown: the members of a group play one item.
+    fn prompt(&self) -> &[Message] {
+        let item = &self.group.item;
+        self.members.first().map_or(&item.prompt[..], |member| member.episode.prompt(item))
+    }
+
     /// A line of the list.
     pub(super) fn summary(&self) -> Value {
         let rewards = || self.members.iter().map(|m| f64::from(m.score.reward.get()));
-        let prompt = self.group.item.prompt.last().map_or("", |message| &message.content);
+        let prompt = self.prompt().last().map_or("", |message| &message.content);
         let mut short: String = prompt.chars().take(MOST_PROMPT).collect();
         if short.len() < prompt.len() {
             short.push('…');
@@ -124,7 +130,7 @@ impl Kept {
             "missing": self.missing,
             "constant": self.constant,
             "staleness": self.staleness,
-            "prompt": self.group.item.prompt,
+            "prompt": self.prompt(),
             "members": members.collect::<Vec<_>>(),
         })
     }

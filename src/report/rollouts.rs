@@ -75,7 +75,7 @@ pub struct Rollout {
     pub advantage: Option<f64>,
     /// What the reward was made of.
     pub metrics: BTreeMap<String, Option<f64>>,
-    /// What the group was shown.
+    /// The conversation to which the first answer was given.
     pub prompt: Vec<Said>,
     /// The answers, in order.
     pub turns: Vec<Turn>,

@@ -18,7 +18,7 @@ struct Row<'a> {
     reward: f32,
     advantage: f32,
     metrics: &'a Metrics,
-    /// The conversation that the group was shown.
+    /// The conversation to which the first answer was given.
     prompt: &'a [minds_core::chat::Message],
     turns: Vec<TurnRow<'a>>,
 }
@@ -46,7 +46,7 @@ pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
                 reward: member.score.reward.get(),
                 advantage: member.advantage,
                 metrics: &member.score.metrics,
-                prompt: &group.group.item.prompt,
+                prompt: member.episode.prompt(&group.group.item),
                 turns: member
                     .episode
                     .turns

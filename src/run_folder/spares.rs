@@ -91,6 +91,7 @@ fn try_read(path: &Path, kept: &Kept) -> anyhow::Result<Vec<Spare>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_core::chat::Message;
     use minds_core::episode::{Episode, Turn};
     use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
     use minds_core::reward::{Reward, Score};
@@ -106,8 +107,8 @@ mod tests {
         };
         let turn = Turn { prompt: [1, 2].into(), answer, text: "ä".into(), complete: false };
         let (group, item) = (GroupId(id), ItemKey { component: 1, item: id });
-        let episode =
-            Episode { id: EpisodeId { group, member: 2 }, item, policy: PolicyVersion(7), turns: vec![turn] };
+        let (id, opening) = (EpisodeId { group, member: 2 }, [Message::user("a")].into());
+        let episode = Episode { id, item, policy: PolicyVersion(7), turns: vec![turn], opening };
         let metrics = [("x".to_owned(), f64::INFINITY)].into();
         let score = Score { reward: Reward::new(0.1).unwrap(), metrics };
         Spare { group, members: [Member { episode, score, advantage: -0.25, drift: vec![vec![0.5]] }].into() }

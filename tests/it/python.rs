@@ -27,8 +27,20 @@ fn the_classic_example_trains_from_its_config() {
         assert_eq!(found("reward_coerced"), Some(0.0), "{row:?}");
         assert!(found("letters").is_some_and(|letters| (0.0..=1.0).contains(&letters)), "{row:?}");
     }
-    let rollouts = std::fs::read_to_string(dir.path().join("rollouts/step_000001.jsonl")).unwrap();
-    assert_eq!(rollouts.lines().count(), 2 * 4);
+    let prompts = prompts(dir.path());
+    assert_eq!(prompts.len(), 2 * 4);
+    let shown = |prompt: &Value| {
+        prompt[0]["content"].as_str().unwrap().starts_with("Spell backwards, letters only: ")
+    };
+    assert!(prompts.iter().all(shown), "{prompts:?}");
+    assert_ne!(prompts[0], prompts[4], "each group has a task of its own");
+}
+
+/// The first conversation of every rollout of the first step.
+fn prompts(folder: &Path) -> Vec<Value> {
+    let rollouts = std::fs::read_to_string(folder.join("rollouts/step_000001.jsonl")).unwrap();
+    let rollouts = rollouts.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    rollouts.map(|mut rollout| rollout["prompt"].take()).collect()
 }
 
 /// The first block of this language in the guide, without its indentation.
@@ -67,6 +79,11 @@ fn the_verifiers_example_trains_from_its_config() {
         assert_eq!(found("reward_errors"), Some(0.0), "{row:?}");
         assert!(found("digits").is_some_and(|digits| (0.0..=1.0).contains(&digits)), "{row:?}");
     }
+    assert!(
+        prompts(dir.path()).iter().all(|prompt| prompt[0]["role"] == "user"),
+        "{:?}",
+        prompts(dir.path())
+    );
 }
 
 /// Published packages on each release of the library, from a config to the second step.
@@ -203,4 +220,7 @@ fn rewards_may_train_an_adapter_of_their_own() {
         let (_, change) = row.iter().find(|(key, _)| key.ends_with("change")).unwrap();
         assert!(*change > 0.1, "a step on a text makes it likelier: {row:?}");
     }
+    // It asks with tokens; their text is what was said.
+    let said = serde_json::json!([{"role": "user", "content": "User: say a word\n\nAssistant:"}]);
+    assert!(prompts(&dir.path().join("run")).iter().all(|prompt| *prompt == said));
 }

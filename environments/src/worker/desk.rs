@@ -5,7 +5,7 @@
 
 use super::ask::{Answered, Asker, Found, Question, Refusal};
 use super::message::{Example, Op};
-use super::record::Record;
+use super::record::{Counted, Record};
 use super::tools;
 use super::voice::Voice;
 use futures::FutureExt as _;
@@ -13,7 +13,6 @@ use futures::future::BoxFuture;
 use minds_core::backend::SamplingBackend;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::environment::{Borrowed, Oracle};
-use minds_core::episode::Turn;
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -67,14 +66,14 @@ impl<'a> Desk<'a> {
         self.failed.as_deref()
     }
 
-    /// The turns that count, at least one.
-    pub(super) fn turns(self, ids: Option<&[String]>) -> Result<Vec<Turn>, String> {
-        let turns = self.record.turns(ids)?;
-        if turns.is_empty() {
+    /// What the rollout is made of, at least one turn.
+    pub(super) fn counted(self, ids: Option<&[String]>) -> Result<Counted, String> {
+        let counted = self.record.counted(self.voice, ids)?;
+        if counted.turns.is_empty() {
             let why = self.too_long.map(|refusal| format!(": {refusal}")).unwrap_or_default();
             return Err(format!("no answer of the policy counts{why}"));
         }
-        Ok(turns)
+        Ok(counted)
     }
 
     /// Work whose result comes back with its asker. It is given up when the asker goes.

@@ -26,6 +26,25 @@ struct Recorded {
     turn: Turn,
 }
 
+impl Recorded {
+    /// What was said before the answer. Where tokens were asked with, their text is what the user said.
+    fn opening(&self, voice: &Voice) -> Vec<Message> {
+        match self.conversation.split_last() {
+            Some((_, before)) => before.to_vec(),
+            None => vec![Message::user(voice.tokenizer.decode(&self.turn.prompt))],
+        }
+    }
+}
+
+/// What a rollout is made of.
+#[derive(Debug)]
+pub(super) struct Counted {
+    /// The conversation to which the first answer was given.
+    pub opening: Vec<Message>,
+    /// The answers that count.
+    pub turns: Vec<Turn>,
+}
+
 impl Record {
     /// Answers so far.
     pub(super) fn len(&self) -> usize {
@@ -78,20 +97,22 @@ impl Record {
         parsed.text
     }
 
-    /// The turns of these answers, in the order in which they were given; all of them if no ids are told.
+    /// The turns of these answers, in the order in which they were given, and the conversation before the first of them;
+    /// all turns if no ids are told.
     ///
     /// # Errors
     /// An id that was never given.
-    pub(super) fn turns(self, ids: Option<&[String]>) -> Result<Vec<Turn>, String> {
-        let Some(ids) = ids else {
-            return Ok(self.turns.into_iter().map(|recorded| recorded.turn).collect());
-        };
-        if let Some(unknown) = ids.iter().find(|id| self.turns.iter().all(|turn| turn.id != **id)) {
+    pub(super) fn counted(self, voice: &Voice, ids: Option<&[String]>) -> Result<Counted, String> {
+        let known = |id: &&String| self.turns.iter().any(|turn| turn.id == **id);
+        if let Some(unknown) = ids.into_iter().flatten().find(|id| !known(id)) {
             return Err(format!(
                 "the environment says that the answer `{unknown}` counts, which was never given"
             ));
         }
-        Ok(self.turns.into_iter().filter(|turn| ids.contains(&turn.id)).map(|turn| turn.turn).collect())
+        let counts = |turn: &Recorded| ids.is_none_or(|ids| ids.contains(&turn.id));
+        let counted: Vec<Recorded> = self.turns.into_iter().filter(counts).collect();
+        let opening = counted.first().map(|first| first.opening(voice)).unwrap_or_default();
+        Ok(Counted { opening, turns: counted.into_iter().map(|recorded| recorded.turn).collect() })
     }
 }
 
@@ -268,9 +289,28 @@ mod tests {
             record
         };
         let ids = |all: &[&str]| all.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-        let firsts = |turns: Vec<Turn>| turns.iter().map(|turn| turn.prompt[0]).collect::<Vec<_>>();
-        assert_eq!(firsts(record().turns(None).unwrap()), [0, 1, 2]);
-        assert_eq!(firsts(record().turns(Some(&ids(&["x-2", "x-0"]))).unwrap()), [0, 2]);
-        assert!(record().turns(Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
+        let firsts = |ids: Option<&[String]>| {
+            let counted = record().counted(&voice, ids).unwrap();
+            counted.turns.iter().map(|turn| turn.prompt[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(firsts(None), [0, 1, 2]);
+        assert_eq!(firsts(Some(&ids(&["x-2", "x-0"]))), [0, 2]);
+        assert!(record().counted(&voice, Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
+    }
+    #[test]
+    fn an_episode_opens_with_what_was_said_before_its_first_answer_that_counts() {
+        let voice = voice(false);
+        let mut record = Record::default();
+        let asked = [Message::system("be brief"), Message::user("why")];
+        let other = vec![Message::user("aside")];
+        let tokens = Letters.encode("the");
+        record.add(&voice, "x-0".into(), other, vec![1], sampled(vec![STOP]));
+        record.add(&voice, "x-1".into(), asked.to_vec(), vec![2], sampled(vec![STOP]));
+        let counted = record.counted(&voice, Some(&["x-1".into()])).unwrap();
+        assert_eq!(counted.opening, asked);
+        let mut record = Record::default();
+        record.add(&voice, "x-0".into(), vec![], tokens, sampled(vec![STOP]));
+        assert_eq!(record.counted(&voice, None).unwrap().opening, [Message::user("the")]);
+        assert_eq!(Record::default().counted(&voice, None).unwrap().opening, []);
     }
 }

@@ -7,6 +7,7 @@ use super::ask::{Answered, Asker, Refusal};
 use super::desk::Desk;
 use super::endpoint::Endpoint;
 use super::message::{Report, ToHost};
+use super::record::Counted;
 use super::worker::{Event, Worker};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use minds_core::backend::SamplingBackend;
@@ -122,14 +123,15 @@ impl Rollout<'_> {
             None => Missing::Environment(error.told()),
         })?;
         let score = self.score(&report)?;
-        let turns = desk.turns(report.responses.as_deref()).map_err(Missing::Environment)?;
+        let Counted { opening, turns } =
+            desk.counted(report.responses.as_deref()).map_err(Missing::Environment)?;
         if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
             let given = turns.len();
             return Err(Missing::Environment(format!(
                 "the environment counts {told} answers, and {given} were given: which of them count cannot be told"
             )));
         }
-        Ok(Performance { turns, score })
+        Ok(Performance { turns, opening: opening.into(), score })
     }
 
     async fn reply(&self, asker: Asker, result: Result<Value, Refusal>) {

@@ -300,6 +300,7 @@ pub fn episode(answer: &str, complete: bool) -> Episode {
         item: ItemKey { component: 0, item: 0 },
         policy: PolicyVersion(0),
         turns: vec![Turn { prompt: vec![1].into(), answer: sampled(vec![2]), text: answer.into(), complete }],
+        opening: Arc::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use minds_core::reward::{Metrics, Missing, Reward, Score};
 use minds_core::sampling::{SampleRequest, Sampled, SamplingParams, Stop};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -167,7 +167,7 @@ impl Conductor for ScriptedEnvironment {
             match (self.judge)(seat.episode, 0) {
                 Judge::Reward(value) => {
                     let score = Score { reward: Reward::new(value).unwrap(), metrics: Metrics::new() };
-                    seat.leave(Ok(Performance { turns, score }));
+                    seat.leave(Ok(Performance { turns, opening: Arc::default(), score }));
                 }
                 Judge::Missing(missing) => seat.leave(Err(missing)),
                 Judge::Panic(words) => panic!("{words}"),

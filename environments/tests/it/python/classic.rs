@@ -1,6 +1,6 @@
 //! The plain contract, as its text says it.
 
-use super::{Scripted, answers, cause, open, options, play, reward, try_open};
+use super::{Scripted, answers, cause, open, opens_with_what_was_sent, options, play, reward, try_open};
 use minds_core::chat::Message;
 use minds_core::environment::Environment as _;
 use minds_environments::worker::BadReward;
@@ -25,6 +25,8 @@ fn an_observation_is_answered_and_a_step_says_what_it_earns() {
     assert!(turn.complete && turn.answer.tokens.len() == turn.text.len() + 1, "{turn:?}");
     assert_eq!(turn.answer.logprobs[1], -1.0, "log-probs are those of the sampler");
     assert_eq!(turn.prompt, solver.asked.lock().unwrap()[0].prompt, "and so is the prompt");
+    opens_with_what_was_sent(&right);
+    assert!(right.opening[0].content.starts_with("What is "), "{:?}", right.opening);
     assert_eq!(reward(&play(&env, 3, &Scripted::new(|_, _| "x".into()))), 0.0);
     // Other items are other tasks, and each comes back as it was.
     for item in 0..6 {
@@ -83,6 +85,8 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
         steps as f64,
         "nobody else's answers are counted"
     );
+    opens_with_what_was_sent(first.as_ref().unwrap());
+    assert_eq!(first.as_ref().unwrap().opening.len(), 1, "later messages do not open it");
     let turns = &first.as_ref().unwrap().turns;
     for pair in turns.windows(2) {
         let before = [&pair[0].prompt[..], &pair[0].answer.tokens].concat();

@@ -161,6 +161,12 @@ pub fn answers(env: &PythonEnvironment, item: u64, all: &[&str]) -> Vec<Outcome>
     block_on(play_group(env, item, &policies))
 }
 
+/// The conversation that is told as the first one is, when it is rendered, the prompt that was sent.
+pub fn opens_with_what_was_sent(performance: &Performance) {
+    let rendered = voice().renderer.prompt(&performance.opening);
+    assert_eq!(rendered, *performance.turns[0].prompt, "{:?}", performance.opening);
+}
+
 pub fn reward(outcome: &Outcome) -> f32 {
     outcome.as_ref().map(|performance| performance.score.reward.get()).unwrap_or_else(|e| panic!("{e}"))
 }

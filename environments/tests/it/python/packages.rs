@@ -1,7 +1,10 @@
 //! The verifiers library and packages that others have published, each in a virtual environment that is made once and
 //! kept beside the build. Those that take minutes are for `just python-packages`.
 
-use super::{Scripted, answers, block_on, cause, package, play, play_group, reward, try_open, voice};
+use super::{
+    Scripted, answers, block_on, cause, opens_with_what_was_sent, package, play, play_group, reward,
+    try_open, voice,
+};
 use crate::venv::{NEW, OLD, must, python, verifiers};
 use minds_core::backend::BackendError;
 use minds_core::chat::Message;
@@ -53,6 +56,7 @@ fn verifiers_0_3_1_plays_a_gym_with_tokens_that_are_ours() {
     let asked = policy.asked.lock().unwrap();
     assert_eq!((asked.len(), found.turns.len()), (1, 1));
     assert_eq!(found.turns[0].prompt, asked[0].prompt);
+    opens_with_what_was_sent(&found);
     assert_eq!(found.turns[0].answer.logprobs[2], -2.0);
     assert_eq!(asked[0].params.max_tokens, voice().sampling.max_tokens, "answers are drawn as the run says");
 }
@@ -76,6 +80,12 @@ fn tools_are_called_and_the_conversation_is_one_datum() {
         prompts[0]
     );
     assert!(prompts[1].contains("<tool_response>\nwater from clouds\n</tool_response>"), "{}", prompts[1]);
+    opens_with_what_was_sent(&found);
+    assert!(
+        found.opening[0].content.contains("<tools>"),
+        "tools are part of what was sent: {:?}",
+        found.opening
+    );
     // The call comes back exactly as it was sampled, double space and all.
     let [first, second] = &found.turns[..] else { panic!() };
     assert!(second.prompt.starts_with(&[&first.prompt[..], &first.answer.tokens].concat()));
@@ -186,5 +196,6 @@ fn marble_0_1_0_is_played_by_its_program_on_verifiers_0_4_0() {
         assert_eq!([reward(&found[0]), reward(&found[1])], [1.0, 0.0], "{layout}");
         let performance = found[0].as_ref().unwrap();
         assert_eq!((performance.turns.len(), performance.score.metrics["answered_legally"]), (1, 1.0));
+        opens_with_what_was_sent(performance);
     }
 }
