@@ -18,7 +18,7 @@ use crate::retry::Retry;
 use crate::scorer::{Bench, Judge};
 use futures::StreamExt;
 use futures::stream;
-use minds_core::ids::GroupId;
+use minds_core::ids::{EpisodeId, GroupId};
 use minds_core::reward::{Metrics, Score, means};
 use minds_core::schedule::Schedule;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -157,8 +157,9 @@ impl Evaluator {
             Schedule::of_one(self.player.seed, environment.items(), environment.strata()).item(position);
         let item = environment.item(key.item);
         if let Some(conductor) = environment.conductor() {
-            let playing = self.player.perform(conductor, &item, GroupId(position), policy.clone());
-            return Ok(playing.await?.score);
+            let id = EpisodeId { group: GroupId(position), member: 0 };
+            let playing = self.player.perform(conductor, &item, id, 0, policy.clone());
+            return playing.await.map(|played| played.score).map_err(|missing| missing.to_string());
         }
         let table = Table { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.player.open(table, 1).await?;

@@ -4,15 +4,16 @@
 //! when the group's first request is sent. A sample that cannot be trained costs only its own
 //! member, and that member may be played once more. A group's slot is kept until its last member has left. An
 //! environment that plays by itself is given one seat per member instead, and each member leaves when its seat is left.
+//! Where it compares its members, all of them are played once more if one failed, and they leave together.
 
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
 use crate::parcels::{Group, Played};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
-use crate::seats::left;
+use crate::seats::{Outcome, left};
 use actix::prelude::{Actor, Context, Handler};
 use futures::future::{join, join_all};
-use minds_core::environment::Conductor;
+use minds_core::environment::{Conductor, Performance, Seat};
 use minds_core::episode::Episode;
 use minds_core::ids::EpisodeId;
 use minds_core::reward::{Missing, Score};
@@ -81,27 +82,80 @@ impl Sampler {
         policy: &Arc<Policy>,
         begun: Instant,
     ) {
-        let members = 0..group.component.group_size.get();
-        let (seats, outcomes): (Vec<_>, Vec<_>) =
-            members.map(|member| self.player.seat(group.id, member, policy.clone())).unzip();
+        if conductor.compares() {
+            let results = self.compared(conductor, group, policy).await;
+            join_all(
+                (0..).zip(results).map(|(member, result)| self.leave(group, member, policy, begun, result)),
+            )
+            .await;
+            return;
+        }
+        let (seats, outcomes) = self.seats(group, 0, policy);
         let leaving = join_all((0_u32..).zip(outcomes).map(|(member, outcome)| async move {
-            let (outcome, judged) = match left(outcome).await {
-                Ok(performance) => {
-                    let episode = Episode {
-                        id: EpisodeId { group: group.id, member },
-                        item: group.key,
-                        policy: policy.version,
-                        turns: performance.turns,
-                        opening: performance.opening,
-                    };
-                    (Ok(episode), Ok(performance.score))
-                }
-                Err(missing) => (Err(missing.to_string()), Err(missing)),
-            };
-            self.tell(group, member, policy, begun, outcome, Some(judged)).await;
+            let mut result = left(outcome).await;
+            for again in 1..=self.replays {
+                let Err(why) = &result else { break };
+                warn!(member, %why, again, "plays a member once more");
+                let id = EpisodeId { group: group.id, member };
+                let playing = self.player.perform(conductor, &group.item, id, again, policy.clone());
+                result = unpanicked(playing).await.unwrap_or_else(|why| Err(Missing::Environment(why)));
+            }
+            self.leave(group, member, policy, begun, result).await;
         }));
         // A panic drops the seats, and so every member still leaves.
         drop(join(unpanicked(conductor.play(&group.item, seats)), leaving).await);
+    }
+
+    /// Plays a group whose members are compared, and plays it again as long as a member fails and it may be. Of several
+    /// times the one with the most rewards counts, whatever they are.
+    async fn compared(
+        &self,
+        conductor: &dyn Conductor,
+        group: &Arc<Group>,
+        policy: &Arc<Policy>,
+    ) -> Vec<Result<Performance, Missing>> {
+        let rewards = |results: &[Result<_, _>]| results.iter().filter(|result| result.is_ok()).count();
+        let mut best = Vec::new();
+        for again in 0..=self.replays {
+            let (seats, outcomes) = self.seats(group, again, policy);
+            let playing = unpanicked(conductor.play(&group.item, seats));
+            let (_, results) = join(playing, join_all(outcomes.into_iter().map(left))).await;
+            if again == 0 || rewards(&results) > rewards(&best) {
+                best = results;
+            }
+            let Some(why) = best.iter().find_map(|result| result.as_ref().err()) else { break };
+            if again < self.replays {
+                warn!(%why, again = again + 1, "plays a group once more: its members are compared");
+            }
+        }
+        best
+    }
+
+    /// A seat for every member.
+    fn seats(&self, group: &Group, again: u32, policy: &Arc<Policy>) -> (Vec<Seat>, Vec<Outcome>) {
+        let members = 0..group.component.group_size.get();
+        members
+            .map(|member| self.player.seat(EpisodeId { group: group.id, member }, again, policy.clone()))
+            .unzip()
+    }
+
+    /// A member leaves its seat.
+    async fn leave(
+        &self,
+        group: &Arc<Group>,
+        member: u32,
+        policy: &Arc<Policy>,
+        begun: Instant,
+        result: Result<Performance, Missing>,
+    ) {
+        let (outcome, judged) = match result {
+            Ok(Performance { turns, opening, score }) => {
+                let id = EpisodeId { group: group.id, member };
+                (Ok(Episode { id, item: group.key, policy: policy.version, turns, opening }), Ok(score))
+            }
+            Err(missing) => (Err(missing.to_string()), Err(missing)),
+        };
+        self.tell(group, member, policy, begun, outcome, Some(judged)).await;
     }
 
     async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>, begun: Instant) {

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::datum::Datum;
 use minds_core::environment::{Borrowed, Conductor, Item, Oracle, Performance, Seat, Shift};
-use minds_core::ids::{EpisodeId, GroupId, Token};
+use minds_core::ids::{EpisodeId, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SampleResponse, SamplingParams};
 use std::sync::Arc;
@@ -21,14 +21,16 @@ use tokio::sync::oneshot;
 pub type Outcome = oneshot::Receiver<Result<Performance, Missing>>;
 
 impl Player {
-    /// One seat of a group, and what will come out of it.
+    /// A seat, and what will come out of it. `again` says how often it was played before: its samples are others.
     #[must_use]
-    pub fn seat(&self, group: GroupId, member: u32, policy: Arc<Policy>) -> (Seat, Outcome) {
-        let voice = Arc::new(Voice { player: self.clone(), group, member, policy, asked: AtomicU64::new(0) });
+    pub fn seat(&self, episode: EpisodeId, again: u32, policy: Arc<Policy>) -> (Seat, Outcome) {
+        // No episode has so many requests that it meets those of the next time.
+        let asked = AtomicU64::new(u64::from(again) << 32);
+        let voice = Arc::new(Voice { player: self.clone(), episode, policy, asked });
         let (left, outcome) = oneshot::channel();
         // Nobody waits any more for a seat whose group was given up.
         let exit = move |result| drop(left.send(result));
-        (Seat::new(EpisodeId { group, member }, voice.clone(), voice, exit), outcome)
+        (Seat::new(episode, voice.clone(), voice, exit), outcome)
     }
 
     /// Has one seat played.
@@ -39,12 +41,13 @@ impl Player {
         &self,
         conductor: &dyn Conductor,
         item: &Item,
-        group: GroupId,
+        episode: EpisodeId,
+        again: u32,
         policy: Arc<Policy>,
-    ) -> Result<Performance, String> {
-        let (seat, outcome) = self.seat(group, 0, policy);
+    ) -> Result<Performance, Missing> {
+        let (seat, outcome) = self.seat(episode, again, policy);
         conductor.play(item, vec![seat]).await;
-        left(outcome).await.map_err(|missing| missing.to_string())
+        left(outcome).await
     }
 }
 
@@ -64,8 +67,7 @@ pub async fn left(outcome: Outcome) -> Result<Performance, Missing> {
 /// One version of the weights as one seat asks it.
 struct Voice {
     player: Player,
-    group: GroupId,
-    member: u32,
+    episode: EpisodeId,
     policy: Arc<Policy>,
     asked: AtomicU64,
 }
@@ -73,9 +75,9 @@ struct Voice {
 #[async_trait]
 impl SamplingBackend for Voice {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        let stream = [u64::from(self.member) + 1, self.asked.fetch_add(1, Relaxed)];
-        let params =
-            SamplingParams { seed: Some(seed(self.player.seed, self.group.0, stream)), ..request.params };
+        let EpisodeId { group, member } = self.episode;
+        let stream = [u64::from(member) + 1, self.asked.fetch_add(1, Relaxed)];
+        let params = SamplingParams { seed: Some(seed(self.player.seed, group.0, stream)), ..request.params };
         let request = SampleRequest { params, ..request };
         let _busy = self.player.activity.enter(Work::Sampling);
         self.player.retry.run("sample", || self.policy.sampler.sample(request.clone())).await

@@ -284,6 +284,11 @@ pub trait Conductor: Send + Sync {
     /// Plays one item, once for every seat. All seats belong to one group. Ends when every seat has been left;
     /// dropping it gives up what is under way.
     async fn play(&self, item: &Item, seats: Vec<Seat>);
+
+    /// Whether rewards compare the members of a group. Then none of them can be played again without the others.
+    fn compares(&self) -> bool {
+        false
+    }
 }
 
 /// A place in a group that is being played, with the weights that play. It is left exactly once: a seat that is

@@ -1,6 +1,6 @@
 //! Environments that play by themselves.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{Judge, Run, World, local, seconds};
 use minds_core::reward::Missing;
 use std::collections::BTreeSet;
 
@@ -54,6 +54,57 @@ async fn a_seat_without_a_result_costs_only_its_member_and_a_panic_only_its_grou
         let missing: Vec<(u64, u32)> =
             run.steps.iter().flat_map(|s| &s.groups).map(|g| (g.group.id.0, g.missing)).collect();
         assert_eq!(missing, [(0, 1), (1, 1), (3, 0), (4, 0)]);
+    })
+    .await;
+}
+
+/// Rewards of the group of a step, and how many have none.
+fn rewards(run: &Run, step: usize) -> (Vec<f32>, u32) {
+    let group = &run.steps[step].groups[0];
+    (group.members.iter().map(|member| member.score.reward.get()).collect(), group.missing)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_without_a_reward_is_seated_again_with_other_samples() {
+    local(async {
+        let mut world = World::new(1, 0, 2);
+        world.group_size = 3;
+        world.options.replays = 2;
+        world.environment.conducts = true;
+        world.environment.judge = Box::new(|id, attempt| match (id.group.0, id.member, attempt) {
+            (0, 1, 0) => Judge::Missing(Missing::Environment("its process died".into())),
+            (0, 1, 1) => Judge::Panic("torn"),
+            (1, 1, _) => Judge::Never,
+            (_, member, attempt) => Judge::Reward((member + 10 * attempt) as f32),
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(2));
+        assert_eq!(rewards(&run, 0), (vec![0.0, 21.0, 2.0], 0));
+        assert_eq!(rewards(&run, 1), (vec![0.0, 2.0], 1), "twice more, and then it is given up");
+        let asked = run.sampling.asked.lock().unwrap();
+        assert_eq!(asked.len(), 5 + 5);
+        assert_eq!(asked.iter().map(|a| a.seed).collect::<BTreeSet<_>>().len(), asked.len());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_that_are_compared_are_seated_again_together_and_the_most_rewards_count() {
+    local(async {
+        let mut world = World::new(1, 0, 2);
+        world.group_size = 3;
+        world.options.replays = 2;
+        world.environment.conducts = true;
+        world.environment.compares = true;
+        world.environment.judge = Box::new(|id, attempt| match (id.group.0, id.member, attempt) {
+            (0, 1, 0) | (1, 1, _) | (1, 0, 1..) => Judge::Missing(Missing::Environment("no".into())),
+            (_, member, attempt) => Judge::Reward((member + 10 * attempt) as f32),
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(2));
+        assert_eq!(rewards(&run, 0), (vec![10.0, 11.0, 12.0], 0), "rewards of one play only");
+        assert_eq!(rewards(&run, 1), (vec![0.0, 2.0], 1), "the first play had more rewards than the others");
+        assert_eq!(run.sampling.asked.lock().unwrap().len(), 6 + 9);
     })
     .await;
 }

@@ -259,4 +259,8 @@ impl Conductor for PythonEnvironment {
             self.apart(group, seats).await;
         }
     }
+
+    fn compares(&self) -> bool {
+        self.description.group_rewards
+    }
 }

@@ -10,8 +10,8 @@ use minds_core::reward::{Metrics, Missing, Reward, Score};
 use minds_core::sampling::{SampleRequest, Sampled, SamplingParams, Stop};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a reward does.
@@ -44,6 +44,8 @@ pub struct ScriptedEnvironment {
     pub learnt: AtomicU64,
     /// Whether it plays by itself.
     pub conducts: bool,
+    /// Whether its rewards compare the members of a group.
+    pub compares: bool,
     /// The log-prob that each answer brought.
     pub heard: Mutex<Vec<(EpisodeId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
@@ -66,12 +68,23 @@ impl Default for ScriptedEnvironment {
             judge_shift: false,
             learnt: AtomicU64::new(0),
             conducts: false,
+            compares: false,
             heard: Mutex::default(),
             broken_item: None,
             drawn: Mutex::default(),
             tries: Mutex::default(),
             replies: AtomicU64::new(0),
         }
+    }
+}
+
+impl ScriptedEnvironment {
+    /// How often this episode was judged before.
+    fn attempt(&self, id: EpisodeId) -> u32 {
+        let mut tries = self.tries.lock().unwrap();
+        let tries = tries.entry(id).or_default();
+        *tries += 1;
+        *tries - 1
     }
 }
 
@@ -108,12 +121,7 @@ impl Environment for ScriptedEnvironment {
 
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let id = scene.episode.id;
-        let attempt = {
-            let mut tries = self.tries.lock().unwrap();
-            let tries = tries.entry(id).or_default();
-            *tries += 1;
-            *tries - 1
-        };
+        let attempt = self.attempt(id);
         tokio::time::sleep((self.latency)(id, attempt)).await;
         self.learnt.fetch_add(1, Relaxed);
         for _ in 0..self.questions {
@@ -164,7 +172,7 @@ impl Conductor for ScriptedEnvironment {
                 let logprobs = seat.oracle.logprobs([1, 2].into(), [3].into()).await.unwrap();
                 self.heard.lock().unwrap().push((seat.episode, logprobs[0]));
             }
-            match (self.judge)(seat.episode, 0) {
+            match (self.judge)(seat.episode, self.attempt(seat.episode)) {
                 Judge::Reward(value) => {
                     let score = Score { reward: Reward::new(value).unwrap(), metrics: Metrics::new() };
                     seat.leave(Ok(Performance { turns, opening: Arc::default(), score }));
@@ -174,6 +182,10 @@ impl Conductor for ScriptedEnvironment {
                 Judge::Never => {}
             }
         }
+    }
+
+    fn compares(&self) -> bool {
+        self.compares
     }
 }
 
