@@ -32,7 +32,7 @@ pub struct PythonOptions {
     pub rollouts_per_worker: NonZeroUsize,
     /// Longest that loading may take.
     pub load_timeout: Duration,
-    /// Longest that a rollout may take, its reward included.
+    /// Longest that a rollout may take from its start in a process, its reward included.
     pub rollout_timeout: Duration,
     /// Variables that are handed on beside the usual ones.
     pub pass_env: Vec<String>,

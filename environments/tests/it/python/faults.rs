@@ -131,6 +131,17 @@ fn a_frame_that_is_a_lie_ends_the_process_at_once() {
 }
 
 #[test]
+fn the_wait_for_a_place_does_not_count_towards_a_rollouts_limit() {
+    let env = faults(|options| {
+        options.rollouts_per_worker = NonZeroUsize::MIN;
+        options.rollout_timeout = Duration::from_secs(4);
+    });
+    // One after the other: the last has waited for five seconds when it begins.
+    let found = answers(&env, 0, &["wait 1"; 6]);
+    assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [1.0; 6]);
+}
+
+#[test]
 fn a_process_sees_the_variables_of_the_list_and_those_that_are_named() {
     let env = faults(|options| options.pass_env = vec!["CARGO_MANIFEST_DIR".into()]);
     let found = answers(
