@@ -1,6 +1,7 @@
 //! Environments that are Python packages, from the config to the trained step.
 
 use crate::command::{metrics, output, run, steps};
+use crate::rendered::{models, smollm2};
 use crate::venv;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -93,29 +94,48 @@ fn published_packages_train_two_steps_on_every_release() {
     let old = venv::python("verifiers-0.1.14", venv::OLD);
     let new = venv::python("verifiers-0.4.0", venv::NEW);
     let gyms = root("environments/tests/packages/gyms.py").display().to_string();
-    for (python, id, args) in [
-        (venv::verifiers(), &*gyms, "{}"),
-        (old.clone(), &*gyms, "{}"),
-        (old, "stardata.envs.constraint_gym", "{topics_per_form = 1}"),
-        (new, "marble_v1", "{}"),
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        let config = root("configs/python_classic.toml");
-        let sets = [("id", id), ("python", python.to_str().unwrap()), ("args", args)]
-            .map(|(k, v)| format!("env.{k}={v}"));
-        let mut command = run(&config, dir.path(), &["--max-steps", "2"]);
-        for set in &sets {
-            command.args(["--set", set]);
-        }
-        if id == "marble_v1" {
-            // Its prompt is longer than the random model's context.
-            command.args(["--set", "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct"]);
-            command.args(["--set", "model.renderer_name=chatml"]);
-        }
-        let (code, out, err) = output(command.current_dir(root("")));
-        assert_eq!(code, Some(0), "{id} on {}: {out}\n{err}", python.display());
-        assert_eq!(steps(dir.path()), [1, 2], "{id}");
+    let echo_tool = venv::echo_tool().display().to_string();
+    trains_two_steps(&venv::verifiers(), &gyms, "{}", false);
+    trains_two_steps(&old, &gyms, "{}", false);
+    trains_two_steps(&old, "stardata.envs.constraint_gym", "{topics_per_form = 1}", false);
+    trains_two_steps(&new, "marble_v1", "{}", true);
+    trains_two_steps(&new, &echo_tool, "{agent = {harness = {id = \"null\"}}}", true);
+}
+
+#[test]
+#[ignore = "needs a checkout of the library: `just tool-test CHECKOUT`"]
+fn tool_test_trains_two_steps() {
+    let old = venv::python("verifiers-0.1.14", venv::OLD);
+    for python in [venv::verifiers(), old] {
+        trains_two_steps(&python, venv::tool_test().to_str().unwrap(), "{}", true);
     }
+}
+
+/// Trains with every group, and without the network. What asks with a `long` prompt is played by a model with room for it.
+fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = root("configs/python_classic.toml");
+    let sets = [("id", id), ("python", python.to_str().unwrap()), ("args", args)]
+        .map(|(k, v)| format!("env.{k}={v}"));
+    let mut command = run(&config, &dir.path().join("run"), &["--max-steps", "2"]);
+    for set in &sets {
+        command.args(["--set", set]);
+    }
+    if long {
+        drop(smollm2());
+        command.args(["--set", "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct"]);
+        command.args(["--set", "model.renderer_name=chatml"]).env("MINDS_MODELS", models().root());
+    }
+    // Nobody listens there. Who looks for an installer leaves it in the home.
+    command.env("HTTPS_PROXY", "http://127.0.0.1:9").env("HOME", dir.path());
+    let (code, out, err) = output(command.current_dir(root("")));
+    assert_eq!(code, Some(0), "{id} on {}: {out}\n{err}", python.display());
+    assert_eq!(steps(&dir.path().join("run")), [1, 2], "{id}");
+    for row in metrics(&dir.path().join("run")) {
+        let counts = (row["env/all/total_episodes"], row["env/all/missing_episodes"]);
+        assert_eq!(counts, (8.0, 0.0), "two groups of four: {id} on {}", python.display());
+    }
+    assert!(!dir.path().join(".local").exists(), "{id} has installed something");
 }
 
 #[test]

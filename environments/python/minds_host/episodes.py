@@ -23,12 +23,14 @@ class Episodes:
     borrows = False
     group_rewards = False
 
-    def __init__(self, module, args, token, clients, loop):
+    def __init__(self, module, path, args, token, clients, loop):
         from verifiers.v1.configs.env import EnvConfig
         from verifiers.v1.utils.loaders import environment_class, load_environment
 
         self._clients = clients
         os.environ[TOKEN] = token
+        if path is not None:  # servers of tools are processes that import the package, too
+            os.environ["PYTHONPATH"] = path
         _no_installer()
         args = dict(args)
         agent = {"runtime": {"type": "subprocess"}, **args.pop("agent", {})}
@@ -105,13 +107,21 @@ def _shown(data):
 
 
 def _no_installer():
-    """Programs are run by an installer that wants the network; where all that they need is installed here, it is told so."""
+    """Programs are run by an installer that wants the network; where all that they need is installed here, it is told so.
+
+    The library looks for an installer whose help names `--script`, in the user's own folder first, and installs one there
+    if there is none. It must do neither.
+    """
     if not all(importlib.util.find_spec(name) for name in NEEDED):
         return
+    from verifiers.v1.runtimes import base
+
+    if hasattr(base, "_ENSURE_UV"):
+        base._ENSURE_UV = "true"  # a command of the shell
     # Beside the host's own files, which go with the run.
     folder = tempfile.mkdtemp(prefix="uv-", dir=os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = os.path.join(folder, "uv")
     with open(path, "w") as file:
-        file.write(f'#!/bin/sh\ncase "$*" in *--help*) ;; *"python find"*) echo "{sys.executable}" ;; esac\n')
+        file.write(f'#!/bin/sh\ncase "$*" in *--help*) echo --script ;; *"python find"*) echo "{sys.executable}" ;; esac\n')
     os.chmod(path, 0o700)
     os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", "")

@@ -65,7 +65,7 @@ def load(message, clients, token, seed, loop):
         if getattr(module, "__all__", None) and _has("verifiers.v1") is not None:
             from .episodes import Episodes
 
-            return Episodes(message["module"], message["args"], token, clients, loop)
+            return Episodes(message["module"], message["path"], message["args"], token, clients, loop)
         raise TypeError(f"{module.__name__} has no function `load_environment`")
 
     def wait(value):

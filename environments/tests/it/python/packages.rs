@@ -5,7 +5,7 @@ use super::{
     Scripted, answers, block_on, cause, opens_with_what_was_sent, package, play, play_group, reward,
     try_open, voice,
 };
-use crate::venv::{NEW, OLD, must, python, verifiers};
+use crate::venv::{NEW, OLD, echo_tool, must, python, tool_test, verifiers};
 use minds_core::backend::BackendError;
 use minds_core::chat::Message;
 use minds_core::environment::Environment as _;
@@ -197,5 +197,58 @@ fn marble_0_1_0_is_played_by_its_program_on_verifiers_0_4_0() {
         let performance = found[0].as_ref().unwrap();
         assert_eq!((performance.turns.len(), performance.score.metrics["answered_legally"]), (1, 1.0));
         opens_with_what_was_sent(performance);
+    }
+}
+
+/// The tool stamps what it is given, and the prompt does not show the stamp: the reward of 1 is for a call that was made.
+/// The server of the tool is a process of its own, which imports the task set.
+#[test]
+#[ignore = "minutes: `just python-packages`"]
+fn the_librarys_own_test_of_tools_earns_one_for_a_call_on_verifiers_0_4_0() {
+    let python = python("verifiers-0.4.0", NEW);
+    let env = open(&python, echo_tool().to_str().unwrap(), &json!({"agent": {"harness": {"id": "null"}}}));
+    assert_eq!((&*env.description().class, env.items().get()), ("EchoToolTaskset", 1));
+    let calls = Scripted::new(|said, n| {
+        match n {
+        0 => "<tool_call>\n{\"name\": \"echo_back\", \"arguments\": {\"message\": \"hello world\"}}\n</tool_call>".into(),
+        _ => format!("<answer>{}</answer>", said.split('\n').nth(1).unwrap_or_default()),
+    }
+    });
+    let found = play(&env, 0, &calls).unwrap();
+    assert_eq!((found.score.reward.get(), found.turns.len()), (1.0, 2));
+    assert_eq!(found.turns[1].text, "<answer>hello world [ok-7f3]</answer>");
+    let first = &calls.prompts()[0];
+    assert!(first.contains("\"name\": \"echo_back\""), "{first}");
+    assert!(!first.contains("ok-7f3"), "{first}");
+    opens_with_what_was_sent(&found);
+    let guesses = Scripted::new(|_, _| "<answer>hello world</answer>".into());
+    assert_eq!(reward(&play(&env, 0, &guesses)), 0.0);
+}
+
+/// "Call the following tools with arguments of your choice: ['tool_B', 'tool_A']", answered with calls of all of them but
+/// the first `left_out`.
+fn calls(said: &str, left_out: usize) -> String {
+    let named = said.split('\'').filter(|name| name.starts_with("tool_")).skip(left_out);
+    named
+        .map(|name| format!("<tool_call>{{\"name\":\"{name}\",\"arguments\":{{\"x\":1}}}}</tool_call>"))
+        .collect()
+}
+
+#[test]
+#[ignore = "needs a checkout of the library: `just tool-test CHECKOUT`"]
+fn tool_test_earns_one_for_the_tools_that_it_names_and_nothing_for_fewer() {
+    for python in [verifiers(), oldest()] {
+        let args = json!({"num_train_examples": 8, "num_eval_examples": 2});
+        let env = open(&python, tool_test().to_str().unwrap(), &args);
+        let found = (0..8).map(|item| {
+            let left_out = item as usize % 2;
+            let policy = Scripted::new(move |said, _| calls(said, left_out));
+            let found = play(&env, item, &policy).unwrap();
+            let prompt = policy.prompts().remove(0);
+            assert_eq!(prompt.matches("{\"type\": \"function\"").count(), 4, "{prompt}");
+            opens_with_what_was_sent(&found);
+            found.score.reward.get()
+        });
+        assert_eq!(found.collect::<Vec<_>>(), [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
     }
 }
