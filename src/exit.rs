@@ -34,7 +34,8 @@ pub struct Fault {
 }
 
 impl std::fmt::Display for Fault {
-    /// The error and its causes; a cause that its error repeats is told once.
+    /// The error and its causes; a cause that its error repeats is told once. A key that somebody wrote where another
+    /// value belongs is not repeated.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut told = String::new();
         for cause in self.error.chain().map(ToString::to_string) {
@@ -44,8 +45,27 @@ impl std::fmt::Display for Fault {
                 told.push_str(&cause);
             }
         }
-        f.write_str(&told)
+        f.write_str(&without_keys(&told))
     }
+}
+
+/// What every key of the hosted service begins with.
+const KEY: &str = "tml-";
+
+/// The text with no key in it.
+fn without_keys(text: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((before, after)) = rest.split_once(KEY) {
+        out.push_str(before);
+        out.push_str(KEY);
+        let end =
+            after.find(|c: char| !(c.is_ascii_alphanumeric() || "-_".contains(c))).unwrap_or(after.len());
+        if end > 0 {
+            out.push('…');
+        }
+        rest = &after[end..];
+    }
+    out + rest
 }
 
 /// Says which exit code an error stands for.
@@ -60,5 +80,20 @@ pub trait OrExit<T> {
 impl<T, E: Into<anyhow::Error>> OrExit<T> for Result<T, E> {
     fn or_exit(self, exit: Exit) -> Result<T, Fault> {
         self.map_err(|error| Fault { exit, error: error.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_in_a_complaint_is_not_repeated() {
+        let told = |text: &str| Fault { exit: Exit::Config, error: anyhow::anyhow!("{text}") }.to_string();
+        assert_eq!(
+            told("`trainer.seed` is \"tml-aB3_x-9\", and tml-z."),
+            "`trainer.seed` is \"tml-…\", and tml-…."
+        );
+        assert_eq!(told("keys begin with tml-"), "keys begin with tml-");
     }
 }

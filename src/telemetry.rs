@@ -3,8 +3,12 @@
 
 use crate::cli::{Cli, Command, LogFormat};
 use crate::terminal;
+use std::fmt::{self, Debug};
 use std::io::IsTerminal as _;
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
 /// Starts logging. A simulation's faults are counted and not told one by one. In JSON, a run's lines are records, too.
 pub fn init(cli: &Cli) {
@@ -15,7 +19,7 @@ pub fn init(cli: &Cli) {
     match cli.log_format {
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            log.with_ansi(colours).init();
+            log.with_ansi(colours).fmt_fields(debug_fn(field).delimited(" ")).init();
         }
         LogFormat::Json => {
             log.json().flatten_event(true).with_current_span(false).with_span_list(true).init();
@@ -23,5 +27,16 @@ pub fn init(cli: &Cli) {
                 terminal::log_lines();
             }
         }
+    }
+}
+
+/// A field of a line of text. What it holds may be the words of user code or of a server.
+fn field(to: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    let text = terminal::tame(&text);
+    match field.name() {
+        "message" => to.write_str(&text),
+        name if to.has_ansi_escapes() => write!(to, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{text}"),
+        name => write!(to, "{name}={text}"),
     }
 }

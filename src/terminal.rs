@@ -3,7 +3,8 @@
 //! Lines go to standard output, the log and the bars to standard error. While bars are shown, both kinds of text are
 //! written above them. Where the log is JSON, a run's lines are part of it, so that everything can be read by a machine.
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::{PoisonError, RwLock};
@@ -31,12 +32,27 @@ fn talk(voice: Voice) {
     *VOICE.write().unwrap_or_else(PoisonError::into_inner) = voice;
 }
 
+/// Text of others as it may be shown: control characters, with which it could play tricks on a terminal, in words.
+#[must_use]
+pub fn tame(text: &str) -> Cow<'_, str> {
+    let tricks = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(tricks) {
+        return text.into();
+    }
+    text.chars()
+        .flat_map(|c| if tricks(c) { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect::<String>()
+        .into()
+}
+
 /// Writes a line to standard output. A reader that has gone must not end a run, so a failure is not one.
 pub fn line(text: fmt::Arguments<'_>) {
+    let text = text.to_string();
+    let text = tame(&text);
     let write = || drop(writeln!(io::stdout(), "{text}"));
     match voice() {
         Voice::Plain => write(),
-        Voice::Logged => text.to_string().lines().for_each(|line| tracing::info!("{line}")),
+        Voice::Logged => text.lines().for_each(|line| tracing::info!("{line}")),
         Voice::Bars(bars) => bars.suspend(write),
     }
 }
@@ -51,19 +67,27 @@ pub fn log_lines() {
     talk(Voice::Logged);
 }
 
-/// Standard error for the log.
+/// Writes a line to standard error; a failure is none here either.
+pub fn note(text: fmt::Arguments<'_>) {
+    drop(writeln!(Log, "{}", tame(&text.to_string())));
+}
+
+/// Standard error for the log. Whoever read it may have gone: what cannot be written is as good as written, for the log
+/// would tell of the failure on standard error.
 pub struct Log;
 
 impl Write for Log {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        match voice() {
+        let written = match voice() {
             Voice::Bars(bars) => bars.suspend(|| io::stderr().write(text)),
             _ => io::stderr().write(text),
-        }
+        };
+        Ok(written.unwrap_or(text.len()))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        drop(io::stderr().flush());
+        Ok(())
     }
 }
 
@@ -87,7 +111,13 @@ impl Bars {
         let bars = MultiProgress::new();
         let steps = bars.add(ProgressBar::new(steps).with_position(done));
         steps.set_style(
-            style("{spinner} step {pos} of {len} {wide_bar} {elapsed_precise}, {eta_precise} left")
+            style("{spinner} step {pos} of {len} {wide_bar} {elapsed_precise}{left}")
+                .with_key("left", move |state: &ProgressState, to: &mut dyn fmt::Write| {
+                    if state.pos() > done {
+                        // A bar that cannot be drawn is drawn without it.
+                        write!(to, ", {:#} left", HumanDuration(state.eta())).unwrap_or_default();
+                    }
+                })
                 .progress_chars("━╸─"),
         );
         // Steps that were done before are no measure of how fast this is.
@@ -114,5 +144,16 @@ impl Drop for Bars {
         talk(Voice::Plain);
         self.steps.finish_and_clear();
         self.line.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_play_tricks_on_a_terminal_is_shown_in_words() {
+        assert_eq!(tame("a\tb\nä"), "a\tb\nä");
+        assert_eq!(tame("\u{1b}[31mred\r\u{7}\u{9b}2J"), "\\u{1b}[31mred\\r\\u{7}\\u{9b}2J");
     }
 }

@@ -190,9 +190,8 @@ fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
         put(names::EVAL_REWARD_LOW, mean - half);
         put(names::EVAL_REWARD_HIGH, mean + half);
     }
-    for (key, mean) in means(scores.iter().map(|s| &s.metrics)) {
-        put(&key, mean);
-    }
+    let prefix = format!("eval/{name}");
+    names::add_parts(out, &prefix, names::OF_AN_EVALUATION, means(scores.iter().map(|s| &s.metrics)));
 }
 
 #[cfg(test)]

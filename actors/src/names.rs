@@ -2,6 +2,8 @@
 //!
 //! Names follow tinker-cookbook where the meaning is the same.
 
+use minds_core::reward::Metrics;
+
 macro_rules! names {
     ($(#[$about:meta])* $all:ident { $($(#[$doc:meta])* $name:ident = $text:literal,)* }) => {
         $($(#[$doc])* pub const $name: &str = $text;)*
@@ -127,5 +129,28 @@ names! {
         EVAL_EPISODES = "episodes",
         /// Episodes without one.
         EVAL_MISSING = "missing",
+    }
+}
+
+/// Puts what rewards are made of beside the run's own numbers of an environment: a number that is called as one of these
+/// stands under `metric/`, so that it replaces none.
+pub fn add_parts(out: &mut Metrics, prefix: &str, own: &[&str], parts: Metrics) {
+    for (name, value) in parts {
+        let apart = if own.contains(&name.as_str()) { "metric/" } else { "" };
+        out.insert(format!("{prefix}/{apart}{name}"), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_is_called_as_a_number_of_the_run_replaces_none() {
+        let mut out = Metrics::from([("eval/a/reward".into(), 0.25)]);
+        let parts = Metrics::from([("reward".into(), 7.0), ("error".into(), 1.0)]);
+        add_parts(&mut out, "eval/a", OF_AN_EVALUATION, parts);
+        let expected = [("eval/a/error", 1.0), ("eval/a/metric/reward", 7.0), ("eval/a/reward", 0.25)];
+        assert_eq!(out, expected.map(|(name, value)| (name.to_owned(), value)).into());
     }
 }

@@ -26,14 +26,18 @@ pub fn run(command: &cli::Check) -> Result<(), Fault> {
         output_dir: command.output_dir.clone(),
         ..cli::Run::of(config, command.set.clone(), None)
     };
-    let plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
-    let found = Found::look(plan, command.offline)?;
-    if command.json {
-        say!("{}", found.as_json());
-    } else {
-        found.show();
+    let found = RunPlan::load(&config, &Variables::of_process())
+        .or_exit(Exit::Config)
+        .and_then(|plan| Found::look(plan, command.offline));
+    match &found {
+        Ok(found) if command.json => say!("{}", found.as_json()),
+        Ok(found) => found.show(),
+        Err(fault) if command.json => {
+            say!("{}", json!({ "error": fault.to_string(), "exit_code": fault.exit as u8 }));
+        }
+        Err(_) => {}
     }
-    Ok(())
+    found.map(drop)
 }
 
 impl Found {

@@ -1,5 +1,6 @@
 //! Shows how a model is being fetched: bars on a terminal, lines otherwise.
 
+use crate::terminal;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use minds_models::{Progress, Step};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +12,12 @@ pub fn bars() -> Progress {
     Arc::new(move |step| {
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
         match step {
-            Step::Waiting => eprintln_line("another process is fetching the same model, waiting for it"),
+            Step::Waiting => tell("another process is fetching the same model, waiting for it"),
             Step::Trying { way, total } => {
                 let new = ProgressBar::new(total.unwrap_or(0)).with_style(style());
                 new.set_message(format!("fetching from {way}"));
                 if new.is_hidden() {
-                    eprintln_line(&format!("fetching the model from {way}"));
+                    tell(&format!("fetching the model from {way}"));
                 }
                 *bar = Some(new);
             }
@@ -30,13 +31,13 @@ pub fn bars() -> Progress {
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                 }
-                eprintln_line(&attempt.to_string());
+                tell(&attempt.to_string());
             }
             Step::Ready(model) => {
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                 }
-                eprintln_line(&format!("{} is ready, {}", model.name, HumanBytes(model.bytes)));
+                tell(&format!("{} is ready, {}", model.name, HumanBytes(model.bytes)));
             }
         }
     })
@@ -47,7 +48,6 @@ fn style() -> ProgressStyle {
         .unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-#[expect(clippy::print_stderr, reason = "commands talk to people")]
-fn eprintln_line(text: &str) {
-    eprintln!("{}", text.trim());
+fn tell(text: &str) {
+    terminal::note(format_args!("{}", text.trim()));
 }

@@ -12,6 +12,8 @@ use std::path::Path;
 
 /// The program's name, as it is typed.
 const NAME: &str = "minds-actors";
+/// The same as the name of a function.
+const PLAIN: &str = "minds_actors";
 
 /// Prints the completions of a shell.
 ///
@@ -19,6 +21,12 @@ const NAME: &str = "minds-actors";
 /// Standard output cannot be written to (1).
 pub fn completions(shell: Shell) -> Result<(), Fault> {
     let mut text = Vec::new();
+    if shell == Shell::Bash {
+        // The script for bash calls the verbs of a name with a hyphen by two names; so it is made for one without.
+        clap_complete::generate(shell, &mut Cli::command(), PLAIN, &mut text);
+        let script = String::from_utf8_lossy(&text).replace(&format!(" {PLAIN}\n"), &format!(" {NAME}\n"));
+        return print(script.as_bytes());
+    }
     clap_complete::generate(shell, &mut Cli::command(), NAME, &mut text);
     print(&text)
 }

@@ -7,6 +7,9 @@ use minds_tinker::client::API_KEY_ENV;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+/// Most characters of an environment's name.
+const MOST_NAME: usize = 100;
+
 /// One environment.
 #[derive(Clone, Debug)]
 pub struct EnvPlan {
@@ -65,6 +68,12 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
         let name = env.name.unwrap_or(short);
         if !(weight.is_finite() && weight >= 0.0) {
             return Err(bad("weight", format!("is {weight}, it must be finite and not negative")));
+        }
+        if name.is_empty() || name.chars().count() > MOST_NAME || name.chars().any(char::is_control) {
+            let problem = format!(
+                "is {name:?}: it stands before the metrics, so write 1 to {MOST_NAME} characters, none of them a control character"
+            );
+            return Err(bad("name", problem));
         }
         if name == "all" {
             let problem = "is \"all\", under which metrics tell of all environments together";

@@ -3,6 +3,9 @@
 use super::error::ConfigError;
 use super::places::is_secret;
 
+/// Most parts of a key.
+const DEEPEST: usize = 32;
+
 /// Keys that mean the same: an override under one name replaces what the file says under the other.
 /// They are the aliases of [`super::file`].
 const SYNONYMS: [[&str; 2]; 6] = [
@@ -60,8 +63,11 @@ pub(super) fn shown(set: &str) -> String {
 /// Writes a value under a key with its tables, in place of what is there under any of its names.
 ///
 /// # Errors
-/// One of the tables is something else; in words.
+/// One of the tables is something else, or they are too many; in words.
 pub(super) fn write(table: &mut toml::Table, parts: &[&str], value: &str) -> Result<(), String> {
+    if parts.len() > DEEPEST {
+        return Err(format!("a key lies in at most {} tables", DEEPEST - 1));
+    }
     let (last, tables) = parts.split_last().expect("a key has at least one part");
     let mut here = table;
     for part in tables {

@@ -1,11 +1,13 @@
 //! The environment of the process, as far as configs read it.
 //!
 //! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores between the tables and the key. One that is empty counts as
-//! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone.
+//! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone, unless one
+//! underscore too few is all that keeps them from being a key.
 
 use super::error::ConfigError;
 use super::overrides::write;
 use super::places::Places;
+use super::schema;
 use std::collections::BTreeMap;
 
 /// What every variable of a config begins with.
@@ -40,7 +42,7 @@ impl Variables {
     pub(super) fn apply(&self, table: &mut toml::Table, places: &mut Places) -> Result<(), ConfigError> {
         for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-            if !rest.contains("__") && rest != OUTPUT_DIR {
+            if !rest.contains("__") && rest != OUTPUT_DIR && !is_meant_as_key(rest) {
                 continue;
             }
             let fail = |message: String| ConfigError::Wrong {
@@ -48,6 +50,12 @@ impl Variables {
                 message,
                 excerpt: None,
             };
+            if is_meant_as_key(rest) {
+                return Err(fail(format!(
+                    "it sets nothing: two underscores stand between a table and its key, so write {PREFIX}{}",
+                    rest.replacen('_', "__", 1)
+                )));
+            }
             let key = rest.to_lowercase();
             let parts: Vec<&str> = key.split("__").collect();
             if parts.iter().any(|part| part.is_empty()) {
@@ -63,6 +71,17 @@ impl Variables {
         }
         Ok(())
     }
+}
+
+/// Whether a name would be that of a key if its first underscore were two.
+fn is_meant_as_key(rest: &str) -> bool {
+    let small = rest.to_lowercase();
+    let Some((table, key)) = small.split_once('_').filter(|(_, key)| !key.contains("__")) else {
+        return false;
+    };
+    let inner = toml::Table::from_iter([(key.to_owned(), toml::Value::Boolean(true))]);
+    !key.starts_with('_')
+        && schema::unknown_key(&toml::Table::from_iter([(table.to_owned(), inner.into())])).is_none()
 }
 
 impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Variables {
@@ -104,6 +123,7 @@ mod tests {
         for (name, why) in [
             ("MINDS_ENVS__0__WEIGHT", "[[envs]] is a list"),
             ("MINDS___SEED", "it names no key"),
+            ("MINDS_TRAINER_LEARNING_RATE", "write MINDS_TRAINER__LEARNING_RATE"),
             ("MINDS_TRAINER__SEED__X", "`seed` is not a table"),
         ] {
             let error = applied(&[(name, "1")]).unwrap_err();

@@ -37,10 +37,26 @@ fn every_verb_is_completed_and_has_a_page() {
         let (code, text, _) = output(&mut program(&["completions", shell]));
         assert!(code == Some(0) && text.contains("minds-actors"), "{shell}");
     }
-    // What bash makes of it: a syntax error would be told.
+    // What bash makes of it, as it asks at a press of the tabulator.
     let script = dir.path().join("completions.bash");
     std::fs::write(&script, completions).unwrap();
-    assert!(Command::new("bash").arg("-n").arg(&script).status().unwrap().success());
+    let ask = r#"
+        source "$1"; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        function=$(complete -p minds-actors | sed 's/.*-F \([^ ]*\) .*/\1/')
+        "$function" minds-actors "${@: -1}" "${@: -2:1}"
+        echo "${COMPREPLY[@]}""#;
+    for (typed, offered) in [
+        (&["ru"][..], "run"),
+        (&["run", "--res"], "--resume"),
+        (&["run", "--resume", "au"], "auto"),
+        (&["models", "fe"], "fetch"),
+        (&["check", "--sch"], "--schema"),
+    ] {
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", ask, "ask"]).arg(&script).arg("minds-actors").args(typed);
+        assert_eq!(output(&mut bash), (Some(0), format!("{offered}\n"), String::new()), "{typed:?}");
+    }
 }
 
 #[test]

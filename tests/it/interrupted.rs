@@ -1,7 +1,9 @@
 //! Runs that are stopped, kindly and otherwise.
 
 use crate::command::{Running, adapter, checkpoints, config, metrics, output, run, steps};
+use std::fs::File;
 use std::path::Path;
+use std::process::Stdio;
 
 const LONG: &[&str] = &["--max-steps", "40"];
 /// Without checkpoints but the last.
@@ -55,6 +57,19 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
 
         assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED)).0, Some(0));
         assert_eq!(steps(dir.path()), (1..=40).collect::<Vec<_>>());
+    }
+}
+
+/// Every line of the log fails here, as it does when whoever read it has gone.
+#[test]
+fn a_run_whose_log_cannot_be_written_goes_on() {
+    for format in ["text", "json"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = run(&config("ci_test.toml"), dir.path(), &["--max-steps", "20"]);
+        command.args(["--log-format", format]).stdout(Stdio::null());
+        let status = command.stderr(File::options().write(true).open("/dev/full").unwrap()).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{format}");
+        assert_eq!(steps(dir.path()), (1..=20).collect::<Vec<_>>());
     }
 }
 

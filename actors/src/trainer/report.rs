@@ -70,13 +70,13 @@ pub(super) fn metrics(
         optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
     }
     put(names::STEPPED, if optim.is_some() { 1.0 } else { 0.0 });
-    environment("env/all", groups.iter(), &mut put);
+    environment("env/all", groups.iter(), &mut out);
     let mut by_name: BTreeMap<&str, Vec<&ReadyGroup>> = BTreeMap::new();
     for group in groups {
         by_name.entry(&group.group.component.name).or_default().push(group);
     }
     for (name, groups) in by_name {
-        environment(&format!("env/{name}"), groups.into_iter(), &mut put);
+        environment(&format!("env/{name}"), groups.into_iter(), &mut out);
     }
     // What the service calls as the run calls its own numbers does not replace them.
     for (name, value) in forward.into_iter().flat_map(|forward| &forward.metrics) {
@@ -106,12 +106,10 @@ fn gaps(data: &[Datum], forward: &Forward) -> Vec<f64> {
     gaps
 }
 
-fn environment<'a>(
-    prefix: &str,
-    groups: impl Iterator<Item = &'a ReadyGroup> + Clone,
-    put: &mut impl FnMut(&str, f64),
-) {
-    let mut put = |name: &str, value: f64| put(&format!("{prefix}/{name}"), value);
+fn environment<'a>(prefix: &str, groups: impl Iterator<Item = &'a ReadyGroup> + Clone, out: &mut Metrics) {
+    let mut put = |name: &str, value: f64| {
+        out.insert(format!("{prefix}/{name}"), value);
+    };
     let members: Vec<&Member> = groups.clone().flat_map(|g| g.members.iter()).collect();
     let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
     put(names::REWARD, mean(rewards()));
@@ -128,9 +126,7 @@ fn environment<'a>(
     put(names::TOKENS_PER_TURN, tokens as f64 / turns().sum::<usize>() as f64);
     let complete = members.iter().flat_map(|m| &m.episode.turns).map(|t| f64::from(u8::from(t.complete)));
     put(names::COMPLETE, mean(complete));
-    for (name, mean) in means(members.iter().map(|m| &m.score.metrics)) {
-        put(&name, mean);
-    }
+    names::add_parts(out, prefix, names::OF_AN_ENVIRONMENT, means(members.iter().map(|m| &m.score.metrics)));
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

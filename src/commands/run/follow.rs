@@ -97,7 +97,7 @@ impl<'a> Follower<'a> {
                     }
                 }
                 asked = signals.next() => match asked {
-                    Asked::Report => report(self.line, "asked for"),
+                    Asked::Report => report(self.line, "what waits for what"),
                     Asked::Stop if self.stopping.is_some() => {
                         return Err(anyhow!("interrupted a second time, left without saving")).or_exit(Exit::Interrupted);
                     }
@@ -154,10 +154,10 @@ impl<'a> Follower<'a> {
         self.totals.add(&mut done.metrics, &shares.since(&self.last));
         self.last = shares;
         self.folder.record(&done).or_exit(Exit::Failed)?;
-        show(done.step, &done.metrics);
         if let Some(bars) = &self.bars {
             bars.step(done.step);
         }
+        show(done.step, &done.metrics);
         if self.totals.stands_still() {
             let note = format!(
                 "the reward of the last {WINDOW} steps is that of the first {WINDOW}, within its noise: look at \
@@ -202,14 +202,14 @@ impl<'a> Follower<'a> {
         let busy = |stage| self.line.board().stage(stage).busy;
         let seconds = self.begun.elapsed().as_secs_f64();
         bars.tell(format!(
-            "{} of {} groups in flight · sampler {} · scorer {} · {:.0} tokens/s · {} · the trainer {}",
+            "trainer {} · {} · {} of {} groups in flight · {:.0} tokens/s · sampler {} · scorer {}",
+            waits_for(self.line.activity().now()),
+            self.totals.glance(),
             counts.in_flight(),
             self.line.observer().credits,
+            self.hub.meters().sampled_tokens() as f64 / seconds,
             busy("sampler"),
             busy("scorer"),
-            self.hub.meters().sampled_tokens() as f64 / seconds,
-            self.totals.glance(),
-            waits_for(self.line.activity().now()),
         ));
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Totals {
     sampled: f64,
     trained: f64,
     rewards: Vec<f64>,
+    /// Steps of earlier lives.
+    before: usize,
     staleness: f64,
 }
 
@@ -24,7 +26,7 @@ impl Totals {
     /// Of a run with these steps behind it.
     pub(super) fn after(rows: &[Metrics]) -> Self {
         let rewards = rows.iter().filter_map(|row| row.get("env/all/reward/total").copied());
-        Self { rewards: rewards.collect(), ..Self::default() }
+        Self { rewards: rewards.collect(), before: rows.len(), ..Self::default() }
     }
 
     /// Adds the step to the sums, and what only the outside knows to the step.
@@ -85,8 +87,12 @@ impl Totals {
                 mean(&self.rewards[all - WINDOW..])
             ),
         };
+        let here = match self.before as u64 {
+            0 => String::new(),
+            before => format!(", {} of them since the run went on", step.saturating_sub(before)),
+        };
         format!(
-            "done         {step} steps; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
+            "done         {step} steps{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
              {:.0} % of the training time overlapped with sampling or scoring\n\
              reward       {rewards}",
@@ -104,10 +110,11 @@ impl Totals {
 /// A step in a line.
 pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
     let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
+    // None where nothing was trained.
+    let kl = metrics.get(names::KL_V2).map_or("–".into(), |kl| format!("{kl:.2e}"));
     format!(
-        "step {step:<7} reward {:<7.3} kl {:<9.2e} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        "step {step:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
         get("env/all/reward/total"),
-        metrics.get(names::KL_V2).copied().unwrap_or(0.0),
         get(names::ENTROPY),
         get(names::STALENESS_MEAN),
         get(names::TOKENS_SAMPLED),
