@@ -11,6 +11,9 @@ pub const PORT: u16 = 9464;
 /// The word that turns it off.
 const OFF: &str = "off";
 
+/// Shorter ones can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+
 /// `[metrics]`, decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsPlan {
@@ -31,7 +34,17 @@ impl MetricsPlan {
                 let token = variables.get(variable).filter(|token| !token.is_empty());
                 let missing =
                     || ("metrics.token_env", format!("names {variable}, and that variable is not set"));
-                Some(Secret::new(token.ok_or_else(missing)?))
+                let token = token.ok_or_else(missing)?;
+                if token.len() < SHORTEST_TOKEN
+                    || !token.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c))
+                {
+                    let problem = format!(
+                        "names {variable}, which holds no token: write at least {SHORTEST_TOKEN} letters, digits or -._~, which an \
+                         address, a header and a cookie hold alike"
+                    );
+                    return Err(("metrics.token_env", problem));
+                }
+                Some(Secret::new(token))
             }
         };
         let addr = match file.addr.as_deref() {
@@ -59,7 +72,10 @@ mod tests {
     use super::*;
 
     fn decide(text: &str) -> Result<MetricsPlan, String> {
-        let variables = [("DOOR", "sesame")].into_iter().collect();
+        let variables =
+            [("DOOR", "sesame-of-this-test"), ("SHORT", "sesame"), ("ODD", "sesame;of;this;test")]
+                .into_iter()
+                .collect();
         MetricsPlan::decide(&toml::from_str(text).unwrap(), &variables)
             .map_err(|(key, problem)| format!("{key} {problem}"))
     }
@@ -74,6 +90,11 @@ mod tests {
             ("addr = \"0.0.0.0:1\"", "metrics.addr is 0.0.0.0:1, which other machines can reach"),
             ("addr = \"localhost\"", "it must be an address such as"),
             ("token_env = \"NO_SUCH\"", "metrics.token_env names NO_SUCH, and that variable is not set"),
+            (
+                "token_env = \"SHORT\"",
+                "metrics.token_env names SHORT, which holds no token: write at least 16",
+            ),
+            ("token_env = \"ODD\"", "metrics.token_env names ODD, which holds no token"),
         ] {
             let problem = decide(text).unwrap_err();
             assert!(problem.contains(words), "{problem}");

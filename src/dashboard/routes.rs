@@ -16,16 +16,21 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures::Stream;
 use minds_core::reward::Metrics;
+use minds_engine::server::listen::{self, Limits};
 use prometheus::{Registry, TextEncoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 
 /// Nothing from elsewhere, and no script but the page's own: what models write is shown on it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Whoever looks on takes none of the files that the run needs, and no memory without end.
+const LIMITS: Limits = Limits { connections: 64, head_timeout: Duration::from_secs(10) };
 
 /// What a request is answered from.
 #[derive(Clone)]
@@ -59,7 +64,7 @@ pub(super) fn routes(hub: Arc<Hub>, door: Door) -> Result<Router, prometheus::Er
 
 /// Answers until the listener fails.
 pub(super) async fn serve(listener: std::net::TcpListener, routes: Router) -> std::io::Result<()> {
-    axum::serve(tokio::net::TcpListener::from_std(listener)?, routes).await
+    listen::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, std::future::pending()).await
 }
 
 async fn protect(mut response: Response) -> Response {

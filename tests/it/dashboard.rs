@@ -171,6 +171,32 @@ fn nobody_is_let_in_who_should_not_be() {
     assert!(!kept.contains("sesame") && !kept.contains("metrics"), "{kept}");
 }
 
+/// Two hundred connections that say half of what they want take 64 files at most.
+#[test]
+fn whoever_says_nothing_takes_no_file_from_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut running = Running::start(&mut endless(dir.path(), &ANYWHERE));
+    let addr = address(&running.wait_for("dashboard"));
+    let idle = (0..200).map(|_| {
+        let mut stream = TcpStream::connect(&addr).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+        stream
+    });
+    let idle: Vec<TcpStream> = idle.collect();
+    let step: u64 = running.wait_for("step").split_whitespace().nth(1).unwrap().parse().unwrap();
+    running.wait_for(&format!("step {} ", step + 20));
+    let files = std::fs::read_dir(format!("/proc/{}/fd", running.child.id())).unwrap();
+    let is_socket = |path: std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+    };
+    let sockets = files.filter(|file| is_socket(file.as_ref().unwrap().path())).count();
+    assert!((1..=64 + 8).contains(&sockets), "{sockets} sockets");
+    drop(idle);
+    assert_eq!(get(&addr, "/metrics", &[]).status, 200);
+    running.signal("-KILL");
+    running.child.wait().unwrap();
+}
+
 #[test]
 fn an_address_that_is_taken_is_told() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,5 @@
 //! Connections: bounded in number, and none is held open by somebody who does not say what he wants.
 
-use super::options::ServerOptions;
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -18,17 +17,29 @@ const OTHER_FILES: usize = 128;
 /// Pause after the system has refused a connection: it has run out of something, and asking at once changes nothing.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// What connections may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most of them at a time; fewer where the process may not have so many files. Others wait at the system's door.
+    pub connections: usize,
+    /// Longest that one may take to say what it wants, also for the next time.
+    pub head_timeout: Duration,
+}
+
 /// Serves connections until `stop` completes, and then those that are open until their requests are answered.
-pub(super) async fn serve(
+///
+/// # Errors
+/// The listener is none.
+pub async fn serve(
     listener: &TcpListener,
     router: Router,
-    options: &ServerOptions,
+    limits: Limits,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let places = Arc::new(Semaphore::new(most(options.max_connections)));
+    let places = Arc::new(Semaphore::new(most(limits.connections)));
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
     // It counts from the last answer, too, so a connection that is kept for later has an end.
-    http.http1().timer(TokioTimer::new()).header_read_timeout(options.head_timeout);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.head_timeout);
     let open = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
     loop {

@@ -9,7 +9,7 @@ mod body;
 mod desk;
 mod futures;
 mod ids;
-mod listen;
+pub mod listen;
 mod options;
 mod order;
 mod outcome;
@@ -26,6 +26,7 @@ pub use options::ServerOptions;
 pub use secret::ApiKey;
 
 use crate::local::LocalService;
+use listen::Limits;
 use state::Server;
 use std::io;
 use std::sync::Arc;
@@ -63,7 +64,9 @@ pub async fn serve(
         sleep(drain).await;
     };
     let sweeping = sweep(server.clone());
-    let serving = listen::serve(&listener, routes::router(server.clone()), server.options(), stop);
+    let options = server.options();
+    let limits = Limits { connections: options.max_connections, head_timeout: options.head_timeout };
+    let serving = listen::serve(&listener, routes::router(server.clone()), limits, stop);
     tokio::select! {
         served = serving => served,
         () = deadline => {
