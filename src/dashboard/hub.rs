@@ -29,8 +29,10 @@ pub enum State {
     Running,
     /// It saves and ends.
     Stopping,
-    /// It has ended as asked, or all steps are done.
-    Ended,
+    /// All steps are done.
+    Done,
+    /// It was asked to end before its last step, and its state is saved.
+    Stopped,
     /// It could not go on.
     Failed,
 }
@@ -74,6 +76,8 @@ pub struct Hub {
     pub(super) news: broadcast::Sender<(&'static str, Arc<str>)>,
     /// How the line is doing, as JSON, once a second.
     pub(super) state: watch::Sender<Arc<str>>,
+    /// Whether nothing more will be told.
+    pub(super) over: watch::Sender<bool>,
 }
 
 /// What the follower has told.
@@ -112,8 +116,9 @@ impl Hub {
             checkpoint: None,
         };
         let (news, _) = broadcast::channel(256);
-        let (told, state) = (Mutex::new(told), watch::Sender::new("{}".into()));
-        Self { facts, line, meters, client, ends, tokenizer, told, news, state }
+        let (told, state, over) =
+            (Mutex::new(told), watch::Sender::new("{}".into()), watch::Sender::new(false));
+        Self { facts, line, meters, client, ends, tokenizer, told, news, state, over }
     }
 
     /// What was told of steps and states before the process started.
@@ -160,6 +165,17 @@ impl Hub {
         let events = &mut self.told().events;
         events.truncate(EVENTS - 1);
         events.push_front(event);
+    }
+
+    /// The run has ended without a fault, after so many steps.
+    pub fn ended(&self, step: u64) {
+        let (state, text) = if step >= self.facts.steps {
+            (State::Done, format!("done: all {step} steps"))
+        } else {
+            (State::Stopped, format!("stopped after step {step} of {}", self.facts.steps))
+        };
+        self.turned(state);
+        self.happened(Level::Info, text);
     }
 
     /// The run does something else now.

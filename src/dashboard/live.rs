@@ -36,20 +36,27 @@ impl Reading {
     }
 }
 
-/// Tells those that look on how the line is doing, once a second, for ever.
-pub(super) async fn watch(hub: std::sync::Arc<Hub>) {
-    let first = Reading::take(&hub);
+/// Tells those that look on how the line is doing, once a second until the end, and then a last time.
+pub(super) async fn watch(hub: &Hub, end: impl Future<Output = ()>) {
+    tokio::pin!(end);
+    let first = Reading::take(hub);
     let mut readings = VecDeque::from([first]);
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        readings.push_back(Reading::take(&hub));
+        let is_last = tokio::select! {
+            _ = ticks.tick() => false,
+            () = &mut end => true,
+        };
+        readings.push_back(Reading::take(hub));
         if readings.len() > WINDOW + 1 {
             readings.pop_front();
         }
-        let state = state(&hub, &first, &readings);
+        let state = state(hub, &first, &readings);
         hub.state.send_replace(state.to_string().into());
+        if is_last {
+            return;
+        }
     }
 }
 

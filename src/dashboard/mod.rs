@@ -20,9 +20,14 @@ pub use live::waits_for;
 use crate::config::metrics::MetricsPlan;
 use anyhow::Context as _;
 use door::Door;
+use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// Longest that the end of a run waits until everybody who looks on has its last state.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// An address that is taken and not yet answered at.
 pub struct Listening {
@@ -61,12 +66,13 @@ impl Listening {
         self.door.url()
     }
 
-    /// Answers from now on, until it is dropped.
+    /// Answers from now on, until it is closed or dropped.
     ///
     /// # Errors
     /// The operating system refuses a thread.
     pub fn serve(self, hub: Arc<Hub>) -> anyhow::Result<Dashboard> {
         let (stop, stopped) = oneshot::channel();
+        let (farewell, told) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -74,24 +80,45 @@ impl Listening {
         let routes = routes::routes(hub.clone(), self.door).context("failed to set up the metrics")?;
         let thread = std::thread::Builder::new().name("dashboard".into()).spawn(move || {
             runtime.block_on(async move {
-                let watching = tokio::spawn(live::watch(hub));
+                let over = hub.over.subscribe();
+                let mut serving = tokio::spawn(routes::serve(self.listener, routes, over));
+                let end = async { drop(stopped.await) };
+                let watching = async {
+                    live::watch(&hub, end).await;
+                    hub.over.send_replace(true);
+                };
                 tokio::select! {
-                    served = routes::serve(self.listener, routes) => {
-                        if let Err(error) = served {
+                    served = &mut serving => {
+                        if let Ok(Err(error)) = served {
                             tracing::warn!(%error, "the dashboard has ended, the run goes on");
                         }
+                        return;
                     }
-                    _ = stopped => {}
+                    () = watching => {}
                 }
-                watching.abort();
+                // Streams end by themselves once they have told the last state; whoever does not read is not waited for.
+                drop(tokio::time::timeout(FAREWELL, serving).await);
             });
+            drop(farewell);
         });
         thread.context("failed to start the dashboard")?;
-        Ok(Dashboard { _stop: stop })
+        Ok(Dashboard { stop, told })
     }
 }
 
-/// A dashboard that answers. It ends when this is dropped.
+/// A dashboard that answers. It ends when this is closed or dropped.
 pub struct Dashboard {
-    _stop: oneshot::Sender<()>,
+    stop: oneshot::Sender<()>,
+    /// Breaks when the last state is told.
+    told: oneshot::Receiver<Infallible>,
+}
+
+impl Dashboard {
+    /// Tells those that look on how the run has ended, and answers no more. Whoever does not read is waited for only a
+    /// second.
+    pub async fn close(self) {
+        drop(self.stop);
+        // The thread's own limit, and a moment for its last reading.
+        drop(tokio::time::timeout(2 * FAREWELL, self.told).await);
+    }
 }

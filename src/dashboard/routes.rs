@@ -24,6 +24,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 
 /// Nothing from elsewhere, and no script but the page's own: what models write is shown on it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
@@ -62,9 +63,14 @@ pub(super) fn routes(hub: Arc<Hub>, door: Door) -> Result<Router, prometheus::Er
         .with_state(Shared { hub, registry }))
 }
 
-/// Answers until the listener fails.
-pub(super) async fn serve(listener: std::net::TcpListener, routes: Router) -> std::io::Result<()> {
-    listen::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, std::future::pending()).await
+/// Answers until the listener fails, or until all is told and every answer under way has left.
+pub(super) async fn serve(
+    listener: std::net::TcpListener,
+    routes: Router,
+    mut over: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let end = async move { drop(over.wait_for(|over| *over).await) };
+    listen::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, end).await
 }
 
 async fn protect(mut response: Response) -> Response {
@@ -126,7 +132,8 @@ async fn live(State(shared): State<Shared>) -> Sse<impl Stream<Item = Result<Eve
     // The state as it is now comes first.
     state.mark_changed();
     let news = shared.hub.news.subscribe();
-    let stream = futures::stream::unfold((state, news), |(mut state, mut news)| async move {
+    let over = shared.hub.over.subscribe();
+    let stream = futures::stream::unfold((state, news, over), |(mut state, mut news, mut over)| async move {
         loop {
             let event = tokio::select! {
                 biased;
@@ -141,8 +148,10 @@ async fn live(State(shared): State<Shared>) -> Sse<impl Stream<Item = Result<Eve
                     let text = state.borrow_and_update().clone();
                     Event::default().event("state").data(&*text)
                 }
+                // The last one of these: everything before it is told.
+                _ = over.wait_for(|over| *over) => return None,
             };
-            return Some((Ok(event), (state, news)));
+            return Some((Ok(event), (state, news, over)));
         }
     });
     Sse::new(stream).keep_alive(KeepAlive::default())

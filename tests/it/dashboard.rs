@@ -48,6 +48,16 @@ pub fn get(addr: &str, path: &str, headers: &[&str]) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
+/// What the stream tells from now to its end: names and data.
+pub fn told(addr: &str) -> impl Iterator<Item = (String, Value)> {
+    let mut lines = BufReader::new(ask(addr, "/api/live", &[])).lines().map(Result::unwrap);
+    std::iter::from_fn(move || {
+        let name = lines.by_ref().find_map(|line| line.strip_prefix("event: ").map(str::to_owned))?;
+        let data = lines.next()?;
+        Some((name, serde_json::from_str(data.strip_prefix("data: ")?).unwrap()))
+    })
+}
+
 /// A run of the random model that goes on until it is stopped.
 pub fn endless(dir: &Path, extra: &[&str]) -> Command {
     let set = ["--max-steps", "1000000", "--set", "trainer.save_every=5"];
@@ -138,6 +148,42 @@ fn a_run_can_be_watched_while_it_works() {
 
     running.signal("-INT");
     assert!(running.child.wait().unwrap().success());
+}
+
+/// Whoever looks on at the end learns of it before the program goes, and is not left to guess.
+#[test]
+fn the_last_that_is_told_is_how_the_run_has_ended() {
+    for (asked, state, text) in
+        [(true, "stopped", "stopped after step "), (false, "done", "done: all 30 steps")]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = endless(dir.path(), &ANYWHERE);
+        if !asked {
+            command =
+                run(&config("ci_test.toml"), dir.path(), &[&ANYWHERE[..], &["--max-steps", "30"]].concat());
+        }
+        let mut running = Running::start(&mut command);
+        // The address is taken before it is told, so that nobody comes too late.
+        let addr = address(&running.wait_for("dashboard"));
+        let mut told = told(&addr);
+        let mut all: Vec<(String, Value)> = told.by_ref().take_while(|(name, _)| name != "step").collect();
+        if asked {
+            running.signal("-INT");
+        }
+        all.extend(told);
+        assert_eq!(running.end(), Some(0));
+
+        let (name, last) = all.last().unwrap();
+        let steps = metrics(dir.path()).len();
+        assert_eq!((name.as_str(), &last["state"]), ("state", &state.into()), "{last}");
+        assert_eq!(last["step"].as_u64(), Some(steps as u64));
+        let events: Vec<&str> = all
+            .iter()
+            .filter(|(name, _)| name == "event")
+            .filter_map(|(_, event)| event["text"].as_str())
+            .collect();
+        assert!(events.iter().any(|event| event.starts_with(text)), "{events:?}");
+    }
 }
 
 #[test]

@@ -78,7 +78,7 @@ export async function wrongPieces(page) {
     ];
     for (const [trainer, lane, stage] of verdicts)
       out.push([`limit: ${trainer}, ${lane} full`, limit.limitOf(seen(trainer, lane))?.stage, stage]);
-    const ended = seen('waits for sampling').map((state) => ({ ...state, state: 'ended' }));
+    const ended = seen('waits for sampling').map((state) => ({ ...state, state: 'done' }));
     out.push(['limit of a run that has ended', limit.limitOf(ended), null]);
 
     // Weights 1, then 0.5 + 1 = 1.5: the mean is 2, then 2 + (5 - 2)/1.5 = 4. A gap stays one.

@@ -62,7 +62,7 @@ impl<'a> Follower<'a> {
         self.bars = None;
         match result {
             Ok(step) => {
-                self.turn(State::Ended, "ended");
+                self.hub.ended(step);
                 self.goodbye(step).await;
                 Ok(())
             }

@@ -82,7 +82,9 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         if tokio::time::timeout(GOODBYE, line.close()).await.is_err() {
             tracing::debug!("what the run kept for itself on the service was not given up in time");
         }
-        drop(dashboard);
+        if let Some(dashboard) = dashboard {
+            dashboard.close().await;
+        }
         result
     });
     ready.close(match &result {

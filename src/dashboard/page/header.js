@@ -2,7 +2,7 @@
 
 import { $, h, setAttrs, setText } from './dom.js';
 import { clock, count, num, percent, seconds } from './format.js';
-import { latest, on, store } from './store.js';
+import { isOver, latest, on, store } from './store.js';
 
 const NOW = [
   ['step', 'Step'],
@@ -11,6 +11,7 @@ const NOW = [
   ['tokens', 'Sampled'],
   ['trainer', 'Trainer'],
 ];
+const ENDS = { done: 'is done', stopped: 'was stopped', failed: 'failed' };
 const values = new Map();
 
 function run() {
@@ -44,7 +45,7 @@ function state() {
   const reward = latest('env/all/reward/total');
   put('reward', num(reward), trend());
   put('tokens', num(Math.round(state.rates.tokens_sampled ?? 0)), ' tok/s');
-  put('trainer', state.state === 'ended' || state.state === 'failed' ? 'at rest' : state.trainer);
+  put('trainer', isOver(state) ? 'at rest' : state.trainer);
   const bar = $('progress');
   setAttrs(bar, {
     'aria-valuenow': state.step,
@@ -97,7 +98,7 @@ function linkNotice(kind, since) {
   if (kind === 'ended')
     return [
       'info',
-      `The run ${store.state.state === 'failed' ? 'failed' : 'has ended'} and its program has gone. What you see is how it was at ${clock(store.state.at)}; the run folder has everything.`,
+      `The run ${ENDS[store.state.state]} after step ${count(store.state.step)}, and its program has gone. What you see is how it was at ${clock(store.state.at)}; \`minds-actors report ${store.run?.folder ?? ''}\` makes a page of all that it has left.`,
     ];
   if (kind === 'lost' && gone) {
     const last = store.state ? `The last news is of ${clock(store.state.at)}.` : '';

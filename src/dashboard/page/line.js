@@ -6,14 +6,13 @@ import { count, rate, seconds } from './format.js';
 import { limitOf, TITLES } from './limit.js';
 import { lineTables } from './line-table.js';
 import { geometry } from './picture.js';
-import { latest, on, pace, store } from './store.js';
+import { isOver, latest, on, pace, store } from './store.js';
 
 const MOST_CELLS = 16;
 const MOST_CREDIT_CELLS = 48;
 const SHORT = { batcher: 'Batcher', shadow_trainer: 'Shadow' };
 let built = null;
 
-const over = (state) => state.state === 'ended' || state.state === 'failed';
 const stageOf = (state, name) => state.stages.find((stage) => stage.name === name);
 
 /** The number that a box is about, what it has done, and its share of busy time (null where nobody measures it). */
@@ -47,7 +46,7 @@ function reading(key, state, short) {
       const last = took === null ? per(rates.steps, 'steps') : `${seconds(took)}${took < 60 ? '/step' : ''}`;
       return {
         big: last,
-        small: over(state) ? 'at rest' : state.trainer,
+        small: isOver(state) ? 'at rest' : state.trainer,
         share: busy.training,
         stage,
         busy: state.trainer === 'trains',
@@ -282,7 +281,7 @@ function draw() {
 }
 
 function sentence(state, limit) {
-  if (state.state === 'ended') return 'The run has ended: nothing moves any more.';
+  if (isOver(state) && state.state !== 'failed') return 'The run has ended: nothing moves any more.';
   if (state.state === 'failed') return 'The run could not go on; the last event says why.';
   if (state.state === 'stopping') return 'The run is stopping: it ends the step under way and saves.';
   if (!state.counts.opened) return 'The run starts: the line fills when the model is there.';

@@ -3,7 +3,7 @@
 // After every new connection everything that may have been missed is asked for once more. A stream that is open and
 // silent is told as late; one that is gone, with the time of the last news and the time of the next attempt.
 
-import { addEvent, addRow, setEvents, setRows, setState, store, tell } from './store.js';
+import { addEvent, addRow, isOver, setEvents, setRows, setState, store, tell } from './store.js';
 
 const LATE_S = 5;
 const SILENT_S = 20;
@@ -42,13 +42,11 @@ function link(kind, retry = null) {
   tell('link');
 }
 
-const over = () => store.state !== null && (store.state.state === 'ended' || store.state.state === 'failed');
-
 function lost() {
   source?.close();
   source = null;
   clearTimeout(timer);
-  link(over() ? 'ended' : 'lost', Date.now() / 1000 + wait);
+  link(isOver(store.state) ? 'ended' : 'lost', Date.now() / 1000 + wait);
   timer = setTimeout(connect, wait * 1000);
   wait = Math.min(LONGEST_WAIT_S, wait * 2);
 }

@@ -91,6 +91,9 @@ export function addEvent(event) {
   tell('events');
 }
 
+/** Whether the run has told that it is over. */
+export const isOver = (state) => ['done', 'stopped', 'failed'].includes(state?.state);
+
 /** The newest value of a metric that is a number. */
 export function latest(key) {
   for (let i = store.rows.length - 1; i >= 0 && i >= store.rows.length - 50; i--) {
