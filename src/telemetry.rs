@@ -1,7 +1,8 @@
 //! The log: standard error, filtered by `MINDS_LOG` (default `info`, without the hub client's own words, which the
-//! fetch repeats).
+//! fetch repeats). Its warnings are also events of the dashboard.
 
 use crate::cli::{Cli, Command, LogFormat};
+use crate::dashboard::Listener;
 use crate::terminal;
 use std::fmt::{self, Debug};
 use std::io::IsTerminal as _;
@@ -9,6 +10,8 @@ use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Starts logging. A simulation's faults are counted and not told one by one. In JSON, a run's lines are records, too.
 pub fn init(cli: &Cli) {
@@ -19,10 +22,12 @@ pub fn init(cli: &Cli) {
     match cli.log_format {
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            log.with_ansi(colours).fmt_fields(debug_fn(field).delimited(" ")).init();
+            let log = log.with_ansi(colours).fmt_fields(debug_fn(field).delimited(" "));
+            log.finish().with(Listener).init();
         }
         LogFormat::Json => {
-            log.json().flatten_event(true).with_current_span(false).with_span_list(true).init();
+            let log = log.json().flatten_event(true).with_current_span(false).with_span_list(true);
+            log.finish().with(Listener).init();
             if matches!(cli.command, Command::Run(_)) {
                 terminal::log_lines();
             }

@@ -35,7 +35,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::{error, info};
+use tracing::{error, warn};
 
 const NAME: &str = "trainer";
 
@@ -326,7 +326,7 @@ impl Step {
             return Outcome::Refused(gathered.refused.unwrap_or_else(|| "the batch was empty".into()));
         }
         if gathered.optim.is_none() {
-            info!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+            warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
         }
         // Shadows start from the checkpoint, where there is one.
         let shadows = self.links.shelf.as_ref().filter(|_| publish && !save);

@@ -1,6 +1,7 @@
-//! How the line is doing, once a second: what is where, and the rates of the last half minute.
+//! How the line is doing, once a second: what is where, the rates of the last half minute, and what was warned of.
 
 use super::hub::{Hub, now};
+use super::troubles;
 use minds_stages::activity::{Now, Shares};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -48,6 +49,9 @@ pub(super) async fn watch(hub: &Hub, end: impl Future<Output = ()>) {
             _ = ticks.tick() => false,
             () = &mut end => true,
         };
+        for (level, text) in troubles::due(is_last) {
+            hub.happened(level, text);
+        }
         readings.push_back(Reading::take(hub));
         if readings.len() > WINDOW + 1 {
             readings.pop_front();

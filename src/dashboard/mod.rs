@@ -12,10 +12,12 @@ mod registry;
 mod rollouts;
 mod routes;
 mod rows;
+mod troubles;
 
 pub use facts::{Facts, service};
 pub use hub::{Hub, Level, State};
 pub use live::waits_for;
+pub use troubles::Listener;
 
 use crate::config::metrics::MetricsPlan;
 use anyhow::Context as _;

@@ -130,10 +130,7 @@ impl<'a> Follower<'a> {
             Some(Event::Saved(saved)) => self.saved(&saved)?,
             Some(Event::Poisoned(poison)) => {
                 self.folder.quarantine(&poison).or_exit(Exit::Failed)?;
-                let text =
-                    format!("{} {} has no reward: {}", poison.environment, poison.episode, poison.cause);
-                tracing::warn!("{text}");
-                self.hub.happened(Level::Warn, text);
+                tracing::warn!("{} {} has no reward: {}", poison.environment, poison.episode, poison.cause);
             }
             Some(Event::Evaluated(evaluation)) => {
                 self.folder.measured(&evaluation).or_exit(Exit::Failed)?;
