@@ -8,6 +8,7 @@ use super::rows::Rows;
 use crate::run_folder::Checkpoint;
 use minds_core::chat::Tokenizer;
 use minds_core::reward::Metrics;
+use minds_stages::evaluator::Evaluation;
 use minds_stages::meters::Meters;
 use minds_stages::observer::Observer;
 use minds_stages::parcels::StepDone;
@@ -87,6 +88,8 @@ pub(super) struct Told {
     /// When that was; at first, when the process started.
     pub(super) stepped: f64,
     pub(super) rows: Rows,
+    /// Evaluations, as rows with their step.
+    pub(super) evaluations: Rows,
     pub(super) events: VecDeque<Happened>,
     pub(super) recent: Recent,
     pub(super) checkpoints: Vec<Value>,
@@ -110,6 +113,7 @@ impl Hub {
             step: facts.first_step,
             stepped: facts.started,
             rows: Rows::default(),
+            evaluations: Rows::default(),
             events: VecDeque::new(),
             recent: Recent::default(),
             checkpoints: Vec::new(),
@@ -121,10 +125,11 @@ impl Hub {
         Self { facts, line, meters, client, ends, tokenizer, told, news, state, over }
     }
 
-    /// What was told of steps and states before the process started.
-    pub fn earlier(&self, rows: Vec<Metrics>, states: &[Checkpoint]) {
+    /// What was told of steps, evaluations and states before the process started.
+    pub fn earlier(&self, rows: Vec<Metrics>, evaluations: Vec<Metrics>, states: &[Checkpoint]) {
         let mut told = self.told();
         rows.into_iter().for_each(|row| told.rows.push(row));
+        evaluations.into_iter().for_each(|row| told.evaluations.push(row));
         told.checkpoints = states.iter().map(listed).collect();
     }
 
@@ -156,6 +161,15 @@ impl Hub {
         (told.step, told.stepped) = (step, at);
         told.rows.push(metrics);
         groups.into_iter().for_each(|group| told.recent.push(step, at, group));
+    }
+
+    /// Weights are measured.
+    pub fn measured(&self, evaluation: &Evaluation) {
+        let mut metrics = evaluation.metrics.clone();
+        metrics.insert("step".into(), evaluation.step as f64);
+        self.send("evaluation", &metrics);
+        self.told().evaluations.push(metrics);
+        self.happened(Level::Info, format!("measured the weights of step {}", evaluation.step));
     }
 
     /// Something happened.

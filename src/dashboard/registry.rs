@@ -55,6 +55,18 @@ fn stages(hub: &Hub, value: impl Fn(&minds_stages::kit::StageSnapshot) -> u64) -
     stages.iter().map(|(name, stage)| (vec![(*name).to_owned()], value(stage) as f64)).collect()
 }
 
+/// A number of the last evaluation, of each environment that was measured.
+fn measured(hub: &Hub, number: &str) -> Values {
+    let told = hub.told();
+    let Some(last) = told.evaluations.all().last() else { return Vec::new() };
+    let environments = hub.facts.environments.iter().map(|share| share.name.clone());
+    let found = environments.filter_map(|name| {
+        let value = *last.get(&format!("eval/{name}/{number}"))?;
+        value.is_finite().then(|| (vec![name], value))
+    });
+    found.collect()
+}
+
 /// Rollouts that are played and not yet judged.
 fn backlog(hub: &Hub) -> f64 {
     let [played, judged] = ["sampler", "scorer"].map(|name| hub.line.board.stage(name));
@@ -120,6 +132,33 @@ const READ: &[Metered] = &[
         help: "When the last state was saved; before the first one, when this life of the run began.",
         labels: &[],
         read: |hub| one(hub.told().checkpoint.map_or(hub.facts.started, |(_, at)| at)),
+    },
+    Metered {
+        name: "minds_eval_step",
+        help: "Steps that the weights of the last evaluation had behind them.",
+        labels: &[],
+        read: |hub| {
+            let step = hub.told().evaluations.all().last().and_then(|last| last.get("step").copied());
+            step.map(one).unwrap_or_default()
+        },
+    },
+    Metered {
+        name: "minds_eval_reward",
+        help: "Mean reward of the last evaluation.",
+        labels: &["environment"],
+        read: |hub| measured(hub, "reward"),
+    },
+    Metered {
+        name: "minds_eval_reward_low",
+        help: "Lower end of its 95 % interval.",
+        labels: &["environment"],
+        read: |hub| measured(hub, "reward_low"),
+    },
+    Metered {
+        name: "minds_eval_reward_high",
+        help: "Upper end of its 95 % interval.",
+        labels: &["environment"],
+        read: |hub| measured(hub, "reward_high"),
     },
     Metered {
         name: "minds_line_credits",

@@ -53,6 +53,7 @@ pub(super) fn routes(hub: Arc<Hub>, door: Door) -> Result<Router, prometheus::Er
         .route("/api/run", get(run))
         .route("/api/live", get(live))
         .route("/api/steps", get(steps))
+        .route("/api/evaluations", get(evaluations))
         .route("/api/events", get(events))
         .route("/api/checkpoints", get(checkpoints))
         .route("/api/groups", get(groups))
@@ -99,6 +100,10 @@ async fn run(State(shared): State<Shared>) -> Response {
 
 async fn steps(State(shared): State<Shared>) -> Json<Vec<Metrics>> {
     Json(shared.hub.told().rows.all().cloned().collect())
+}
+
+async fn evaluations(State(shared): State<Shared>) -> Json<Vec<Metrics>> {
+    Json(shared.hub.told().evaluations.all().cloned().collect())
 }
 
 async fn events(State(shared): State<Shared>) -> Json<Value> {

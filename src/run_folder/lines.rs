@@ -1,7 +1,9 @@
 //! Files of JSON lines that only grow while a run goes on.
 
 use anyhow::Context as _;
+use minds_core::reward::Metrics;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
@@ -17,6 +19,17 @@ pub(super) fn append(folder: &Path, name: &str, row: &impl Serialize) -> anyhow:
 /// The lines that were written to their end.
 pub(super) fn whole(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
+}
+
+/// The numbers of each line; what is `null` is left out.
+pub(super) fn rows(folder: &Path, name: &str) -> anyhow::Result<Vec<Metrics>> {
+    let text = super::text_of(&folder.join(name))?.unwrap_or_default();
+    let rows = whole(&text).lines().enumerate().map(|(n, line)| {
+        let row: BTreeMap<String, Option<f64>> =
+            serde_json::from_str(line).with_context(|| format!("line {} of {name} is damaged", n + 1))?;
+        Ok(row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
+    });
+    rows.collect()
 }
 
 /// Keeps the lines up to a step; those past it are about weights that will be trained again, and move to
@@ -63,6 +76,9 @@ mod tests {
         assert_eq!(read("evals.jsonl"), "{\"step\":0}\n{\"step\":10}\n");
         assert_eq!(read("evals.past_000010.jsonl"), "{\"step\":20}\n");
         assert!(!keep_until(dir.path(), "evals.jsonl", 15).unwrap());
+        append(dir.path(), "evals.jsonl", &json!({ "step": 12, "reward": 0.5, "reward_low": null })).unwrap();
+        let last = Metrics::from([("reward".into(), 0.5), ("step".into(), 12.0)]);
+        assert_eq!(rows(dir.path(), "evals.jsonl").unwrap().pop(), Some(last));
         fs::write(dir.path().join("evals.jsonl"), "nonsense\n").unwrap();
         let error = keep_until(dir.path(), "evals.jsonl", 15).unwrap_err().to_string();
         assert!(error.contains("line 1") && error.contains("damaged"), "{error}");

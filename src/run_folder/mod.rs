@@ -101,6 +101,14 @@ impl RunFolder {
         metrics::rows(&self.path)
     }
 
+    /// The evaluations that the run goes on from, as rows with their step.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn evaluations(&self) -> anyhow::Result<Vec<Metrics>> {
+        lines::rows(&self.path, EVALUATIONS)
+    }
+
     /// Where the embedded engine keeps states.
     #[must_use]
     pub fn weights(&self) -> PathBuf {

@@ -1,6 +1,7 @@
 //! Weights are measured beside training, and again alone.
 
-use crate::command::{output, run};
+use crate::command::{Running, output, run};
+use crate::dashboard::{address, get, told};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -28,6 +29,40 @@ base_model = "tiny-random"
 [tinker]
 base_url = "embedded"
 "#;
+
+#[test]
+fn who_looks_on_sees_evaluations_and_what_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
+    fs::write(&config, CONFIG).unwrap();
+    // Rounding alone is above this limit.
+    let sets = ["metrics.addr=\"127.0.0.1:0\"", "trainer.kl_alarm=1e-30"].map(|set| ["--set", set]);
+    let long = [&["--max-steps", "1000000"], &sets[0][..], &sets[1]].concat();
+    let mut running = Running::start(&mut run(&config, &folder, &long));
+    let addr = address(&running.wait_for("dashboard"));
+    let mut told = told(&addr);
+    running.wait_for("eval 2");
+    let rows = get(&addr, "/api/evaluations", &[]).json();
+    let text = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
+    let kept: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (row, kept) in rows.as_array().unwrap().iter().zip(&kept) {
+        assert_eq!(row["step"].as_f64(), kept["step"].as_f64());
+        assert_eq!(row["eval/held/reward_low"].as_f64(), kept["eval/held/reward_low"].as_f64());
+    }
+    let read = get(&addr, "/metrics", &[]).body;
+    for name in ["minds_eval_reward", "minds_eval_reward_low", "minds_eval_reward_high"] {
+        assert!(read.contains(&format!("\n{name}{{environment=\"held\"}} ")), "{name}: {read}");
+    }
+    assert!(read.contains("\nminds_eval_step ") && !read.contains("eval_reward{environment=\"plain_letters"));
+    assert!(told.by_ref().any(|(name, row)| name == "evaluation" && row["eval/held/reward"].is_number()));
+    running.signal("-INT");
+    let far =
+        |event: &Value| event["text"].as_str().unwrap().starts_with("the weights in training have moved far");
+    let mut warned = told.filter(|(name, event)| name == "event" && far(event));
+    assert_eq!(warned.next().unwrap().1["level"], "warn");
+    assert!(warned.count() < 3, "told once, and what is left at the end");
+    assert_eq!(running.end(), Some(0));
+}
 
 #[test]
 fn a_run_that_goes_on_has_one_evaluation_of_each_step() {

@@ -134,7 +134,7 @@ impl<'a> Follower<'a> {
             }
             Some(Event::Evaluated(evaluation)) => {
                 self.folder.measured(&evaluation).or_exit(Exit::Failed)?;
-                self.hub.happened(Level::Info, format!("measured the weights of step {}", evaluation.step));
+                self.hub.measured(&evaluation);
                 eval::show(&evaluation);
             }
             Some(Event::Ended { step }) => return Ok(Some(step)),

@@ -66,7 +66,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         let rows = folder.rows().or_exit(Exit::Config)?;
         let totals = Totals::after(&rows);
         let hub = Arc::new(hub(&plan, &ready, &folder, &line, meters));
-        hub.earlier(rows, folder.checkpoints());
+        hub.earlier(rows, folder.evaluations().or_exit(Exit::Config)?, folder.checkpoints());
         let dashboard =
             listening.map(|listening| listening.serve(hub.clone())).transpose().or_exit(Exit::Failed)?;
         let states = States {

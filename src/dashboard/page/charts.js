@@ -41,7 +41,7 @@ export class Chart {
     bands = null,
     height = HEIGHT,
   }) {
-    Object.assign(this, { title, unit, units, zero, series, smoothing, bands, height });
+    Object.assign(this, { title, unit, units, zero, series, smoothing, wait, bands, height });
     this.off = new Set();
     this.items = [];
     this.visible = false;
@@ -88,8 +88,11 @@ export class Chart {
   /** Draws with the rows there are; later, where it is out of sight. */
   draw() {
     this.stale = !this.visible || document.hidden;
-    if (this.stale) return;
     const { rows } = store;
+    if (this.stale) {
+      if (rows.length) setText(this.note, 'Drawn as soon as it is in sight.');
+      return;
+    }
     this.bin = this.binFor(rows);
     this.spans = spans(rows.length, this.bin);
     const items = rows.length
@@ -97,6 +100,7 @@ export class Chart {
       : [];
     const some = items.some((item) => item.values.some((value) => value !== null));
     this.note.hidden = some;
+    setText(this.note, this.wait ?? (rows.length ? 'No step has had this yet.' : 'Appears with the first step.'));
     if (!some) return;
     const weight = this.smoothing();
     const data = [this.spans.map(([, to]) => rows[to - 1].step)];
@@ -139,7 +143,7 @@ export class Chart {
       dash: raw ? undefined : item.dash,
       paths: item.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: true,
-      points: { size: 5, show: (u, i) => !raw && few(u, i) },
+      points: { size: 5, show: (u, i) => !raw && (item.points || few(u, i)) },
     });
     const scales = {
       x: {

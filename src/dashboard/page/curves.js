@@ -42,8 +42,37 @@ function rewards() {
   ];
 }
 
+/** The environments that are only measured. */
+function held() {
+  const names = new Set((store.run?.environments ?? []).filter(({ weight }) => weight === 0).map(({ name }) => name));
+  for (const key of metricKeys()) {
+    const found = /^eval\/(.+)\/episodes$/.exec(key);
+    if (found) names.add(found[1]);
+  }
+  return [...names];
+}
+
+/** Of each environment its mean, and the ends of the interval. */
+const measured = () =>
+  held().flatMap((name, i) => {
+    const end = (which, label) => line(`eval/${name}/reward_${which}`, label, i + 1, { width: 1, dash: [3, 3] });
+    const mean = line(`eval/${name}/reward`, name, i + 1, { points: true });
+    return [mean, end('high', `${name}, high`), end('low', `${name}, low`)];
+  });
+
+const between = (items) => items.flatMap((_, i) => (i % 3 === 0 ? [{ series: [i + 2, i + 3] }] : []));
+
 const CHARTS = [
   { title: 'Reward', hint: 'mean of a step', zero: [], series: rewards, smooth: true, wide: true },
+  {
+    title: 'Held-out reward',
+    hint: 'of evaluations, with the 95 % interval',
+    zero: [],
+    series: measured,
+    bands: between,
+    wait: 'Appears with the first evaluation.',
+    where: () => held().length > 0,
+  },
   {
     title: 'Staleness',
     hint: 'steps behind',
@@ -176,8 +205,14 @@ function bar() {
 
 export function start() {
   bar();
-  for (const { smooth, ...options } of CHARTS)
-    $('charts').append(new Chart({ ...options, smoothing: () => (smooth ? weight : 0) }).root);
+  for (const { smooth, where, ...options } of CHARTS) {
+    const { root } = new Chart({ ...options, smoothing: () => (smooth ? weight : 0) });
+    $('charts').append(root);
+    if (!where) continue;
+    const show = () => (root.hidden = !where());
+    on('run rows', show);
+    show();
+  }
   for (const key of memory.get('charts', [])) if (typeof key === 'string') add(key);
   on('run', redraw);
 }

@@ -3,7 +3,7 @@
 // After every new connection everything that may have been missed is asked for once more. A stream that is open and
 // silent is told as late; one that is gone, with the time of the last news and the time of the next attempt.
 
-import { addEvent, addRow, isOver, setEvents, setRows, setState, store, tell } from './store.js';
+import { addEvaluation, addEvent, addRow, isOver, setEvaluations, setEvents, setRows, setState, store, tell } from './store.js';
 
 const LATE_S = 5;
 const SILENT_S = 20;
@@ -73,8 +73,9 @@ export async function connect() {
 }
 
 async function refresh() {
-  const [rows, events, checkpoints] = await Promise.all([
+  const [rows, evaluations, events, checkpoints] = await Promise.all([
     get('/api/steps'),
+    get('/api/evaluations'),
     get('/api/events'),
     get('/api/checkpoints'),
   ]);
@@ -82,6 +83,8 @@ async function refresh() {
   const newest = rows.at(-1)?.step ?? -1;
   const later = store.rows.filter((row) => row.step > newest && row.at >= (rows.at(-1)?.at ?? 0));
   setRows([...rows, ...later]);
+  const measured = evaluations.at(-1)?.step ?? -1;
+  setEvaluations([...evaluations, ...store.evaluations.filter(({ step }) => step > measured)]);
   const last = events.at(-1)?.at ?? 0;
   setEvents([...events, ...store.events.filter((event) => event.at > last)]);
   store.checkpoints = checkpoints;
@@ -110,6 +113,7 @@ function open() {
     if (saved && store.checkpoints) void askForCheckpoints();
   });
   hear('step', addRow);
+  hear('evaluation', addEvaluation);
   hear('event', addEvent);
   stream.onerror = () => {
     if (stream === source) lost();

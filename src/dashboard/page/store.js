@@ -17,6 +17,8 @@ export const store = {
   rows: [],
   /** Oldest first. */
   events: [],
+  /** Rows of evaluations, oldest first; their numbers are also in the rows of their steps. */
+  evaluations: [],
   checkpoints: null,
   /** `connecting`, `live`, `late`, `lost`, `ended`, `refused`. */
   link: { kind: 'connecting', since: Date.now() / 1000, retry: null },
@@ -63,6 +65,7 @@ export function setState(state) {
 
 export function setRows(rows) {
   store.rows = rows.filter((row) => Number.isFinite(row.step));
+  store.evaluations.forEach(place);
   store.rows.forEach(note);
   tell('rows');
 }
@@ -78,6 +81,30 @@ export function addRow(row) {
     store.rows = store.rows.filter((_, i) => i >= half || i % 2 === 0);
   }
   tell('rows');
+}
+
+export function setEvaluations(evaluations) {
+  store.evaluations = evaluations.filter((row) => Number.isFinite(row.step));
+  store.evaluations.forEach(place);
+  store.rows.forEach(note);
+  tell('rows');
+}
+
+export function addEvaluation(row) {
+  if (!Number.isFinite(row.step)) return;
+  store.evaluations = [...store.evaluations.filter(({ step }) => step < row.step), row];
+  place(row);
+  note(row);
+  tell('rows');
+}
+
+/** Puts an evaluation's numbers to those of its step; to a row of its own where there is none, as before the first. */
+function place(row) {
+  const { rows } = store;
+  let at = rows.length;
+  while (at > 0 && rows[at - 1].step >= row.step) at -= 1;
+  if (rows[at]?.step === row.step) rows[at] = { ...rows[at], ...row };
+  else rows.splice(at, 0, { ...row });
 }
 
 export function setEvents(events) {
