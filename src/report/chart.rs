@@ -45,6 +45,17 @@ pub struct Chart {
     pub curves: Vec<Curve>,
 }
 
+/// How the points of a curve are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// By a smooth line, from each point to the next.
+    Smooth,
+    /// The same, and with a gap where steps in between have no value.
+    Gaps,
+    /// As they are: each is already taken over several steps.
+    Plain,
+}
+
 /// A curve.
 pub struct Curve {
     /// Its name; empty where it is alone.
@@ -53,6 +64,8 @@ pub struct Curve {
     pub colour: usize,
     /// Step and value, in the order of the steps; all finite.
     pub points: Vec<(f64, f64)>,
+    /// How they are joined.
+    pub course: Course,
     /// Step and the interval in which the value lies, for measured points.
     pub intervals: Vec<(f64, Range<f64>)>,
 }
@@ -60,7 +73,21 @@ pub struct Curve {
 impl Curve {
     /// A curve through these points.
     pub fn new(name: &str, colour: usize, points: Vec<(f64, f64)>) -> Self {
-        Self { name: name.into(), colour, points, intervals: Vec::new() }
+        Self { name: name.into(), colour, points, course: Course::Smooth, intervals: Vec::new() }
+    }
+
+    /// Whether its points vary about a course of their own.
+    fn is_smoothed(&self) -> bool {
+        self.course != Course::Plain && self.intervals.is_empty() && window(self.points.len()).is_some()
+    }
+
+    /// The points of a line, apart where it has a gap that can be seen.
+    fn pieces<'a>(&self, points: &'a [(f64, f64)]) -> Vec<&'a [(f64, f64)]> {
+        let (Some(first), Some(last), Course::Gaps) = (points.first(), points.last(), self.course) else {
+            return vec![points];
+        };
+        let least = ((last.0 - first.0) / STRETCHES as f64).max(1.0);
+        points.chunk_by(|a, b| b.0 - a.0 <= least).collect()
     }
 }
 
@@ -161,11 +188,14 @@ where
     B::ErrorType: Error + Send + Sync + 'static,
 {
     let (_, faint) = palette::line(curve.colour);
-    if window(curve.points.len()).is_none() {
+    if !curve.is_smoothed() {
         return Ok(());
     }
     if curve.points.len() <= 2 * STRETCHES {
-        return draw_line(context, &curve.points, faint.stroke_width(SCALE), surface);
+        for piece in curve.pieces(&curve.points) {
+            draw_line(context, piece, faint.stroke_width(SCALE), surface)?;
+        }
+        return Ok(());
     }
     let band = band(&curve.points, STRETCHES);
     let above = band.iter().map(|(step, _, high)| (*step, *high));
@@ -181,17 +211,26 @@ where
     B::ErrorType: Error + Send + Sync + 'static,
 {
     let (strong, _) = palette::line(curve.colour);
-    let window = window(curve.points.len()).filter(|_| curve.intervals.is_empty());
+    let window = window(curve.points.len()).filter(|_| curve.is_smoothed());
     let course = match window {
-        Some(window) => thin(&smooth(&curve.points, window), STRETCHES),
+        Some(window) => smooth(&curve.points, window),
         None => curve.points.clone(),
     };
-    draw_line(context, &course, strong.stroke_width(2 * SCALE), surface)?;
+    let is_dotted = !curve.intervals.is_empty() || curve.points.len() < FEW;
+    // Before it is thinned out, for then there are gaps everywhere.
+    for piece in curve.pieces(&course) {
+        match piece {
+            [point] if !is_dotted => {
+                context.draw_series([Circle::new(*point, SCALE, strong.filled())])?;
+            }
+            _ => draw_line(context, &thin(piece, STRETCHES), strong.stroke_width(2 * SCALE), surface)?,
+        }
+    }
     let intervals = curve.intervals.iter().map(|(step, interval)| {
         PathElement::new(vec![(*step, interval.start), (*step, interval.end)], strong.stroke_width(SCALE))
     });
     context.draw_series(intervals)?;
-    if window.is_none() {
+    if is_dotted {
         let dot = |point: &(f64, f64)| Circle::new(*point, 3 * SCALE, strong.filled());
         context.draw_series(curve.points.iter().map(dot))?;
     }
@@ -340,5 +379,21 @@ mod tests {
         assert_eq!(count(&many), [1, 1, 0], "a band, and the smooth course");
         assert!(many.len() < 30_000, "{}", many.len());
         svg(&chart(&[]), (440, 200), &[]).unwrap();
+    }
+
+    #[test]
+    fn a_gap_is_left_where_steps_have_no_value() {
+        // Steps 1 to 10, 14, and 20 to 30: two lines and a dot between them.
+        let steps = (1..=10).chain([14]).chain(20..=30);
+        let points: Vec<(f64, f64)> = steps.map(|step| (f64::from(step), f64::from(step % 3))).collect();
+        let count = |course| {
+            let mut chart = chart(&[]);
+            chart.curves = vec![Curve { course, ..Curve::new("", 0, points.clone()) }];
+            let drawing = svg(&chart, (440, 200), &[]).unwrap();
+            ["<polyline", "<circle"].map(|element| drawing.matches(element).count())
+        };
+        assert_eq!(count(Course::Smooth), [2, 0], "each point, and the smooth course");
+        assert_eq!(count(Course::Gaps), [5, 1], "of each point three lines, one of no length");
+        assert_eq!(count(Course::Plain), [1, 0]);
     }
 }

@@ -1,6 +1,7 @@
 //! Which of a run's numbers are drawn.
 
-use super::chart::{Chart, Curve};
+use super::chart::{Chart, Course, Curve};
+use super::numbers::smooth;
 use super::source::Source;
 use super::table::Table;
 
@@ -34,20 +35,28 @@ fn reward(table: &Table, name: &str, title: &str, colour: usize) -> Chart {
 
 /// What the optimizer saw.
 pub fn optimizer(table: &Table) -> Vec<Chart> {
+    let one = |title, unit, key| with(Course::Gaps, chart(title, unit, &[("", table.points(key))]));
     drawn([
         drift(table),
         entropy(table),
-        chart("Drift from the reference", "nats per token", &[("", table.points("optim/kl_policy_base"))]),
-        chart("Gradient norm", "before clipping", &[("", table.points("optim/grad_norm"))]),
-        chart("Loss", "sum over the batch", &[("", table.points("loss:sum"))]),
+        one("Drift from the reference", "nats per token", "optim/kl_policy_base"),
+        one("Gradient norm", "before clipping", "optim/grad_norm"),
+        one("Loss", "sum over the batch", "loss:sum"),
         chart("Learning rate", "", &[("", changing(table.points("optim/lr")))]),
     ])
+}
+
+/// Where nothing was trained, these numbers are not there, and a line across would invent them.
+fn with(course: Course, mut chart: Chart) -> Chart {
+    chart.curves.iter_mut().for_each(|curve| curve.course = course);
+    chart
 }
 
 fn drift(table: &Table) -> Chart {
     let curves =
         [("½ mean squared gap", "optim/kl_sample_train_v2"), ("mean gap", "optim/kl_sample_train_v1")];
-    chart("Sampler and trainer", "KL, nats per token", &curves.map(|(name, key)| (name, table.points(key))))
+    let curves = curves.map(|(name, key)| (name, table.points(key)));
+    with(Course::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
 }
 
 fn entropy(table: &Table) -> Chart {
@@ -63,6 +72,8 @@ pub fn flow(table: &Table) -> Vec<Chart> {
         ("training", "time/training_busy"),
     ];
     let busy = shares.map(|(name, key)| (name, per_second(table, key, 100.0)));
+    let window = rate_window(table);
+    let busy = chart("Busy", &format!("% of the time of {window} steps around each"), &busy);
     let shadow = [("wait", "shadow/wait_s"), ("measuring", "shadow/service_s")];
     let queries = [("sent", "scorer/queries_used"), ("from memory", "scorer/queries_remembered")];
     let of = |keys: [(&'static str, &str); 2]| keys.map(|(name, key)| (name, table.points(key)));
@@ -70,7 +81,7 @@ pub fn flow(table: &Table) -> Vec<Chart> {
         throughput(table),
         staleness(table),
         chart("Time of a step", "seconds", &seconds.map(|(name, key)| (name, table.points(key)))),
-        chart("Busy", "% of the step's time", &busy),
+        with(Course::Plain, busy),
         chart("Log-prob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
         chart("Measured gradient steps", "mean seconds", &of(shadow)),
     ])
@@ -79,7 +90,8 @@ pub fn flow(table: &Table) -> Vec<Chart> {
 fn throughput(table: &Table) -> Chart {
     let sampled = per_second(table, "tokens/sampled", 1.0);
     let trained = per_second(table, "tokens/trained", 1.0);
-    chart("Throughput", "tokens per second", &[("sampled", sampled), ("trained", trained)])
+    let unit = format!("tokens per second, over {} steps around each", rate_window(table));
+    with(Course::Plain, chart("Throughput", &unit, &[("sampled", sampled), ("trained", trained)]))
 }
 
 fn staleness(table: &Table) -> Chart {
@@ -140,12 +152,45 @@ fn changing(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.windows(2).any(|pair| pair[0].1 != pair[1].1) { points } else { Vec::new() }
 }
 
-/// A number per second of its step.
+/// Steps around each over which a rate is taken: a step that had nothing to train takes next to no time, and its own
+/// rate would say nothing.
+fn rate_window(table: &Table) -> usize {
+    let window = (table.len() / 20).max(5) | 1;
+    window.min(table.len())
+}
+
+/// A number per second: its sum over the steps around each, by the time that these took.
 fn per_second(table: &Table, key: &str, factor: f64) -> Vec<(f64, f64)> {
     let (Some(values), Some(seconds)) = (table.column(key), table.column("time/total")) else {
         return Vec::new();
     };
-    let rows = table.steps().iter().zip(values).zip(seconds);
-    let rates = rows.map(|((step, value), seconds)| (*step as f64, factor * value / seconds));
+    let both = table.steps().iter().zip(values).zip(seconds);
+    let known = both.filter(|((_, value), seconds)| value.is_finite() && seconds.is_finite());
+    let (values, times): (Vec<_>, Vec<_>) =
+        known.map(|((step, value), seconds)| ((*step as f64, *value), (*step as f64, *seconds))).unzip();
+    let window = rate_window(table);
+    // The means are over the same steps, so that their quotient is that of the sums.
+    let means = smooth(&values, window).into_iter().zip(smooth(&times, window));
+    let rates = means.map(|((step, value), (_, seconds))| (step, factor * value / seconds));
     rates.filter(|(_, rate)| rate.is_finite()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 1000 tokens each: two steps of 1 s, one of 1 ms, two of 1 s. Five tokens' thousands in 4.001 s in the middle;
+    /// at the start three in 2.001 s.
+    #[test]
+    fn a_step_of_no_time_does_not_make_the_rate() {
+        let row = |step: u64, seconds: f64| {
+            format!("{{\"step\":{step},\"tokens/sampled\":1000,\"time/total\":{seconds}}}\n")
+        };
+        let rows: String = (1..).zip([1.0, 1.0, 0.001, 1.0, 1.0]).map(|(step, s)| row(step, s)).collect();
+        let (table, _) = Table::read(rows.as_bytes()).unwrap();
+        let rates = per_second(&table, "tokens/sampled", 1.0);
+        let near = |n: usize, rate: f64| (rates[n].1 - rate).abs() < 1e-6 * rate;
+        assert!(near(0, 3000.0 / 2.001) && near(2, 5000.0 / 4.001), "{rates:?}");
+        assert_eq!(throughput(&table).unit, "tokens per second, over 5 steps around each");
+    }
 }

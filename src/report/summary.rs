@@ -6,6 +6,7 @@ use super::table::Table;
 use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::ServicePlan;
+use minds_stages::batcher::Staleness;
 use serde::Serialize;
 
 /// Steps that are compared at both ends.
@@ -142,7 +143,7 @@ pub fn groups(source: &Source) -> Option<(u64, Vec<Fact>)> {
         last.step,
         vec![
             fact("Opened", count(counts.opened), "groups"),
-            share("Trained", counts.trained, "part of an optimizer step"),
+            share("Trained", counts.trained, "in a batch of the trainer"),
             share("Filtered", counts.filtered, "nothing to teach"),
             share("Dropped", counts.dropped, "too old, played again"),
             share("Failed", counts.failed, "something went wrong"),
@@ -159,8 +160,8 @@ pub fn faults(source: &Source) -> Vec<Fact> {
         let more = if steps.len() > NAMED { ", …" } else { "" };
         if steps.is_empty() { "in no step".into() } else { format!("step {}{more}", named.join(", ")) }
     };
-    let of_steps = |label: &str, steps: Vec<u64>, none: &str| {
-        let note = if steps.is_empty() { none.into() } else { in_steps(&steps) };
+    let of_steps = |label: &str, steps: Vec<u64>, none: &str, some: &str| {
+        let note = if steps.is_empty() { none.into() } else { format!("{}; {some}", in_steps(&steps)) };
         fact(label, count(steps.len() as u64), note)
     };
     let missing = table.points("env/all/missing_episodes").into_iter().filter(|point| point.1 > 0.0);
@@ -177,11 +178,12 @@ pub fn faults(source: &Source) -> Vec<Fact> {
         ),
         fact("In quarantine", count(quarantined), "rewards that failed for good"),
         of_steps(
-            "Steps without an optimizer step",
+            "Batches without an optimizer step",
             table.steps_where("optim/stepped", 0.0),
-            "every step changed the weights",
+            "every batch changed the weights",
+            "the weights stayed, for there was nothing to learn from them",
         ),
-        of_steps("KL alarms", table.steps_where("optim/kl_alarm", 1.0), &limit),
+        of_steps("KL alarms", table.steps_where("optim/kl_alarm", 1.0), &limit, &limit),
     ]
 }
 
@@ -192,7 +194,7 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
     let (service, threads) = match &plan.service {
         // Threads that are not written were those of the machine of the run.
         ServicePlan::Embedded(_) => {
-            let threads = file.engine.threads.map(|threads| format!("{threads} threads"));
+            let threads = file.engine.threads.map(|threads| several(threads as u64, "thread"));
             ("embedded engine".into(), threads.unwrap_or_default())
         }
         ServicePlan::Remote(remote) if file.tinker.base_url.is_some() => {
@@ -216,8 +218,11 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
         fact("Batch", batch, ""),
         fact(
             "Off policy",
-            format!("up to {}", several(pace.max_staleness, "step")),
-            written(&file.trainer.staleness, "wait"),
+            format!("rollouts are at most {} old", several(pace.max_staleness, "step")),
+            match pace.staleness {
+                Staleness::Wait => "stragglers are waited for",
+                Staleness::Drop => "older ones are dropped",
+            },
         ),
         fact(
             "Loss",
