@@ -104,7 +104,10 @@ impl Facts {
 #[must_use]
 pub fn service(plan: &RunPlan) -> String {
     match &plan.service {
-        ServicePlan::Embedded(engine) => format!("embedded engine, {} threads", engine.threads),
+        ServicePlan::Embedded(engine) => {
+            let s = if engine.threads.get() == 1 { "" } else { "s" };
+            format!("embedded engine, {} thread{s}", engine.threads)
+        }
         ServicePlan::Remote(remote) => remote.base_url.clone(),
     }
 }

@@ -112,6 +112,10 @@ fn hub(plan: &RunPlan, ready: &Ready, folder: &RunFolder, line: &Line, meters: M
     Hub::new(facts, line, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone())
 }
 
+fn steps(number: u64) -> String {
+    format!("{number} step{}", if number == 1 { "" } else { "s" })
+}
+
 fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder, listening: Option<&Listening>) {
     let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
     say!("service      {}", dashboard::service(plan));
@@ -123,10 +127,10 @@ fn banner(plan: &RunPlan, ready: &Ready, folder: &RunFolder, listening: Option<&
     );
     say!("environments {}", envs.join(", "));
     say!(
-        "batch        {} groups of {}, up to {} steps off policy, {} credits",
+        "batch        {} groups of {}, up to {} off policy, {} credits",
         plan.pace.groups_per_batch,
         plan.group_size,
-        plan.pace.max_steps_off_policy,
+        steps(plan.pace.max_steps_off_policy),
         assemble::options(plan).credits()
     );
     say!("run folder   {}", folder.path().display());

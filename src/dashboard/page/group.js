@@ -80,7 +80,7 @@ function show(id, group) {
       'div',
       { class: 'block-head' },
       h('h4', { text: 'Members' }),
-      h('span', { class: 'hint', text: 'by reward; then the advantage' }),
+      h('span', { class: 'hint', text: 'by reward, its bar on the scale of this group; then the advantage' }),
       h('span', { class: 'push' }),
       views(),
     ),

@@ -8,6 +8,9 @@ import { modelLine } from './marked.js';
 import { on, store, tell } from './store.js';
 
 const AHEAD = 6;
+const WAIT = 'Groups appear here with their prompts, completions and rewards when the first step is done.';
+const RESUMED =
+  'Groups of the next steps appear here. Those of the steps before are in the run folder, under rollouts/; the report shows some of them.';
 const ASK_EVERY_MS = 1500;
 export const selection = { id: null };
 
@@ -173,14 +176,22 @@ function filter() {
   const none = list.parentElement.querySelector('.empty');
   none.hidden = shown.length > 0;
   list.parentElement.classList.toggle('none', shown.length === 0);
-  if (loaded && groups.length)
-    none.replaceChildren(h('strong', { text: 'No group matches' }), h('span', { text: 'Change the filter above.' }));
+  const [what, more] = groups.length ? ['No group matches', 'Change the filter above.'] : nothing();
+  none.replaceChildren(h('strong', { text: what }), h('span', { text: more }));
   // New groups come in above: whoever reads further down keeps the place.
   if (list.scrollTop > 0 && before) {
     const now = shown.findIndex((group) => group.id === before);
     if (now > 0) list.scrollTop = now * rowHeight() + (list.scrollTop % rowHeight());
   }
   render();
+}
+
+/** Why the list is empty: a run that goes on keeps no groups of its earlier life here. */
+function nothing() {
+  const { first_step: first = 0 } = store.run ?? {};
+  return first > 0
+    ? [`No group is trained since step ${count(first)}, where this run went on`, RESUMED]
+    : ['No group is trained yet', WAIT];
 }
 
 async function ask() {
@@ -243,10 +254,7 @@ export function start() {
   );
   $('groups').append(
     list,
-    empty(
-      'No group is trained yet',
-      'Groups appear here with their prompts, completions and rewards when the first step is done.',
-    ),
+    empty('No group is trained yet', WAIT),
   );
   list.addEventListener('scroll', render, { passive: true });
   list.addEventListener('keydown', keys);

@@ -52,6 +52,13 @@ function badges(events) {
   seen = bad;
 }
 
+/** A run that goes on has no events of its earlier life here. */
+function nothing() {
+  const { first_step: first = 0 } = store.run ?? {};
+  const title = $('event-list').querySelector('.empty strong');
+  if (first > 0 && title) setText(title, `Nothing has happened since step ${count(first)}, where this run went on`);
+}
+
 function eventsSection() {
   list = h('ol', { class: 'events', reversed: true, tabindex: '0', 'aria-label': 'Events, newest first' });
   $('event-list').append(
@@ -71,6 +78,7 @@ function eventsSection() {
   show();
   $('events-bar').append(h('label', null, box, 'warnings and errors only'));
   on('events', events);
+  on('run', nothing);
 }
 
 let drawn = '';

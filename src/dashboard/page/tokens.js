@@ -45,7 +45,7 @@ export function tokensView(tokens, cut) {
   const readout = h(
     'p',
     { class: 'readout', 'aria-live': 'polite' },
-    h('span', { class: 'quiet', text: matchMedia('(hover: none)').matches ? TOUCH : POINT }),
+    h('span', { class: 'quiet', text: matchMedia('(hover: none), (pointer: coarse)').matches ? TOUCH : POINT }),
   );
   const box = h('div', {
     class: 'tokens model-text',
