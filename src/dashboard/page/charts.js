@@ -143,7 +143,7 @@ export class Chart {
       dash: raw ? undefined : item.dash,
       paths: item.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: true,
-      points: { size: 5, show: (u, i) => !raw && (item.points || few(u, i)) },
+      points: { size: 5, show: (u, i) => !raw && few(u, i, item.points ? 60 : 12) },
     });
     const scales = {
       x: {
@@ -269,12 +269,12 @@ export class Chart {
   }
 }
 
-/** Whether so few values are in sight that a line alone would hide them. */
-function few(u, series) {
+/** Whether so few values are in sight that a line alone would hide them: not more than `most`. */
+function few(u, series, most) {
   const [first, last] = u.series[0].idxs;
   let seen = 0;
-  for (let i = first; i <= last && seen <= 12; i++) if (u.data[series][i] !== null) seen += 1;
-  return seen <= 12;
+  for (let i = first; i <= last && seen <= most; i++) if (u.data[series][i] !== null) seen += 1;
+  return seen <= most;
 }
 
 function newest({ value }) {

@@ -140,7 +140,7 @@ function config() {
     ['service', run.service],
     ['renderer', run.renderer],
     ['loss', run.loss],
-    ['batch', `${num(run.groups_per_batch)} groups of ${num(run.group_size)}`],
+    ['batch', `${many(run.groups_per_batch, 'group')} of ${num(run.group_size)}`],
     ['steps', count(run.steps) + (run.first_step ? `, from step ${count(run.first_step)}` : '')],
     [
       'off-policy',
