@@ -15,6 +15,7 @@ use plotters::element::{Circle, PathElement, Polygon};
 use plotters::prelude::{DrawingBackend, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::{Color as _, FontStyle, IntoFont as _, ShapeStyle, TRANSPARENT, register_font};
+use std::borrow::Cow;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -34,8 +35,11 @@ const FEW: usize = 10;
 const SMOOTH: usize = 25;
 /// Stretches of which a curve shows the least and the greatest value.
 const STRETCHES: usize = 300;
+/// Values of more than this are drawn in units of it: their sums and differences would be no numbers any more.
+const HUGE: f64 = 1e200;
 
 /// A chart over the steps of a run.
+#[derive(Clone)]
 pub struct Chart {
     /// What it shows.
     pub title: String,
@@ -57,6 +61,7 @@ pub enum Course {
 }
 
 /// A curve.
+#[derive(Clone)]
 pub struct Curve {
     /// Its name; empty where it is alone.
     pub name: String,
@@ -71,8 +76,9 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// A curve through these points.
-    pub fn new(name: &str, colour: usize, points: Vec<(f64, f64)>) -> Self {
+    /// A curve through those of these points that are finite.
+    pub fn new(name: &str, colour: usize, mut points: Vec<(f64, f64)>) -> Self {
+        points.retain(|(step, value)| step.is_finite() && value.is_finite());
         Self { name: name.into(), colour, points, course: Course::Smooth, intervals: Vec::new() }
     }
 
@@ -142,6 +148,7 @@ where
     B::ErrorType: Error + Send + Sync + 'static,
 {
     learn_font()?;
+    let (chart, unit) = &sized(chart);
     let (x, y) = ranges(chart, steps);
     let pixels = |n: u32| n * SCALE;
     let mut context = ChartBuilder::on(canvas)
@@ -166,7 +173,7 @@ where
         .y_labels((height / pixels(22)) as usize)
         .y_label_offset(nudge)
         .x_label_formatter(&|step| step_label(*step))
-        .y_label_formatter(&|value| label(*value, decimals))
+        .y_label_formatter(&|value| label((value * unit).clamp(f64::MIN, f64::MAX), decimals))
         .label_style(writing)
         .draw()?;
     for curve in &chart.curves {
@@ -269,6 +276,23 @@ pub fn learn_font() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The chart in units that can be reckoned with, and the unit.
+fn sized(chart: &Chart) -> (Cow<'_, Chart>, f64) {
+    let points = |curve: &Curve| curve.points.iter().any(|(_, value)| value.abs() > HUGE);
+    let ends = |curve: &Curve| {
+        curve.intervals.iter().any(|(_, range)| range.start.abs().max(range.end.abs()) > HUGE)
+    };
+    if !chart.curves.iter().any(|curve| points(curve) || ends(curve)) {
+        return (Cow::Borrowed(chart), 1.0);
+    }
+    let mut chart = chart.clone();
+    for curve in &mut chart.curves {
+        curve.points.iter_mut().for_each(|(_, value)| *value /= HUGE);
+        curve.intervals.iter_mut().for_each(|(_, range)| *range = range.start / HUGE..range.end / HUGE);
+    }
+    (Cow::Owned(chart), HUGE)
+}
+
 /// What the axes span: all values, and 0 where it is not far; all steps, and these.
 fn ranges(chart: &Chart, steps: &[u64]) -> (Range<f64>, Range<f64>) {
     let points = || chart.curves.iter().flat_map(|curve| &curve.points);
@@ -307,6 +331,7 @@ fn decimals(range: &Range<f64>) -> usize {
 fn label(value: f64, decimals: usize) -> String {
     let size = value.abs();
     let (value, unit) = match size {
+        1e15.. => return format!("{value:.1e}").replace('-', "−"),
         1e9.. => (value / 1e9, "G"),
         1e6.. => (value / 1e6, "M"),
         1e4.. => (value / 1e3, "k"),
@@ -358,9 +383,25 @@ mod tests {
             (label(-1.5, 1), label(25_000.0, 0), label(2.5e6, 0)),
             ("−1.5".into(), "25k".into(), "2.5M".into())
         );
+        assert_eq!((label(-2e200, 0), label(3e12, 0)), ("−2.0e200".into(), "3000G".into()));
         let small = 0.0..1e-6;
         assert_eq!(label(2e-7, decimals(&small)), "2.0e−7");
         assert_eq!((step_label(40.0), step_label(40.5)), ("40".into(), String::new()));
+    }
+
+    /// 1e308 − (−1e308) is no number.
+    #[test]
+    fn values_whose_difference_is_no_number_are_drawn_with_their_true_labels() {
+        let huge = [0.0, 1e308, 5.0, -1e308, f64::MAX, f64::MIN];
+        for values in [&huge[..], &huge.repeat(10), &huge.repeat(1000)] {
+            let mut chart = chart(values);
+            chart.curves[0].intervals = vec![(1.0, f64::MIN..f64::MAX)];
+            let drawing = svg(&chart, (440, 200), &[]).unwrap();
+            assert!(drawing.contains("1.0e308") && drawing.contains("−1.0e308"), "{drawing:.3000}");
+            assert!(!drawing.contains("NaN") && !drawing.contains("inf"), "{drawing:.3000}");
+        }
+        let points = vec![(1.0, f64::NAN), (2.0, 1.0), (3.0, f64::INFINITY)];
+        assert_eq!(Curve::new("", 0, points).points, [(2.0, 1.0)]);
     }
 
     #[test]
