@@ -6,8 +6,9 @@ use crate::exit::{Exit, Fault, OrExit};
 use crate::report::{self, Source};
 use anyhow::Context as _;
 use indicatif::HumanBytes;
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Runs the command.
@@ -28,11 +29,36 @@ pub fn run(command: &cli::Report) -> Result<(), Fault> {
             .or_exit(Exit::Failed);
     }
     let path: PathBuf = command.output.clone().unwrap_or_else(|| command.folder.join(name));
-    let written = fs::write(&path, &bytes);
+    let written = replace(&path, &bytes);
     written.with_context(|| format!("failed to write {}", path.display())).or_exit(Exit::Failed)?;
     say!("report       {}, {}", path.display(), HumanBytes(bytes.len() as u64));
     for note in &source.notes {
         say!("note         {note}");
     }
     Ok(())
+}
+
+/// Writes a file in one step: where the disk is full, the one before is still there.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (path, permissions) = match fs::metadata(path) {
+        // A pipe or a device cannot be replaced.
+        Ok(meta) if !meta.is_file() => return fs::write(path, bytes),
+        // A link stays one, and leads to the new file.
+        Ok(meta) => (path.canonicalize()?, Some(meta.permissions())),
+        Err(error) if error.kind() == ErrorKind::NotFound => (path.to_owned(), None),
+        Err(error) => return Err(error),
+    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // For all whom the mask of the process allows, as any new file.
+    let mut new = tempfile::Builder::new()
+        .prefix(".report-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    new.write_all(bytes)?;
+    if let Some(permissions) = permissions {
+        new.as_file().set_permissions(permissions)?;
+    }
+    // Some disks tell only now that they are full.
+    new.as_file().sync_all()?;
+    new.persist(path).map(drop).map_err(|error| error.error)
 }
