@@ -6,6 +6,7 @@
 mod cards;
 mod chart;
 mod curves;
+mod lines;
 mod numbers;
 mod page;
 mod palette;
@@ -27,9 +28,9 @@ use std::sync::Arc;
 /// The page; the seed draws the rollouts that are shown at random.
 ///
 /// # Errors
-/// Rollouts cannot be read, or a drawing failed.
+/// A drawing failed.
 pub fn html(source: &Source, seed: u64) -> anyhow::Result<String> {
-    let chosen = rollouts::choose(&source.files, seed)?;
+    let chosen = rollouts::choose(&source.files, seed);
     page::html(source, &chosen, reader(source).as_deref())
 }
 

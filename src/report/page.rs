@@ -5,7 +5,7 @@
 use super::cards::{self, ANSWER, MESSAGES, NAME};
 use super::chart::{self, Chart};
 use super::curves;
-use super::numbers::{count, several, show};
+use super::numbers::{count, show};
 use super::palette::{INKS, Ink};
 use super::rollouts::Chosen;
 use super::source::{Poisoned, Source};
@@ -124,13 +124,8 @@ impl View {
         let smooth = chart::window(length).map(|window| count(window as u64));
         let states = source.checkpoints.iter().rev().take(ROWS);
         let quarantine = &source.quarantine;
-        let damaged = (!chosen.damaged.is_empty()).then(|| {
-            let first: Vec<&str> = chosen.damaged.iter().take(3).map(String::as_str).collect();
-            let lines = several(chosen.damaged.len() as u64, "damaged line");
-            format!("{lines} of rollouts left out: {}", first.join(", "))
-        });
         let warnings = source.plan.iter().flat_map(|plan| plan.warnings.iter().cloned());
-        let notes = source.notes.iter().cloned().chain(damaged).chain(warnings);
+        let notes = source.notes.iter().cloned().chain(chosen.notes()).chain(warnings);
         Ok(Self {
             style: include_str!("style.css"),
             name: source.name.clone(),

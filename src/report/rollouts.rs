@@ -5,16 +5,17 @@
 //! left out evenly, never the first or the last. Of each line only the reward is read; those that are chosen are read once
 //! more.
 
+use super::lines::{self, Damage, Lines, TEXTS};
+use super::numbers::several;
 use super::source::StepFile;
 use minds_core::random::draws;
 use rand::RngExt as _;
 use serde::Deserialize;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
 
-/// Bytes that are read, at most; the last file is always read.
+/// Bytes that are read, at most, and of one file too; the last file is always read.
 const MOST_BYTES: u64 = 512 << 20;
 /// Files that are read, at most.
 const MOST_FILES: usize = 400;
@@ -31,7 +32,30 @@ pub struct Chosen {
     /// Steps whose file was read.
     pub read: usize,
     /// Lines that are no rollout, as `file:line`.
-    pub damaged: Vec<String>,
+    pub damage: Damage,
+    /// Files that were not read to their end, and why.
+    pub unread: Vec<String>,
+}
+
+impl Chosen {
+    /// What was left out, in words.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.damage.count > 0 {
+            let lines = several(self.damage.count, "damaged line");
+            let first = &self.damage.first[..self.damage.first.len().min(3)];
+            notes.push(format!("{lines} of rollouts left out: {}", first.join(", ")));
+        }
+        if self.damage.long > 0 {
+            let lines = several(self.damage.long, "line");
+            notes.push(format!("{lines} of rollouts of more than {} MiB left out", TEXTS >> 20));
+        }
+        if let [first, rest @ ..] = &self.unread[..] {
+            let more = several(rest.len() as u64, "more such file");
+            notes.push(if rest.is_empty() { first.clone() } else { format!("{first}, and {more}") });
+        }
+        notes
+    }
 }
 
 /// The rollouts of an environment; of a group one in each place, at most.
@@ -125,16 +149,18 @@ struct Spot {
     lot: u64,
 }
 
-/// Chooses from these files, which are in the order of their steps.
-///
-/// # Errors
-/// A file cannot be read.
-pub fn choose(files: &[StepFile], seed: u64) -> io::Result<Chosen> {
+/// Chooses from these files, which are in the order of their steps. What cannot be read is left out and told.
+pub fn choose(files: &[StepFile], seed: u64) -> Chosen {
     let files = spread(files);
     let mut chosen = Chosen { read: files.len(), ..Chosen::default() };
     let mut spots: BTreeMap<String, Vec<Spot>> = BTreeMap::new();
     for (n, file) in files.iter().enumerate() {
-        scan(n, file, seed, &mut spots, &mut chosen.damaged)?;
+        if let Err(error) = scan(n, file, seed, &mut spots, &mut chosen.damage) {
+            chosen.unread.push(format!("{} is left out: {error}", file.path.display()));
+        } else if file.bytes > MOST_BYTES {
+            let read = MOST_BYTES >> 20;
+            chosen.unread.push(format!("{} was read in part: the first {read} MiB", file.path.display()));
+        }
     }
     let end = ENDS.min(files.len() / 2);
     let late_from = files.len() - ENDS.min(files.len().div_ceil(2));
@@ -153,7 +179,7 @@ pub fn choose(files: &[StepFile], seed: u64) -> io::Result<Chosen> {
         };
         chosen.environments.insert(environment, kinds.distinct());
     }
-    Ok(chosen)
+    chosen
 }
 
 /// The first few in this order, of as many groups.
@@ -171,7 +197,7 @@ fn pick(
 
 /// As many files as may be read, evenly spread.
 fn spread(files: &[StepFile]) -> Vec<&StepFile> {
-    let bytes: u64 = files.iter().map(|file| file.bytes).sum();
+    let bytes = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.bytes));
     let affordable = (MOST_BYTES as f64 / bytes.max(1) as f64 * files.len() as f64) as usize;
     let most = affordable.clamp(1, MOST_FILES);
     if files.len() <= most {
@@ -188,32 +214,30 @@ fn scan(
     file: &StepFile,
     seed: u64,
     spots: &mut BTreeMap<String, Vec<Spot>>,
-    damaged: &mut Vec<String>,
+    damage: &mut Damage,
 ) -> io::Result<()> {
-    let mut lines = BufReader::new(File::open(&file.path)?);
-    let (mut line, mut at) = (Vec::new(), 0);
-    for number in 1.. {
-        line.clear();
-        let length = lines.read_until(b'\n', &mut line)?;
-        if length == 0 {
-            break;
-        }
-        match serde_json::from_slice::<Brief>(&line) {
+    let mut lines = Lines::new(BufReader::new(lines::open(&file.path)?).take(MOST_BYTES), TEXTS);
+    while let Some(line) = lines.read()? {
+        let Some(text) = line.text else {
+            damage.long += 1;
+            continue;
+        };
+        match serde_json::from_slice::<Brief>(text) {
             Ok(brief) => {
                 let lot = draws([seed, brief.step, brief.group, brief.member]).random();
                 let name = brief.environment.clone();
-                spots.entry(name).or_default().push(Spot { brief, file: n, at, length, lot });
+                let spot = Spot { brief, file: n, at: line.at, length: text.len(), lot };
+                spots.entry(name).or_default().push(spot);
             }
-            Err(_) => damaged.push(format!("{}:{number}", file.path.display())),
+            Err(_) => damage.add(|| format!("{}:{}", file.path.display(), line.number)),
         }
-        at += length as u64;
     }
     Ok(())
 }
 
 fn read(file: &StepFile, spot: &Spot) -> io::Result<Rollout> {
     let mut line = vec![0; spot.length];
-    let mut open = File::open(&file.path)?;
+    let mut open = lines::open(&file.path)?;
     open.seek(SeekFrom::Start(spot.at))?;
     open.read_exact(&mut line)?;
     Ok(serde_json::from_slice(&line)?)
@@ -249,7 +273,7 @@ mod tests {
     fn the_best_and_the_worst_come_first_and_chance_keeps_to_its_end_of_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[&[0.1, 1.0], &[0.5, 0.5], &[0.0, 1.0], &[0.2, 0.3]]);
-        let chosen = choose(&files, 0).unwrap();
+        let chosen = choose(&files, 0);
         let kinds = &chosen.environments["e"];
         assert_eq!(steps(&kinds.best), [(3, 1.0), (1, 1.0)], "of equal ones the newest is first");
         assert_eq!(steps(&kinds.worst), [(3, 0.0), (1, 0.1)]);
@@ -257,7 +281,7 @@ mod tests {
         assert!(kinds.early.iter().all(|r| r.step <= 2), "{:?}", kinds.early);
         let all = [&kinds.best, &kinds.worst, &kinds.late, &kinds.early].map(|kind| kind.len());
         assert_eq!(all, [2, 2, 2, 2]);
-        assert_eq!(steps(&choose(&files, 0).unwrap().environments["e"].late), steps(&kinds.late));
+        assert_eq!(steps(&choose(&files, 0).environments["e"].late), steps(&kinds.late));
     }
 
     #[test]
@@ -266,14 +290,28 @@ mod tests {
         let files = files(dir.path(), &[&[0.5]]);
         let text = fs::read_to_string(&files[0].path).unwrap();
         fs::write(&files[0].path, format!("{text}{{\"step\":")).unwrap();
-        let chosen = choose(&files, 0).unwrap();
+        let chosen = choose(&files, 0);
         let kinds = &chosen.environments["e"];
         assert_eq!(
             [&kinds.best, &kinds.late, &kinds.worst, &kinds.early].map(|kind| kind.len()),
             [1, 1, 0, 0]
         );
-        assert!(chosen.damaged[0].ends_with("1.jsonl:2"), "{:?}", chosen.damaged);
-        assert!(choose(&[], 0).unwrap().environments.is_empty());
+        assert!(chosen.damage.first[0].ends_with("1.jsonl:2"), "{:?}", chosen.damage);
+        assert!(choose(&[], 0).environments.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_gone_or_none_any_more_is_told_and_the_others_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path(), &[&[0.5], &[0.25], &[1.0]]);
+        fs::remove_file(&files[0].path).unwrap();
+        fs::remove_file(&files[2].path).unwrap();
+        fs::create_dir(&files[2].path).unwrap();
+        let chosen = choose(&files, 0);
+        assert_eq!(steps(&chosen.environments["e"].best), [(2, 0.25)]);
+        let [note] = &chosen.notes()[..] else { panic!("one note: {:?}", chosen.notes()) };
+        assert!(note.contains("1.jsonl is left out: ") && note.ends_with("and 1 more such file"), "{note}");
+        assert!(chosen.unread[1].ends_with("3.jsonl is left out: it is a folder"), "{:?}", chosen.unread);
     }
 
     #[test]

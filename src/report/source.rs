@@ -1,8 +1,10 @@
 //! A run folder as it lies there: of a run that goes on, that has ended, or that was cut off.
 //!
-//! Nothing is written or locked. What is damaged is left out and told; only a folder that holds no run is an error.
+//! Nothing is written or locked. What is damaged, cannot be read or is no regular file is left out and told; only a folder
+//! that holds no run is an error.
 
-use super::table::Table;
+use super::lines::{self, Damage, Lines, NUMBERS, TEXTS};
+use super::table::{MOST_NAMES, Table};
 use crate::cli;
 use crate::config::file::ConfigFile;
 use crate::config::{RunPlan, Variables};
@@ -11,9 +13,9 @@ use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, ErrorKind};
+use std::io::{self, BufReader, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -90,12 +92,14 @@ pub struct StepFile {
 
 /// Lines of the quarantine that are shown.
 const SHOWN: usize = 10;
+/// Environments whose evaluations are shown.
+const MOST_EVALUATED: usize = 64;
 
 impl Source {
     /// Reads a folder.
     ///
     /// # Errors
-    /// There is none, it is no run folder, or it cannot be read.
+    /// There is none, it is no run folder, or its config cannot be read.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let place = folder.display();
         if !folder.is_dir() {
@@ -106,19 +110,25 @@ impl Source {
         }
         let mut notes = Vec::new();
         let (config, plan) = config(folder, &mut notes)?;
-        let (table, written) = table(folder, &mut notes)?;
+        let (table, written) = table(folder, &mut notes);
         let (mut evaluations, mut checkpoints) = (Vec::new(), Vec::new());
-        lines(folder, EVALUATIONS, &mut notes, |row| evaluations.push(row))?;
-        lines(folder, CHECKPOINTS, &mut notes, |row| checkpoints.push(row))?;
+        lines(folder, (EVALUATIONS, NUMBERS), &mut notes, |row| evaluations.push(row));
+        lines(folder, (CHECKPOINTS, TEXTS), &mut notes, |row| checkpoints.push(row));
         let mut quarantine = Quarantine::default();
-        lines(folder, QUARANTINE, &mut notes, |row: Poisoned| {
+        lines(folder, (QUARANTINE, TEXTS), &mut notes, |row: Poisoned| {
             *quarantine.counts.entry((row.environment.clone(), row.kind.clone())).or_default() += 1;
             if quarantine.last.len() == SHOWN {
                 quarantine.last.pop_front();
             }
             quarantine.last.push_back(row);
-        })?;
-        let files = step_files(&folder.join(ROLLOUTS))?;
+        });
+        let evaluated = evaluated(&evaluations).len();
+        if evaluated > MOST_EVALUATED {
+            notes.push(format!(
+                "{EVALUATIONS}: of {evaluated} environments the first {MOST_EVALUATED} are shown"
+            ));
+        }
+        let files = step_files(folder, &mut notes);
         let name = name(folder);
         Ok(Self { name, config, plan, table, written, evaluations, checkpoints, quarantine, files, notes })
     }
@@ -132,13 +142,13 @@ impl Source {
 
     /// The environments that were evaluated, by their names in metrics.
     pub fn evaluated(&self) -> Vec<String> {
-        let keys = self.evaluations.iter().flat_map(|row| row.metrics.keys());
-        let names = keys.filter_map(|key| key.strip_prefix("eval/")?.strip_suffix("/episodes"));
-        let mut names: Vec<String> = names.map(str::to_owned).collect();
-        names.sort();
-        names.dedup();
-        names
+        evaluated(&self.evaluations).into_iter().take(MOST_EVALUATED).map(str::to_owned).collect()
     }
+}
+
+fn evaluated(rows: &[Evaluated]) -> BTreeSet<&str> {
+    let keys = rows.iter().flat_map(|row| row.metrics.keys());
+    keys.filter_map(|key| key.strip_prefix("eval/")?.strip_suffix("/episodes")).collect()
 }
 
 impl Evaluated {
@@ -169,10 +179,14 @@ fn name(folder: &Path) -> String {
 /// The config as text and as a plan.
 fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Option<RunPlan>)> {
     let path = folder.join(CONFIG);
-    let text = fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    let mut bytes = Vec::new();
+    let read = lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
+    read.with_context(|| format!("failed to read {}", path.display()))?;
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
     // Whatever was written into it, no key comes out again: the config keeps none, a table loses it.
-    let text = match (toml::from_str::<ConfigFile>(&text), text.parse::<toml::Table>()) {
-        (Ok(config), _) => toml::to_string_pretty(&config)?,
+    let text = match (toml::from_str::<ConfigFile>(text), text.parse::<toml::Table>()) {
+        _ if text.is_empty() && !bytes.is_empty() => None,
+        (Ok(config), _) => Some(toml::to_string_pretty(&config)?),
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
                 "{CONFIG} is of another version of the program: it is shown, but not understood"
@@ -180,86 +194,125 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
             if let Some(tinker) = table.get_mut("tinker").and_then(toml::Value::as_table_mut) {
                 tinker.remove("api_key");
             }
-            toml::to_string_pretty(&table)?
+            Some(toml::to_string_pretty(&table)?)
         }
-        (Err(_), Err(_)) => {
-            notes.push(format!("{CONFIG} is damaged and not shown"));
-            String::new()
-        }
+        (Err(_), Err(_)) => None,
+    };
+    let Some(text) = text else {
+        notes.push(format!("{CONFIG} is damaged and not shown"));
+        return Ok((String::new(), None));
     };
     let plan = RunPlan::load(&cli::Run::of(path, Vec::new(), None), &Variables::default()).ok();
     Ok((text, plan))
 }
 
-fn table(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(Table, Option<SystemTime>)> {
-    let Some(file) = open(folder, METRICS)? else {
-        notes.push(format!("there is no {METRICS}: the run has not begun"));
-        return Ok((Table::default(), None));
+fn table(folder: &Path, notes: &mut Vec<String>) -> (Table, Option<SystemTime>) {
+    let before = notes.len();
+    let Some(file) = open(folder, METRICS, notes) else {
+        if notes.len() == before {
+            notes.push(format!("there is no {METRICS}: the run has not begun"));
+        }
+        return (Table::default(), None);
     };
     let written = file.metadata().and_then(|meta| meta.modified()).ok();
-    let (table, damaged) =
-        Table::read(BufReader::new(file)).with_context(|| format!("failed to read {METRICS}"))?;
-    note_damage(METRICS, &damaged, notes);
-    Ok((table, written))
+    let (mut table, mut damage) = match Table::read(BufReader::new(file)) {
+        Ok(read) => read,
+        Err(error) => {
+            notes.push(left_out(METRICS, &error));
+            return (Table::default(), written);
+        }
+    };
+    // Another program may have written the array anew, with other ends of lines.
+    if !damage.is_none()
+        && let Ok(again) = lines::open(&folder.join(METRICS))
+        && let Some(whole) = Table::read_array(BufReader::new(again))
+    {
+        (table, damage) = whole;
+    }
+    notes.extend(damage.notes(METRICS, NUMBERS));
+    if table.left_out() > 0 {
+        let numbers = table.left_out();
+        notes.push(format!(
+            "{METRICS}: {numbers} numbers are left out, whose names come after the first {MOST_NAMES}"
+        ));
+    }
+    (table, written)
 }
 
-/// The lines of a file that need not be there.
+/// The lines of a file that need not be there, each of at most so many bytes.
 fn lines<T: DeserializeOwned>(
     folder: &Path,
-    name: &str,
+    (name, longest): (&str, u64),
     notes: &mut Vec<String>,
     mut take: impl FnMut(T),
-) -> anyhow::Result<()> {
-    let Some(file) = open(folder, name)? else { return Ok(()) };
-    let mut damaged = Vec::new();
-    for (n, line) in BufReader::new(file).split(b'\n').enumerate() {
-        let line = line.with_context(|| format!("failed to read {name}"))?;
-        match serde_json::from_slice(&line) {
-            Ok(row) => take(row),
-            Err(_) if line.trim_ascii().is_empty() => {}
-            Err(_) => damaged.push(n + 1),
+) {
+    let Some(file) = open(folder, name, notes) else { return };
+    let mut damage = Damage::default();
+    let mut lines = Lines::new(BufReader::new(file), longest);
+    loop {
+        match lines.read() {
+            Ok(None) => break,
+            Ok(Some(line)) => match line.text.map(|text| (text, serde_json::from_slice(text))) {
+                None => damage.long += 1,
+                Some((_, Ok(row))) => take(row),
+                Some((text, Err(_))) if text.trim_ascii().is_empty() => {}
+                Some(_) => damage.add(|| line.number.to_string()),
+            },
+            Err(error) => {
+                notes.push(left_out(name, &error));
+                break;
+            }
         }
     }
-    note_damage(name, &damaged, notes);
-    Ok(())
+    notes.extend(damage.notes(name, longest));
 }
 
-fn open(folder: &Path, name: &str) -> anyhow::Result<Option<File>> {
-    match File::open(folder.join(name)) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("failed to read {}", folder.join(name).display())),
+/// A file, if there is one that can be read; what is there instead is told.
+fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
+    let path = folder.join(name);
+    match lines::open(&path) {
+        Ok(file) => Some(file),
+        // A link that leads nowhere is something.
+        Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
+        Err(error) => {
+            notes.push(left_out(name, &error));
+            None
+        }
     }
 }
 
-fn note_damage(name: &str, lines: &[usize], notes: &mut Vec<String>) {
-    let shown: Vec<String> = lines.iter().take(5).map(usize::to_string).collect();
-    let more = if lines.len() > shown.len() {
-        format!(" and {} more", lines.len() - shown.len())
-    } else {
-        String::new()
-    };
-    if !lines.is_empty() {
-        notes.push(format!("{name}: damaged lines are left out: {}{more}", shown.join(", ")));
-    }
+fn left_out(name: &str, error: &io::Error) -> String {
+    format!("{name} is left out: {error}")
 }
 
 /// The files of the steps in their order. What was trained before a step was taken again is not among them.
-fn step_files(folder: &Path) -> anyhow::Result<Vec<StepFile>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| format!("failed to read {}", folder.display()))?,
+fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
+    let entries = match fs::read_dir(folder.join(ROLLOUTS)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
+        Err(error) => {
+            notes.push(left_out(ROLLOUTS, &error));
+            return Vec::new();
+        }
+        Ok(entries) => entries,
     };
-    let mut files = Vec::new();
-    for entry in entries {
-        let entry = entry.with_context(|| format!("failed to read {}", folder.display()))?;
+    let (mut files, mut unread) = (Vec::new(), Vec::new());
+    // What cannot be listed has no name, and so no step.
+    for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
         let step =
             name.to_str().and_then(|name| name.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok());
-        if let (Some(step), Ok(meta)) = (step, entry.metadata()) {
-            files.push(StepFile { step, path: entry.path(), bytes: meta.len() });
+        let Some(step) = step else { continue };
+        match lines::regular(&entry.path()) {
+            Ok(meta) => files.push(StepFile { step, path: entry.path(), bytes: meta.len() }),
+            Err(error) => unread.push((step, name.display().to_string(), error)),
         }
     }
     files.sort_by_key(|file| file.step);
-    Ok(files)
+    unread.sort_by_key(|(step, ..)| *step);
+    if let [(_, name, error), rest @ ..] = &unread[..] {
+        let more =
+            if rest.is_empty() { String::new() } else { format!(", and {} more such files", rest.len()) };
+        notes.push(format!("{}{more}", left_out(&format!("{ROLLOUTS}/{name}"), error)));
+    }
+    files
 }

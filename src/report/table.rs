@@ -1,59 +1,93 @@
 //! `metrics.json` by columns.
 //!
 //! Read line by line, so that a run of a hundred thousand steps costs its numbers and not its text. A line that is no
-//! row is left out and told by its number; what a row does not have is NaN in its column.
+//! row is left out and told by its number; what a row does not have is NaN in its column, and takes no memory. The same
+//! array in another layout, as other programs write it, is read row by row.
 
+use super::lines::{Damage, Lines, NUMBERS};
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
+use serde_json::Value;
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::{self, BufRead};
+use std::fmt;
+use std::io::{self, BufRead, Read};
+
+/// Names of numbers that are kept, the first to come; the numbers of all others are counted.
+pub const MOST_NAMES: usize = 4096;
 
 /// The numbers of all steps.
 #[derive(Debug, Default)]
 pub struct Table {
     steps: Vec<u64>,
-    columns: BTreeMap<String, Vec<f64>>,
+    columns: BTreeMap<String, Column>,
+    left_out: u64,
+}
+
+/// One number of the rows that have it.
+#[derive(Debug, Default)]
+struct Column {
+    rows: Vec<u32>,
+    values: Vec<f64>,
 }
 
 /// A row as it is written: JSON has no word for what is no finite number but `null`.
 type Row = BTreeMap<String, Option<f64>>;
 
 impl Table {
-    /// Reads the file; beside the table, the numbers of the lines that are damaged.
+    /// Reads a file with a row on each line; beside the table, the lines that are damaged.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn read(mut file: impl BufRead) -> io::Result<(Self, Vec<usize>)> {
-        let (mut table, mut damaged, mut line) = (Self::default(), Vec::new(), Vec::new());
-        for n in 1.. {
-            line.clear();
-            if file.read_until(b'\n', &mut line)? == 0 {
-                break;
-            }
-            match line.trim_ascii() {
-                b"" | b"[" | b"]" => {}
-                row => {
-                    if !table.add(row.strip_suffix(b",").unwrap_or(row)) {
-                        damaged.push(n);
+    pub fn read(file: impl BufRead) -> io::Result<(Self, Damage)> {
+        let (mut table, mut damage) = (Self::default(), Damage::default());
+        let mut lines = Lines::new(file, NUMBERS);
+        while let Some(line) = lines.read()? {
+            match line.text.map(<[u8]>::trim_ascii) {
+                None => damage.long += 1,
+                Some(b"" | b"[" | b"]") => {}
+                Some(text) => {
+                    let row = serde_json::from_slice(text.strip_suffix(b",").unwrap_or(text));
+                    if !row.is_ok_and(|row| table.add(row)) {
+                        damage.add(|| line.number.to_string());
                     }
                 }
             }
         }
-        let length = table.steps.len();
-        table.columns.values_mut().for_each(|column| column.resize(length, f64::NAN));
-        Ok((table, damaged))
+        Ok((table, damage))
     }
 
-    /// Whether the line is a row.
-    fn add(&mut self, line: &[u8]) -> bool {
-        let Ok(row) = serde_json::from_slice::<Row>(line) else { return false };
+    /// Reads a JSON array in any layout, `None` if the file is not one from its start to its end; beside the table, the
+    /// elements that are no rows.
+    pub fn read_array(file: impl Read) -> Option<(Self, Damage)> {
+        let (mut table, mut damage, left) = (Self::default(), Damage::default(), Cell::new(NUMBERS));
+        let mut json = serde_json::Deserializer::from_reader(Meter { file, left: &left });
+        let rows = Rows { table: &mut table, damage: &mut damage, left: &left };
+        json.deserialize_seq(rows).and_then(|()| json.end()).ok()?;
+        Some((table, damage))
+    }
+
+    /// Whether this is a row.
+    fn add(&mut self, row: Row) -> bool {
         let Some(step) = row.get("step").copied().flatten().filter(|step| *step >= 0.0) else { return false };
-        let before = self.steps.len();
+        let Ok(number) = u32::try_from(self.steps.len()) else { return false };
         self.steps.push(step as u64);
         for (name, value) in row {
+            if self.columns.len() >= MOST_NAMES && !self.columns.contains_key(&name) {
+                self.left_out += 1;
+                continue;
+            }
             let column = self.columns.entry(name).or_default();
-            column.resize(before, f64::NAN);
-            column.push(value.unwrap_or(f64::NAN));
+            if let Some(value) = value {
+                column.rows.push(number);
+                column.values.push(value);
+            }
         }
         true
+    }
+
+    /// Numbers that were left out, for there are too many names.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
     }
 
     /// Rows.
@@ -71,16 +105,19 @@ impl Table {
         self.columns.keys().map(String::as_str)
     }
 
-    /// One number of all rows.
-    pub fn column(&self, name: &str) -> Option<&[f64]> {
-        self.columns.get(name).map(Vec::as_slice)
+    /// One number of all rows, NaN where there is none.
+    pub fn column(&self, name: &str) -> Option<Vec<f64>> {
+        let column = self.columns.get(name)?;
+        let mut values = vec![f64::NAN; self.steps.len()];
+        column.rows.iter().zip(&column.values).for_each(|(row, value)| values[*row as usize] = *value);
+        Some(values)
     }
 
     /// One number where it is finite, with its step.
     pub fn points(&self, name: &str) -> Vec<(f64, f64)> {
-        let column = self.column(name).unwrap_or_default();
-        let points = self.steps.iter().zip(column).map(|(step, value)| (*step as f64, *value));
-        points.filter(|(_, value)| value.is_finite()).collect()
+        let Some(column) = self.columns.get(name) else { return Vec::new() };
+        let points = column.rows.iter().zip(&column.values);
+        points.map(|(row, value)| (self.steps[*row as usize] as f64, *value)).collect()
     }
 
     /// One number where it is finite.
@@ -99,6 +136,52 @@ impl Table {
     }
 }
 
+/// A reader that gives so many bytes and then fails.
+struct Meter<'c, R> {
+    file: R,
+    left: &'c Cell<u64>,
+}
+
+impl<R: Read> Read for Meter<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left.get() == 0 {
+            return Err(io::Error::other("a row is too long"));
+        }
+        let most = usize::try_from(self.left.get()).unwrap_or(usize::MAX).min(buffer.len());
+        let bytes = self.file.read(&mut buffer[..most])?;
+        self.left.set(self.left.get() - bytes as u64);
+        Ok(bytes)
+    }
+}
+
+/// Takes the elements of an array one by one.
+struct Rows<'a> {
+    table: &'a mut Table,
+    damage: &'a mut Damage,
+    left: &'a Cell<u64>,
+}
+
+impl<'de> Visitor<'de> for Rows<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of rows")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        // By way of any value: what is no row must not end the array.
+        let mut number = 0;
+        while let Some(element) = elements.next_element::<Value>()? {
+            number += 1;
+            self.left.set(NUMBERS);
+            if !serde_json::from_value(element).is_ok_and(|row| self.table.add(row)) {
+                self.damage.add(|| format!("row {number}"));
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,9 +189,9 @@ mod tests {
     #[test]
     fn what_a_row_has_not_is_no_number_and_a_damaged_line_is_told() {
         let text = "[\n{\"step\":1,\"a\":0.5},\n{\"step\":2,\"a\":null,\"b\":3},\n{\"a\":1},\n{\"step\":4,\"b\":1e999},\n{\"step\":5,\"a\":7}\n{\"ste";
-        let (table, damaged) = Table::read(text.as_bytes()).unwrap();
+        let (table, damage) = Table::read(text.as_bytes()).unwrap();
         assert_eq!(table.steps(), [1, 2, 5]);
-        assert_eq!(damaged, [4, 5, 7], "no step; a number that JSON cannot hold; cut off");
+        assert_eq!(damage.first, ["4", "5", "7"], "no step; a number that JSON cannot hold; cut off");
         assert_eq!(table.points("a"), [(1.0, 0.5), (5.0, 7.0)]);
         assert_eq!(table.points("b"), [(2.0, 3.0)]);
         assert_eq!(table.column("b").unwrap().len(), 3);
@@ -118,7 +201,50 @@ mod tests {
 
     #[test]
     fn an_empty_array_is_a_run_without_a_step() {
-        let (table, damaged) = Table::read(&b"[\n]\n"[..]).unwrap();
-        assert_eq!((table.len(), damaged.len()), (0, 0));
+        let (table, damage) = Table::read(&b"[\n]\n"[..]).unwrap();
+        assert!(table.len() == 0 && damage.is_none());
+    }
+
+    #[test]
+    fn an_array_is_read_in_any_layout_and_only_as_a_whole() {
+        let rows = r#"[{"step":1,"a":0.5},{"step":2,"a":[{}]},7,{"step":4,"a":null,"b":3}]"#;
+        for text in [rows.to_owned(), rows.replace(',', " ,\n").replace('{', "{\n  ")] {
+            let (table, damage) = Table::read_array(text.as_bytes()).unwrap();
+            assert_eq!(table.steps(), [1, 4]);
+            assert_eq!((table.points("a"), table.points("b")), (vec![(1.0, 0.5)], vec![(4.0, 3.0)]));
+            assert_eq!(damage.first, ["row 2", "row 3"]);
+        }
+        for cut in [1, rows.len() - 1] {
+            assert!(Table::read_array(&rows.as_bytes()[..cut]).is_none());
+        }
+        assert!(Table::read_array(format!("{rows}{rows}").as_bytes()).is_none(), "nothing may follow");
+    }
+
+    #[test]
+    fn a_row_of_an_array_takes_no_more_than_a_line_may() {
+        let row = |name: usize| format!("{{\"step\":1,\"{}\":1}}", "x".repeat(name));
+        let (fits, long) = (row(3 << 20), row(5 << 20));
+        let (table, _) = Table::read_array(format!("[{fits},{fits}]").as_bytes()).unwrap();
+        assert_eq!(table.len(), 2, "each is measured alone");
+        assert!(Table::read_array(format!("[{fits},{long}]").as_bytes()).is_none());
+        let (table, damage) = Table::read(format!("[\n{fits},\n{long}\n]\n").as_bytes()).unwrap();
+        assert_eq!((table.len(), damage.long, damage.count), (1, 1, 0));
+    }
+
+    /// 1000 rows of eight names each that come once, and of two that come always.
+    #[test]
+    fn names_beyond_the_most_are_left_out_and_counted() {
+        let row = |step: usize| {
+            let once: String = (0..8).map(|n| format!(",\"z{}\":1", 8 * step + n)).collect();
+            format!("{{\"step\":{step},\"a\":0.5{once}}}\n")
+        };
+        let text: String = (0..1000).map(row).collect();
+        let (table, damage) = Table::read(text.as_bytes()).unwrap();
+        assert_eq!((table.len(), damage.count), (1000, 0));
+        assert_eq!(table.names().count(), MOST_NAMES);
+        assert_eq!(table.left_out(), (8000 + 2 - MOST_NAMES) as u64);
+        assert_eq!(table.points("a").len(), 1000, "what was known goes on");
+        let kept: usize = table.columns.values().map(|column| column.values.len()).sum();
+        assert_eq!(kept, 2000 + MOST_NAMES - 2, "no memory for what a row has not");
     }
 }
