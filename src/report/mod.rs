@@ -7,6 +7,7 @@ mod cards;
 mod chart;
 mod curves;
 mod lines;
+mod mask;
 mod numbers;
 mod page;
 mod palette;

@@ -4,6 +4,7 @@
 //! that holds no run is an error.
 
 use super::lines::{self, Damage, Lines, NUMBERS, TEXTS};
+use super::mask::mask;
 use super::table::{MOST_NAMES, Table};
 use crate::cli;
 use crate::config::file::ConfigFile;
@@ -23,7 +24,7 @@ use std::time::SystemTime;
 pub struct Source {
     /// Name of the folder, with that of the folder around it.
     pub name: String,
-    /// The config, without keys.
+    /// The config, its keys hidden.
     pub config: String,
     /// What it means, if this version of the program knows it.
     pub plan: Option<RunPlan>,
@@ -183,17 +184,18 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     let read = lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
     read.with_context(|| format!("failed to read {}", path.display()))?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    // Whatever was written into it, no key comes out again: the config keeps none, a table loses it.
+    // Whatever was written into it, no key comes out again: the table `[tinker]` keeps none, and others are masked.
     let text = match (toml::from_str::<ConfigFile>(text), text.parse::<toml::Table>()) {
         _ if text.is_empty() && !bytes.is_empty() => None,
-        (Ok(config), _) => Some(toml::to_string_pretty(&config)?),
+        (Ok(mut config), _) => {
+            config.env.iter_mut().chain(&mut config.envs).for_each(|env| mask(&mut env.args));
+            Some(toml::to_string_pretty(&config)?)
+        }
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
                 "{CONFIG} is of another version of the program: it is shown, but not understood"
             ));
-            if let Some(tinker) = table.get_mut("tinker").and_then(toml::Value::as_table_mut) {
-                tinker.remove("api_key");
-            }
+            mask(&mut table);
             Some(toml::to_string_pretty(&table)?)
         }
         (Err(_), Err(_)) => None,

@@ -1,5 +1,7 @@
 //! The page and the picture of a run folder.
 
+mod damaged;
+
 use crate::command::{Running, config, output, run};
 use std::fs;
 use std::path::Path;
@@ -165,9 +167,11 @@ fn a_damaged_folder_is_shown_as_far_as_it_can_be_read() {
         "the evaluation with its interval"
     );
 
-    fs::write(dir.path().join("config.toml"), "[tinker]\napi_key = \"sesame\"\nnew_key = 1\n").unwrap();
+    fs::write(dir.path().join("config.toml"), "[tinker]\napi_key = \"sesame\"\nnew_setting = 1\n").unwrap();
     let text = page(dir.path());
-    assert!(text.contains("of another version") && text.contains("new_key = 1") && !text.contains("sesame"));
+    assert!(
+        text.contains("of another version") && text.contains("new_setting = 1") && !text.contains("sesame")
+    );
     fs::write(dir.path().join("config.toml"), CONFIG.replace("base_url", "api_key = \"sesame\"\nbase_url"))
         .unwrap();
     let text = page(dir.path());

@@ -1,0 +1,82 @@
+//! Keys and passwords in a config, hidden from those who read a report.
+//!
+//! The arguments of an environment are whatever its author named them, so a value is judged by its name: what is called a
+//! key, a token, a secret or a password is not shown, at any depth.
+
+use toml::{Table, Value};
+
+/// Ends of the names of what is not shown. Many tokens are a number, as in `max_tokens`.
+const ENDS: [&str; 7] = ["key", "keys", "token", "secret", "secrets", "password", "passwords"];
+/// What is shown instead.
+const HIDDEN: &str = "…";
+
+/// Hides the values of all such names.
+pub fn mask(table: &mut Table) {
+    for (name, value) in table.iter_mut() {
+        let name = name.to_lowercase();
+        if ENDS.iter().any(|end| name.ends_with(end)) { hide(value) } else { search(value) }
+    }
+}
+
+fn search(value: &mut Value) {
+    match value {
+        Value::Table(table) => mask(table),
+        Value::Array(values) => values.iter_mut().for_each(search),
+        _ => {}
+    }
+}
+
+fn hide(value: &mut Value) {
+    match value {
+        Value::Table(table) => table.iter_mut().for_each(|(_, value)| hide(value)),
+        Value::Array(values) => values.iter_mut().for_each(hide),
+        value => *value = Value::String(HIDDEN.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_called_a_key_is_hidden_at_any_depth_and_nothing_else() {
+        let mut table: Table = r#"
+            api_key = "a1"
+            OPENAI_API_KEY = "a2"
+            apiKey = "a3"
+            auth-token = "a4"
+            pin_secret = 1234
+            api_keys = ["a5", "a6"]
+            api_key_env = "MY_KEY"
+            max_tokens = 8
+            [judge.client]
+            password = "a7"
+            secret = { id = "a8", tries = 3 }
+            [[judge.more]]
+            token = "a9"
+            keyed = "shown"
+        "#
+        .parse()
+        .unwrap();
+        mask(&mut table);
+        let expected: Table = r#"
+            api_key = "…"
+            OPENAI_API_KEY = "…"
+            apiKey = "…"
+            auth-token = "…"
+            pin_secret = "…"
+            api_keys = ["…", "…"]
+            api_key_env = "MY_KEY"
+            max_tokens = 8
+            [judge.client]
+            password = "…"
+            secret = { id = "…", tries = "…" }
+            [[judge.more]]
+            token = "…"
+            keyed = "shown"
+        "#
+        .parse()
+        .unwrap();
+        assert_eq!(table, expected);
+    }
+}
