@@ -3,6 +3,7 @@
 //! The page stands alone: no network, no script, one file. It can be made at any moment of a run and after any end; nothing
 //! in the folder is changed but the page itself, which belongs there. What is damaged is told and left out.
 
+mod axes;
 mod cards;
 mod chart;
 mod curves;
