@@ -167,7 +167,7 @@ fn per_second(table: &Table, key: &str, factor: f64) -> Vec<(f64, f64)> {
     let both = table.steps().iter().zip(values).zip(seconds);
     let known = both.filter(|((_, value), seconds)| value.is_finite() && seconds.is_finite());
     let (values, times): (Vec<_>, Vec<_>) =
-        known.map(|((step, value), seconds)| ((*step as f64, *value), (*step as f64, *seconds))).unzip();
+        known.map(|((step, value), seconds)| ((*step as f64, value), (*step as f64, seconds))).unzip();
     let window = rate_window(table);
     // The means are over the same steps, so that their quotient is that of the sums.
     let means = smooth(&values, window).into_iter().zip(smooth(&times, window));

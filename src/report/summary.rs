@@ -209,7 +209,7 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
     };
     let environments: Vec<String> = plan.envs.iter().map(environment).collect();
     let (pace, sampling) = (&plan.pace, &plan.sampling);
-    let batch = format!("{} groups of {}", pace.groups_per_batch, plan.group_size);
+    let batch = format!("{} of {}", several(pace.groups_per_batch.get() as u64, "group"), plan.group_size);
     let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));
     vec![
         fact("Model", &plan.base_model, plan.renderer.clone().unwrap_or_default()),
