@@ -9,6 +9,7 @@ pub mod error;
 pub mod file;
 mod layers;
 mod learning;
+pub mod mask;
 pub mod metrics;
 pub mod overrides;
 pub mod pace;

@@ -1,6 +1,7 @@
 //! What does not change while a run goes on.
 
 use crate::assemble::{self, Ready};
+use crate::config::mask::mask_args;
 use crate::config::plan::{RunPlan, ServicePlan};
 use crate::run_folder::RunFolder;
 use minds_stages::batcher::Staleness;
@@ -67,6 +68,8 @@ impl Facts {
     /// Of a run that is about to start.
     #[must_use]
     pub fn new(plan: &RunPlan, ready: &Ready, folder: &RunFolder) -> Self {
+        let mut shown = plan.resolved.clone();
+        mask_args(&mut shown);
         Self {
             name: plan.stem.clone(),
             folder: folder.path().to_owned(),
@@ -94,7 +97,7 @@ impl Facts {
             },
             credits: assemble::options(plan).credits(),
             scorers: plan.scorers.get(),
-            config: toml::to_string(&plan.resolved).unwrap_or_default(),
+            config: toml::to_string(&shown).unwrap_or_default(),
             warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
         }
     }

@@ -8,7 +8,6 @@ mod cards;
 mod chart;
 mod curves;
 mod lines;
-mod mask;
 mod numbers;
 mod page;
 mod palette;

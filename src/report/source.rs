@@ -4,11 +4,10 @@
 //! that holds no run is an error.
 
 use super::lines::{self, Damage, Lines, NUMBERS, TEXTS};
-use super::mask::mask;
 use super::table::{MOST_NAMES, Table};
 use crate::cli;
 use crate::config::file::ConfigFile;
-use crate::config::{RunPlan, Variables};
+use crate::config::{RunPlan, Variables, mask};
 use crate::run_folder::{CHECKPOINTS, CONFIG, Checkpoint, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
 use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
@@ -188,14 +187,14 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     let text = match (toml::from_str::<ConfigFile>(text), text.parse::<toml::Table>()) {
         _ if text.is_empty() && !bytes.is_empty() => None,
         (Ok(mut config), _) => {
-            config.env.iter_mut().chain(&mut config.envs).for_each(|env| mask(&mut env.args));
+            mask::mask_args(&mut config);
             Some(toml::to_string_pretty(&config)?)
         }
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
                 "{CONFIG} is of another version of the program: it is shown, but not understood"
             ));
-            mask(&mut table);
+            mask::mask(&mut table);
             Some(toml::to_string_pretty(&table)?)
         }
         (Err(_), Err(_)) => None,
