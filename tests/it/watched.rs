@@ -19,7 +19,7 @@ pub fn text(file: &str) -> String {
 }
 
 /// What Prometheus shows at the door of a run that asks for it.
-pub const TOKEN: &str = "sesame";
+pub const TOKEN: &str = "sesame-of-this-test";
 
 /// What is at this address. HTTP/1.0, so that the body is whole and ends with the connection.
 pub fn get(addr: &str, path: &str) -> String {
