@@ -3,7 +3,10 @@
 //! Lines go to standard output, the log and the bars to standard error. While bars are shown, both kinds of text are
 //! written above them. Where the log is JSON, a run's lines are part of it, so that everything can be read by a machine.
 
-use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
+use console::Term;
+use indicatif::{
+    HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike,
+};
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
@@ -91,6 +94,61 @@ impl Write for Log {
     }
 }
 
+/// How often bars are drawn.
+const DRAWN_PER_SECOND: u8 = 20;
+
+/// A terminal that may be closed while bars are on it: they take a failure for a fault in the program, and it is none.
+#[derive(Debug)]
+struct Calm(Term);
+
+impl TermLike for Calm {
+    fn width(&self) -> u16 {
+        self.0.size().1
+    }
+
+    fn height(&self) -> u16 {
+        self.0.size().0
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        whatever(self.0.move_cursor_up(n))
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        whatever(self.0.move_cursor_down(n))
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        whatever(self.0.move_cursor_right(n))
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        whatever(self.0.move_cursor_left(n))
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        whatever(self.0.write_line(text))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        whatever(self.0.write_str(text))
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        whatever(self.0.clear_line())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        whatever(self.0.flush())
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "what bars draw on gives results")]
+fn whatever(done: io::Result<()>) -> io::Result<()> {
+    drop(done);
+    Ok(())
+}
+
 /// The bars of a run: its steps, and below them how the line is doing.
 pub struct Bars {
     steps: ProgressBar,
@@ -108,7 +166,10 @@ impl Bars {
         let style = |template: &str| {
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
         };
-        let bars = MultiProgress::new();
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::term_like_with_hz(
+            Box::new(Calm(Term::buffered_stderr())),
+            DRAWN_PER_SECOND,
+        ));
         let steps = bars.add(ProgressBar::new(steps).with_position(done));
         steps.set_style(
             style("{spinner} step {pos} of {len} {wide_bar} {elapsed_precise}{left}")

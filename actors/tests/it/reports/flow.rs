@@ -71,25 +71,32 @@ async fn end_of_data_a_run_longer_than_its_items_goes_round() {
     .await;
 }
 
+/// Every state is saved, and groups are ready long before they are trained.
+fn slow_trainer() -> World {
+    let mut world = World::new(2, 1, 10);
+    world.options.train.save_every = 1;
+    world.training.forward_backward = seconds(5);
+    world
+}
+
+/// What such a run leaves when it is killed after its third state.
+async fn killed_beside_ready_groups() -> Start {
+    let mut run = slow_trainer().start();
+    run.until_step(4).await;
+    while run.saved.len() < 3 {
+        let next = *run.sampling.requests.borrow() + 1;
+        assert!(run.until_request(next).await);
+    }
+    run.kill().0
+}
+
 #[tokio::test(start_paused = true)]
 async fn resume_with_a_whole_batch_already_collected_goes_on() {
     local(async {
-        let quick = || {
-            let mut world = World::new(2, 1, 10);
-            world.options.train.save_every = 1;
-            world.training.forward_backward = seconds(5);
-            world
-        };
-        let mut run = quick().start();
-        run.until_step(4).await;
-        while run.saved.len() < 3 {
-            let next = *run.sampling.requests.borrow() + 1;
-            assert!(run.until_request(next).await);
-        }
-        let (start, _) = run.kill();
+        let start = killed_beside_ready_groups().await;
         assert_eq!(start.spares.len(), 2, "exactly a batch");
         let step = start.step;
-        let mut run = quick().start_from(start);
+        let mut run = slow_trainer().start_from(start);
         assert_eq!(run.end().await, Ok(10));
         assert_eq!(run.steps.len() as u64, 10 - step);
     })
@@ -180,21 +187,9 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
 #[tokio::test(start_paused = true)]
 async fn version_weights_that_are_older_than_those_that_played_end_the_run() {
     local(async {
-        let quick = || {
-            let mut world = World::new(2, 1, 10);
-            world.options.train.save_every = 1;
-            world.training.forward_backward = seconds(5);
-            world
-        };
-        let mut run = quick().start();
-        run.until_step(4).await;
-        while run.saved.len() < 3 {
-            let next = *run.sampling.requests.borrow() + 1;
-            assert!(run.until_request(next).await);
-        }
-        let (start, _) = run.kill();
+        let start = killed_beside_ready_groups().await;
         assert!(start.step >= 3 && !start.spares.is_empty());
-        let mut run = quick().start_from(Start { step: 0, ..start });
+        let mut run = slow_trainer().start_from(Start { step: 0, ..start });
         let why = run.end().await.unwrap_err();
         assert!(why.contains("versions went back"), "{why}");
         assert!(run.steps.is_empty(), "no age below 0 was ever trained");
