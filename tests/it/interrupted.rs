@@ -3,7 +3,7 @@
 use crate::command::{Running, adapter, checkpoints, config, metrics, output, run, steps};
 use std::fs::File;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const LONG: &[&str] = &["--max-steps", "40"];
 /// Without checkpoints but the last.
@@ -71,6 +71,32 @@ fn a_run_whose_log_cannot_be_written_goes_on() {
         assert_eq!(status.code(), Some(0), "{format}");
         assert_eq!(steps(dir.path()), (1..=20).collect::<Vec<_>>());
     }
+}
+
+/// Starts a program on a terminal of its own, closes that after its third step, and prints the program's exit code.
+const CLOSED: &str = r#"
+import os, pty, sys
+child, terminal = pty.fork()
+if child == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b""
+while b"step 3 " not in seen:
+    seen += os.read(terminal, 65536)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"#;
+
+#[test]
+fn a_run_whose_terminal_is_closed_saves_where_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let command = run(&config("ci_test.toml"), dir.path(), UNSAVED);
+    let mut python = Command::new("python3");
+    python.args(["-c", CLOSED]).arg(command.get_program()).args(command.get_args());
+    python.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (code, said, stderr) = output(&mut python);
+    assert_eq!((code, said.trim()), (Some(0), "0"), "{stderr}");
+    let last = checkpoints(dir.path()).pop().unwrap();
+    assert!(last["name"].as_str().unwrap().ends_with("-stop"), "{last}");
 }
 
 #[test]
