@@ -12,6 +12,7 @@ use minds_core::ids::PolicyVersion;
 use minds_core::reward::Metrics;
 use minds_stages::evaluator::{Evaluation, Evaluator};
 use minds_stages::line::StartFrom;
+use minds_stages::names;
 use minds_stages::policy::Policy;
 use minds_stages::queries::Queries;
 use minds_stages::shadow_trainer::Origin;
@@ -109,9 +110,9 @@ pub fn show(evaluation: &Evaluation) {
         say!(
             "eval {:<7} {name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
             evaluation.step,
-            get("reward"),
-            get("reward_low"),
-            get("reward_high"),
+            get(names::EVAL_REWARD),
+            get(names::EVAL_REWARD_LOW),
+            get(names::EVAL_REWARD_HIGH),
             get("episodes"),
             get("missing"),
         );

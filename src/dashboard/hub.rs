@@ -10,6 +10,7 @@ use minds_core::chat::Tokenizer;
 use minds_core::reward::Metrics;
 use minds_stages::evaluator::Evaluation;
 use minds_stages::meters::Meters;
+use minds_stages::names;
 use minds_stages::observer::Observer;
 use minds_stages::parcels::StepDone;
 use serde::Serialize;
@@ -166,7 +167,7 @@ impl Hub {
     /// Weights are measured.
     pub fn measured(&self, evaluation: &Evaluation) {
         let mut metrics = evaluation.metrics.clone();
-        metrics.insert("step".into(), evaluation.step as f64);
+        metrics.insert(names::STEP.into(), evaluation.step as f64);
         self.send("evaluation", &metrics);
         self.told().evaluations.push(metrics);
         self.happened(Level::Info, format!("measured the weights of step {}", evaluation.step));

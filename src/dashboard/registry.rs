@@ -5,6 +5,7 @@
 
 use super::hub::Hub;
 use minds_stages::ledger::Tokens;
+use minds_stages::names;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, Registry};
@@ -138,7 +139,7 @@ const READ: &[Metered] = &[
         help: "Steps that the weights of the last evaluation had behind them.",
         labels: &[],
         read: |hub| {
-            let step = hub.told().evaluations.all().last().and_then(|last| last.get("step").copied());
+            let step = hub.told().evaluations.all().last().and_then(|last| last.get(names::STEP).copied());
             step.map(one).unwrap_or_default()
         },
     },
@@ -146,19 +147,19 @@ const READ: &[Metered] = &[
         name: "minds_eval_reward",
         help: "Mean reward of the last evaluation.",
         labels: &["environment"],
-        read: |hub| measured(hub, "reward"),
+        read: |hub| measured(hub, names::EVAL_REWARD),
     },
     Metered {
         name: "minds_eval_reward_low",
         help: "Lower end of its 95 % interval.",
         labels: &["environment"],
-        read: |hub| measured(hub, "reward_low"),
+        read: |hub| measured(hub, names::EVAL_REWARD_LOW),
     },
     Metered {
         name: "minds_eval_reward_high",
         help: "Upper end of its 95 % interval.",
         labels: &["environment"],
-        read: |hub| measured(hub, "reward_high"),
+        read: |hub| measured(hub, names::EVAL_REWARD_HIGH),
     },
     Metered {
         name: "minds_line_credits",

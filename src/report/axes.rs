@@ -88,11 +88,7 @@ pub fn step_label(step: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn chart(values: &[f64]) -> Chart {
-        let points = values.iter().enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect();
-        Chart { title: "reward".into(), unit: String::new(), curves: vec![Curve::new("", 0, points)] }
-    }
+    use crate::report::chart::tests::chart;
 
     #[test]
     fn axes_hold_all_values_and_zero_where_it_is_near() {

@@ -275,10 +275,11 @@ pub fn learn_font() -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn chart(values: &[f64]) -> Chart {
+    /// A chart of one curve whose values are those of the steps from 1.
+    pub fn chart(values: &[f64]) -> Chart {
         let points = values.iter().enumerate().map(|(i, value)| (i as f64 + 1.0, *value)).collect();
         Chart { title: "reward".into(), unit: String::new(), curves: vec![Curve::new("", 0, points)] }
     }

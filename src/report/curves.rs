@@ -4,6 +4,7 @@ use super::chart::{Chart, Course, Curve};
 use super::numbers::smooth;
 use super::source::Source;
 use super::table::Table;
+use minds_stages::names;
 
 /// Environments that are drawn, of a mixture.
 pub const MOST_ENVIRONMENTS: usize = 12;
@@ -39,10 +40,10 @@ pub fn optimizer(table: &Table) -> Vec<Chart> {
     drawn([
         drift(table),
         entropy(table),
-        one("Drift from the reference", "nats per token", "optim/kl_policy_base"),
+        one("Drift from the reference", "nats per token", names::KL_REFERENCE),
         one("Gradient norm", "before clipping", "optim/grad_norm"),
         one("Loss", "sum over the batch", "loss:sum"),
-        chart("Learning rate", "", &[("", changing(table.points("optim/lr")))]),
+        chart("Learning rate", "", &[("", changing(table.points(names::LEARNING_RATE)))]),
     ])
 }
 
@@ -53,23 +54,26 @@ fn with(course: Course, mut chart: Chart) -> Chart {
 }
 
 fn drift(table: &Table) -> Chart {
-    let curves =
-        [("½ mean squared gap", "optim/kl_sample_train_v2"), ("mean gap", "optim/kl_sample_train_v1")];
+    let curves = [("½ mean squared gap", names::KL_V2), ("mean gap", names::KL_V1)];
     let curves = curves.map(|(name, key)| (name, table.points(key)));
     with(Course::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
 }
 
 fn entropy(table: &Table) -> Chart {
-    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points("optim/entropy"))])
+    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(names::ENTROPY))])
 }
 
 /// How the line ran.
 pub fn flow(table: &Table) -> Vec<Chart> {
-    let seconds = [("step", "time/total"), ("passes", "time/train"), ("trainer waits", "time/trainer_idle")];
+    let seconds = [
+        ("step", names::TIME_TOTAL),
+        ("passes", names::TIME_TRAIN),
+        ("trainer waits", names::TIME_TRAINER_IDLE),
+    ];
     let shares = [
-        ("sampling", "time/sampling_busy"),
-        ("scoring", "time/scoring_busy"),
-        ("training", "time/training_busy"),
+        ("sampling", names::TIME_SAMPLING_BUSY),
+        ("scoring", names::TIME_SCORING_BUSY),
+        ("training", names::TIME_TRAINING_BUSY),
     ];
     let busy = shares.map(|(name, key)| (name, per_second(table, key, 100.0)));
     let window = rate_window(table);
@@ -88,21 +92,21 @@ pub fn flow(table: &Table) -> Vec<Chart> {
 }
 
 fn throughput(table: &Table) -> Chart {
-    let sampled = per_second(table, "tokens/sampled", 1.0);
-    let trained = per_second(table, "tokens/trained", 1.0);
+    let sampled = per_second(table, names::TOKENS_SAMPLED, 1.0);
+    let trained = per_second(table, names::TOKENS_TRAINED, 1.0);
     let unit = format!("tokens per second, over {} steps around each", rate_window(table));
     with(Course::Plain, chart("Throughput", &unit, &[("sampled", sampled), ("trained", trained)]))
 }
 
 fn staleness(table: &Table) -> Chart {
-    let curves = [("mean", "async/staleness_mean"), ("oldest", "async/staleness_max")];
+    let curves = [("mean", names::STALENESS_MEAN), ("oldest", names::STALENESS_MAX)];
     chart("Age of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// What an environment's rewards were made of, and how its episodes went.
 pub fn parts(table: &Table, environment: &str) -> Vec<Chart> {
     let start = format!("env/{environment}/");
-    let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != "reward/total");
+    let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != names::REWARD);
     let charts = names.map(|name| {
         let points = table.points(&format!("{start}{name}"));
         chart(name, "", &[("", points)])
@@ -114,9 +118,13 @@ pub fn parts(table: &Table, environment: &str) -> Vec<Chart> {
 /// The rewards of an evaluated environment with their 95 % intervals.
 pub fn evaluation(source: &Source, environment: &str, colour: usize) -> Chart {
     let rows = || source.evaluations.iter().map(|row| (row.step as f64, row));
-    let points = rows().filter_map(|(step, row)| Some((step, row.get(environment, "reward")?))).collect();
+    let points =
+        rows().filter_map(|(step, row)| Some((step, row.get(environment, names::EVAL_REWARD)?))).collect();
     let interval = |(step, row): (f64, &super::source::Evaluated)| {
-        Some((step, row.get(environment, "reward_low")?..row.get(environment, "reward_high")?))
+        Some((
+            step,
+            row.get(environment, names::EVAL_REWARD_LOW)?..row.get(environment, names::EVAL_REWARD_HIGH)?,
+        ))
     };
     let mut curve = Curve::new("", colour, points);
     curve.intervals = rows().filter_map(interval).collect();
@@ -161,7 +169,7 @@ fn rate_window(table: &Table) -> usize {
 
 /// A number per second: its sum over the steps around each, by the time that these took.
 fn per_second(table: &Table, key: &str, factor: f64) -> Vec<(f64, f64)> {
-    let (Some(values), Some(seconds)) = (table.column(key), table.column("time/total")) else {
+    let (Some(values), Some(seconds)) = (table.column(key), table.column(names::TIME_TOTAL)) else {
         return Vec::new();
     };
     let both = table.steps().iter().zip(values).zip(seconds);

@@ -13,6 +13,7 @@ use super::summary::{self, Change, Fact};
 use super::text::{Piece, cut};
 use super::timeline;
 use minds_core::chat::Tokenizer;
+use minds_stages::names;
 use minijinja::Environment;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -218,10 +219,10 @@ fn evaluated(source: &Source, name: &str, n: usize) -> anyhow::Result<Evaluated>
     let number = |value: Option<f64>| value.map_or_else(|| "none".into(), show);
     let rows = newest().map(|row| {
         let made_of = row.parts(name);
-        let interval = row.get(name, "reward_low").zip(row.get(name, "reward_high"));
+        let interval = row.get(name, names::EVAL_REWARD_LOW).zip(row.get(name, names::EVAL_REWARD_HIGH));
         EvaluationRow {
             step: count(row.step),
-            reward: number(row.get(name, "reward")),
+            reward: number(row.get(name, names::EVAL_REWARD)),
             interval: interval
                 .map(|(low, high)| format!("{} to {}", show(low), show(high)))
                 .unwrap_or_default(),

@@ -11,6 +11,7 @@ use crate::config::{RunPlan, Variables, mask};
 use crate::run_folder::{CHECKPOINTS, CONFIG, Checkpoint, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
 use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
+use minds_stages::names;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -159,7 +160,7 @@ impl Evaluated {
 
     /// What rewards were made of, by name.
     pub fn parts(&self, environment: &str) -> Metrics {
-        let own = ["reward", "reward_low", "reward_high", "episodes", "missing"];
+        let own = names::OF_AN_EVALUATION;
         let start = format!("eval/{environment}/");
         let parts =
             self.metrics.iter().filter_map(|(key, value)| Some((key.strip_prefix(&start)?, (*value)?)));

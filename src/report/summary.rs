@@ -7,6 +7,7 @@ use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::ServicePlan;
 use minds_stages::batcher::Staleness;
+use minds_stages::names;
 use serde::Serialize;
 
 /// Steps that are compared at both ends.
@@ -70,13 +71,13 @@ pub fn status(source: &Source) -> String {
 /// The numbers at the top.
 pub fn headline(source: &Source) -> Vec<Fact> {
     let table = &source.table;
-    let seconds = table.sum("time/total");
+    let seconds = table.sum(names::TIME_TOTAL);
     let mut facts = Vec::new();
     if let Some(change) = change(table, "all") {
         let note = format!("mean of the last {} steps; {} over the first", change.window, change.first);
         facts.push(fact("Reward", change.last, note));
     }
-    let mean = Estimate::of(&table.values("time/total")).mean;
+    let mean = Estimate::of(&table.values(names::TIME_TOTAL)).mean;
     facts.push(fact(
         "Steps",
         count(table.steps().last().copied().unwrap_or(0)),
@@ -87,7 +88,8 @@ pub fn headline(source: &Source) -> Vec<Fact> {
         let sum = table.sum(key);
         (count(sum as u64), format!("{} per second", show(sum / seconds)))
     };
-    let ((sampled, rate), (trained, trained_rate)) = (tokens("tokens/sampled"), tokens("tokens/trained"));
+    let ((sampled, rate), (trained, trained_rate)) =
+        (tokens(names::TOKENS_SAMPLED), tokens(names::TOKENS_TRAINED));
     facts.push(fact("Tokens sampled", sampled, rate));
     facts.push(fact("Tokens trained", trained, trained_rate));
     let busy = ["training", "sampling", "scoring"]
@@ -179,11 +181,11 @@ pub fn faults(source: &Source) -> Vec<Fact> {
         fact("In quarantine", count(quarantined), "rewards that failed for good"),
         of_steps(
             "Batches without an optimizer step",
-            table.steps_where("optim/stepped", 0.0),
+            table.steps_where(names::STEPPED, 0.0),
             "every batch changed the weights",
             "the weights stayed, for there was nothing to learn from them",
         ),
-        of_steps("KL alarms", table.steps_where("optim/kl_alarm", 1.0), &limit, &limit),
+        of_steps("KL alarms", table.steps_where(names::KL_ALARM, 1.0), &limit, &limit),
     ]
 }
 

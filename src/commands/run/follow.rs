@@ -12,6 +12,7 @@ use anyhow::anyhow;
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::line::{Event, Line};
+use minds_stages::names;
 use minds_stages::parcels::StepDone;
 use minds_stages::trainer::Saved;
 use std::sync::Arc;
@@ -238,13 +239,13 @@ fn show(step: u64, metrics: &Metrics) {
     tracing::info!(
         step,
         reward = get("env/all/reward/total"),
-        kl = get("optim/kl_sample_train_v2"),
-        entropy = get("optim/entropy"),
-        staleness = get("async/staleness_mean"),
-        tokens_sampled = get("tokens/sampled"),
-        train_s = get("time/train"),
-        step_s = get("time/total"),
-        overlap = get("async/overlap_share"),
+        kl = get(names::KL_V2),
+        entropy = get(names::ENTROPY),
+        staleness = get(names::STALENESS_MEAN),
+        tokens_sampled = get(names::TOKENS_SAMPLED),
+        train_s = get(names::TIME_TRAIN),
+        step_s = get(names::TIME_TOTAL),
+        overlap = get(names::OVERLAP_SHARE),
         "step"
     );
 }
