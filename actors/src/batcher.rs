@@ -22,6 +22,7 @@ pub use patience::Patience;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::warn;
 
 const NAME: &str = "batcher";
@@ -184,14 +185,16 @@ impl AdvantageBatcher {
         let (patience, mut policy) = (self.patience.clone(), self.policy.clone());
         let room = async move {
             let room = batches.reserve().await;
+            let begun = Instant::now();
             match staleness {
                 Staleness::Wait => patience.wait(count).await,
                 // Before the weights are there that can play what replaces it, nothing is too old.
                 Staleness::Drop => drop(policy.wait_for(|policy| !patience.too_old(policy.version)).await),
             }
-            room
+            let held = staleness == Staleness::Wait && !begun.elapsed().is_zero();
+            (room, held.then_some(begun))
         };
-        ctx.spawn(room.into_actor(self).map(move |room, stage, ctx| {
+        ctx.spawn(room.into_actor(self).map(move |(room, held_since), stage, ctx| {
             stage.sending = false;
             // Without room for ever, the run is over: what is ready stays until the stage is dropped.
             let Some(room) = room else { return };
@@ -204,7 +207,7 @@ impl AdvantageBatcher {
                 }
             }
             let part = stage.patience.left % groups_per_batch.get() / count;
-            let batch = Batch { groups: stage.ready.take(count), part, parts };
+            let batch = Batch { groups: stage.ready.take(count), part, parts, held_since };
             batch.groups.iter().for_each(|group| group.group.credit.batched());
             stage.patience.left += count;
             let sending = async move { room.send(batch).await };

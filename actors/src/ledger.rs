@@ -144,6 +144,12 @@ impl Ledger {
         self.lock().ready.iter().map(spare).collect()
     }
 
+    /// The oldest version that samples a group which is not yet part of a batch.
+    #[must_use]
+    pub fn oldest_version(&self) -> Option<PolicyVersion> {
+        self.lock().stamped.values().map(|stamp| stamp.version).min()
+    }
+
     /// Waits until the groups that are not yet part of a batch satisfy a condition.
     pub async fn until(&self, holds: impl Fn(&[Stamp]) -> bool) {
         let mut counts = self.watch();

@@ -95,6 +95,8 @@ pub struct Start {
     pub settled: Settled,
     /// Groups that were ready and not yet trained.
     pub spares: Vec<Spare>,
+    /// Gradient norms of the latest optimizer steps, the oldest first.
+    pub gradient_norms: Vec<f64>,
     /// Whether they have been evaluated.
     pub evaluated: bool,
 }
@@ -248,7 +250,7 @@ impl Line {
             stop: stopping.clone(),
         };
         // A trainer that panicked does not know which of its requests took effect: no restart.
-        let (trainer, closer) = Trainer::new(options.train.clone(), links, start.step);
+        let (trainer, closer) = Trainer::new(options.train.clone(), links, start.step, &start.gradient_norms);
         let trainer = launch("trainer", capacities.batches, 0, once(trainer), move |addr| {
             to_trainer.bind(addr);
             to_end.bind(addr);

@@ -43,6 +43,8 @@ pub struct Meters {
     entropy: Gauge,
     learning_rate: Gauge,
     kl_alarms: IntCounter,
+    clipped: IntCounter,
+    masked: IntCounter,
     unchanged: IntCounter,
     /// Requests to the service.
     pub service: ServiceMeters,
@@ -144,6 +146,14 @@ impl Default for Meters {
                 "minds_trainer_kl_alarms_total",
                 "Steps whose gap was above `trainer.kl_alarm`.",
             ),
+            clipped: counter(
+                "minds_trainer_clipped_steps_total",
+                "Optimizer steps whose gradient was clipped at the running limit.",
+            ),
+            masked: counter(
+                "minds_trainer_masked_tokens_total",
+                "Sampled tokens left out of the loss because their logprob cannot be right.",
+            ),
             unchanged: counter(
                 "minds_trainer_unchanged_steps_total",
                 "Steps that left the weights as they were, for all rewards were equal within their groups.",
@@ -194,6 +204,8 @@ impl Meters {
             entropy,
             learning_rate,
             kl_alarms,
+            clipped,
+            masked,
             unchanged,
             service: ServiceMeters { seconds, failures, in_flight },
         } = self.clone();
@@ -217,6 +229,8 @@ impl Meters {
             Box::new(entropy),
             Box::new(learning_rate),
             Box::new(kl_alarms),
+            Box::new(clipped),
+            Box::new(masked),
             Box::new(unchanged),
             Box::new(seconds),
             Box::new(failures),
@@ -313,6 +327,8 @@ impl Meters {
         self.entropy.set(get(names::ENTROPY).unwrap_or(0.0));
         self.learning_rate.set(get(names::LEARNING_RATE).unwrap_or(0.0));
         self.kl_alarms.inc_by(u64::from(get(names::KL_ALARM) == Some(1.0)));
+        self.clipped.inc_by(get(names::GRADIENT_CLIPPED).unwrap_or(0.0) as u64);
+        self.masked.inc_by(get(names::TOKENS_MASKED).unwrap_or(0.0) as u64);
         self.unchanged.inc_by(u64::from(get(names::STEPPED) == Some(0.0)));
     }
 

@@ -33,7 +33,9 @@ names! {
         KL_ALARM = "optim/kl_alarm",
         /// The largest gap, nats.
         LARGEST_GAP = "optim/max_abs_logprob_gap",
-        /// Log-probs of the pass that are none.
+        /// Optimizer steps whose gradient was clipped at the running limit.
+        GRADIENT_CLIPPED = "optim/clipped",
+        /// Tokens whose trained logprob is above 0, which is invalid.
         IMPOSSIBLE_LOGPROBS = "optim/impossible_logprobs",
         /// Mean drift from the reference, nats.
         KL_REFERENCE = "optim/kl_policy_base",
@@ -43,6 +45,10 @@ names! {
         STALENESS_MAX = "async/staleness_max",
         /// The smallest, steps.
         STALENESS_MIN = "async/staleness_min",
+        /// The median over groups, steps.
+        STALENESS_P50 = "async/staleness_p50",
+        /// The 99th percentile over groups, steps.
+        STALENESS_P99 = "async/staleness_p99",
         /// Share of the training time that overlapped with sampling or scoring.
         OVERLAP_SHARE = "async/overlap_share",
         /// Tokens of answers.
@@ -51,12 +57,16 @@ names! {
         TOKENS_PROMPT = "tokens/prompt",
         /// Tokens that were trained.
         TOKENS_TRAINED = "tokens/trained",
+        /// Sampled tokens left out of the loss because their logprob cannot be right.
+        TOKENS_MASKED = "tokens/masked",
         /// Seconds from the end of the step before to that of this one.
         TIME_TOTAL = "time/total",
         /// Seconds from the submission of passes to their results.
         TIME_TRAIN = "time/train",
         /// Seconds that the trainer waited for groups.
         TIME_TRAINER_IDLE = "time/trainer_idle",
+        /// Seconds of these in which a complete batch was held back for stragglers.
+        TIME_WAITS_FOR_STRAGGLERS = "time/waits_for_stragglers",
         /// Seconds that new weights took to be ready.
         TIME_EXPORT = "time/export",
         /// Seconds in which something was sampled.
@@ -93,6 +103,10 @@ names! {
         SHADOW_SHARE = "shadow/service_share",
     }
 }
+
+/// The percentiles of staleness that a step reports, as shares of its groups.
+pub const STALENESS_PERCENTILES: [(&str, f64); 4] =
+    [(STALENESS_MIN, 0.0), (STALENESS_P50, 0.5), (STALENESS_P99, 0.99), (STALENESS_MAX, 1.0)];
 
 names! {
     /// The numbers of an environment in a step, under `env/<name>/`, but for what its rewards are made of.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::Span;
 
 /// One environment of the mixture, with how it is played.
@@ -124,6 +125,8 @@ pub struct ReadyGroup {
     pub constant: bool,
     /// Whether it leaves its step as filtered, not as trained.
     pub filtered: bool,
+    /// Sampled tokens that are left out of the loss because their logprob cannot be right.
+    pub masked_tokens: u64,
     /// Data of all members; empty for a constant group, whose gradient is zero.
     pub data: Vec<Datum>,
     /// The oldest weights among its members.
@@ -138,6 +141,9 @@ pub struct Batch {
     pub part: usize,
     /// Of how many.
     pub parts: NonZeroUsize,
+    /// When it was complete and the trainer had room, if it was then held back so that a group that still plays does not
+    /// grow older than `max_staleness`.
+    pub held_since: Option<Instant>,
 }
 
 /// Scorer → outside: an episode whose reward failed for good.

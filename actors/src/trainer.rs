@@ -7,9 +7,12 @@
 //! "failed". Credits come back after the new weights are published, so that a group opened with them can play the new
 //! weights.
 
+mod clip;
 mod closing;
+mod first_step;
 mod gathered;
 mod report;
+mod staleness;
 
 use crate::activity::{Activity, Work};
 use crate::kit::{Board, Parcel};
@@ -22,6 +25,7 @@ use crate::queries::Queries;
 use crate::shadow_trainer::Shelf;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
+use clip::{Clipped, RunningClip};
 use closing::{Closer, Done, Finished};
 use futures::FutureExt;
 use gathered::Gathered;
@@ -29,6 +33,7 @@ use minds_core::backend::{BackendError, Forward, TrainingBackend};
 use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRate};
+pub use staleness::StalenessHistogram;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -54,6 +59,12 @@ pub struct Options {
     pub publish_every: NonZeroU64,
     /// Gap between sampled and trained log-probs (`optim/kl_sample_train_v2`) above which there is an alarm.
     pub kl_alarm: Option<f64>,
+    /// Gradients are clipped at this multiple of the largest norm of the last 16 optimizer steps; 0 for no such limit.
+    /// `adam.grad_clip_norm`, where it is set, takes its place.
+    pub clip_multiple: f64,
+    /// Mean gap in nats between the sampled and the trained logprobs of an on-policy first step from which the run ends;
+    /// 0 for none.
+    pub max_first_gap: f64,
     /// Steps after which the run has ended.
     pub max_steps: u64,
     /// Steps between two checkpoints; 0 for none but the last.
@@ -81,6 +92,8 @@ pub struct Saved {
     pub counts: Counts,
     /// What environments have learnt, by their name in metrics.
     pub memories: BTreeMap<String, serde_json::Value>,
+    /// Gradient norms of the latest optimizer steps, the oldest first; the running limit follows them.
+    pub gradient_norms: Vec<f64>,
 }
 
 /// Line → Trainer: save and end; the cause, if it is not as asked.
@@ -117,8 +130,11 @@ pub struct Links {
 pub struct Trainer {
     options: Options,
     links: Links,
+    /// The step at which the run began.
+    first: u64,
     step: u64,
     refused: u32,
+    clip: RunningClip,
     idle_since: Instant,
     /// The parts of the next step that have been submitted.
     gathered: Gathered,
@@ -132,20 +148,31 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A trainer whose weights have `step` steps behind them, and the task that closes its steps, to be run beside it.
+    /// A trainer whose weights have `step` steps behind them, the latest of which had gradients of these norms, and the
+    /// task that closes its steps, to be run beside it.
     pub fn new(
         options: Options,
         links: Links,
         step: u64,
+        gradient_norms: &[f64],
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         // Two steps can wait to be closed; then the next one waits too.
         let (closing, finished) = mpsc::channel(2);
         let closer = Closer::new(options.clone(), links.clone(), step).run(finished);
-        let (idle_since, parked, gathered) = (Instant::now(), Vec::new(), Gathered::default());
-        (
-            Self { options, links, step, refused: 0, idle_since, gathered, closing, over: false, parked },
-            closer,
-        )
+        let trainer = Self {
+            clip: RunningClip::new(options.clip_multiple, gradient_norms),
+            options,
+            links,
+            first: step,
+            step,
+            refused: 0,
+            idle_since: Instant::now(),
+            gathered: Gathered::default(),
+            closing,
+            over: false,
+            parked: Vec::new(),
+        };
+        (trainer, closer)
     }
 }
 
@@ -168,22 +195,29 @@ impl Handler<Parcel<Batch>> for Trainer {
             self.parked.push(batch);
             return;
         }
-        let work = Step {
+        let mut work = Step {
             options: self.options.clone(),
             links: self.links.clone(),
+            first: self.first,
             step: self.step,
             refused: self.refused,
+            clip: self.clip.clone(),
             closing: self.closing.clone(),
         };
         let mut gathered = std::mem::take(&mut self.gathered);
         gathered.idle += self.idle_since.elapsed();
+        if let Some(since) = batch.held_since {
+            // What it was held back while the trainer was busy cost nothing.
+            gathered.held += since.max(self.idle_since).elapsed();
+        }
         self.links.board.update(NAME, |s| s.busy = 1);
         let training = async move {
             let outcome = work.train(batch, gathered).await;
             drop(slot);
-            outcome
+            (outcome, work.clip)
         };
-        ctx.wait(training.into_actor(self).map(|outcome, stage, ctx| {
+        ctx.wait(training.into_actor(self).map(|(outcome, clip), stage, ctx| {
+            stage.clip = clip;
             stage.links.board.update(NAME, |s| s.busy = 0);
             stage.idle_since = Instant::now();
             stage.record(outcome, ctx);
@@ -227,7 +261,8 @@ impl Trainer {
 
     /// Saves and ends, after all steps before; `why` if it is not as asked.
     fn end(&mut self, why: Option<String>, ctx: &mut Context<Self>) {
-        self.tell(Finished::End { step: self.step, why }, ctx);
+        let gradient_norms = self.clip.norms();
+        self.tell(Finished::End { step: self.step, gradient_norms, why }, ctx);
     }
 
     /// Says the last word.
@@ -253,15 +288,18 @@ enum Outcome {
 struct Step {
     options: Options,
     links: Links,
+    /// The step at which the run began.
+    first: u64,
     step: u64,
     /// Batches refused for this step so far.
     refused: u32,
+    clip: RunningClip,
     closing: mpsc::Sender<Finished>,
 }
 
 impl Step {
-    async fn train(&self, batch: Batch, mut gathered: Gathered) -> Outcome {
-        let Batch { groups, part, parts } = batch;
+    async fn train(&mut self, batch: Batch, mut gathered: Gathered) -> Outcome {
+        let Batch { groups, part, parts, .. } = batch;
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
             return Outcome::Fatal(format!(
@@ -285,32 +323,51 @@ impl Step {
         let busy = self.links.activity.enter(Work::Training);
         // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
         let teaches = gathered.gradients || !data.is_empty();
-        let forward = (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
+        let mut forward =
+            (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
+        // A gap in the first step means a wrong service or template: the weights are to be as they were.
+        let checked = match forward.take_if(|_| self.step == self.first) {
+            Some(pending) => Some(pending.await),
+            None => None,
+        };
+        if let Some(Ok(forward)) = &checked
+            && let Err(why) = first_step::check(&self.options, version, &groups, forward)
+        {
+            gathered::fail(&groups, &why);
+            return Outcome::Fatal(why);
+        }
         let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
         let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
-        if let Some(forward) = forward {
-            match forward.await {
-                Ok(forward) => match not_finite(&groups, &forward) {
-                    None => gathered.add(groups, data, forward),
-                    Some(why) => {
-                        gathered::fail(&groups, &why);
-                        return Outcome::Fatal(why);
-                    }
-                },
-                Err(error) => {
-                    gathered.refuse(&groups, &error);
-                    if matches!(error, BackendError::Lost(_)) {
-                        return gathered.give_up(&error);
-                    }
+        let forward = match forward {
+            Some(pending) => Some(pending.await),
+            None => checked,
+        };
+        match forward {
+            Some(Ok(forward)) => match not_finite(&groups, &forward) {
+                None => gathered.add(groups, data, forward),
+                Some(why) => {
+                    gathered::fail(&groups, &why);
+                    return Outcome::Fatal(why);
+                }
+            },
+            Some(Err(error)) => {
+                gathered.refuse(&groups, &error);
+                if matches!(error, BackendError::Lost(_)) {
+                    return gathered.give_up(&error);
                 }
             }
-        } else {
-            gathered.groups.extend(groups);
+            None => gathered.groups.extend(groups),
         }
         if let Some(optim) = optim {
             match optim.await {
                 // After a refused part there may have been nothing to step with; then the step changed nothing.
-                Ok(optim) if gathered.gradients => gathered.stepped(optim),
+                Ok(optim) if gathered.gradients => {
+                    if let Some(clipped) = self.clip.record(&optim) {
+                        self.report(clipped);
+                        gathered.clipped += 1;
+                    }
+                    gathered.stepped(optim);
+                }
                 Ok(_) => {}
                 Err(_) if !gathered.gradients => {}
                 // Nothing but a step clears gradients: the next batch would be trained together with this one.
@@ -335,7 +392,15 @@ impl Step {
             let pending = training.save_state(&name).shared();
             (name, pending)
         });
-        let done = Done { step: self.step + 1, adam: self.adam(), gathered, export, state, shadow_state };
+        let done = Done {
+            step: self.step + 1,
+            adam: self.adam(),
+            gradient_norms: self.clip.norms(),
+            gathered,
+            export,
+            state,
+            shadow_state,
+        };
         match self.closing.send(Finished::Step(Box::new(done))).await {
             Ok(()) => Outcome::Stepped,
             Err(_) => Outcome::Fatal("nobody closes the steps any more".into()),
@@ -344,8 +409,24 @@ impl Step {
 
     /// The optimizer's settings of this step.
     fn adam(&self) -> AdamParams {
+        let adam = self.options.adam;
         let share = self.options.rate.share(self.step, self.options.max_steps);
-        AdamParams { learning_rate: self.options.adam.learning_rate * share, ..self.options.adam }
+        let running = self.clip.limit().filter(|_| adam.grad_clip_norm == 0.0);
+        AdamParams {
+            learning_rate: adam.learning_rate * share,
+            grad_clip_norm: running.unwrap_or(adam.grad_clip_norm),
+            ..adam
+        }
+    }
+
+    fn report(&self, Clipped { norm, limit }: Clipped) {
+        warn!(
+            step = self.step + 1,
+            norm,
+            limit,
+            "the gradient was far above those of the steps before and was clipped (`optim.grad_clip_multiple`): look at \
+             `optim/max_abs_logprob_gap`, and at the rewards of the step"
+        );
     }
 }
 

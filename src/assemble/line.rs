@@ -239,6 +239,8 @@ pub fn options(plan: &RunPlan) -> Options {
             substeps: plan.pace.substeps,
             publish_every: plan.pace.publish_every,
             kl_alarm: plan.pace.kl_alarm,
+            clip_multiple: plan.pace.clip_multiple,
+            max_first_gap: plan.pace.max_first_gap,
             max_steps: plan.max_steps,
             save_every: plan.save_every,
             max_refused: 3,

@@ -77,7 +77,17 @@ fn show(plan: &RunPlan, outcome: &Outcome) {
     );
     say!("efficiency   {} of the bound", number(outcome.efficiency(), 3));
     say!("training     {} % of the time", number(outcome.training_share.map(|share| 100.0 * share), 0));
-    say!("staleness    {:.2} steps on average, {} at most", outcome.staleness_mean, outcome.staleness_max);
+    say!(
+        "staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most",
+        outcome.staleness.mean(),
+        outcome.staleness.percentile(0.5),
+        outcome.staleness.percentile(0.99),
+        outcome.staleness.percentile(1.0)
+    );
+    say!(
+        "stragglers   hold the trainer up for {} % of the time",
+        number(outcome.held_share.map(|share| 100.0 * share), 1)
+    );
     for lane in &outcome.lanes {
         say!(
             "lane         {:<9} {:.1} on average, {} at most, of {}",

@@ -152,6 +152,8 @@ pub struct Trainer {
     pub loss_weighting: Option<String>,
     /// Gap between sampled and trained log-probs above which there is an alarm.
     pub kl_alarm: Option<f64>,
+    /// Mean gap in nats between the sampled and the trained logprobs of the first step from which the run ends.
+    pub max_first_gap: Option<f64>,
     /// What a nat of drift from the reference costs.
     pub kl_penalty_coef: Option<f64>,
     /// The weights that the policy is not to leave.
@@ -239,6 +241,8 @@ pub struct Optim {
     pub weight_decay: Option<f64>,
     /// Largest global gradient norm.
     pub grad_clip_norm: Option<f64>,
+    /// Largest global gradient norm, as a multiple of the largest of the last 16 optimizer steps.
+    pub grad_clip_multiple: Option<f64>,
     /// How the step size falls.
     pub lr_schedule: Option<String>,
     /// Steps over which it grows from nothing.

@@ -9,8 +9,8 @@ use minds_core::optim::AdamParams;
 use minds_core::sampling::{SamplingParams, Stop};
 use std::num::NonZeroU32;
 
-/// Losses that learn from rewards.
-pub(super) const LOSSES: [&str; 3] = ["importance_sampling", "ppo", "cispo"];
+/// Losses that learn from rewards, the default first. Rollouts may be stale, so the default truncates importance ratios.
+pub(super) const LOSSES: [&str; 3] = ["cispo", "ppo", "importance_sampling"];
 pub(super) const ESTIMATORS: &[(&str, Estimator)] = &[
     ("group_mean", Estimator::GroupMean),
     ("group_std", Estimator::GroupStd),

@@ -1,6 +1,6 @@
 //! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that decide it, checked together.
 
-use super::file::{ConfigFile, Trainer};
+use super::file::{ConfigFile, Optim, Trainer};
 use super::{at_least_one, choose};
 use minds_core::optim::{Course, LearningRate};
 use minds_stages::batcher::{ConstantGroups, Staleness, Weighting};
@@ -35,6 +35,10 @@ pub struct Pace {
     pub rate: LearningRate,
     /// Gap between sampled and trained log-probs above which there is an alarm.
     pub kl_alarm: Option<f64>,
+    /// Mean gap between sampled and trained logprobs of the first step from which the run ends, nats; 0 for none.
+    pub max_first_gap: f64,
+    /// Multiple of the largest recent gradient norm at which gradients are clipped; 0 for no such limit.
+    pub clip_multiple: f64,
     /// What a nat of drift from the reference costs; 0 for no reference.
     pub kl_penalty: f32,
     /// Sampler weights that are the reference; `None` for the base model.
@@ -45,6 +49,14 @@ pub struct Pace {
 const MOST_CREDITS: u64 = 1 << 14;
 /// Most steps that anything may lie behind.
 const MOST_STEPS: u64 = 1000;
+/// Mean gap in nats from which sampler and trainer cannot hold the same model: a factor of 1.6 in probability.
+const MAX_FIRST_GAP: f64 = 0.5;
+/// Twice the largest jump above the norms before that was seen in any step of the shipped configs (docs/learning.md).
+const CLIP_MULTIPLE: f64 = 4.0;
+/// Default bound on staleness, per batch that may be in flight. Credits alone keep the mean staleness at
+/// `async_off_policy_steps`; the bound only stops the trainer for stragglers, and at this one a step takes at most 3 %
+/// longer than without it, with the longest tails of docs/simulate.md.
+const STALENESS_PER_BATCH: u64 = 16;
 /// What may become of a group some of whose members failed.
 pub(super) const ON_MEMBER_FAILURE: [&str; 3] = ["survivors", "retry", "drop"];
 /// How often a failed member is played once more where that is wanted.
@@ -95,11 +107,15 @@ impl Pace {
             })?;
         let staleness =
             choose(trainer.staleness.as_deref(), STALENESS).map_err(|p| ("trainer.staleness", p))?;
-        // Without dropping, the oldest rollouts are as old as the batches under way and the steps between two
-        // publications make them.
+        // Rollouts of equal length are as old as the batches in flight and the steps between two publications make
+        // them.
         let unpublished = publish_every.get() - 1;
         let natural = max_steps_off_policy + unpublished;
-        let max_staleness = trainer.max_staleness.unwrap_or(natural);
+        let wide = (STALENESS_PER_BATCH * max_steps_off_policy + unpublished).min(2 * MOST_STEPS);
+        let max_staleness = trainer.max_staleness.unwrap_or(match staleness {
+            Staleness::Wait => wide,
+            Staleness::Drop => natural,
+        });
         let least = if staleness == Staleness::Wait { natural } else { unpublished };
         if max_staleness < least || max_staleness > 2 * MOST_STEPS {
             let problem = format!(
@@ -117,8 +133,14 @@ impl Pace {
         if let Some(limit) = kl_alarm.filter(|limit| !(*limit > 0.0 && limit.is_finite())) {
             return Err(("trainer.kl_alarm", format!("is {limit}, it must be a positive number of nats")));
         }
+        let max_first_gap = trainer.max_first_gap.unwrap_or(MAX_FIRST_GAP);
+        if !(max_first_gap >= 0.0 && max_first_gap.is_finite()) {
+            let problem = format!("is {max_first_gap}, it must be a number of nats, or 0 for no bound");
+            return Err(("trainer.max_first_gap", problem));
+        }
         let (kl_penalty, kl_reference) = reference(trainer)?;
         let optim = &file.optim;
+        let clip_multiple = clip_multiple(optim)?;
         let course = choose(optim.lr_schedule.as_deref(), COURSES).map_err(|p| ("optim.lr_schedule", p))?;
         let floor = optim.lr_floor.unwrap_or(0.0);
         if !(0.0..=1.0).contains(&floor) {
@@ -145,9 +167,26 @@ impl Pace {
             weighting,
             rate,
             kl_alarm,
+            max_first_gap,
+            clip_multiple,
             kl_penalty,
             kl_reference,
         })
+    }
+}
+
+/// The running limit of gradients. A norm that the config names takes its place.
+fn clip_multiple(optim: &Optim) -> Result<f64, (&'static str, String)> {
+    let key = "optim.grad_clip_multiple";
+    match optim.grad_clip_multiple {
+        None if optim.grad_clip_norm.is_some() => Ok(0.0),
+        None => Ok(CLIP_MULTIPLE),
+        Some(_) if optim.grad_clip_norm.is_some() => {
+            Err((key, "cannot be given beside `optim.grad_clip_norm`, which sets a limit of its own".into()))
+        }
+        // Below 1 each step would shrink the next one's limit.
+        Some(multiple) if multiple == 0.0 || (multiple >= 1.0 && multiple.is_finite()) => Ok(multiple),
+        Some(multiple) => Err((key, format!("is {multiple}, it must be at least 1, or 0 for no limit"))),
     }
 }
 
@@ -223,11 +262,14 @@ mod tests {
             ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
             ("trainer.publish_every", "publish_every = 0"),
             ("trainer.kl_alarm", "kl_alarm = -1"),
+            ("trainer.max_first_gap", "max_first_gap = -0.1"),
             ("trainer.kl_penalty_coef", "kl_penalty_coef = -1"),
             ("trainer.kl_reference", "kl_reference = \"base\""),
             ("trainer.kl_reference", "kl_penalty_coef = 0.1\nkl_reference = \"latest\""),
             ("optim.lr_floor", "[optim]\nlr_floor = 2"),
             ("optim.lr_floor", "[optim]\nlr_floor = 0.1"),
+            ("optim.grad_clip_multiple", "[optim]\ngrad_clip_multiple = 0.5"),
+            ("optim.grad_clip_multiple", "[optim]\ngrad_clip_multiple = 4\ngrad_clip_norm = 1"),
             ("optim.lr_schedule", "[optim]\nlr_schedule = \"square\""),
         ] {
             let text = if text.starts_with('[') { text.into() } else { format!("[trainer]\n{text}") };
@@ -238,8 +280,10 @@ mod tests {
     #[test]
     fn staleness_follows_from_depth_and_publication_unless_it_is_set() {
         let staleness = |text: &str| decide(&format!("[trainer]\n{text}")).unwrap().max_staleness;
-        assert_eq!(staleness("async_off_policy_steps = 3"), 3);
-        assert_eq!(staleness("async_off_policy_steps = 1\npublish_every = 4"), 4);
+        assert_eq!(staleness("async_off_policy_steps = 3"), 3 * 16);
+        assert_eq!(staleness("async_off_policy_steps = 0"), 0);
+        assert_eq!(staleness("async_off_policy_steps = 1\npublish_every = 4"), 16 + 3);
+        assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\""), 3);
         assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\"\nmax_staleness = 1"), 1);
         assert_eq!(staleness("async_off_policy_steps = 1\nmax_staleness = 5"), 5);
     }

@@ -188,7 +188,7 @@ impl RunPlan {
             deadline: deadline.map_err(|problem| bad("run.deadline", problem))?,
             tensorboard: file.log.tensorboard.unwrap_or(true),
             save_every,
-            keep_states: keep_states(trainer.keep_states.unwrap_or(0), save_every, pace.max_staleness)
+            keep_states: keep_states(trainer.keep_states.unwrap_or(0))
                 .map_err(|problem| bad("trainer.keep_states", problem))?,
             state_ttl: state_ttl.map_err(|problem| bad("trainer.state_ttl", problem))?,
             sampling,
@@ -263,8 +263,8 @@ impl RunPlan {
         }
         if self.loss == Loss::ImportanceSampling && self.pace.max_staleness > 2 {
             concerns.push(format!(
-                "trainer.loss_fn: importance_sampling does not clip, and rollouts may be {} steps \
-                 old: ppo or cispo is safer",
+                "trainer.loss_fn: importance_sampling does not bound the ratios of stale rollouts, which may be {} \
+                 steps old: cispo truncates them, and is the default",
                 self.pace.max_staleness
             ));
         }
@@ -296,13 +296,13 @@ impl RunPlan {
 /// Most episodes of one environment in an evaluation.
 const MOST_EPISODES: u64 = 1_000_000;
 
-/// How many states are kept. The last one may turn out to be damaged, and shadows start from those of the oldest weights
-/// that play.
-fn keep_states(written: usize, save_every: u64, max_staleness: u64) -> Result<Option<NonZeroUsize>, String> {
+/// Fewest checkpoints that can be kept: the last one may turn out to be damaged.
+const LEAST_STATES: usize = 2;
+
+fn keep_states(written: usize) -> Result<Option<NonZeroUsize>, String> {
     let Some(keep) = NonZeroUsize::new(written) else { return Ok(None) };
-    let least = 2 + max_staleness.checked_div(save_every).unwrap_or(0);
-    if (keep.get() as u64) < least {
-        return Err(format!("is {keep}, it must be at least {least}, or 0 for all"));
+    if keep.get() < LEAST_STATES {
+        return Err(format!("is {keep}, it must be at least {LEAST_STATES}, or 0 for all"));
     }
     Ok(Some(keep))
 }

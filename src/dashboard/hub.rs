@@ -62,7 +62,7 @@ pub(super) struct Happened {
 /// A run as it is seen from outside.
 pub struct Hub {
     /// What does not change.
-    pub(super) facts: Facts,
+    pub(crate) facts: Facts,
     /// The line.
     pub(super) line: Observer,
     /// What the line counts.

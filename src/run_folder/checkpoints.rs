@@ -45,6 +45,9 @@ pub struct Checkpoint {
     /// What environments have learnt, by their name in metrics.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub memories: BTreeMap<String, serde_json::Value>,
+    /// Gradient norms of the latest optimizer steps, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gradient_norms: Vec<f64>,
 }
 
 impl Checkpoint {
@@ -60,6 +63,7 @@ impl Checkpoint {
             groups: saved.counts.after(before),
             spares,
             memories: saved.memories.clone(),
+            gradient_norms: saved.gradient_norms.clone(),
         }
     }
 
@@ -137,6 +141,7 @@ mod tests {
             spares: Vec::new(),
             counts: Counts::default(),
             memories: BTreeMap::from([("intuition".into(), step.into())]),
+            gradient_norms: vec![1.5, 0.25],
         };
         Checkpoint::new(&saved, &Counts::default(), None)
     }

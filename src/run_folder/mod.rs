@@ -151,7 +151,13 @@ impl RunFolder {
         let Some(last) = self.last() else { return Start { evaluated: self.evaluated, ..Start::default() } };
         let kept = last.spares.as_ref();
         let spares = kept.map(|kept| spares::read(&self.path, &last.name, kept)).unwrap_or_default();
-        Start { step: last.step, settled: last.settled.clone(), spares, evaluated: self.evaluated }
+        Start {
+            step: last.step,
+            settled: last.settled.clone(),
+            spares,
+            gradient_norms: last.gradient_norms.clone(),
+            evaluated: self.evaluated,
+        }
     }
 
     /// Keeps a step's numbers and rollouts.
@@ -202,12 +208,16 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Takes all states but the newest so many off the list. The service still has those that it gives back.
+    /// Drops all but the newest `keep` checkpoints from the list and returns them; those at `in_use` steps and later
+    /// stay. The service still holds what is returned.
     ///
     /// # Errors
     /// The disk refused.
-    pub fn let_go(&mut self, keep: NonZeroUsize) -> anyhow::Result<Vec<Checkpoint>> {
-        let old = self.checkpoints.len().saturating_sub(keep.get());
+    pub fn drop_old(&mut self, keep: NonZeroUsize, in_use: Option<u64>) -> anyhow::Result<Vec<Checkpoint>> {
+        let many = self.checkpoints.len().saturating_sub(keep.get());
+        let unused =
+            self.checkpoints.iter().take_while(|old| in_use.is_none_or(|step| old.step < step)).count();
+        let old = many.min(unused);
         if old > 0 {
             checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints[old..])?;
         }

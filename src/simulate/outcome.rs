@@ -7,6 +7,7 @@ use minds_stages::kit::LaneStats;
 use minds_stages::ledger::Counts;
 use minds_stages::line::{Event, Line};
 use minds_stages::names;
+use minds_stages::trainer::StalenessHistogram;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -24,10 +25,10 @@ pub struct Outcome {
     pub samples_per_s: Option<f64>,
     /// Share of the time in which the adapter was at work.
     pub training_share: Option<f64>,
-    /// Mean of the steps' mean staleness.
-    pub staleness_mean: f64,
-    /// The largest staleness.
-    pub staleness_max: f64,
+    /// Staleness of all groups.
+    pub staleness: StalenessHistogram,
+    /// Share of the time in which a batch was ready and was held back for stragglers.
+    pub held_share: Option<f64>,
     /// The least seconds per step.
     pub bound: Bound,
     /// What lay in each lane.
@@ -72,8 +73,11 @@ impl Outcome {
             "step_s": self.step_s,
             "samples_per_s": self.samples_per_s,
             "training_share": self.training_share,
-            "staleness_mean": self.staleness_mean,
-            "staleness_max": self.staleness_max,
+            "staleness_mean": self.staleness.mean(),
+            "staleness_p50": self.staleness.percentile(0.5),
+            "staleness_p99": self.staleness.percentile(0.99),
+            "staleness_max": self.staleness.percentile(1.0),
+            "held_share": self.held_share,
             "bound_s": self.bound.step(),
             "bound_cause": self.bound.cause(),
             "bounds_s": self.bound.named().into_iter().map(|(name, s)| (name.to_owned(), s.into())).collect::<serde_json::Map<_, _>>(),
@@ -98,8 +102,9 @@ pub struct Watcher {
     ends: usize,
     /// When each step was done, and what had been done by then.
     marks: Vec<(f64, Done)>,
-    staleness: Vec<f64>,
-    oldest: f64,
+    staleness: StalenessHistogram,
+    /// Seconds in which a batch was held back, of each step.
+    held: Vec<f64>,
     lanes: Vec<LaneUse>,
     readings: u64,
 }
@@ -108,8 +113,8 @@ impl Watcher {
     /// Of the service of a plan.
     pub fn new(service: Arc<ScriptedService>, plan: &RunPlan) -> Self {
         let ends = plan.pace.max_steps_off_policy as usize + 1;
-        let (marks, staleness, lanes) = Default::default();
-        Self { service, ends, marks, staleness, oldest: 0.0, lanes, readings: 0 }
+        let (marks, staleness, held, lanes) = Default::default();
+        Self { service, ends, marks, staleness, held, lanes, readings: 0 }
     }
 
     /// Virtual seconds since the start.
@@ -138,8 +143,8 @@ impl Watcher {
             Event::Step(step) => {
                 let number = |key: &str| step.metrics.get(key).copied().unwrap_or(0.0);
                 self.marks.push((log.elapsed(), self.service.done()));
-                self.staleness.push(number(names::STALENESS_MEAN));
-                self.oldest = self.oldest.max(number(names::STALENESS_MAX));
+                self.staleness.add(step.step, &step.groups);
+                self.held.push(number(names::TIME_WAITS_FOR_STRAGGLERS));
                 let groups: Vec<u64> = step.groups.iter().map(|group| group.group.id.0).collect();
                 log.tell("step", [("step", step.step.into()), ("groups", json!(groups))]);
             }
@@ -167,8 +172,8 @@ impl Watcher {
             step_s: time / counted,
             samples_per_s: per_second((last.1.samples - first.1.samples) as f64),
             training_share: per_second(last.1.training_s - first.1.training_s),
-            staleness_mean: self.staleness.iter().sum::<f64>() / steps.max(1) as f64,
-            staleness_max: self.oldest,
+            held_share: per_second(self.held[ends..steps - ends].iter().sum()),
+            staleness: self.staleness,
             bound,
             lanes: self.lanes,
             groups: line.ledger().counts(),

@@ -140,6 +140,25 @@ fn steps_take_the_time_of_the_samplers_places_where_these_are_scarce() {
 }
 
 #[test]
+fn the_default_bound_on_staleness_costs_at_most_three_percent() {
+    let heavy =
+        "sample={ mean = 1, spread = \"lognormal\", sigma = 1.0, tail_share = 0.05, tail_factor = 15 }";
+    for off_policy in [1, 2, 4] {
+        for sample in [None, Some(heavy)] {
+            let sets = [format!("trainer.async_off_policy_steps={off_policy}"), "simulate.steps=1000".into()];
+            let sets: Vec<String> =
+                sets.into_iter().chain(sample.map(|sample| format!("simulate.{sample}"))).collect();
+            let default = numbers(TAILS, &sets);
+            let unbound = numbers(TAILS, &[sets, vec!["trainer.max_staleness=2000".into()]].concat());
+            let cost = f64_of(&default, "step_s") / f64_of(&unbound, "step_s");
+            assert!(cost <= 1.03, "K = {off_policy}, {sample:?}: {cost}\n{default}\n{unbound}");
+            let means = [&default, &unbound].map(|found| f64_of(found, "staleness_mean"));
+            assert!((means[0] - means[1]).abs() < 0.1, "the credits set the mean, not the bound: {means:?}");
+        }
+    }
+}
+
+#[test]
 fn the_same_seed_gives_the_same_events_and_another_one_others() {
     let dir = tempfile::tempdir().unwrap();
     let faults = ["failures=0.05", "not_finite=0.01", "missing=0.01", "queries=2", "reward=0.2"];

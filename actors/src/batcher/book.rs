@@ -8,6 +8,11 @@ use minds_core::reward::Reward;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+/// A sampled token with a smaller logprob, in nats, is left out of the loss. At temperature 1 a model samples a given
+/// token of this logprob once in nine million draws, so what is reported here is a fault of the service far more often
+/// than a fact; and as no trained logprob is above 0, importance ratios are at most `exp(16)` then.
+const LEAST_LOGPROB: f32 = -16.0;
+
 /// Members by group, until a group is complete.
 #[derive(Default)]
 pub struct GroupBook {
@@ -88,6 +93,7 @@ impl Complete {
             .collect();
         let filtered = constant && options.constant != ConstantGroups::Keep;
         let mut data = Vec::new();
+        let mut masked_tokens = 0;
         // Without a penalty, equal rewards teach nothing.
         if !filtered && (!constant || options.kl_penalty > 0.0) {
             let penalty = penalty(&members, options.kl_penalty);
@@ -97,12 +103,20 @@ impl Complete {
                     Weighting::Sequence => 1.0 / member.episode.sampled_tokens().max(1) as f32,
                 };
                 let earned = if constant { 0.0 } else { member.advantage };
-                let advantage = |turn, token| weight * (earned + penalty(member, turn, token));
+                let turns = &member.episode.turns;
+                let trusted = |turn: usize, token: usize| turns[turn].answer.logprobs[token] >= LEAST_LOGPROB;
+                let advantage = |turn, token| match trusted(turn, token) {
+                    true => weight * (earned + penalty(member, turn, token)),
+                    false => 0.0,
+                };
                 data.extend(member.episode.data(advantage).map_err(|e| e.to_string())?);
+                let logprobs = turns.iter().flat_map(|turn| &turn.answer.logprobs);
+                masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
             }
         }
         let oldest = members.iter().map(|m| m.episode.policy).min().unwrap_or(PolicyVersion(0));
-        Ok(ReadyGroup { group, members, missing: missing.len() as u32, constant, filtered, data, oldest })
+        let missing = missing.len() as u32;
+        Ok(ReadyGroup { group, members, missing, constant, filtered, masked_tokens, data, oldest })
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Done {
     pub(super) step: u64,
     /// The optimizer's settings.
     pub(super) adam: AdamParams,
+    /// Gradient norms of the optimizer steps until this one.
+    pub(super) gradient_norms: Vec<f64>,
     pub(super) gathered: Gathered,
     /// The weights, if they are to be published.
     pub(super) export: Option<Pending<Export>>,
@@ -39,12 +41,13 @@ struct Behind {
     spares: Vec<Spare>,
     counts: Counts,
     memories: BTreeMap<String, serde_json::Value>,
+    gradient_norms: Vec<f64>,
 }
 
 impl Behind {
     fn saved(self, name: String, step: u64, state_path: String, sampler_path: Option<String>) -> Saved {
-        let Self { settled, spares, counts, memories } = self;
-        Saved { name, step, state_path, sampler_path, settled, spares, counts, memories }
+        let Self { settled, spares, counts, memories, gradient_norms } = self;
+        Saved { name, step, state_path, sampler_path, settled, spares, counts, memories, gradient_norms }
     }
 }
 
@@ -53,7 +56,7 @@ pub(super) enum Finished {
     /// A step to be closed.
     Step(Box<Done>),
     /// The run is over: save what there is. `why` if it is not as asked.
-    End { step: u64, why: Option<String> },
+    End { step: u64, gradient_norms: Vec<f64>, why: Option<String> },
     /// The run cannot go on.
     Failed(String),
 }
@@ -83,7 +86,7 @@ impl Closer {
                     Ok(()) => continue,
                     Err(why) => Event::Failed(why),
                 },
-                Finished::End { step, why } => self.end(step, why).await,
+                Finished::End { step, gradient_norms, why } => self.end(step, gradient_norms, why).await,
                 Finished::Failed(why) => Event::Failed(why),
             };
             // The outside may have gone; then nobody waits for the event.
@@ -93,7 +96,7 @@ impl Closer {
     }
 
     async fn close(&mut self, done: Done) -> Result<(), String> {
-        let Done { step, adam, mut gathered, export, state, shadow_state } = done;
+        let Done { step, adam, gradient_norms, mut gathered, export, state, shadow_state } = done;
         let forward = gathered.take_forward();
         let mut metrics = report::metrics(&self.options, step, &adam, &gathered, forward.as_ref());
         let groups = gathered.groups;
@@ -127,7 +130,7 @@ impl Closer {
         queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
         self.tell(Event::Step(StepDone { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {
-            let behind = self.behind();
+            let behind = self.behind(gradient_norms);
             let state_path =
                 pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
             self.saved = Some(step);
@@ -140,23 +143,24 @@ impl Closer {
         Ok(())
     }
 
-    fn behind(&self) -> Behind {
+    fn behind(&self, gradient_norms: Vec<f64>) -> Behind {
         let learnt = |c: &Arc<Component>| Some((c.name.clone(), c.environment.memory()?));
         let memories = self.links.components.iter().filter_map(learnt).collect();
         let ledger = &self.links.ledger;
-        Behind { settled: ledger.settled(), spares: ledger.spares(), counts: ledger.counts(), memories }
+        let (settled, spares, counts) = (ledger.settled(), ledger.spares(), ledger.counts());
+        Behind { settled, spares, counts, memories, gradient_norms }
     }
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
     /// only weights that work: it is to go on from them.
-    async fn end(&self, step: u64, why: Option<String>) -> Event {
+    async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<String>) -> Event {
         let nothing_done = why.is_some() && step == self.first;
         let saving = if self.saved == Some(step) || nothing_done {
             Ok(())
         } else if why.is_some() && !self.works().await {
             Err(format!("did not save step {step}, for its weights give no finite log-probs"))
         } else {
-            self.save(step).await
+            self.save(step, gradient_norms).await
         };
         match (why, saving) {
             (None, Ok(())) => Event::Ended { step },
@@ -177,9 +181,9 @@ impl Closer {
         }
     }
 
-    async fn save(&self, step: u64) -> Result<(), String> {
+    async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), String> {
         // What is settled from here on is not part of these weights.
-        let behind = self.behind();
+        let behind = self.behind(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));

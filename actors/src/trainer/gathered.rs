@@ -20,12 +20,16 @@ pub(super) struct Gathered {
     pub(super) optim: Option<OptimStep>,
     /// Whether gradients wait for an optimizer step.
     pub(super) gradients: bool,
+    /// Optimizer steps whose gradients were clipped at the running limit.
+    pub(super) clipped: u32,
     /// Why a part was refused, the first cause.
     pub(super) refused: Option<String>,
     /// From submission to results.
     pub(super) train: Duration,
     /// Waiting for parts.
     pub(super) idle: Duration,
+    /// The share of it in which a part was complete and was held back for stragglers.
+    pub(super) held: Duration,
 }
 
 impl Gathered {

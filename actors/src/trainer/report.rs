@@ -2,6 +2,7 @@
 
 use super::Options;
 use super::gathered::Gathered;
+use super::staleness::StalenessHistogram;
 use crate::names;
 use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::{Forward, LOGPROB_ROUNDING};
@@ -18,7 +19,7 @@ pub(super) fn metrics(
     gathered: &Gathered,
     forward: Option<&Forward>,
 ) -> Metrics {
-    let Gathered { groups, data, optim, train, idle, .. } = gathered;
+    let Gathered { groups, data, optim, clipped, train, idle, held, .. } = gathered;
     let mut out = Metrics::new();
     let mut put = |name: &str, value: f64| {
         out.insert(name.into(), value);
@@ -28,23 +29,34 @@ pub(super) fn metrics(
     put(names::LEARNING_RATE, adam.learning_rate);
     put(names::TIME_TRAIN, train.as_secs_f64());
     put(names::TIME_TRAINER_IDLE, idle.as_secs_f64());
-    // The step trained the version before its own.
-    let staleness = groups.iter().map(|g| (step - 1).saturating_sub(g.oldest.0) as f64);
-    let oldest = staleness.clone().fold(f64::NEG_INFINITY, f64::max);
-    put(names::STALENESS_MEAN, mean(staleness.clone()));
-    put(names::STALENESS_MAX, oldest);
-    put(names::STALENESS_MIN, staleness.fold(f64::INFINITY, f64::min));
+    put(names::TIME_WAITS_FOR_STRAGGLERS, held.as_secs_f64());
+    let mut staleness = StalenessHistogram::default();
+    staleness.add(step, groups);
+    put(names::STALENESS_MEAN, staleness.mean());
+    for (name, share) in names::STALENESS_PERCENTILES {
+        put(name, staleness.percentile(share) as f64);
+    }
     let members = || groups.iter().flat_map(|g| g.members.iter());
     put(names::TOKENS_SAMPLED, members().map(|m| m.episode.sampled_tokens()).sum::<usize>() as f64);
     put(names::TOKENS_PROMPT, members().map(|m| m.episode.prompt_tokens()).sum::<usize>() as f64);
     put(names::TOKENS_TRAINED, data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
+    let masked: u64 = groups.iter().map(|group| group.masked_tokens).sum();
+    put(names::TOKENS_MASKED, masked as f64);
+    if masked > 0 {
+        warn!(
+            step,
+            tokens = masked,
+            "the service sampled tokens that it gives a probability below one in nine million: they are left out of the \
+             loss"
+        );
+    }
     let logprobs = members().flat_map(|m| &m.episode.turns).map(|turn| &turn.answer.logprobs);
     put(names::ENTROPY, -mean_of_tokens(logprobs).unwrap_or(0.0));
     if let Some(drift) = mean_of_tokens(members().flat_map(|m| &m.drift)) {
         put(names::KL_REFERENCE, drift);
     }
     if let Some(forward) = forward {
-        let gaps = gaps(data, forward);
+        let gaps = gaps(data.iter().zip(&forward.logprobs));
         let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
         put(names::KL_V1, mean(gaps.iter().copied()));
         put(names::KL_V2, kl);
@@ -66,6 +78,7 @@ pub(super) fn metrics(
             );
         }
     }
+    put(names::GRADIENT_CLIPPED, f64::from(*clipped));
     if let Some(optim) = optim {
         optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
     }
@@ -95,9 +108,9 @@ pub(super) fn metrics(
 /// `q - p` for every token that was sampled: log-prob at sampling time minus log-prob before the step. A target
 /// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare; nor has one
 /// whose log-prob is none.
-fn gaps(data: &[Datum], forward: &Forward) -> Vec<f64> {
+pub(super) fn gaps<'a>(data: impl Iterator<Item = (&'a Datum, &'a Vec<f32>)>) -> Vec<f64> {
     let mut gaps = Vec::new();
-    for (datum, now) in data.iter().zip(&forward.logprobs) {
+    for (datum, now) in data {
         if let LossInputs::Policy { logprobs, .. } = datum.inputs() {
             let sampled = logprobs.iter().zip(now).filter(|(q, p)| **q != 0.0 && **p <= LOGPROB_ROUNDING);
             gaps.extend(sampled.map(|(q, p)| f64::from(*q) - f64::from(*p)));
@@ -129,7 +142,7 @@ fn environment<'a>(prefix: &str, groups: impl Iterator<Item = &'a ReadyGroup> + 
     names::add_parts(out, prefix, names::OF_AN_ENVIRONMENT, means(members.iter().map(|m| &m.score.metrics)));
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     if count > 0.0 { sum / count } else { 0.0 }
 }

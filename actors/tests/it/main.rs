@@ -6,6 +6,7 @@ mod deadlines;
 mod evaluations;
 mod flow;
 mod groups;
+mod guards;
 mod harness;
 mod kills;
 mod meters;

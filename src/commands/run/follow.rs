@@ -149,7 +149,7 @@ impl<'a> Follower<'a> {
 
     fn step(&mut self, mut done: StepDone) -> Result<(), Fault> {
         let shares = self.line.activity().shares();
-        self.totals.add(&mut done.metrics, &shares.since(&self.last));
+        self.totals.add(&mut done, &shares.since(&self.last));
         self.last = shares;
         self.folder.record(&done).or_exit(Exit::Failed)?;
         if let Some(bars) = &self.bars {
@@ -178,7 +178,8 @@ impl<'a> Follower<'a> {
         }
         self.hub.happened(Level::Info, format!("saved step {step} as {state_path}"));
         self.states.date(saved);
-        self.states.prune(self.folder).or_exit(Exit::Failed)
+        let oldest = self.line.ledger().oldest_version();
+        self.states.prune(self.folder, oldest).or_exit(Exit::Failed)
     }
 
     fn stop(&mut self, why: &str) {
@@ -216,7 +217,11 @@ impl<'a> Follower<'a> {
         if tokio::time::timeout(GOODBYE, self.states.leaving.join_all()).await.is_err() {
             tracing::warn!("old states were not deleted in time");
         }
-        say!("{}", self.totals.summary(step, self.begun.elapsed(), &self.line.activity().shares()));
+        let shares = self.line.activity().shares();
+        say!("{}", self.totals.summary(step, self.begun.elapsed(), &shares));
+        if let Some(note) = self.totals.stragglers(self.hub.facts.max_staleness, &shares) {
+            say!("note         {note}");
+        }
         let counts = self.line.ledger().counts();
         say!(
             "groups       {} opened, {} trained, {} filtered, {} failed, {} in flight at the end",

@@ -15,7 +15,7 @@ use crate::run_folder::RunFolder;
 use crate::terminal::Bars;
 use anyhow::Context as _;
 use follow::{Follower, GOODBYE};
-use minds_stages::line::Line;
+use minds_stages::line::{Line, StartFrom};
 use minds_stages::meters::Meters;
 use minds_tinker::types::FinishReason;
 use states::States;
@@ -62,6 +62,8 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             .with_context(setting_up)
             .or_exit(Exit::Unavailable)?;
         let meters = parts.meters.clone();
+        let starts_shadows =
+            parts.shadow.as_ref().is_some_and(|shadow| matches!(shadow.from, StartFrom::Policy { .. }));
         let mut line = Line::start(&assemble::options(&plan), parts, folder.start()).or_exit(Exit::Config)?;
         let rows = folder.rows().or_exit(Exit::Config)?;
         let totals = Totals::after(&rows);
@@ -74,6 +76,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
             keep: plan.keep_states,
             ttl: plan.state_ttl.filter(|_| matches!(plan.service, ServicePlan::Remote(_))),
             pinned: plan.pinned(),
+            starts_shadows,
             leaving: JoinSet::new(),
         };
         let bars = Bars::show(plan.max_steps, hub.first_step());

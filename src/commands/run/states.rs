@@ -2,6 +2,7 @@
 
 use crate::run_folder::RunFolder;
 use minds_core::backend::Service;
+use minds_core::ids::PolicyVersion;
 use minds_stages::trainer::Saved;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(super) struct States {
     pub(super) ttl: Option<Duration>,
     /// Weights that the config names: they are never deleted.
     pub(super) pinned: Vec<String>,
+    /// Whether shadow adapters start from saved states, so that those of versions in flight must stay.
+    pub(super) starts_shadows: bool,
     /// Deletions and their dates under way.
     pub(super) leaving: JoinSet<()>,
 }
@@ -38,10 +41,16 @@ impl States {
         });
     }
 
-    /// Deletes the oldest. One that cannot be deleted costs room and nothing else.
-    pub(super) fn prune(&mut self, folder: &mut RunFolder) -> anyhow::Result<()> {
+    /// Deletes the oldest, but none that shadow adapters may start from: `oldest` is the oldest version that still
+    /// samples. A state that cannot be deleted costs room and nothing else.
+    pub(super) fn prune(
+        &mut self,
+        folder: &mut RunFolder,
+        oldest: Option<PolicyVersion>,
+    ) -> anyhow::Result<()> {
         let Some(keep) = self.keep else { return Ok(()) };
-        for old in folder.let_go(keep)? {
+        let in_use = oldest.filter(|_| self.starts_shadows).map(|version| version.0);
+        for old in folder.drop_old(keep, in_use)? {
             let service = self.service.clone();
             let mut paths: Vec<String> = std::iter::once(old.state_path).chain(old.sampler_path).collect();
             paths.retain(|path| !self.pinned.contains(path));

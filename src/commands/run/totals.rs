@@ -3,6 +3,8 @@
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
 use minds_stages::names;
+use minds_stages::parcels::StepDone;
+use minds_stages::trainer::StalenessHistogram;
 use std::time::Duration;
 
 /// Steps that are compared at both ends.
@@ -10,6 +12,9 @@ pub(super) const WINDOW: usize = 10;
 
 /// Steps after which a run is told that its reward has not moved.
 const STANDSTILL: usize = 50;
+
+/// Share of the time from which waiting for stragglers is reported at the end.
+const WAITED_LONG: f64 = 0.05;
 
 /// Sums over the run.
 #[derive(Default)]
@@ -19,7 +24,12 @@ pub(super) struct Totals {
     rewards: Vec<f64>,
     /// Steps of earlier lives.
     before: usize,
+    /// Mean staleness of the last step.
     staleness: f64,
+    /// Staleness of all groups trained in this life of the run.
+    histogram: StalenessHistogram,
+    /// Seconds in which a complete batch was held back for stragglers while the trainer was idle.
+    held: f64,
 }
 
 impl Totals {
@@ -30,12 +40,15 @@ impl Totals {
     }
 
     /// Adds the step to the sums, and what only the outside knows to the step.
-    pub(super) fn add(&mut self, metrics: &mut Metrics, stretch: &Shares) {
+    pub(super) fn add(&mut self, done: &mut StepDone, stretch: &Shares) {
+        self.histogram.add(done.step, &done.groups);
+        let metrics = &mut done.metrics;
         let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
         self.sampled += get(names::TOKENS_SAMPLED);
         self.trained += get(names::TOKENS_TRAINED);
         self.rewards.push(get("env/all/reward/total"));
         self.staleness = get(names::STALENESS_MEAN);
+        self.held += get(names::TIME_WAITS_FOR_STRAGGLERS);
         metrics.insert(names::TIME_TOTAL.into(), stretch.wall);
         metrics.insert(names::TIME_SAMPLING_BUSY.into(), stretch.sampling);
         metrics.insert(names::TIME_SCORING_BUSY.into(), stretch.scoring);
@@ -75,6 +88,20 @@ impl Totals {
         }
     }
 
+    /// What to change where the trainer waited for stragglers for more than 5 % of the time.
+    pub(super) fn stragglers(&self, max_staleness: u64, shares: &Shares) -> Option<String> {
+        let share = self.held / shares.wall;
+        (share > WAITED_LONG).then(|| {
+            format!(
+                "for {:.0} % of the time a batch was ready and was held back until stragglers had ended, so that no \
+                 rollout is more than {} steps old: a larger `trainer.max_staleness` is faster, and with `trainer.staleness \
+                 = \"drop\"` such rollouts are sampled again",
+                100.0 * share,
+                max_staleness
+            )
+        })
+    }
+
     pub(super) fn summary(&self, step: u64, took: Duration, shares: &Shares) -> String {
         let seconds = took.as_secs_f64();
         let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
@@ -95,6 +122,7 @@ impl Totals {
             "done         {step} steps{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
              {:.0} % of the training time overlapped with sampling or scoring\n\
+             staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most\n\
              reward       {rewards}",
             seconds,
             self.sampled / seconds,
@@ -103,6 +131,10 @@ impl Totals {
             100.0 * shares.scoring / shares.wall,
             100.0 * shares.training / shares.wall,
             100.0 * shares.overlap_share(),
+            self.histogram.mean(),
+            self.histogram.percentile(0.5),
+            self.histogram.percentile(0.99),
+            self.histogram.percentile(1.0),
         )
     }
 }

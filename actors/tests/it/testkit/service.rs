@@ -128,6 +128,8 @@ pub struct TrainingScript {
     pub refuse_export: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     /// May change the log-probs that a forward_backward tells.
     pub logprobs: Telling,
+    /// Gradient norms that the first optimizer steps report; later ones report none.
+    pub norms: Vec<f64>,
     /// Panics when this forward_backward is asked for.
     pub panic_at: Option<usize>,
     /// Whether the data of all passes are kept, for tests to look at.
@@ -147,6 +149,7 @@ impl Default for TrainingScript {
             refuse_optim: Box::new(|_| Ok(())),
             refuse_export: Box::new(|_| Ok(())),
             logprobs: Box::new(|_, _| ()),
+            norms: Vec::new(),
             panic_at: None,
             remember: true,
             unplugged: watch::Sender::new(true),
@@ -162,6 +165,8 @@ pub struct Training {
     pub calls: Mutex<Vec<String>>,
     /// The data of every forward_backward.
     pub data: Mutex<Vec<Vec<Datum>>>,
+    /// The settings of every optimizer step.
+    pub adam: Mutex<Vec<AdamParams>>,
     counts: [AtomicU64; 3],
     names: Mutex<Vec<String>>,
     /// Optimizer steps since the start.
@@ -182,6 +187,7 @@ impl Training {
             sampling,
             calls: Mutex::default(),
             data: Mutex::default(),
+            adam: Mutex::default(),
             counts: Default::default(),
             names: Mutex::default(),
             version: Arc::new(AtomicU64::new(version)),
@@ -238,14 +244,16 @@ impl TrainingBackend for Training {
         })
     }
 
-    fn optim_step(&self, _: AdamParams) -> Pending<OptimStep> {
+    fn optim_step(&self, adam: AdamParams) -> Pending<OptimStep> {
         let number = self.count(1);
+        self.adam.lock().unwrap().push(adam);
         let (script, version) = (self.script.clone(), self.version.clone());
         self.queue("optim".into(), async move {
             sleep(script.optim).await;
             (script.refuse_optim)(number)?;
             version.fetch_add(1, Relaxed);
-            Ok(OptimStep::default())
+            let norm = script.norms.get(number).map(|norm| ("grad_norm".to_string(), *norm));
+            Ok(OptimStep { metrics: norm.into_iter().collect() })
         })
     }
 

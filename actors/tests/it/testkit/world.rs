@@ -107,6 +107,8 @@ impl World {
                 substeps: NonZeroUsize::MIN,
                 publish_every: NonZeroU64::MIN,
                 kl_alarm: None,
+                clip_multiple: 0.0,
+                max_first_gap: 0.0,
                 save_every: 0,
                 max_refused: 3,
             },
@@ -259,8 +261,14 @@ impl Run {
         let Some(last) = self.saved.last() else { return Default::default() };
         let steps = self.steps.iter().filter(|step| step.step <= last.step);
         let trained = steps.flat_map(|step| step.groups.iter().map(|group| group.group.id.0)).collect();
-        let (settled, spares) = (last.settled.clone(), last.spares.clone());
-        (Start { step: last.step, settled, spares, evaluated: false }, trained)
+        let start = Start {
+            step: last.step,
+            settled: last.settled.clone(),
+            spares: last.spares.clone(),
+            gradient_norms: last.gradient_norms.clone(),
+            evaluated: false,
+        };
+        (start, trained)
     }
 
     /// Follows the run until it has done `count` steps.

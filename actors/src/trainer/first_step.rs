@@ -1,0 +1,48 @@
+//! Checks in the first step of a run that sampler and trainer agree about the policy.
+//!
+//! On-policy, the logprob of a token when it was sampled and its logprob in the training pass are those of the same
+//! weights. They differ by the arithmetic of two implementations, less than 0.05 nats on average. More means that one of
+//! the two reads other text or holds other weights, and then every later importance ratio is wrong as well.
+
+use super::{Options, report};
+use crate::parcels::ReadyGroup;
+use minds_core::backend::Forward;
+use minds_core::ids::PolicyVersion;
+use tracing::warn;
+
+/// Mean gap in nats from which a first step is worth a warning.
+const SUSPICIOUS_GAP: f64 = 0.05;
+
+const WHAT_TO_LOOK_AT: &str = "look at `model.renderer_name` and the chat template, at `model.base_model` (does the server hold \
+                               the same weights, in the same precision?) and at `trainer.args` (a temperature other than 1, \
+                               top_k and top_p change what is sampled, not what is trained)";
+
+/// Compares the logprobs of those groups that the weights in training sampled.
+///
+/// # Errors
+/// Their mean gap is at least `options.max_first_gap`.
+pub(super) fn check(
+    options: &Options,
+    version: PolicyVersion,
+    groups: &[ReadyGroup],
+    forward: &Forward,
+) -> Result<(), String> {
+    let owners = groups.iter().flat_map(|group| group.data.iter().map(move |datum| (group.oldest, datum)));
+    let on_policy = owners.zip(&forward.logprobs).filter(|((oldest, _), _)| *oldest == version);
+    let gaps = report::gaps(on_policy.map(|((_, datum), now)| (datum, now)));
+    let gap = report::mean(gaps.iter().map(|gap| gap.abs()));
+    if options.max_first_gap > 0.0 && gap >= options.max_first_gap {
+        return Err(format!(
+            "the logprobs of the first step's tokens when sampled and when trained differ by {gap:.2} nats on average, though \
+             the weights are the same: {WHAT_TO_LOOK_AT}; `trainer.max_first_gap = 0` continues all the same"
+        ));
+    }
+    if gap >= SUSPICIOUS_GAP {
+        warn!(
+            gap,
+            "the logprobs of the first step's tokens when sampled and when trained differ by more than two implementations \
+             of one model do: {WHAT_TO_LOOK_AT}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Numbers that are finite and absurd: glitches of a service that would freeze or spoil the weights without any error.
+
+use crate::testkit::{World, local, seconds};
+use minds_core::datum::LossInputs;
+
+/// The limits that optimizer steps were submitted with; 0 where there was none.
+fn limits(run: &crate::testkit::Run) -> Vec<f64> {
+    run.training.adam.lock().unwrap().iter().map(|adam| adam.grad_clip_norm).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gradient_far_above_those_before_is_clipped_counted_and_reported() {
+    local(async {
+        let mut world = World::new(1, 0, 5);
+        world.options.train.clip_multiple = 4.0;
+        world.training.norms = vec![2.0, 1.0, 1e15, 1.0, 1.0];
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(5));
+        // By hand: 4 times the largest norm so far, of which the outlier counts as its own limit.
+        assert_eq!(limits(&run), [0.0, 8.0, 8.0, 32.0, 32.0]);
+        assert_eq!(run.metric("optim/clipped"), [0.0, 0.0, 1.0, 0.0, 0.0]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_norm_of_the_config_takes_the_place_of_the_running_limit() {
+    local(async {
+        let mut world = World::new(1, 0, 3);
+        world.options.train.clip_multiple = 4.0;
+        world.options.train.adam.grad_clip_norm = 1.0;
+        world.training.norms = vec![2.0; 3];
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(3));
+        assert_eq!(limits(&run), [1.0; 3]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_running_limit_survives_a_kill() {
+    local(async {
+        let world = |steps| {
+            let mut world = World::new(1, 0, steps);
+            world.options.train.clip_multiple = 4.0;
+            world.options.train.save_every = 1;
+            world.training.norms = vec![2.0; 3];
+            world
+        };
+        let mut first = world(3);
+        first.training.norms = vec![3.0, 2.0, 2.0];
+        let mut first = first.start();
+        first.until_step(2).await;
+        // The checkpoint of a step follows its report.
+        first.pass(seconds(1)).await;
+        first.end().await.unwrap();
+        let (start, _) = first.kill();
+        assert_eq!(start.gradient_norms, [3.0, 2.0, 2.0]);
+        let mut second = world(5).start_from(start);
+        assert_eq!(second.end().await, Ok(5));
+        assert_eq!(limits(&second), [12.0; 2]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_cannot_have_been_sampled_is_left_out_of_the_loss_and_its_siblings_are_not() {
+    for (logprob, masked) in [(-16.5, 1.0), (-40.0, 1.0), (-15.5, 0.0)] {
+        local(async {
+            let mut world = World::new(1, 0, 1);
+            world.sampling.answer = Box::new(move |_, sequences| {
+                sequences[1].logprobs[0] = logprob;
+                Ok(())
+            });
+            let mut run = world.start();
+            assert_eq!(run.end().await, Ok(1));
+            assert_eq!(run.metric("tokens/masked"), [masked], "{logprob}");
+            let data = run.training.data.lock().unwrap();
+            let LossInputs::Policy { advantages, .. } = data[0][1].inputs() else { panic!("a policy loss") };
+            let trained = advantages.iter().filter(|advantage| **advantage != 0.0).count();
+            assert_eq!(trained, 2 - masked as usize, "{logprob}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_step_whose_sampler_and_trainer_disagree_ends_the_run_before_its_weights_change() {
+    // The script samples with -0.5 and -0.25 and trains with -1.0: 0.625 nats on average.
+    for (bound, ends) in [(0.5, true), (0.7, false), (0.0, false)] {
+        local(async {
+            let mut world = World::new(1, 1, 3);
+            world.options.train.max_first_gap = bound;
+            world.training.logprobs = Box::new(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
+            let mut run = world.start();
+            let end = run.end().await;
+            if ends {
+                let why = end.unwrap_err();
+                assert!(why.contains("0.62 nats") || why.contains("0.63 nats"), "{why}");
+                assert!(why.contains("renderer_name") && why.contains("max_first_gap"), "{why}");
+                assert!(!run.calls().contains(&"optim".to_owned()), "{:?}", run.calls());
+            } else {
+                assert_eq!(end, Ok(3), "bound {bound}");
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_of_stale_rollouts_or_of_later_steps_is_no_fault_of_the_service() {
+    local(async {
+        let mut world = World::new(1, 1, 4);
+        world.options.train.max_first_gap = 0.5;
+        world.training.logprobs = Box::new(|n, data| {
+            if n > 0 {
+                data.iter_mut().flatten().for_each(|lp| *lp = -9.0);
+            }
+        });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(4));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_reports_how_long_it_was_held_back_for_a_straggler() {
+    local(async {
+        // Groups take 1 s but for the second, which takes 60 s; a pass takes 1 s. No rollout may be older than 1 step.
+        let mut world = World::new(1, 1, 6);
+        world.sampling.latency = Box::new(|n| seconds(if n == 1 { 60 } else { 1 }));
+        world.training.forward_backward = seconds(1);
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(6));
+        let held = run.metric("time/waits_for_stragglers");
+        // Step 1 is done at 2 s and its credit opens a group that is ready at 3 s; if that left, the straggler of version 0
+        // would be trained at version 2. It comes at 60 s.
+        assert!((held.iter().sum::<f64>() - 57.0).abs() < 1.5, "{held:?}");
+        assert!(run.metric("time/trainer_idle").iter().zip(&held).all(|(idle, held)| held <= idle));
+    })
+    .await;
+}
