@@ -20,6 +20,8 @@ pub(super) struct Gathered {
     pub(super) optim: Option<OptimStep>,
     /// Whether gradients wait for an optimizer step.
     pub(super) gradients: bool,
+    /// Groups, data and passes that earlier optimizer steps of the batch have behind them.
+    behind: [usize; 3],
     /// Why a part was refused, the first cause.
     pub(super) refused: Option<String>,
     /// From submission to results.
@@ -41,6 +43,21 @@ impl Gathered {
     pub(super) fn stepped(&mut self, optim: OptimStep) {
         self.optim = Some(optim);
         self.gradients = false;
+    }
+
+    /// What was added up to here belongs to optimizer steps that are over.
+    pub(super) fn close_step(&mut self) {
+        self.behind = [self.groups.len(), self.data.len(), self.forwards.len()];
+    }
+
+    /// The optimizer step was refused, and its gradients are gone: what they were made of is no part of the batch.
+    pub(super) fn refuse_step(&mut self, error: &BackendError) {
+        let [groups, data, forwards] = self.behind;
+        let lost = self.groups.split_off(groups);
+        self.data.truncate(data);
+        self.forwards.truncate(forwards);
+        self.gradients = false;
+        self.refuse(&lost, error);
     }
 
     /// A part that has no gradients.
