@@ -69,6 +69,10 @@ pub(super) fn changes(then: &Fingerprints, now: &Fingerprints) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::ConfigFile;
+    use crate::run_folder::{RunFolder, Terms};
+    use minds_stages::ledger::{Counts, Settled};
+    use minds_stages::trainer::Saved;
 
     fn fingerprint(rows: u64, data: &str, code: Option<&str>) -> Fingerprint {
         Fingerprint { rows, data: data.into(), code: code.map(Into::into) }
@@ -106,5 +110,36 @@ mod tests {
         assert_eq!(read(dir.path()).unwrap(), Some(all));
         std::fs::write(dir.path().join(FILE), "{").unwrap();
         assert!(read(dir.path()).unwrap_err().to_string().contains("environments.json is damaged"));
+    }
+
+    #[test]
+    fn a_change_is_told_at_every_resume_until_a_checkpoint_was_made_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let life = |data: &str, step: Option<u64>| {
+            let mut folder = RunFolder::open(dir.path(), &ConfigFile::default(), Terms::SameConfig).unwrap();
+            let now = Fingerprints::from([("task".into(), fingerprint(5, data, None))]);
+            let changes = folder.compare(now).unwrap();
+            if let Some(step) = step {
+                let saved = Saved {
+                    name: format!("{step:06}"),
+                    step,
+                    state_path: "tinker://run/weights/a".into(),
+                    sampler_path: None,
+                    settled: Settled::default(),
+                    spares: Vec::new(),
+                    counts: Counts::default(),
+                    memories: BTreeMap::new(),
+                };
+                folder.keep(&saved).unwrap();
+            }
+            changes.len()
+        };
+        assert_eq!(life("old", None), 0);
+        assert_eq!(life("new", None), 0, "nothing was trained yet");
+        assert_eq!(life("new", Some(1)), 0);
+        assert_eq!(life("newer", None), 1);
+        assert_eq!(life("newer", Some(2)), 1, "the checkpoint is still that of the old rows");
+        assert_eq!(life("newer", None), 0);
+        assert_eq!(life("new", None), 1);
     }
 }
