@@ -30,6 +30,8 @@ pub struct Component {
     pub sampling: SamplingParams,
     /// Most answers per episode.
     pub max_turns: u32,
+    /// Tokens that the model reads, prompt and answer together.
+    pub context: usize,
     /// Longest that one reward may take, or one reply of the environment.
     pub score_timeout: Duration,
     /// Share of the run; 0 leaves it out.

@@ -1,6 +1,10 @@
 //! How an episode is played and judged, whoever asks for it: training or evaluation.
 //!
 //! Nothing here knows groups, lanes or credits. A failure is always a cause in words, never a number.
+//!
+//! No request asks for more than the model reads: an answer has at most the tokens that its prompt leaves of the context.
+//! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the answers that it has; one
+//! whose first prompt leaves none fails.
 
 use crate::activity::{Activity, Work};
 use crate::kit::unpanicked;
@@ -17,6 +21,7 @@ use minds_core::reward::{Missing, Score};
 use minds_core::sampling::{SampleRequest, Sampled, SamplingParams};
 use rand::Rng;
 use std::sync::Arc;
+use tracing::debug;
 
 /// A sample, or why it cannot be trained.
 pub type Answer = Result<Sampled, String>;
@@ -106,6 +111,11 @@ impl Player {
                 Reply::Continue(messages) => conversation.extend(messages),
             }
             prompt = component.renderer.prompt(&conversation).into();
+            if prompt.len() >= component.context {
+                let (tokens, turns) = (prompt.len(), turns.len());
+                debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");
+                break;
+            }
             let stream = [u64::from(member) + 1, turns.len() as u64];
             let mut answers = self.answer(table, prompt.clone(), 1, stream).await?;
             answer = answers.pop().ok_or("the service returned no sample")??;
@@ -148,7 +158,15 @@ impl Player {
         stream: [u64; 2],
     ) -> Result<Vec<Answer>, String> {
         let seed = seed(self.seed, table.group.0, stream);
-        let params = SamplingParams { seed: Some(seed), ..table.component.sampling.clone() };
+        let Component { sampling, context, .. } = table.component;
+        let room = context.checked_sub(prompt.len()).filter(|room| *room > 0).ok_or_else(|| {
+            format!(
+                "the prompt has {} tokens, and the model reads {context}, the answer included",
+                prompt.len()
+            )
+        })?;
+        let max_tokens = sampling.max_tokens.min(room);
+        let params = SamplingParams { seed: Some(seed), max_tokens, ..sampling.clone() };
         let request = SampleRequest::new(prompt, count as usize, params);
         let busy = self.activity.enter(Work::Sampling);
         let response = self.retry.run("sample", || table.policy.sampler.sample(request.clone())).await;

@@ -4,8 +4,8 @@
 //! The last part's `forward_backward`, `optim_step` and the export are submitted back to back; the next batch goes out
 //! as soon as the step's result is in, while the export is still being made. A part that the service refuses leaves
 //! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
-//! "failed". Credits come back after the new weights are published, so that a group opened with them can play the new
-//! weights.
+//! "failed"; so does an optimizer step that the service refuses, with the groups of its gradients. Credits come back
+//! after the new weights are published, so that a group opened with them can play the new weights.
 
 mod clip;
 mod closing;
@@ -370,9 +370,13 @@ impl Step {
                 }
                 Ok(_) => {}
                 Err(_) if !gathered.gradients => {}
-                // Nothing but a step clears gradients: the next batch would be trained together with this one.
+                Err(error @ BackendError::Rejected(_)) => gathered.refuse_step(&error),
+                // The gradients may still be there: the next batch would be trained together with this one.
                 Err(error) => return gathered.give_up(&error),
             }
+        }
+        if steps_now {
+            gathered.close_step();
         }
         drop(busy);
         gathered.train += started.elapsed();

@@ -129,8 +129,10 @@ pub trait TrainingBackend: Send + Sync {
     /// then leaves the gradients as they were.
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward>;
 
-    /// Applies and clears the accumulated gradients. The embedded engine leaves everything as it is when there are
-    /// none; other services may move the weights by the optimizer's momentum.
+    /// Applies and clears the accumulated gradients. A step that gives numbers which are not finite is refused
+    /// ([`BackendError::Rejected`]): weights and moments stay as they were, and the gradients are cleared all the same.
+    /// The embedded engine leaves everything as it is when there are none; other services may move the weights by the
+    /// optimizer's momentum.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep>;
 
     /// Saves weights and optimizer under a name; answers with the path.

@@ -8,6 +8,7 @@ use crate::kernel::{Aligned, WIDTH};
 use crate::model::Model;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Sizes of the heads.
@@ -62,6 +63,23 @@ impl Heads {
     fn block(self) -> usize {
         self.kv_heads * self.head_block()
     }
+
+    /// Copies some positions of a panel.
+    fn copy_lanes<T: Copy>(self, target: &mut [T], source: &[T], lanes: Range<usize>) {
+        let blocks = target.chunks_mut(self.head_block()).zip(source.chunks(self.head_block()));
+        for (target, source) in blocks {
+            let (target_keys, target_values) = target.split_at_mut(self.key_block());
+            let (source_keys, source_values) = source.split_at(self.key_block());
+            for (target, source) in target_keys.chunks_mut(WIDTH).zip(source_keys.chunks(WIDTH)) {
+                target[lanes.clone()].copy_from_slice(&source[lanes.clone()]);
+            }
+            let values = lanes.start * WIDTH..lanes.end * WIDTH;
+            let panel = WIDTH * WIDTH;
+            for (target, source) in target_values.chunks_mut(panel).zip(source_values.chunks(panel)) {
+                target[values.clone()].copy_from_slice(&source[values.clone()]);
+            }
+        }
+    }
 }
 
 /// Keys and values of consecutive positions in one layer, in panels on the absolute grid: lane `p % WIDTH` of a
@@ -107,6 +125,26 @@ impl<T: Real> Segment<T> {
         }
     }
 
+    /// A segment of its own that holds the first `end` positions of a chain.
+    fn copied(heads: Heads, chain: &[Visible<'_, T>], end: usize) -> Self {
+        let block = heads.block();
+        let mut panels = Aligned::zeros(end.div_ceil(WIDTH) * block);
+        for part in chain {
+            let (from, to) = (part.start(), part.end().min(end));
+            for cell in part.cells(end) {
+                let lanes = from.max(cell * WIDTH) - cell * WIDTH..to.min((cell + 1) * WIDTH) - cell * WIDTH;
+                let target = &mut panels[cell * block..][..block];
+                let source = part.panel(cell);
+                if lanes == (0..WIDTH) {
+                    target.copy_from_slice(source);
+                } else {
+                    heads.copy_lanes(target, source, lanes);
+                }
+            }
+        }
+        Self { heads, start: 0, len: end, panels }
+    }
+
     /// The positions before `end`.
     pub(crate) fn until(&self, end: usize) -> Visible<'_, T> {
         Visible { segment: self, end: end.min(self.start + self.len) }
@@ -130,16 +168,21 @@ impl<'a, T: Real> Visible<'a, T> {
     }
 
     /// Cells of the position grid that this part touches before `end`.
-    pub(crate) fn cells(&self, end: usize) -> std::ops::Range<usize> {
+    pub(crate) fn cells(&self, end: usize) -> Range<usize> {
         let grid = self.segment.start / WIDTH;
         let end = end.min(self.end);
         if end <= self.segment.start { grid..grid } else { grid..end.div_ceil(WIDTH) }
     }
 
-    fn block(&self, cell: usize, kv_head: usize) -> &'a [T] {
+    /// All heads' keys and values in a cell.
+    fn panel(&self, cell: usize) -> &'a [T] {
         let (heads, grid) = (self.segment.heads, self.segment.start / WIDTH);
-        let from = (cell - grid) * heads.block() + kv_head * heads.head_block();
-        &self.segment.panels[from..from + heads.head_block()]
+        &self.segment.panels[(cell - grid) * heads.block()..][..heads.block()]
+    }
+
+    fn block(&self, cell: usize, kv_head: usize) -> &'a [T] {
+        let heads = self.segment.heads;
+        &self.panel(cell)[kv_head * heads.head_block()..][..heads.head_block()]
     }
 
     /// One head's keys in a cell, `[dim][WIDTH]`.
@@ -173,19 +216,22 @@ impl<T: Real> Kv<T> {
         }
     }
 
-    /// Continues after all positions of `parent`.
+    /// Continues after all positions of `parent`, which it keeps alive.
     #[must_use]
     pub fn child(parent: Arc<Self>) -> Self {
-        let at = parent.len();
-        Self::fork(parent, at)
-    }
-
-    /// Continues after the first `at` positions of `parent`, or after all when it has fewer.
-    #[must_use]
-    pub fn fork(parent: Arc<Self>, at: usize) -> Self {
-        let start = at.min(parent.len());
+        let start = parent.len();
         let layers = parent.layers.iter().map(|l| Segment::new(l.heads, start)).collect();
         Self { parent: Some(parent), start, layers }
+    }
+
+    /// A sequence of its own that begins with a copy of the first `at` positions, or of all when there are fewer. It
+    /// keeps nothing else alive.
+    #[must_use]
+    pub fn fork(&self, at: usize) -> Self {
+        let end = at.min(self.len());
+        let copy =
+            |(index, layer): (usize, &Segment<T>)| Segment::copied(layer.heads, &self.chain(index), end);
+        Self { parent: None, start: 0, layers: self.layers.iter().enumerate().map(copy).collect() }
     }
 
     /// Positions from the beginning of the sequence to the end of this segment.
@@ -204,6 +250,12 @@ impl<T: Real> Kv<T> {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(|l| l.panels.bytes()).sum()
+    }
+
+    /// What the sequence continues.
+    #[cfg(test)]
+    pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
     }
 
     pub(crate) fn segment_mut(&mut self, layer: usize) -> &mut Segment<T> {

@@ -63,7 +63,7 @@ pub fn adam_step<T: Real>(
     let exponent = i32::try_from(step).unwrap_or(i32::MAX);
     let correction1 = 1.0 - params.beta1.powi(exponent);
     let correction2 = (1.0 - params.beta2.powi(exponent)).sqrt();
-    let [beta2, clip_t, eps] = [params.beta2, clip, params.eps].map(T::from_f64);
+    let [beta2, eps] = [params.beta2, params.eps].map(T::from_f64);
     let [keep1, keep2] = [1.0 - params.beta1, 1.0 - params.beta2].map(T::from_f64);
     let decay = T::from_f64(1.0 - params.learning_rate * params.weight_decay);
     let size = T::from_f64(params.learning_rate / correction1);
@@ -72,7 +72,8 @@ pub fn adam_step<T: Real>(
     let (mut m, mut v, mut values) = (state.m.clone(), state.v.clone(), adapter.values.clone());
     let mut finite = true;
     for (((p, m), v), g) in values.iter_mut().zip(&mut m).zip(&mut v).zip(&grads.values) {
-        let g = *g * clip_t;
+        // In 64 bits: a clip that rescues a huge gradient may be too small for 32.
+        let g = T::from_f64(g.to_f64() * clip);
         *m += (g - *m) * keep1;
         *v = *v * beta2 + keep2 * g * g;
         let denominator = v.sqrt() / root + eps;

@@ -5,8 +5,10 @@
 
 use crate::bytes::read_small;
 use crate::error::ModelError;
+use crate::lock::FileLock;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, TryLockError};
+use std::ffi::OsString;
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +17,8 @@ const RECORD: &str = "record.json";
 /// A folder of models.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    root: PathBuf,
+    /// `None` where no variable says where it is.
+    root: Option<PathBuf>,
 }
 
 /// Where a cached model came from.
@@ -59,29 +62,34 @@ struct Record {
 impl Cache {
     /// The cache in this folder; it need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: Some(root.into()) }
     }
 
-    /// `MINDS_MODELS`, or `minds-actors/models` in `XDG_CACHE_HOME` or `~/.cache`.
-    ///
-    /// # Errors
-    /// None of the variables is set, `HOME` neither.
-    pub fn from_env() -> Result<Self, ModelError> {
-        let folder = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+    /// `MINDS_MODELS`, or `minds-actors/models` in `XDG_CACHE_HOME` or `~/.cache`. Where none of the variables is set,
+    /// `HOME` neither, the cache has no folder: it holds nothing, and only what needs the folder fails.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::from_variables(|key| std::env::var_os(key))
+    }
+
+    fn from_variables(value: impl Fn(&str) -> Option<OsString>) -> Self {
+        let folder = |key: &str| value(key).filter(|v| !v.is_empty()).map(PathBuf::from);
         let below = |base: PathBuf| base.join("minds-actors").join("models");
-        folder("MINDS_MODELS")
+        let root = folder("MINDS_MODELS")
             .or_else(|| folder("XDG_CACHE_HOME").map(below))
-            .or_else(|| folder("HOME").map(|home| below(home.join(".cache"))))
-            .map(Self::at)
-            .ok_or_else(|| {
-                ModelError::missing(Path::new("~/.cache"), "set MINDS_MODELS to a folder for models")
-            })
+            .or_else(|| folder("HOME").map(|home| below(home.join(".cache"))));
+        Self { root }
     }
 
     /// The folder.
-    #[must_use]
-    pub fn root(&self) -> &Path {
-        &self.root
+    ///
+    /// # Errors
+    /// No variable says where it is.
+    pub fn root(&self) -> Result<&Path, ModelError> {
+        self.root.as_deref().ok_or_else(|| {
+            let hint = "neither HOME nor XDG_CACHE_HOME is set: set MINDS_MODELS to a folder for models";
+            ModelError::missing(Path::new("~/.cache"), hint)
+        })
     }
 
     /// The model, if it is whole.
@@ -89,13 +97,14 @@ impl Cache {
     /// # Errors
     /// Its record cannot be read.
     pub fn get(&self, name: &str) -> Result<Option<CachedModel>, ModelError> {
-        let path = self.entry(name).join(RECORD);
+        let Some(root) = &self.root else { return Ok(None) };
+        let path = root.join(folder_of(name)).join(RECORD);
         if !path.is_file() {
             return Ok(None);
         }
         let record: Record = serde_json::from_slice(&read_small(&path, 1 << 20)?)
             .map_err(|e| ModelError::damaged(&path, e.to_string()))?;
-        let model = self.root.join(&record.path);
+        let model = root.join(&record.path);
         // Someone may have removed the files and left the record.
         let whole = model.is_dir() || fs::metadata(&model).is_ok_and(|m| m.len() == record.bytes);
         Ok(whole.then_some(CachedModel {
@@ -111,13 +120,14 @@ impl Cache {
     /// # Errors
     /// The folder or a record cannot be read.
     pub fn list(&self) -> Result<Vec<CachedModel>, ModelError> {
-        let entries = match fs::read_dir(&self.root) {
+        let root = self.root()?;
+        let entries = match fs::read_dir(root) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|e| ModelError::io("list", &self.root, e))?,
+            entries => entries.map_err(|e| ModelError::io("list", root, e))?,
         };
         let mut models = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|e| ModelError::io("list", &self.root, e))?;
+            let entry = entry.map_err(|e| ModelError::io("list", root, e))?;
             let folder = entry.file_name();
             if let Some((owner, name)) = folder.to_str().and_then(|s| s.split_once("--")) {
                 models.extend(self.get(&format!("{owner}/{name}"))?);
@@ -130,10 +140,10 @@ impl Cache {
     /// Declares the model whole.
     pub(crate) fn put(&self, name: &str, origin: Origin, path: &Path) -> Result<CachedModel, ModelError> {
         let bytes = size_of(path).map_err(|e| ModelError::io("measure", path, e))?;
-        let relative = path.strip_prefix(&self.root).unwrap_or(path);
+        let relative = path.strip_prefix(self.root()?).unwrap_or(path);
         let parts: Vec<_> = relative.iter().map(|part| part.to_string_lossy()).collect();
         let record = Record { name: name.to_owned(), origin: origin.clone(), path: parts.join("/"), bytes };
-        let entry = self.entry(name);
+        let entry = self.entry(name)?;
         let write = || -> io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(&entry)?;
             serde_json::to_writer_pretty(&mut file, &record)?;
@@ -146,28 +156,23 @@ impl Cache {
         Ok(CachedModel { name: name.to_owned(), origin, path: path.to_owned(), bytes })
     }
 
-    /// Holds off every other process that wants to fetch this model, until the file is dropped. `waiting` is called
+    /// Holds off every other process that wants to fetch this model, until the lock is dropped. `waiting` is called
     /// if another one is at it.
-    pub(crate) fn lock(&self, name: &str, waiting: impl FnOnce()) -> Result<File, ModelError> {
-        let entry = self.entry(name);
+    pub(crate) fn lock(&self, name: &str, waiting: impl FnOnce()) -> Result<FileLock, ModelError> {
+        let entry = self.entry(name)?;
         fs::create_dir_all(&entry).map_err(|e| ModelError::io("create", &entry, e))?;
         let path = entry.join("lock");
-        let file = File::create(&path).map_err(|e| ModelError::io("create", &path, e))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => {
-                waiting();
-                file.lock().map_err(|e| ModelError::io("lock", &path, e))?;
-                Ok(file)
-            }
-            Err(TryLockError::Error(e)) => Err(ModelError::io("lock", &path, e)),
-        }
+        FileLock::wait(&path, waiting).map_err(|e| ModelError::io("lock", &path, e))
     }
 
     /// The model's own folder. `name` has been checked: one `/`, no path tricks.
-    pub(crate) fn entry(&self, name: &str) -> PathBuf {
-        self.root.join(name.replacen('/', "--", 1))
+    pub(crate) fn entry(&self, name: &str) -> Result<PathBuf, ModelError> {
+        Ok(self.root()?.join(folder_of(name)))
     }
+}
+
+fn folder_of(name: &str) -> String {
+    name.replacen('/', "--", 1)
 }
 
 /// An I/O error on writing, where a full disk is told apart.
@@ -191,4 +196,40 @@ fn size_of(path: &Path) -> io::Result<u64> {
         sum += size_of(&entry?.path())?;
     }
     Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::Sources;
+    use crate::source::{ModelSource, Stock, resolve_from, stock, tokenizer};
+    use std::sync::Arc;
+
+    #[test]
+    fn without_a_home_only_what_must_be_fetched_asks_for_the_folder() {
+        let cache = Cache::from_variables(|_| None);
+        let model = tempfile::tempdir().unwrap();
+        let gguf = model.path().join("a.gguf");
+        fs::write(&gguf, "").unwrap();
+        let nowhere = Sources { hub: false, hub_endpoint: None, python: None };
+        let ask = |name: &str| resolve_from(name, &cache, &nowhere, &(Arc::new(|_| ()) as _));
+        assert_eq!(ask("tiny-random").unwrap(), ModelSource::TinyRandom);
+        assert_eq!(ask(model.path().to_str().unwrap()).unwrap(), ModelSource::Folder(model.path().into()));
+        assert_eq!(ask(gguf.to_str().unwrap()).unwrap(), ModelSource::Gguf(gguf.clone()));
+        assert!(tokenizer("tiny-random", &cache, &nowhere, &(Arc::new(|_| ()) as _)).is_ok());
+        assert_eq!(stock("tiny-random", &cache).unwrap(), Stock::Whole(ModelSource::TinyRandom));
+        let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
+        assert!(matches!(stock(name, &cache), Ok(Stock::Absent { .. })));
+        for error in [ask(name).unwrap_err(), cache.list().unwrap_err()] {
+            assert!(error.to_string().contains("set MINDS_MODELS"), "{error}");
+        }
+        let found = |set: &'static str| Cache::from_variables(move |key| (key == set).then(|| "/x".into()));
+        for (set, root) in [
+            ("MINDS_MODELS", "/x"),
+            ("XDG_CACHE_HOME", "/x/minds-actors/models"),
+            ("HOME", "/x/.cache/minds-actors/models"),
+        ] {
+            assert_eq!(found(set).root().unwrap(), Path::new(root));
+        }
+    }
 }

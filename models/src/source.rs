@@ -215,6 +215,6 @@ mod tests {
         assert!(stocked_tokenizer(&name, &cache).unwrap().is_none());
         assert!(matches!(stock("no name at all", &cache), Err(ModelError::UnknownName { .. })));
         assert!(matches!(stock("./no/folder", &cache), Err(ModelError::Missing { .. })));
-        assert!(!cache.root().exists(), "looking writes nothing");
+        assert!(!cache.root().unwrap().exists(), "looking writes nothing");
     }
 }

@@ -44,6 +44,7 @@ fn component(plan: &RunPlan, env: &EnvPlan, ready: &Ready) -> Result<Component, 
         group_size: plan.group_size,
         sampling,
         max_turns: 64,
+        context: ready.info.context,
         score_timeout: plan.score_timeout,
         weight: env.weight,
     })

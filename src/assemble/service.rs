@@ -83,7 +83,7 @@ pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>, progress: &Progress) 
 
 fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Ready, Fault> {
     check_key(plan).or_exit(Exit::Config)?;
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let cache = Cache::from_env();
     let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &Sources::from_env(), progress)
         .map_err(|error| no_model(plan, error))?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
@@ -169,7 +169,7 @@ fn embedded(
     progress: &Progress,
 ) -> Result<Ready, Fault> {
     let name = &plan.base_model;
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let cache = Cache::from_env();
     minds_models::stock(name, &cache).map_err(|error| no_model(plan, error))?;
     let (model, tokenizer) = model(name, plan.seed, progress)?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
@@ -203,7 +203,7 @@ pub type Readable = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 /// # Errors
 /// The model cannot be had or read.
 pub fn model(name: &str, seed: u64, progress: &Progress) -> Result<Readable, Fault> {
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let cache = Cache::from_env();
     let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
     match source.open().or_exit(Exit::Unavailable)? {
         None => {

@@ -52,6 +52,7 @@ impl Found {
         plan.can_train().or_exit(Exit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::outlook(path, &plan.resolved));
         let folder = folder.transpose().or_exit(Exit::Config)?;
+        let place = plan.output_dir.clone().unwrap_or_else(|| "outputs".into());
         let natives: Vec<Option<Arc<dyn Environment>>> = plan
             .envs
             .iter()
@@ -111,6 +112,7 @@ impl Found {
             .map(|shape| memory_of(&plan, shape, habits.measure))
             .unwrap_or_default();
         warnings.extend(concerns(&plan, context, &tokens, &memory));
+        warnings.extend(run_folder::concern(&place));
         Ok(Self {
             renderer: assemble::renderer_name(&plan).0.to_owned(),
             model: model.place,

@@ -3,7 +3,7 @@
 use crate::assemble;
 use crate::commands::progress;
 use crate::config::plan::{RunPlan, ServicePlan};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::exit::Fault;
 use indicatif::HumanBytes;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
@@ -27,7 +27,7 @@ impl ModelAtHand {
     /// # Errors
     /// What is written is no model (2), or its files cannot be read (3).
     pub(super) fn look(plan: &RunPlan) -> Result<Self, Fault> {
-        let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+        let cache = Cache::from_env();
         let no_model = |error| assemble::no_model(plan, error);
         let stock = minds_models::stock(&plan.base_model, &cache).map_err(no_model)?;
         let tokenizer = minds_models::stocked_tokenizer(&plan.base_model, &cache).map_err(no_model)?;
@@ -61,7 +61,7 @@ impl ModelAtHand {
         if self.tokenizer.is_some() && !is_embedded {
             return Ok(None);
         }
-        let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+        let cache = Cache::from_env();
         let sources = Sources { python: None, ..Sources::from_env() };
         match minds_models::tokenizer(name, &cache, &sources, &progress::bars()) {
             Ok(tokenizer) => {

@@ -90,7 +90,7 @@ fn memory(plan: Option<&RunPlan>) -> Finding {
     match (machine::memory(), needed) {
         (None, _) => finding(State::Warn, "memory", "this system does not say how much is free"),
         (Some(free), Some(needed)) if free < needed => {
-            let less = "a smaller model, or a smaller engine.kv_cache_mib, takes less";
+            let less = "a smaller model, or a smaller engine.kv_cache_mib, takes less, and a container may be given more";
             let said = format!("{} free, about {} needed: {less}", HumanBytes(free), HumanBytes(needed));
             finding(State::Missing, "memory", said)
         }
@@ -102,7 +102,7 @@ fn memory(plan: Option<&RunPlan>) -> Finding {
 }
 
 fn needed_memory(plan: &RunPlan) -> Option<u64> {
-    let Ok(Stock::Whole(source)) = minds_models::stock(&plan.base_model, &Cache::from_env().ok()?) else {
+    let Ok(Stock::Whole(source)) = minds_models::stock(&plan.base_model, &Cache::from_env()) else {
         return None;
     };
     let files = source.open().ok()??;
@@ -130,7 +130,7 @@ fn model(plan: Option<&RunPlan>) -> Finding {
     // Without a config nothing is needed yet.
     let absent = if plan.is_some() { State::Missing } else { State::Warn };
     let look = || {
-        let cache = Cache::from_env()?;
+        let cache = Cache::from_env();
         let tokenizer = minds_models::stocked_tokenizer(name, &cache)?;
         Ok::<_, minds_models::ModelError>((minds_models::stock(name, &cache)?, tokenizer.is_some()))
     };

@@ -11,11 +11,11 @@ use minds_models::{Cache, KNOWN_MODELS, Origin, TINY_RANDOM, resolve};
 /// # Errors
 /// The cache cannot be read, or the model cannot be had.
 pub fn run(command: &Models) -> Result<(), Fault> {
-    let cache = Cache::from_env().or_exit(Exit::Unavailable)?;
+    let cache = Cache::from_env();
     match command {
         Models::List => {
             let cached = cache.list().or_exit(Exit::Unavailable)?;
-            say!("in the cache {}:", cache.root().display());
+            say!("in the cache {}:", cache.root().or_exit(Exit::Unavailable)?.display());
             for model in &cached {
                 let origin = match &model.origin {
                     Origin::Hub { commit } => format!("hub, commit {commit}"),

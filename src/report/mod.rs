@@ -47,5 +47,5 @@ pub fn png(source: &Source) -> anyhow::Result<Vec<u8>> {
 fn reader(source: &Source) -> Option<Arc<dyn Tokenizer>> {
     let nowhere = Sources { hub: false, hub_endpoint: None, python: None };
     let silent = Arc::new(|_| ());
-    tokenizer(&source.plan.as_ref()?.base_model, &Cache::from_env().ok()?, &nowhere, &(silent as _)).ok()
+    tokenizer(&source.plan.as_ref()?.base_model, &Cache::from_env(), &nowhere, &(silent as _)).ok()
 }

@@ -3,10 +3,11 @@
 //! Nothing is written here: a folder can be looked at before a run opens it.
 
 use super::checkpoints::{self, Checkpoint};
-use super::{CONFIG, LOCK, metrics, text_of};
+use super::{CONFIG, LOCK, in_use, metrics, text_of};
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -35,6 +36,19 @@ pub enum Outlook {
     StartsOver,
 }
 
+/// What a run would warn of in the place of its folder, which need not exist yet: a file system that has no locks.
+#[must_use]
+pub fn concern(path: &Path) -> Option<String> {
+    let existing = path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    (!minds_models::has_locks(existing)).then(|| {
+        format!(
+            "output_dir: the file system of {} has no locks: a file in the run folder stands for one, and after a kill on \
+             another machine it has to be removed by hand",
+            existing.display()
+        )
+    })
+}
+
 /// Looks into the folder that a run would open.
 ///
 /// # Errors
@@ -42,6 +56,9 @@ pub enum Outlook {
 pub fn outlook(path: &Path, config: &ConfigFile) -> anyhow::Result<Outlook> {
     if !path.exists() {
         return Ok(Outlook::New);
+    }
+    if let Some(holder) = minds_models::holder(&path.join(LOCK)) {
+        return Err(in_use(path, Some(&holder)));
     }
     let resolved = toml::to_string(config).context("failed to write the resolved config")?;
     let (checkpoints, _) = admit(path, &resolved, Terms::SameConfig)?;
@@ -83,7 +100,8 @@ pub(super) fn admit(
         Some(_) => {}
         None => {
             let strangers = fs::read_dir(path)?.filter_map(Result::ok).map(|entry| entry.file_name());
-            if let Some(stranger) = strangers.into_iter().find(|name| name != LOCK) {
+            let is_lock = |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(LOCK));
+            if let Some(stranger) = strangers.into_iter().find(|name| !is_lock(name)) {
                 bail!(
                     "{} holds {} but no config.toml, so it is not a run folder: name an empty or a new one",
                     path.display(),

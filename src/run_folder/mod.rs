@@ -3,11 +3,12 @@
 //! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
 //! was trained · `checkpoints.jsonl` one line per saved state · `spares/` groups that were ready at the last one · `evals.jsonl` one line per evaluation ·
 //! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states ·
-//! `events.out.tfevents.…` the same numbers for TensorBoard.
+//! `events.out.tfevents.…` the same numbers for TensorBoard · `environments.json` what the environments are made of.
 //! One process at a time works in a folder.
 
 mod admission;
 mod checkpoints;
+mod environments;
 mod lines;
 mod metrics;
 mod quarantine;
@@ -16,20 +17,22 @@ mod spares;
 mod tensorboard;
 
 use crate::config::file::ConfigFile;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use minds_core::reward::Metrics;
+use minds_models::{FileLock, LockError};
 use minds_stages::evaluator::Evaluation;
 use minds_stages::ledger::Counts;
 use minds_stages::line::Start;
 use minds_stages::parcels::{Poison, StepDone};
 use minds_stages::trainer::Saved;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-pub use admission::{Outlook, Terms, outlook};
+pub use admission::{Outlook, Terms, concern, outlook};
 use admission::{admit, compare};
 pub use checkpoints::{Checkpoint, FILE as CHECKPOINTS};
+pub use environments::{Fingerprint, Fingerprints};
 pub use metrics::FILE as METRICS;
 pub use quarantine::FILE as QUARANTINE;
 
@@ -43,8 +46,10 @@ pub struct RunFolder {
     checkpoints: Vec<Checkpoint>,
     /// What had become of the groups when the run was last opened.
     before: Counts,
+    /// What the environments are made of, until that stands beside a checkpoint.
+    fingerprints: Option<Fingerprints>,
     /// Held as long as the folder is open.
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl RunFolder {
@@ -70,7 +75,16 @@ impl RunFolder {
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
         let before = checkpoints.last().map(|last| last.groups).unwrap_or_default();
-        Ok(Self { path, metrics, events: None, evaluated, checkpoints, before, _lock: lock })
+        Ok(Self {
+            path,
+            metrics,
+            events: None,
+            evaluated,
+            checkpoints,
+            before,
+            fingerprints: None,
+            _lock: lock,
+        })
     }
 
     /// The same folder, which keeps every number for TensorBoard as well.
@@ -107,6 +121,18 @@ impl RunFolder {
     /// The disk refused.
     pub fn evaluations(&self) -> anyhow::Result<Vec<Metrics>> {
         lines::rows(&self.path, EVALUATIONS)
+    }
+
+    /// Takes down what the environments are made of, for the next checkpoint, and says what is not as it was at the last
+    /// one.
+    ///
+    /// # Errors
+    /// The disk refused.
+    pub fn compare(&mut self, now: Fingerprints) -> anyhow::Result<Vec<String>> {
+        let then = if self.checkpoints.is_empty() { None } else { environments::read(&self.path)? };
+        let changes = then.map(|then| environments::changes(&then, &now)).unwrap_or_default();
+        self.fingerprints = Some(now);
+        Ok(changes)
     }
 
     /// Where the embedded engine keeps states.
@@ -200,6 +226,9 @@ impl RunFolder {
     /// # Errors
     /// The disk refused.
     pub fn keep(&mut self, saved: &Saved) -> anyhow::Result<()> {
+        if let Some(fingerprints) = self.fingerprints.take() {
+            environments::write(&self.path, &fingerprints)?;
+        }
         let spares = spares::write(&self.path, &saved.name, &saved.spares)?;
         let checkpoint = Checkpoint::new(saved, &self.before, spares);
         checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
@@ -256,15 +285,25 @@ pub const ROLLOUTS: &str = "rollouts";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
 
-fn lock(path: &Path) -> anyhow::Result<File> {
-    let file = path.join(LOCK);
-    let lock = File::create(&file).with_context(|| format!("failed to open {}", file.display()))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => {
-            bail!("another process works in {}: wait for its end or name another folder", path.display())
-        }
-        Err(TryLockError::Error(error)) => Err(error).context("failed to lock the run folder"),
+fn lock(path: &Path) -> anyhow::Result<FileLock> {
+    match FileLock::take(&path.join(LOCK)) {
+        Ok(lock) => Ok(lock),
+        Err(LockError::Held(holder)) => Err(in_use(path, holder.as_deref())),
+        Err(LockError::Io(error)) => Err(error).context("failed to lock the run folder"),
+    }
+}
+
+/// Another process works in a folder; on a file system without locks, as a file in it says.
+fn in_use(path: &Path, holder: Option<&Path>) -> anyhow::Error {
+    let place = path.display();
+    let help = "wait for its end or name another folder";
+    match holder {
+        None => anyhow!("another process works in {place}: {help}"),
+        Some(holder) => anyhow!(
+            "another process works in {place}, as {} says: {help}; if that process is gone, on whichever machine it was, \
+             remove the file",
+            holder.display()
+        ),
     }
 }
 
@@ -364,5 +403,20 @@ mod tests {
         fs::write(full.path().join("thesis.txt"), "precious").unwrap();
         let error = open_folder(full.path(), &config("")).err().unwrap().to_string();
         assert!(error.contains("holds thesis.txt but no config.toml"), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_file_that_stands_for_the_lock_holds_off_a_check_as_it_holds_off_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(open_folder(dir.path(), &config("")).unwrap());
+        assert_eq!(concern(&dir.path().join("not/yet/there")), None);
+        let holder = dir.path().join(".lock.holder");
+        // No process of another machine can be seen from here.
+        fs::write(&holder, "elsewhere\n1\n1\n").unwrap();
+        let refused = outlook(dir.path(), &config("")).unwrap_err().to_string();
+        assert!(refused.contains(".lock.holder says") && refused.contains("remove the file"), "{refused}");
+        fs::remove_file(&holder).unwrap();
+        assert_eq!(outlook(dir.path(), &config("")).unwrap(), Outlook::New);
     }
 }

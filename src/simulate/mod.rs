@@ -54,6 +54,7 @@ pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
         group_size: plan.group_size,
         sampling: SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
         max_turns: 1,
+        context: usize::MAX,
         score_timeout: plan.score_timeout,
         weight: env.weight,
     });

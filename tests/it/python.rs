@@ -124,7 +124,7 @@ fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
     if long {
         drop(smollm2());
         command.args(["--set", "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct"]);
-        command.args(["--set", "model.renderer_name=chatml"]).env("MINDS_MODELS", models().root());
+        command.args(["--set", "model.renderer_name=chatml"]).env("MINDS_MODELS", models().root().unwrap());
     }
     // Nobody listens there. Who looks for an installer leaves it in the home.
     command.env("HTTPS_PROXY", "http://127.0.0.1:9").env("HOME", dir.path());

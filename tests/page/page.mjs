@@ -85,6 +85,14 @@ const tooWide = (page, which = 'html') =>
     );
     return Math.max(...places.map((node) => node.scrollWidth - node.clientWidth));
   }, which);
+/** Words of badges that stand out of their boxes, shown or not. */
+const outOfBadges = (page) =>
+  page.evaluate(() =>
+    [...document.querySelectorAll('#picture .tag, #picture .stage.failed .fail')]
+      .map((badge) => [badge.querySelector('text'), ...['rect', 'text'].map((part) => badge.querySelector(part).getBBox())])
+      .filter(([, box, words]) => words.x < box.x + 4 || words.x + words.width > box.x + box.width - 4)
+      .map(([words]) => words.textContent),
+  );
 const readings = (page) => page.evaluate(() => document.querySelector('#stats').textContent);
 
 async function updates(page) {
@@ -224,6 +232,7 @@ async function phone(browser) {
   });
   await page.waitForSelector('.list .row', { timeout: LIVE_MS });
   check('phone_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
+  check('phone_badges_hold_their_words', (await outOfBadges(page)).length === 0, (await outOfBadges(page)).join());
   await shot(page, 'phone');
   await page.locator('.list .row').first().tap();
   await page.waitForSelector('#group .member');
@@ -245,6 +254,7 @@ try {
   const page = await visit(browser, { viewport: LAPTOP, colorScheme: 'light' });
   await updates(page);
   check('laptop_is_not_too_wide', (await tooWide(page)) <= 0, await tooWide(page));
+  check('badges_hold_their_words', (await outOfBadges(page)).length === 0, (await outOfBadges(page)).join());
   const wrong = await wrongPieces(page);
   check('pieces_do_what_they_say', wrong.length === 0, wrong.join('; ') || true);
   await shot(page, 'light');

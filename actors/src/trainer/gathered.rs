@@ -22,6 +22,8 @@ pub(super) struct Gathered {
     pub(super) gradients: bool,
     /// Optimizer steps whose gradients were clipped at the running limit.
     pub(super) clipped: u32,
+    /// Groups, data and passes that earlier optimizer steps of the batch have behind them.
+    behind: [usize; 3],
     /// Why a part was refused, the first cause.
     pub(super) refused: Option<String>,
     /// From submission to results.
@@ -45,6 +47,21 @@ impl Gathered {
     pub(super) fn stepped(&mut self, optim: OptimStep) {
         self.optim = Some(optim);
         self.gradients = false;
+    }
+
+    /// What was added up to here belongs to optimizer steps that are over.
+    pub(super) fn close_step(&mut self) {
+        self.behind = [self.groups.len(), self.data.len(), self.forwards.len()];
+    }
+
+    /// The optimizer step was refused, and its gradients are gone: what they were made of is no part of the batch.
+    pub(super) fn refuse_step(&mut self, error: &BackendError) {
+        let [groups, data, forwards] = self.behind;
+        let lost = self.groups.split_off(groups);
+        self.data.truncate(data);
+        self.forwards.truncate(forwards);
+        self.gradients = false;
+        self.refuse(&lost, error);
     }
 
     /// A part that has no gradients.

@@ -6,6 +6,7 @@ use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
 use minds_stages::batcher::ConstantGroups;
 use minds_stages::line::Start;
+use std::num::NonZeroUsize;
 
 fn rejected() -> Result<(), BackendError> {
     Err(BackendError::Rejected("not finite".into()))
@@ -59,10 +60,44 @@ async fn a_batch_refused_where_a_checkpoint_was_due_does_not_use_up_its_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_stay() {
+async fn a_refused_optimizer_step_is_a_refused_batch_and_the_next_one_trains() {
     local(async {
         let mut world = World::new(1, 0, 3);
         world.training.refuse_optim = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(3));
+        assert_eq!(run.groups(), [[0], [2], [3]]);
+        let counts = run.line.ledger().counts();
+        assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
+        assert_eq!(run.line.ledger().refused_batches(), 1);
+        assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused: not finite"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_batch_of_two_steps_only_the_groups_of_the_refused_one_fail() {
+    local(async {
+        let mut world = World::new(2, 0, 2);
+        world.options.batch.parts = NonZeroUsize::new(2).unwrap();
+        world.options.train.substeps = NonZeroUsize::new(2).unwrap();
+        world.training.refuse_optim = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(2));
+        assert_eq!(run.groups(), [vec![0], vec![2, 3]]);
+        let counts = run.line.ledger().counts();
+        assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
+        assert_eq!(run.line.ledger().refused_batches(), 0, "its first step was made");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_may_stay() {
+    local(async {
+        let mut world = World::new(1, 0, 3);
+        let failed = || Err(BackendError::Unavailable("a bug".into()));
+        world.training.refuse_optim = Box::new(move |n| if n == 1 { failed() } else { Ok(()) });
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("the optimizer's step failed"), "{why}");

@@ -54,6 +54,42 @@ async fn the_limit_of_turns_ends_an_episode_without_asking_the_environment() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_turn_asks_for_more_than_the_context_and_a_full_one_ends_the_rollout() {
+    local(async {
+        let mut world = World::new(2, 0, 2);
+        world.environment.turns = 5;
+        world.max_turns = 8;
+        // A prompt is `item N`, and each turn adds two tokens of the answer and the seven of `go on N`.
+        world.context = 20;
+        let mut run = world.start();
+        run.end().await.unwrap();
+        let asked = run.sampling.asked.lock().unwrap();
+        let mut shortened = 0;
+        for request in asked.iter() {
+            assert_eq!(request.max_tokens, 8.min(20 - request.prompt.len()));
+            shortened += usize::from(request.max_tokens < 8);
+        }
+        assert!(shortened > 0);
+        let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter());
+        assert!(episodes().all(|m| m.episode.turns.len() == 2), "a third prompt has 24 tokens or more");
+        assert_eq!(run.line.ledger().counts().failed, 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_prompt_that_fills_the_context_fails_its_group_by_the_numbers() {
+    local(async {
+        let mut world = World::new(1, 0, 1);
+        world.options.max_failed_in_a_row = 1;
+        world.context = 6;
+        let why = world.start().end().await.unwrap_err();
+        assert!(why.contains("the model reads 6"), "{why}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn members_that_ask_the_same_question_share_one_query_per_version() {
     local(async {
         let mut world = World::new(2, 0, 2);

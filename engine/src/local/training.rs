@@ -1,7 +1,7 @@
 //! One adapter in training on the embedded engine.
 //!
 //! A job works on copies and puts them in place at its end: a refused or broken job leaves weights, gradients and
-//! moments as they were.
+//! moments as they were, except that a refused optimizer step drops the gradients that it was asked to apply.
 
 use super::LocalSampler;
 use super::archive::{Archive, Save};
@@ -44,6 +44,12 @@ struct State {
 impl State {
     fn new(adapter: Adapter<f32>, optimizer: AdamState<f32>) -> Self {
         Self { grads: adapter.zero_grads(), accumulated: false, optimizer, snapshot: None, adapter }
+    }
+
+    /// Drops the gradients since the last step.
+    fn clear_gradients(&mut self) {
+        self.grads.clear();
+        self.accumulated = false;
     }
 
     fn snapshot(&mut self) -> Arc<Snapshot> {
@@ -176,6 +182,9 @@ impl TrainingBackend for LocalTraining {
 
     /// Without gradients since the last step there is nothing to apply: weights and moments stay as they are. So a
     /// step that was queued behind a pass that is refused does no harm.
+    ///
+    /// A step whose result is not finite is refused: weights and moments stay, and its gradients are dropped, so that
+    /// the next step is made of new ones. Parameters that are out of range are refused before, and change nothing.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
         if let Err(error) = params.check() {
             return refuse(BackendError::Rejected(error.to_string()));
@@ -186,9 +195,11 @@ impl TrainingBackend for LocalTraining {
                 return Ok(OptimStep::default());
             }
             let stats = adam_step(&mut state.adapter, &state.grads, &mut state.optimizer, &params);
-            let stats = stats.map_err(refused)?;
-            state.grads.clear();
-            state.accumulated = false;
+            state.clear_gradients();
+            let stats = stats.map_err(|error| {
+                let reason = format!("{error}: weights and moments stay, the gradients are dropped");
+                BackendError::Rejected(reason)
+            })?;
             state.snapshot = None;
             note();
             let metrics = [("grad_norm", stats.grad_norm), ("grad_clip", stats.clip)];

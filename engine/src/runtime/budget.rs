@@ -1,7 +1,8 @@
 //! How many keys and values may be promised at once.
 //!
 //! A request reserves for the worst case before it starts and gives back what it ends without, so memory never
-//! exceeds the budget and a started sample is never stopped for want of room.
+//! exceeds the budget and a started sample is never stopped for want of room. What it holds is its own: its prompt once,
+//! under all its samples, and nothing of other requests, whether they are over or not.
 
 use minds_core::architecture::Architecture;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use super::Snapshot;
 use super::budget::Need;
-use super::prefix::{Hit, Shared};
+use super::prefix::Hit;
 use crate::kv::Kv;
 use crate::model::Model;
 use crate::sample::{Draws, Ending, NotFinite, Score, StopRule, StopScan, choose};
@@ -40,13 +40,9 @@ impl Ticket {
 #[derive(Debug)]
 pub(crate) enum Prompt {
     /// Some of it is still to be run through the model.
-    Reading {
-        kv: Kv<f32>,
-        /// Bytes and segments of what it continues.
-        before: (usize, usize),
-    },
+    Reading { kv: Kv<f32> },
     /// All of it is there, with the logits after its last token.
-    Read { shared: Shared, first: Vec<f32> },
+    Read { kv: Arc<Kv<f32>>, first: Vec<f32> },
 }
 
 /// One sample in the making.
@@ -117,13 +113,12 @@ impl Job {
         }
         let cached = hit.as_ref().map_or(0, |h| h.len);
         let prompt = match hit {
-            None => Prompt::Reading { kv: Kv::root(model), before: (0, 0) },
+            None => Prompt::Reading { kv: Kv::root(model) },
             Some(hit) => {
                 if let Some(known) = &hit.logprobs {
                     logprobs = known[..=hit.len].to_vec();
                 }
-                let before = (hit.from.bytes, hit.from.depth);
-                Prompt::Reading { kv: Kv::fork(hit.from.kv, hit.len), before }
+                Prompt::Reading { kv: hit.from.fork(hit.len) }
             }
         };
         let finished = vec![None; samples];
@@ -144,17 +139,16 @@ impl Job {
     /// Prompt tokens still to be read.
     pub(crate) fn unread(&self) -> usize {
         match &self.prompt {
-            Prompt::Reading { kv, .. } => self.ticket.request.prompt.len() - kv.len(),
+            Prompt::Reading { kv } => self.ticket.request.prompt.len() - kv.len(),
             Prompt::Read { .. } => 0,
         }
     }
 
     /// Makes the prompt, now read to its end, the common start of all rows.
-    pub(crate) fn share_prompt(&mut self, model: &Model<f32>, first: Vec<f32>) -> Option<Shared> {
-        let Prompt::Reading { kv, before: (bytes, depth) } = &mut self.prompt else { return None };
-        let kv = std::mem::replace(kv, Kv::root(model));
-        let shared = Shared { bytes: *bytes + kv.bytes(), depth: *depth + 1, kv: Arc::new(kv) };
-        self.prompt = Prompt::Read { shared: shared.clone(), first };
+    pub(crate) fn share_prompt(&mut self, model: &Model<f32>, first: Vec<f32>) -> Option<Arc<Kv<f32>>> {
+        let Prompt::Reading { kv } = &mut self.prompt else { return None };
+        let shared = Arc::new(std::mem::replace(kv, Kv::root(model)));
+        self.prompt = Prompt::Read { kv: shared.clone(), first };
         Some(shared)
     }
 
@@ -176,7 +170,7 @@ impl Job {
 
     /// Begins every row that has room, once the prompt is read, and draws their first tokens.
     pub(crate) fn start_rows(&mut self) -> Result<usize, NotFinite> {
-        let Prompt::Read { shared, first } = &self.prompt else { return Ok(0) };
+        let Prompt::Read { kv: prompt, first } = &self.prompt else { return Ok(0) };
         let rule = Rule { request: &self.ticket.request, max_new: self.ticket.max_new };
         let begun = self.started..self.reserved;
         for index in begun.clone() {
@@ -185,7 +179,7 @@ impl Job {
                 Sampled { tokens: Vec::new(), logprobs: Vec::new(), stop: StopReason::Length, topk };
             let mut row = Row {
                 index,
-                kv: Kv::child(shared.kv.clone()),
+                kv: Kv::child(prompt.clone()),
                 draws: Draws::new(self.ticket.seed, index as u64),
                 scan: StopScan::new(self.ticket.rule.clone()),
                 sampled,

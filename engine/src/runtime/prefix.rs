@@ -1,15 +1,13 @@
 //! Keys and values of recent prompts, for prompts that begin alike.
 //!
 //! Reuse changes no bit of any result: keys and values of a position depend only on the tokens up to it. What is
-//! kept is bounded in bytes; the least recently used goes first.
+//! kept is bounded in bytes; the least recently used goes first. A prompt that begins with a kept one copies that part,
+//! which costs next to nothing beside computing it, so that nothing that was let go stays alive under others.
 
 use super::budget::PAGE;
 use crate::kv::Kv;
 use minds_core::ids::Token;
 use std::sync::Arc;
-
-/// Segments that may hang on each other; a prompt beyond is computed anew.
-const DEEPEST: usize = 8;
 
 /// Recent prompts by weights and tokens.
 #[derive(Debug)]
@@ -25,17 +23,7 @@ struct Entry {
     snapshot: u64,
     tokens: Arc<[Token]>,
     logprobs: Option<Arc<[Option<f32>]>>,
-    kv: Shared,
-}
-
-/// Keys and values that others may continue from.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared {
-    pub(crate) kv: Arc<Kv<f32>>,
-    /// Bytes kept alive: of this segment and all before it.
-    pub(crate) bytes: usize,
-    /// Segments up to this one.
-    pub(crate) depth: usize,
+    kv: Arc<Kv<f32>>,
 }
 
 /// The beginning of a prompt that need not be computed.
@@ -44,7 +32,7 @@ pub(crate) struct Hit {
     /// Positions that are there.
     pub(crate) len: usize,
     /// Where they are.
-    pub(crate) from: Shared,
+    pub(crate) from: Arc<Kv<f32>>,
     /// Log-probs of the tokens up to and including position `len`, if they were asked for.
     pub(crate) logprobs: Option<Arc<[Option<f32>]>>,
 }
@@ -63,7 +51,7 @@ impl PrefixCache {
     /// only where the log-probs are known too.
     pub(crate) fn find(&mut self, snapshot: u64, tokens: &[Token], scored: bool) -> Option<Hit> {
         let usable = |e: &Entry| {
-            if e.snapshot != snapshot || e.kv.depth >= DEEPEST || (scored && e.logprobs.is_none()) {
+            if e.snapshot != snapshot || (scored && e.logprobs.is_none()) {
                 return 0;
             }
             reusable(&e.tokens, tokens, scored)
@@ -84,9 +72,10 @@ impl PrefixCache {
         snapshot: u64,
         tokens: &Arc<[Token]>,
         logprobs: Option<Arc<[Option<f32>]>>,
-        kv: &Shared,
+        kv: &Arc<Kv<f32>>,
     ) {
-        if tokens.len() <= PAGE || kv.bytes > self.limit {
+        let bytes = kv.bytes();
+        if tokens.len() <= PAGE || bytes > self.limit {
             return;
         }
         let covers = |e: &Entry| {
@@ -97,11 +86,11 @@ impl PrefixCache {
         if self.entries.iter().any(covers) {
             return;
         }
-        while self.bytes + kv.bytes > self.limit {
+        while self.bytes + bytes > self.limit {
             let oldest = self.entries.remove(0);
-            self.bytes -= oldest.kv.bytes;
+            self.bytes -= oldest.kv.bytes();
         }
-        self.bytes += kv.bytes;
+        self.bytes += bytes;
         self.entries.push(Entry { snapshot, tokens: tokens.clone(), logprobs, kv: kv.clone() });
     }
 }
@@ -118,12 +107,15 @@ pub(crate) fn reusable(kept: &[Token], tokens: &[Token], scored: bool) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Model;
+    use crate::model::{Extend, Model, extend};
     use minds_core::architecture::Architecture;
 
-    fn shared(bytes: usize) -> Shared {
+    /// Keys and values of so many pages.
+    fn kv(pages: usize) -> Arc<Kv<f32>> {
         let model = Model::random(Architecture::tiny(), 0).unwrap();
-        Shared { kv: Arc::new(Kv::root(&model)), bytes, depth: 1 }
+        let (tokens, mut kv) = (vec![1; pages * PAGE], Kv::root(&model));
+        extend(&model, &mut [Extend { adapter: None, tokens: &tokens, kv: &mut kv }]).unwrap();
+        Arc::new(kv)
     }
 
     fn prompt(len: u32) -> Arc<[Token]> {
@@ -155,29 +147,31 @@ mod tests {
 
     #[test]
     fn weights_are_never_confused_and_scores_only_served_where_known() {
-        let mut cache = PrefixCache::new(1000);
-        cache.keep(1, &prompt(80), None, &shared(10));
+        let kv = kv(3);
+        let mut cache = PrefixCache::new(2 * kv.bytes());
+        cache.keep(1, &prompt(80), None, &kv);
         assert_eq!(cache.find(1, &prompt(80), false).unwrap().len, 64);
         assert!(cache.find(2, &prompt(80), false).is_none());
         assert!(cache.find(1, &prompt(80), true).is_none());
-        cache.keep(1, &prompt(80), Some(vec![None; 80].into()), &shared(10));
+        cache.keep(1, &prompt(80), Some(vec![None; 80].into()), &kv);
         assert_eq!(cache.find(1, &prompt(80), true).unwrap().len, 64);
     }
 
     #[test]
     fn the_least_recently_used_goes_first_and_bytes_stay_bounded() {
-        let mut cache = PrefixCache::new(30);
+        let (two, seven) = (kv(2), kv(7));
+        let mut cache = PrefixCache::new(3 * two.bytes());
         for snapshot in 0..3 {
-            cache.keep(snapshot, &prompt(64), None, &shared(10));
+            cache.keep(snapshot, &prompt(64), None, &two);
         }
         assert!(cache.find(0, &prompt(64), false).is_some());
-        cache.keep(3, &prompt(64), None, &shared(10));
-        assert_eq!(cache.bytes, 30);
+        cache.keep(3, &prompt(64), None, &two);
+        assert_eq!(cache.bytes, 3 * two.bytes());
         let found: Vec<bool> = (0..4).map(|s| cache.find(s, &prompt(64), false).is_some()).collect();
         assert_eq!(found, [true, false, true, true]);
-        cache.keep(4, &prompt(64), None, &shared(31));
-        assert!(cache.find(4, &prompt(64), false).is_none());
-        cache.keep(3, &prompt(60), None, &shared(10));
+        cache.keep(4, &prompt(224), None, &seven);
+        assert!(cache.find(4, &prompt(224), false).is_none());
+        cache.keep(3, &prompt(60), None, &two);
         assert_eq!(cache.entries.len(), 3, "a beginning of what is kept adds nothing");
     }
 }

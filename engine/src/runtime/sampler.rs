@@ -168,7 +168,7 @@ impl Sampler {
         let (mut parts, mut work) = (Vec::new(), Vec::new());
         for (index, job) in self.open.iter_mut().enumerate().filter(|(_, job)| job.failed.is_none()) {
             let adapter = job.ticket.snapshot.as_deref().map(Snapshot::weights);
-            if let Prompt::Reading { kv, .. } = &mut job.prompt {
+            if let Prompt::Reading { kv } = &mut job.prompt {
                 let prompt = &job.ticket.request.prompt;
                 let at = kv.len();
                 let len = allowance.min(prompt.len() - at);
@@ -283,3 +283,6 @@ impl Sampler {
         job
     }
 }
+
+#[cfg(test)]
+mod tests;

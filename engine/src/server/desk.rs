@@ -13,6 +13,7 @@ use crate::local::LocalTraining;
 use minds_core::backend::{BackendError, Pending};
 use minds_core::lora::LoraSpec;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -37,6 +38,8 @@ pub(super) struct Desk {
     spec: LoraSpec,
     intake: Mutex<Intake>,
     used: Mutex<Instant>,
+    /// Whether the model is given up once its turn for that has come.
+    leaving: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -67,7 +70,8 @@ impl Desk {
         let (errands, inbox) = unbounded_channel();
         let intake = Mutex::new(Intake { errands, seen: BTreeMap::new(), floor: 1 });
         let Opening { id, session, spec, seat, training, promise, made } = opening;
-        let desk = Arc::new(Self { id, session, spec, intake, used: Mutex::new(Instant::now()) });
+        let (used, leaving) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        let desk = Arc::new(Self { id, session, spec, intake, used, leaving });
         let clerk = Clerk {
             id: desk.id.clone(),
             inbox,
@@ -89,6 +93,11 @@ impl Desk {
 
     pub(super) fn spec(&self) -> &LoraSpec {
         &self.spec
+    }
+
+    /// Whether the model has been asked to go.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     /// When it was last asked for something.
@@ -130,6 +139,9 @@ impl Desk {
             }
         }
         let promise = futures.promise(&self.session, bytes)?;
+        if matches!(work, Work::Unload(_)) {
+            self.leaving.store(true, Ordering::Relaxed);
+        }
         let id = promise.id();
         if let Some(number) = number {
             intake.seen.insert(number, (work.kind(), id.clone()));
@@ -176,8 +188,36 @@ impl Clerk {
         promise.keep(made);
         while let Some(errand) = self.next(gap).await {
             let Errand { work, promise, .. } = errand;
+            let is_last = matches!(work, Work::Unload(_));
             let outcome = work.run(&training, &self.server).await;
+            if is_last {
+                self.leave();
+            }
             promise.keep(outcome.unwrap_or_else(|error| Outcome::failed(&error)));
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Gives the model up. Of what came behind, a repeated `unload_model` is told the same and all else is refused.
+    fn leave(&mut self) {
+        if let Some(server) = self.server.upgrade() {
+            server.models.close(&self.id);
+        }
+        self.inbox.close();
+        let mut behind = self.order.drain();
+        while let Ok(errand) = self.inbox.try_recv() {
+            behind.push(errand);
+        }
+        for errand in behind {
+            match &errand.work {
+                Work::Unload(request) => {
+                    let outcome = Outcome::json(request);
+                    errand.promise.keep(outcome);
+                }
+                _ => refuse(errand, &format!("{} was unloaded before it", self.id)),
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 mod body;
 mod desk;
 mod futures;
+mod host;
 mod ids;
 pub mod listen;
 mod options;
@@ -22,6 +23,7 @@ mod sessions;
 mod state;
 mod work;
 
+pub use host::names_this_machine;
 pub use options::ServerOptions;
 pub use secret::ApiKey;
 
@@ -51,7 +53,7 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let drain = options.drain;
-    let server = Server::new(service, options);
+    let server = Server::new(service, options, listener.local_addr()?);
     let closing = server.closing.clone();
     let mut closed = server.closing.subscribe();
     let stop = async move {

@@ -2,7 +2,8 @@
 //!
 //! Clients number the requests of a model from 1 and send several at once, so they arrive in any order. What leaves
 //! here has the order of the numbers. A number that never arrives can be given up; what waited for it then leaves as
-//! given up too, because it was meant to run after it.
+//! given up too, because it was meant to run after it. A request without a number runs after everything that had
+//! arrived before it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Order<T> {
     next: u64,
     parked: BTreeMap<u64, T>,
-    unnumbered: VecDeque<T>,
+    /// With the largest number that had arrived before each.
+    unnumbered: VecDeque<(u64, T)>,
 }
 
 impl<T> Order<T> {
@@ -20,11 +22,13 @@ impl<T> Order<T> {
         Self { next: 1, parked: BTreeMap::new(), unnumbered: VecDeque::new() }
     }
 
-    /// Takes a request in. One without a number runs as soon as it can. A number that has passed, because it was
-    /// given up, comes back.
+    /// Takes a request in. A number that has passed, because it was given up, comes back.
     pub(super) fn offer(&mut self, number: Option<u64>, item: T) -> Result<(), T> {
         match number {
-            None => self.unnumbered.push_back(item),
+            None => {
+                let last = self.parked.last_key_value().map_or(self.next - 1, |(last, _)| *last);
+                self.unnumbered.push_back((last, item));
+            }
             Some(number) if number < self.next => return Err(item),
             Some(number) => {
                 self.parked.insert(number, item);
@@ -35,12 +39,18 @@ impl<T> Order<T> {
 
     /// The next request whose turn it is.
     pub(super) fn next(&mut self) -> Option<T> {
-        if let Some(item) = self.unnumbered.pop_front() {
+        if let Some((_, item)) = self.unnumbered.pop_front_if(|(before, _)| *before < self.next) {
             return Some(item);
         }
         let item = self.parked.remove(&self.next)?;
         self.next += 1;
         Some(item)
+    }
+
+    /// Everything that has not had its turn.
+    pub(super) fn drain(&mut self) -> Vec<T> {
+        let parked = std::mem::take(&mut self.parked).into_values();
+        parked.chain(std::mem::take(&mut self.unnumbered).into_iter().map(|(_, item)| item)).collect()
     }
 
     /// Whether requests wait for a number that has not arrived.
@@ -97,12 +107,25 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_number_do_not_wait() {
+    fn requests_without_a_number_run_after_all_that_came_before_them() {
+        let mut order = Order::new();
+        order.offer(None, 100).unwrap();
+        assert_eq!(drain(&mut order), [100], "nothing came before it");
+        order.offer(Some(2), 2).unwrap();
+        order.offer(None, 101).unwrap();
+        order.offer(Some(3), 3).unwrap();
+        order.offer(None, 102).unwrap();
+        assert_eq!(drain(&mut order), [0; 0]);
+        order.offer(Some(1), 1).unwrap();
+        assert_eq!(drain(&mut order), [1, 2, 101, 3, 102]);
+    }
+
+    #[test]
+    fn requests_without_a_number_do_not_wait_for_what_was_given_up() {
         let mut order = Order::new();
         order.offer(Some(2), 2).unwrap();
         order.offer(None, 100).unwrap();
-        order.offer(None, 101).unwrap();
-        assert_eq!(drain(&mut order), [100, 101]);
-        assert!(order.has_gap());
+        assert_eq!(order.give_up(), (1, vec![2]));
+        assert_eq!(drain(&mut order), [100]);
     }
 }

@@ -73,6 +73,15 @@ impl Sessions {
         }
     }
 
+    /// The session in which a model was made, with a sign of life; `None` once that has ended.
+    pub(super) fn of_model(&self, model: &str) -> Option<String> {
+        let mut table = self.lock();
+        let owns = |session: &Session| session.models.values().any(|(id, _)| id == model);
+        let (id, session) = table.iter_mut().find(|(_, session)| owns(session))?;
+        session.seen = Instant::now();
+        Some(id.clone())
+    }
+
     /// Notes a sign of life of a session that may have ended.
     pub(super) fn touch(&self, id: &str) {
         if let Some(session) = self.lock().get_mut(id) {

@@ -13,6 +13,7 @@ use crate::local::LocalService;
 use minds_core::architecture::Architecture;
 use minds_core::lora::LoraSpec;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
@@ -27,11 +28,13 @@ pub(super) struct Server {
     /// Becomes true when the server is to stop.
     pub(super) closing: watch::Sender<bool>,
     pub(super) reading: Arc<Reading>,
+    /// Where it listens.
+    pub(super) address: SocketAddr,
     options: ServerOptions,
 }
 
 impl Server {
-    pub(super) fn new(service: LocalService, options: ServerOptions) -> Arc<Self> {
+    pub(super) fn new(service: LocalService, options: ServerOptions, address: SocketAddr) -> Arc<Self> {
         Arc::new(Self {
             models: Models::new(service.architecture().clone(), options.adapter_bytes),
             service,
@@ -40,6 +43,7 @@ impl Server {
             samplers: Samplers::new(options.sampler_bytes, options.max_samplers),
             closing: watch::channel(false).0,
             reading: Reading::new(options.reading_bytes),
+            address,
             options,
         })
     }
@@ -115,7 +119,14 @@ impl Models {
             Ok(_) => Ok(Seat { bytes, used: self.used.clone() }),
             // What others have given up and is still worked on will be free.
             Err(_)
-                if self.lock().values().map(|desk| size(desk.spec())).sum::<usize>() + bytes <= self.most =>
+                if self
+                    .lock()
+                    .values()
+                    .filter(|desk| !desk.is_leaving())
+                    .map(|desk| size(desk.spec()))
+                    .sum::<usize>()
+                    + bytes
+                    <= self.most =>
             {
                 Err(Refusal::full(
                     "a model that was given up is still worked on, its room is free after that",

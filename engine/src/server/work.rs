@@ -9,7 +9,7 @@ use minds_core::datum::Datum;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_tinker::types::{
-    LoadWeightsResponse, OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse,
+    LoadWeightsResponse, OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse, UnloadModel,
 };
 use std::sync::{Arc, Weak};
 
@@ -28,6 +28,8 @@ pub(super) enum Work {
     Export { sampler: String, session: String },
     /// `load_weights`
     Load { path: String, optimizer: bool },
+    /// `unload_model`: the last one, which leaves the model's name in its answer.
+    Unload(UnloadModel),
     /// It was wrong. It takes its turn all the same, for its number is used up.
     Refused { kind: &'static str, error: BackendError },
 }
@@ -40,6 +42,7 @@ pub(super) mod kind {
     pub(crate) const SAVE_WEIGHTS: &str = "save_weights";
     pub(crate) const SAVE_WEIGHTS_FOR_SAMPLER: &str = "save_weights_for_sampler";
     pub(crate) const LOAD_WEIGHTS: &str = "load_weights";
+    pub(crate) const UNLOAD_MODEL: &str = "unload_model";
 }
 
 impl Work {
@@ -57,6 +60,7 @@ impl Work {
             Self::Save { .. } => kind::SAVE_WEIGHTS,
             Self::SaveSampler { .. } | Self::Export { .. } => kind::SAVE_WEIGHTS_FOR_SAMPLER,
             Self::Load { .. } => kind::LOAD_WEIGHTS,
+            Self::Unload(_) => kind::UNLOAD_MODEL,
             Self::Refused { kind, .. } => kind,
         }
     }
@@ -105,6 +109,7 @@ impl Work {
                     ..Default::default()
                 }))
             }
+            Self::Unload(request) => Ok(Outcome::json(&request)),
             Self::Load { path, optimizer } => {
                 training.load_state(&path, optimizer).await?;
                 Ok(Outcome::json(&LoadWeightsResponse { path: Some(path), ..Default::default() }))

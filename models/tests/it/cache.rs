@@ -47,7 +47,7 @@ fn what_is_no_name_is_refused_before_anything_is_touched() {
         let refused = matches!(error, ModelError::UnknownName { .. } | ModelError::Missing { .. });
         assert!(refused, "`{name}`: {error}");
     }
-    assert!(!cache.root().exists());
+    assert!(!cache.root().unwrap().exists());
     let said = resolve("smollm", &cache).unwrap_err().to_string();
     assert!(said.contains("HuggingFaceTB/SmolLM2-135M-Instruct, tiny-random"), "{said}");
 }

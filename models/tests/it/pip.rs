@@ -19,7 +19,7 @@ fn fetch_with(script: &str) -> ModelError {
     let error =
         resolve_from("SmolLM2-135M-Instruct", &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap_err();
     assert_eq!(cache.list().unwrap(), []);
-    let entry = cache.root().join("HuggingFaceTB--SmolLM2-135M-Instruct");
+    let entry = cache.root().unwrap().join("HuggingFaceTB--SmolLM2-135M-Instruct");
     let left: Vec<_> = fs::read_dir(entry).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["lock"], "nothing unfinished stays");
     error

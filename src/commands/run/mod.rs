@@ -42,6 +42,8 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
         return Err(fault);
     }
     let components = assemble::components(&plan, &ready)?;
+    let changes = folder.compare(assemble::fingerprints(&plan, &components)).or_exit(Exit::Config)?;
+    changes.iter().for_each(|change| tracing::warn!("{change}; the run goes on with what is there now"));
     let result = system.block_on(async {
         let place = folder.path().display().to_string();
         let setting_up = || format!("failed to set up the run in {place}");

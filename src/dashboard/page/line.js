@@ -61,6 +61,9 @@ function text(place, cls) {
   return place ? s('text', { ...place, class: cls }) : null;
 }
 
+/** How wide a badge is for its words, in whichever font the browser has found; they must be in the document. */
+const badgeWidth = (words) => Math.ceil(words.getComputedTextLength()) + 16;
+
 function buildStage(key, place) {
   const node = {
     title: text(place.title, 'title'),
@@ -79,7 +82,7 @@ function buildStage(key, place) {
     tag: s(
       'g',
       { class: 'tag', transform: `translate(${place.tag.x} ${place.tag.y})` },
-      s('rect', { x: -42, y: -11, width: 84, height: 18, rx: 9 }),
+      s('rect', { y: -11, height: 18, rx: 9 }),
       s('text', { x: 0, y: 2, 'text-anchor': 'middle', text: 'limits the line' }),
     ),
   };
@@ -194,6 +197,10 @@ function build(state) {
     ...[...stages.values()].map((stage) => stage.root),
   );
   host.replaceChildren(svg);
+  for (const { tag } of stages.values()) {
+    const width = badgeWidth(tag.lastChild);
+    setAttrs(tag.firstChild, { x: -width / 2, width });
+  }
   built = { key, svg, stages, lanes, credits, vertical: places.vertical, sent: new Map() };
 }
 
@@ -211,8 +218,8 @@ function drawStage(key, node, state, limit) {
   setText(node.small, read.waits ? 'waits for credits' : read.small);
   if (failed) {
     const said = `${count(failed)} failed`;
-    const width = Math.round(said.length * 5.7) + 16;
     setText(node.fail.lastChild, said);
+    const width = badgeWidth(node.fail.lastChild);
     setAttrs(node.fail.lastChild, { x: -width / 2 });
     setAttrs(node.fail.firstChild, { x: -width, width });
   }

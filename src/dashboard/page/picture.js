@@ -57,7 +57,7 @@ function row(width, shadow) {
       small: at(x + box - 14, y + 96, 'end'),
       fail: { x: x + box - 8, y: y + 122 },
       bar: { x: x + 14, y: y + 108, width: box - 28, height: 4 },
-      tag: { x: x + box + 54, y: y + 88 },
+      tag: { x: x + box + 64, y: y + 88 },
       short: box < 150,
     };
     lanes.measures = {

@@ -1,5 +1,6 @@
 //! The `type` fields: one unit type per literal, so that none can be misspelt or forgotten.
 
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 /// Reads `null` as the default, as old SDKs mean it.
@@ -7,6 +8,14 @@ pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads a number that steers training. `null` is what JSON writers make of NaN, and no number to go on with.
+pub(super) fn real<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let written = Option::deserialize(deserializer)?;
+    written.ok_or_else(|| {
+        D::Error::custom("it is null, as JSON writers put it for NaN: send a number, or leave it out")
+    })
 }
 
 /// Reads numbers of which some may be `null`: what JSON writers make of NaN.

@@ -1,8 +1,9 @@
 //! The wire forms of the Tinker API.
 //!
 //! JSON is read leniently and written fully: every field that an old SDK leaves out or sends as `null` has its
-//! default, unknown fields are passed over, and what is written carries its defaults and its `type`. Protobuf
-//! ([`proto`]) is what newer SDKs use for passes and results; its tensors share the memory of the body.
+//! default, but for the numbers of an optimizer step, of which `null` is refused. Unknown fields are passed over, and
+//! what is written carries its defaults and its `type`. Protobuf ([`proto`]) is what newer SDKs use for passes and
+//! results; its tensors share the memory of the body.
 
 mod data;
 mod futures;

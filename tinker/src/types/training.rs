@@ -1,7 +1,7 @@
 //! Passes and optimizer steps in JSON. Newer SDKs send passes as [`super::proto::ForwardBackwardRequest`].
 
 use super::data::{Datum, TensorData};
-use super::literal::tag;
+use super::literal::{real, tag};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -72,51 +72,40 @@ pub struct OptimStepRequest {
     pub optimizer_params: Option<Map<String, Value>>,
 }
 
-/// Settings of AdamW. What is not sent is the default.
+/// Settings of AdamW. What is not sent is the default; `null` is refused, since a NaN arrives as one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "AdamParamsAsSent")]
+#[serde(default)]
 pub struct AdamParams {
     /// Step size.
+    #[serde(deserialize_with = "real")]
     pub learning_rate: f64,
     /// Decay of the first moment.
+    #[serde(deserialize_with = "real")]
     pub beta1: f64,
     /// Decay of the second moment.
+    #[serde(deserialize_with = "real")]
     pub beta2: f64,
     /// Added to the root of the second moment.
+    #[serde(deserialize_with = "real")]
     pub eps: f64,
     /// Decoupled weight decay.
+    #[serde(deserialize_with = "real")]
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for none.
+    #[serde(deserialize_with = "real")]
     pub grad_clip_norm: f64,
 }
 
 impl Default for AdamParams {
     fn default() -> Self {
-        AdamParamsAsSent::default().into()
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct AdamParamsAsSent {
-    learning_rate: Option<f64>,
-    beta1: Option<f64>,
-    beta2: Option<f64>,
-    eps: Option<f64>,
-    weight_decay: Option<f64>,
-    grad_clip_norm: Option<f64>,
-}
-
-impl From<AdamParamsAsSent> for AdamParams {
-    fn from(sent: AdamParamsAsSent) -> Self {
-        let default = minds_core::optim::AdamParams::default();
+        let core = minds_core::optim::AdamParams::default();
         Self {
-            learning_rate: sent.learning_rate.unwrap_or(default.learning_rate),
-            beta1: sent.beta1.unwrap_or(default.beta1),
-            beta2: sent.beta2.unwrap_or(default.beta2),
-            eps: sent.eps.unwrap_or(default.eps),
-            weight_decay: sent.weight_decay.unwrap_or(default.weight_decay),
-            grad_clip_norm: sent.grad_clip_norm.unwrap_or(default.grad_clip_norm),
+            learning_rate: core.learning_rate,
+            beta1: core.beta1,
+            beta2: core.beta2,
+            eps: core.eps,
+            weight_decay: core.weight_decay,
+            grad_clip_norm: core.grad_clip_norm,
         }
     }
 }

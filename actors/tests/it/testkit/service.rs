@@ -25,6 +25,7 @@ pub struct Asked {
     pub version: u64,
     pub seed: u64,
     pub samples: usize,
+    pub max_tokens: usize,
     pub prompt: Arc<[Token]>,
     pub at: Instant,
 }
@@ -87,7 +88,8 @@ impl SamplingBackend for Sampler {
             let (samples, remember) = (request.num_samples, self.sampling.remember);
             let prompt = if remember { request.prompt.clone() } else { Arc::default() };
             self.sampling.prompts.lock().unwrap().push(Arc::downgrade(&request.prompt));
-            asked.push(Asked { version: self.version, seed, samples, prompt, at: Instant::now() });
+            let (version, max_tokens) = (self.version, request.params.max_tokens);
+            asked.push(Asked { version, seed, samples, max_tokens, prompt, at: Instant::now() });
             asked.len() - 1
         };
         sleep((self.sampling.latency)(number)).await;

@@ -56,6 +56,8 @@ pub struct World {
     pub options: Options,
     pub group_size: u32,
     pub max_turns: u32,
+    /// Tokens that the model reads.
+    pub context: usize,
     pub score_timeout: Duration,
     /// Whose log-probs count.
     pub judge: scorer::Judge,
@@ -122,6 +124,7 @@ impl World {
             options,
             group_size: 2,
             max_turns: 1,
+            context: 1000,
             score_timeout: seconds(60),
             judge: scorer::Judge::Sampled,
             reference: None,
@@ -148,6 +151,7 @@ impl World {
             group_size: NonZeroU32::new(self.group_size).unwrap(),
             sampling: SamplingParams::plain(8),
             max_turns: self.max_turns,
+            context: self.context,
             score_timeout: self.score_timeout,
             weight,
         };

@@ -12,6 +12,7 @@ mod weights;
 pub(super) use rest::delete_expired;
 
 use super::body::Payload;
+use super::host::names_this_machine;
 use super::outcome::json;
 use super::refusal::Refusal;
 use super::state::Server;
@@ -83,7 +84,7 @@ pub(super) fn router(server: Arc<Server>) -> Router {
 }
 
 /// Lets in who has the key. A page in a browser can reach a server on its own machine, so without a key it is kept
-/// out.
+/// out, also where it reaches it by a name of its own.
 async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let refusal = match &server.options().api_key {
@@ -96,6 +97,10 @@ async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) 
             };
             (!key.is(given)).then(|| Refusal::new(StatusCode::UNAUTHORIZED, why))
         }
+        None if !names_this_machine(server.address, headers) => Some(Refusal::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            "a server without a key answers only to this machine's own names: ask 127.0.0.1 or localhost",
+        )),
         None => headers.contains_key(header::ORIGIN).then(|| {
             Refusal::new(StatusCode::FORBIDDEN, "a server without a key does not answer pages of a browser")
         }),

@@ -8,6 +8,7 @@ use crate::server::ids::shown;
 use crate::server::outcome::{Outcome, json};
 use crate::server::refusal::Refusal;
 use crate::server::state::Server;
+use crate::server::work::Work;
 use crate::train::LogprobRows;
 use axum::extract::State;
 use minds_core::backend::{BackendError, Pending};
@@ -89,14 +90,24 @@ pub(super) async fn info(State(server): State<Arc<Server>>, Small(payload): Smal
     }))
 }
 
+/// Gives a model up, after the requests that came before. One that has gone is given up again: the first answer may
+/// have been lost.
 pub(super) async fn unload(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
     let request: UnloadModel = payload.json()?;
-    let desk = server.model(&request.model_id)?;
-    let promise = server.futures.promise(desk.session(), 0)?;
+    let model = request.model_id.clone();
+    let refusal = match server.model(&model) {
+        Ok(desk) => {
+            let request_id =
+                desk.submit(&server.futures, None, payload.bytes.len(), Work::Unload(request))?;
+            return Ok(promised(request_id, &model));
+        }
+        Err(refusal) => refusal,
+    };
+    let session = server.sessions.of_model(&model).ok_or(refusal)?;
+    let promise = server.futures.promise(&session, 0)?;
     let request_id = promise.id();
-    server.models.close(&request.model_id);
     promise.keep(Outcome::json(&request));
-    Ok(promised(request_id, &request.model_id))
+    Ok(promised(request_id, &model))
 }
 
 /// Refuses other base models.

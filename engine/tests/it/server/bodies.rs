@@ -179,6 +179,12 @@ fn without_the_key_nobody_gets_in_and_without_a_key_no_page_of_a_browser() {
         let server = Served::start(None, |_| {}).await;
         let sent = server.posting("create_session", &json!({})).header("origin", "http://evil.example");
         assert_eq!(server.answer(sent).await.0, 403);
+        // A name of another site that points here: its pages send it as their own, without an origin.
+        for (host, status) in [("evil.example:8017", 421), ("localhost:8017", 200), ("[::1]", 200)] {
+            let sent = server.posting("create_session", &json!({})).header("host", host);
+            let (found, answer) = server.answer(sent).await;
+            assert_eq!(found, status, "{host}: {answer}");
+        }
         server.stop().await;
     });
 }

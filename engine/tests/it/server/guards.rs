@@ -38,7 +38,7 @@ fn uploads_that_never_come_keep_nobody_waiting() {
             (o.reading_bytes, o.body_timeout, o.body_pause) = (256 << 10, HOUR, HOUR);
         })
         .await;
-        let head = "POST /api/v1/forward_backward HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n\
+        let head = "POST /api/v1/forward_backward HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                     content-length: 60000000\r\n\r\n{";
         let mut silent = Vec::new();
         for _ in 0..8 {
@@ -59,7 +59,7 @@ fn uploads_that_never_come_keep_nobody_waiting() {
 fn a_body_that_stops_is_given_up() {
     run(async {
         let server = Served::start(None, |o| o.body_pause = Duration::from_millis(20)).await;
-        let head = "POST /api/v1/asample HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n\
+        let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                     content-length: 10\r\n\r\n{";
         let mut answer = String::new();
         sent(&server, head).await.read_to_string(&mut answer).await.unwrap();
@@ -77,7 +77,7 @@ fn unfinished_heads_leave_their_places_to_others() {
         .await;
         let mut held = Vec::new();
         for _ in 0..4 {
-            held.push(sent(&server, "POST /api/v1/asample HTTP/1.1\r\nhost: h\r\n").await);
+            held.push(sent(&server, "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\n").await);
         }
         assert_eq!(server.get("healthz").await, json!({"status": "ok"}));
         for mut stream in held {
@@ -128,11 +128,12 @@ fn an_adapter_takes_its_room_as_long_as_it_is_worked_on() {
         let model = server.model().await;
         let session = model.split(':').next().unwrap();
         let busy = server.post("forward_backward", &long_pass(&model, 1)).await;
-        server.ask("unload_model", &json!({"model_id": model})).await;
+        let unloaded = server.post("unload_model", &json!({"model_id": model})).await;
         let next = |number: u64| json!({"session_id": session, "model_seq_id": number, "base_model": "tiny", "lora_config": {"rank": 4}});
         let (status, answer) = server.try_post("create_model", &next(1)).await;
         assert_eq!(status, 429, "clients come back: {answer}");
         loss(&server.result(&busy).await);
+        assert_eq!(server.result(&unloaded).await["model_id"], json!(model));
         server.post_patiently("create_model", &next(2)).await;
         server.stop().await;
     });

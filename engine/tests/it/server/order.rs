@@ -60,6 +60,76 @@ fn what_waits_for_a_number_that_never_comes_fails_and_the_model_goes_on() {
 }
 
 #[test]
+fn a_model_is_unloaded_after_the_requests_before_it_and_as_often_as_is_asked() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let model = server.model().await;
+        let unload = json!({"model_id": model});
+        // Number 1 has not arrived when the model is to go.
+        let second = server.post("forward", &forward(&model, 2)).await;
+        let unloaded = server.post("unload_model", &unload).await;
+        let again = server.post("unload_model", &unload).await;
+        let behind = server.post("forward", &forward(&model, 3)).await;
+        let first = server.post("forward", &forward(&model, 1)).await;
+        for promise in [&first, &second] {
+            loss(&server.result(promise).await);
+        }
+        for promise in [&unloaded, &again] {
+            assert_eq!(server.result(promise).await["model_id"], json!(model));
+        }
+        let behind = server.result(&behind).await;
+        assert!(behind["error"].as_str().unwrap().contains("unloaded"), "{behind}");
+        // Its name is known as long as its session.
+        assert_eq!(server.ask("unload_model", &unload).await["model_id"], json!(model));
+        assert_eq!(server.try_post("forward", &forward(&model, 4)).await.0, 404);
+        let session = model.split(':').next().unwrap();
+        server.post(&format!("sessions/{session}/finish"), &json!({})).await;
+        assert_eq!(server.try_post("unload_model", &unload).await.0, 404);
+        assert_eq!(server.try_post("unload_model", &json!({"model_id": "sess-0:train:0"})).await.0, 404);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_request_without_a_number_runs_after_those_that_came_before_it() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let model = server.model().await;
+        // The step of number 2 waits for number 1, and the pass without a number for both.
+        let stepped = server.post("optim_step", &step(&model, 2)).await;
+        let after = server.post("forward", &pass("forward_input", &model, None, 1.0)).await;
+        let before = server.post("forward_backward", &backward(&model, 1)).await;
+        let [before, after] = [loss(&server.result(&before).await), loss(&server.result(&after).await)];
+        server.result(&stepped).await;
+        assert!(after < before, "{after} is not below {before}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_learning_rate_that_is_null_is_refused_and_a_missing_one_is_the_default() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let (plain, told) = (server.model().await, server.model().await);
+        let mut ends = Vec::new();
+        for (model, adam) in [(&plain, json!({})), (&told, json!({"learning_rate": 1e-4}))] {
+            server.post("forward_backward", &backward(model, 1)).await;
+            for key in ["learning_rate", "beta1", "eps", "grad_clip_norm"] {
+                let null = json!({"model_id": model, "adam_params": {key: null}});
+                let (status, refused) = server.try_post("optim_step", &null).await;
+                assert_eq!(status, 422, "{refused}");
+                assert!(refused["detail"].as_str().unwrap().contains("NaN"), "{refused}");
+            }
+            let step = json!({"model_id": model, "seq_id": 2, "adam_params": adam});
+            assert!(server.ask("optim_step", &step).await["metrics"]["grad_norm"].is_number());
+            ends.push(loss(&server.ask("forward", &forward(model, 3)).await));
+        }
+        assert_eq!(ends[0], ends[1]);
+        server.stop().await;
+    });
+}
+
+#[test]
 fn a_refused_request_uses_its_number_up() {
     run(async {
         let server = Served::start(None, |_| {}).await;
@@ -140,6 +210,27 @@ fn numbers_that_overflow_in_one_model_leave_the_others_alone() {
         assert!(losses[0][2] < losses[0][0]);
         let own = server.ask("forward", &pass("forward_input", &bad, None, 1.0)).await;
         assert_eq!(loss(&own), losses[0][0], "the refused passes left their own model as it was");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_step_that_overflows_is_refused_and_the_next_one_is_made() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let (hit, spared) = (server.model().await, server.model().await);
+        server.post("forward_backward", &pass("forward_backward_input", &hit, Some(1), 1e30)).await;
+        let refused = server.ask("optim_step", &step(&hit, 2)).await;
+        assert_eq!(refused["category"], "user", "{refused}");
+        assert!(refused["error"].as_str().unwrap().contains("not finite"), "{refused}");
+        let mut ends = Vec::new();
+        for (model, first) in [(&hit, 3), (&spared, 1)] {
+            server.post("forward_backward", &backward(model, first)).await;
+            let stepped = server.ask("optim_step", &step(model, first + 1)).await;
+            let after = loss(&server.ask("forward", &forward(model, first + 2)).await);
+            ends.push((stepped["metrics"]["grad_norm"].clone(), after));
+        }
+        assert_eq!(ends[0], ends[1], "the refused step left something behind");
         server.stop().await;
     });
 }

@@ -52,6 +52,12 @@ impl Side {
     }
 }
 
+/// Whether an order of these can be right: they are not all equal.
+#[must_use]
+pub fn is_ordered(surprises: &[f64]) -> bool {
+    surprises.windows(2).any(|pair| pair[0] != pair[1])
+}
+
 /// Spearman's rank correlation between an order of the probes (from 1, most surprising first) and their surprises.
 ///
 /// Equal surprises share the mean of their ranks. `None` where all surprises are equal, or there is but one: then no
@@ -127,6 +133,7 @@ mod tests {
         let tied = spearman(&[1, 2, 3], &[2.0, 1.0, 1.0]).expect("an order");
         assert!((tied - 0.75_f64.sqrt()).abs() < 1e-12, "{tied}");
         assert_eq!(spearman(&[1, 2], &[1.0, 1.0]), None);
+        assert!(is_ordered(&[2.0, 1.0, 1.0]) && !is_ordered(&[1.0, 1.0]) && !is_ordered(&[1.0]));
         assert_eq!(spearman(&[1], &[1.0]), None);
     }
 

@@ -4,7 +4,7 @@
 //! probes in the prompt is seeded, so a place gives nothing away.
 
 use super::bank::{Bank, Example, Lesson, Probe};
-use super::ranking::{divergence, spearman};
+use super::ranking::{divergence, is_ordered, spearman};
 use super::{ID, no_such_item, posterior, prior};
 use crate::error::EnvError;
 use crate::native::{flag, whole_answer};
@@ -121,11 +121,22 @@ impl Environment for Surprise {
     }
 
     /// The surprises are asked for even where the answer is invalid: a service that fails must not take the valid
-    /// episodes out of a group and leave the others.
+    /// episodes out of a group and leave the others. Nor must surprises that are all equal; where some are, these share
+    /// the mean of their ranks.
     async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
         let lesson = self.lesson(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;
         let surprises =
             try_join_all(lesson.probes.iter().map(|probe| surprise(&scene, lesson, probe))).await?;
+        let no_order = || {
+            Missing::Environment(format!(
+                "all {} probes are equally surprising: no order is right",
+                surprises.len()
+            ))
+        };
+        // Before the answer is read: where no order is right, an invalid answer is no worse than a valid one.
+        if !is_ordered(&surprises) {
+            return Err(no_order());
+        }
         let order = whole_answer(&scene).and_then(|text| permutation(text, surprises.len()));
         let largest = surprises.iter().copied().fold(0.0, f64::max);
         let mut metrics = Metrics::from([
@@ -135,9 +146,7 @@ impl Environment for Surprise {
         ]);
         let mut reward = INVALID;
         if let Some(order) = order {
-            let rho = spearman(&order, &surprises).ok_or_else(|| {
-                Missing::Environment("all probes are equally surprising: no order is right".into())
-            })?;
+            let rho = spearman(&order, &surprises).ok_or_else(no_order)?;
             let first = order.first().and_then(|probe| surprises.get(probe - 1));
             metrics.insert("spearman".into(), rho);
             metrics.insert("first_right".into(), flag(first.is_some_and(|surprise| *surprise >= largest)));

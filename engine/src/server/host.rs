@@ -1,0 +1,52 @@
+//! Whether a request asks for this machine by its own name.
+//!
+//! A page of another site can point a name of its own at this machine ("DNS rebinding"): a browser that shows it here
+//! then sends requests that carry no foreign `Origin`, but that name as their `Host`.
+
+use axum::http::HeaderMap;
+use axum::http::header::HOST;
+use std::net::{IpAddr, SocketAddr};
+
+/// Whether the `Host` of a request is a name or an address of this machine, where only this machine can ask: at a
+/// loopback address. Elsewhere the server's names are not known, and every one is taken.
+#[must_use]
+pub fn names_this_machine(bound: SocketAddr, headers: &HeaderMap) -> bool {
+    if !bound.ip().is_loopback() {
+        return true;
+    }
+    let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
+    let name =
+        host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_somebody_pointed_at_this_machine_is_not_this_machine() {
+        let asked = |bound: &str, host: &str| {
+            let headers = HeaderMap::from_iter([(HOST, host.parse().unwrap())]);
+            names_this_machine(bound.parse().unwrap(), &headers)
+        };
+        for (host, fine) in [
+            ("127.0.0.1:8017", true),
+            ("127.1.2.3", true),
+            ("localhost:8017", true),
+            ("LocalHost", true),
+            ("[::1]:8017", true),
+            ("evil.example:8017", false),
+            ("127.0.0.1.evil.example", false),
+            ("localhost.evil.example", false),
+            ("10.0.0.1:8017", false),
+            ("", false),
+        ] {
+            assert_eq!(asked("127.0.0.1:8017", host), fine, "{host}");
+            assert_eq!(asked("[::1]:8017", host), fine, "{host}");
+        }
+        assert!(asked("0.0.0.0:8017", "trainer.example:8017"), "others may ask, by whatever name");
+        assert!(!names_this_machine("127.0.0.1:8017".parse().unwrap(), &HeaderMap::new()));
+    }
+}

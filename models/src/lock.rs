@@ -1,0 +1,248 @@
+//! One process at a time, also where the file system has no locks.
+//!
+//! The system's lock on a file ends with the process that holds it, however that ends. Some network file systems
+//! (Lustre without `flock`, NFS without its lock service) have none. There a second file stands for the lock: it names
+//! its holder, and is taken over when that is a process of this machine which is gone.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often a lock file is looked at while another process has it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What Linux calls "no locks available": NFS whose lock service is not there.
+const NO_LOCKS: i32 = 37;
+
+/// Why a lock was not taken.
+#[derive(Debug)]
+pub enum LockError {
+    /// Another process has it. Where a file stands for the lock, which one.
+    Held(Option<PathBuf>),
+    /// The disk refused.
+    Io(io::Error),
+}
+
+/// A lock that is held until this is dropped.
+#[derive(Debug)]
+pub struct FileLock {
+    _file: File,
+    /// The file that stands for the lock.
+    stand_in: Option<StandIn>,
+}
+
+#[derive(Debug)]
+struct StandIn(PathBuf);
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "the lock file was not removed");
+        }
+    }
+}
+
+impl FileLock {
+    /// Takes the lock of this file, which is made if need be. Where the file system has no locks, warns and takes
+    /// [`stand_in`] instead.
+    ///
+    /// # Errors
+    /// Another process has it, or the disk refused.
+    pub fn take(path: &Path) -> Result<Self, LockError> {
+        Self::take_by(path, File::try_lock)
+    }
+
+    fn take_by(path: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Self, LockError> {
+        let file = File::create(path).map_err(LockError::Io)?;
+        match try_lock(&file) {
+            Ok(()) => Ok(Self { _file: file, stand_in: None }),
+            Err(TryLockError::WouldBlock) => Err(LockError::Held(None)),
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => {
+                let stand_in = take_stand_in(&stand_in(path))?;
+                tracing::warn!(
+                    path = %stand_in.0.display(),
+                    %error,
+                    "the file system has no locks: this file stands for the lock"
+                );
+                Ok(Self { _file: file, stand_in: Some(stand_in) })
+            }
+            Err(TryLockError::Error(error)) => Err(LockError::Io(error)),
+        }
+    }
+
+    /// Takes the lock, and waits as long as another process has it; `waiting` is called first then.
+    pub(crate) fn wait(path: &Path, waiting: impl FnOnce()) -> io::Result<Self> {
+        let mut waiting = Some(waiting);
+        loop {
+            let held = match Self::take(path) {
+                Ok(lock) => return Ok(lock),
+                Err(LockError::Io(error)) => return Err(error),
+                Err(LockError::Held(held)) => held,
+            };
+            if let Some(waiting) = waiting.take() {
+                waiting();
+            }
+            if held.is_some() {
+                std::thread::park_timeout(LOOK);
+            } else {
+                let file = File::create(path)?;
+                file.lock()?;
+                return Ok(Self { _file: file, stand_in: None });
+            }
+        }
+    }
+
+    /// Whether a file stands for the lock, because the file system has none.
+    #[must_use]
+    pub fn is_stand_in(&self) -> bool {
+        self.stand_in.is_some()
+    }
+}
+
+/// Whether the file system of this folder has locks, found out without making a file.
+#[must_use]
+pub fn has_locks(folder: &Path) -> bool {
+    // A folder can be locked like a file, and nobody else locks this one.
+    let Ok(folder) = File::open(folder) else { return true };
+    !matches!(folder.try_lock_shared(), Err(TryLockError::Error(error)) if has_no_locks(&error))
+}
+
+/// The file that stands for the lock of another one, and whether a process that may still live has it.
+#[must_use]
+pub fn holder(path: &Path) -> Option<PathBuf> {
+    let file = stand_in(path);
+    let holder = fs::read_to_string(&file).ok()?;
+    may_live(&holder).then_some(file)
+}
+
+/// The name of the file that stands for the lock of `path`.
+fn stand_in(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".holder");
+    name.into()
+}
+
+fn has_no_locks(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported
+        || (cfg!(target_os = "linux") && error.raw_os_error() == Some(NO_LOCKS))
+}
+
+fn take_stand_in(path: &Path) -> Result<StandIn, LockError> {
+    let own = own_name();
+    let make = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.write_all(own.as_bytes())?;
+        file.sync_all()
+    };
+    let made = match make() {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            if fs::read_to_string(path).is_ok_and(|holder| may_live(&holder)) {
+                return Err(LockError::Held(Some(path.to_owned())));
+            }
+            // Its process was killed. Of several that find this, the one whose name stays has it.
+            fs::remove_file(path).ok();
+            make()
+        }
+        made => made,
+    };
+    match made {
+        Ok(()) if fs::read_to_string(path).is_ok_and(|holder| holder == own) => Ok(StandIn(path.to_owned())),
+        Ok(()) => Err(LockError::Held(Some(path.to_owned()))),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(LockError::Held(Some(path.to_owned()))),
+        Err(error) => Err(LockError::Io(error)),
+    }
+}
+
+/// This process among all that see the file system: machine, space of process numbers, number, begin.
+fn own_name() -> String {
+    let number = std::process::id();
+    format!("{}\n{number}\n{}\n", machine(), begin(number).unwrap_or_default())
+}
+
+/// Whether a holder may still be at work. Of other machines nobody can tell.
+fn may_live(holder: &str) -> bool {
+    let mut lines = holder.lines();
+    let (Some(place), Some(number), Some(begun)) = (lines.next(), lines.next(), lines.next()) else {
+        // It is just being written, or nobody's.
+        return true;
+    };
+    let Ok(number) = number.parse() else { return true };
+    place != machine() || begun.is_empty() || begin(number).is_some_and(|now| now == begun)
+}
+
+/// The machine with its boot, and the space in which it numbers processes. Outside of Linux only that it is unknown.
+fn machine() -> String {
+    let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let space = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
+    let (name, boot) = (text("/proc/sys/kernel/hostname"), text("/proc/sys/kernel/random/boot_id"));
+    format!("{name} {boot} {space}")
+}
+
+/// When a process of this machine began, in its clock's ticks.
+fn begin(number: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19).map(ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Lustre answers where it is mounted without `flock` (ENOSYS), and NFS without its lock service (ENOLCK).
+    const REFUSALS: [i32; 2] = [38, NO_LOCKS];
+
+    fn take(path: &Path, refusal: i32) -> Result<FileLock, LockError> {
+        FileLock::take_by(path, |_| Err(TryLockError::Error(io::Error::from_raw_os_error(refusal))))
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn where_there_are_no_locks_a_file_stands_for_one() {
+        for refusal in REFUSALS {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(".lock");
+            let lock = take(&path, refusal).unwrap();
+            assert!(lock.is_stand_in());
+            let held = holder(&path).expect("this process lives");
+            match take(&path, refusal) {
+                Err(LockError::Held(Some(file))) => assert_eq!(file, held),
+                other => panic!("{other:?}"),
+            }
+            drop(lock);
+            assert_eq!((holder(&path), held.exists()), (None, false));
+            assert!(take(&path, refusal).is_ok());
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_holder_that_was_killed_is_followed_and_one_of_another_machine_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(".lock");
+        let killed = format!("{}\n{}\n1\n", machine(), std::process::id());
+        fs::write(stand_in(&path), killed).unwrap();
+        assert_eq!(holder(&path), None, "this number has another process by now");
+        drop(take(&path, REFUSALS[0]).unwrap());
+        for other in [own_name().replacen(' ', "-elsewhere ", 1), String::new()] {
+            fs::write(stand_in(&path), other).unwrap();
+            assert!(matches!(take(&path, REFUSALS[0]), Err(LockError::Held(Some(_)))));
+        }
+    }
+
+    #[test]
+    fn other_refusals_are_errors_and_a_held_lock_is_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(".lock");
+        assert!(matches!(take(&path, 5), Err(LockError::Io(_))));
+        let lock = FileLock::take(&path).unwrap();
+        assert!(!lock.is_stand_in() && has_locks(dir.path()));
+        assert!(matches!(FileLock::take(&path), Err(LockError::Held(None))));
+        drop(lock);
+        let mut waited = false;
+        drop(FileLock::wait(&path, || waited = true).unwrap());
+        assert!(!waited);
+    }
+}

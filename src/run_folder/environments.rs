@@ -1,0 +1,145 @@
+//! `environments.json`: what the environments were made of when the last checkpoint was saved.
+//!
+//! Which positions of the schedule a checkpoint has behind it says nothing about the rows that stood there. Rows, prompts
+//! or rewards that have changed under the same config are told when the run is resumed; it goes on, since that may be
+//! what is wanted.
+
+use super::{text_of, write_whole};
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// By environment, under its name in metrics.
+pub const FILE: &str = "environments.json";
+
+/// What an environment is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// Rows of one cycle.
+    pub rows: u64,
+    /// Digest of some of them, spread over all: prompts, answers, and what rewards read.
+    pub data: String,
+    /// Digest of the files of a Python package that has a folder; of a native environment, the program's version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+}
+
+/// All environments of a run.
+pub type Fingerprints = BTreeMap<String, Fingerprint>;
+
+/// What was recorded with the last checkpoint, if anything was.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn read(folder: &Path) -> anyhow::Result<Option<Fingerprints>> {
+    let path = folder.join(FILE);
+    let Some(text) = text_of(&path)? else { return Ok(None) };
+    let read = serde_json::from_str(&text);
+    read.map(Some).with_context(|| format!("{} is damaged: remove it to resume without it", path.display()))
+}
+
+pub(super) fn write(folder: &Path, all: &Fingerprints) -> anyhow::Result<()> {
+    write_whole(&folder.join(FILE), serde_json::to_string_pretty(all)?)
+}
+
+/// One line for each environment that is not what it was.
+pub(super) fn changes(then: &Fingerprints, now: &Fingerprints) -> Vec<String> {
+    then.iter()
+        .filter_map(|(name, then)| Some((name, then, now.get(name)?)))
+        .filter_map(|(name, then, now)| {
+            let mut said = Vec::new();
+            if then.rows != now.rows {
+                said.push(format!("{} rows then, {} now", then.rows, now.rows));
+            } else if then.data != now.data {
+                said.push("its rows have changed".to_owned());
+            }
+            if let (Some(then), Some(now)) = (&then.code, &now.code)
+                && then != now
+            {
+                said.push("its code has changed".to_owned());
+            }
+            (!said.is_empty()).then(|| {
+                format!("environment `{name}` is not what it was at the last checkpoint: {}", said.join(", "))
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file::ConfigFile;
+    use crate::run_folder::{RunFolder, Terms};
+    use minds_stages::ledger::{Counts, Settled};
+    use minds_stages::trainer::Saved;
+
+    fn fingerprint(rows: u64, data: &str, code: Option<&str>) -> Fingerprint {
+        Fingerprint { rows, data: data.into(), code: code.map(Into::into) }
+    }
+
+    #[test]
+    fn every_change_names_its_environment() {
+        let then = Fingerprints::from([
+            ("same".into(), fingerprint(5, "d", Some("c"))),
+            ("shorter".into(), fingerprint(5, "d", Some("c"))),
+            ("other".into(), fingerprint(5, "d", Some("c"))),
+            ("unknown".into(), fingerprint(5, "d", None)),
+            ("gone".into(), fingerprint(5, "d", None)),
+        ]);
+        let now = Fingerprints::from([
+            ("same".into(), fingerprint(5, "d", Some("c"))),
+            ("shorter".into(), fingerprint(4, "e", Some("c"))),
+            ("other".into(), fingerprint(5, "e", Some("f"))),
+            ("unknown".into(), fingerprint(5, "d", Some("c"))),
+        ]);
+        let was = "is not what it was at the last checkpoint";
+        let expected = [
+            format!("environment `other` {was}: its rows have changed, its code has changed"),
+            format!("environment `shorter` {was}: 5 rows then, 4 now"),
+        ];
+        assert_eq!(changes(&then, &now), expected);
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_damaged_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path()).unwrap(), None);
+        let all = Fingerprints::from([("a".into(), fingerprint(5, "d", None))]);
+        write(dir.path(), &all).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), Some(all));
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        assert!(read(dir.path()).unwrap_err().to_string().contains("environments.json is damaged"));
+    }
+
+    #[test]
+    fn a_change_is_told_at_every_resume_until_a_checkpoint_was_made_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let life = |data: &str, step: Option<u64>| {
+            let mut folder = RunFolder::open(dir.path(), &ConfigFile::default(), Terms::SameConfig).unwrap();
+            let now = Fingerprints::from([("task".into(), fingerprint(5, data, None))]);
+            let changes = folder.compare(now).unwrap();
+            if let Some(step) = step {
+                let saved = Saved {
+                    name: format!("{step:06}"),
+                    step,
+                    state_path: "tinker://run/weights/a".into(),
+                    sampler_path: None,
+                    settled: Settled::default(),
+                    spares: Vec::new(),
+                    counts: Counts::default(),
+                    memories: BTreeMap::new(),
+                };
+                folder.keep(&saved).unwrap();
+            }
+            changes.len()
+        };
+        assert_eq!(life("old", None), 0);
+        assert_eq!(life("new", None), 0, "nothing was trained yet");
+        assert_eq!(life("new", Some(1)), 0);
+        assert_eq!(life("newer", None), 1);
+        assert_eq!(life("newer", Some(2)), 1, "the checkpoint is still that of the old rows");
+        assert_eq!(life("newer", None), 0);
+        assert_eq!(life("new", None), 1);
+    }
+}
