@@ -1,6 +1,7 @@
 //! Python environments in real processes, over a policy that a test scripts.
 
 mod classic;
+mod contract;
 mod faults;
 mod model_aware;
 mod packages;
