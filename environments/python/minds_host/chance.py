@@ -21,7 +21,12 @@ MOST = 100_000  # objects that a search for generators looks at
 DATA = ("dataset", "eval_dataset")  # rows are shared by all objects
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, bytearray)
 LEAVES = {str, bytes, int, float, complex, bool, type(None), types.ModuleType, types.BuiltinFunctionType}
-CLOSED = {"datasets", "logging", "numpy", "pandas", "pyarrow", "random", "torch"}  # whose objects are not entered
+# Libraries whose objects are not entered: data, generators, and what is no state of a task, such as connections.
+CLOSED = {
+    "_socket", "_ssl", "_thread", "aiohttp", "anthropic", "asyncio", "concurrent", "datasets", "httpcore", "httpx", "logging",
+    "numpy", "openai", "pandas", "pyarrow", "random", "requests", "socket", "ssl", "threading", "tiktoken", "tokenizers",
+    "torch", "transformers", "urllib3", "weakref",
+}
 
 
 def install():

@@ -64,7 +64,10 @@ fn items_differ_at_any_depth_and_each_is_the_same_in_every_process_and_group() {
     let env = case("nested");
     let first = prompts(&env, 20);
     for place in 0..5 {
-        let number = |prompt: &String| prompt.split_whitespace().nth(2 + place).unwrap().to_owned();
+        let number = |prompt: &String| {
+            let (_, numbers) = prompt.split_once("Repeat: ").unwrap();
+            numbers.split([' ', '<']).nth(place).unwrap().to_owned()
+        };
         assert_eq!(first.iter().map(number).collect::<HashSet<_>>().len(), 20, "generator {place}");
     }
     let group: Vec<_> = (0..8).map(|_| echo()).collect();
