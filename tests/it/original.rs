@@ -16,7 +16,7 @@ const SETS: [&str; 3] =
 const OFFLINE: &str = "
 import requests
 class Answer:
-    text = 'User\\nIs it true?\\nAssistant\\n' + 'x ' * 200
+    text = 'User\\nIs it true?\\nAssistant\\nTool call: submit <was_sandbagging>'
     def raise_for_status(self): pass
 requests.get = lambda *_, **__: Answer()
 ";

@@ -237,7 +237,10 @@ def main():
         environment = load(message, clients, hello["token"], hello["seed"], loop)
         items = environment.items
         if items == 0:
-            raise ValueError("the environment has no rows")
+            raise ValueError(
+                "the environment has no rows: the `dataset` that `load_environment` made is empty. If it is fetched from"
+                " somewhere, that may have failed; MINDS_LOG=python=debug shows what the package printed"
+            )
         ready = {
             "t": "ready",
             "python": sys.version.split()[0],

@@ -44,7 +44,8 @@ fn the_original_packages_earn_what_their_own_functions_say() {
     ] {
         let env = open(package, args);
         assert_eq!(env.description().kind, kind, "{package}");
-        let (mut cases, mut found) = (Vec::new(), Vec::new());
+        let mut cases = Vec::new();
+        let mut found = Vec::new();
         for item in 0..4 {
             let right = env.item(item).answer.unwrap_or_default();
             let right = format!("FINAL ANSWER: {right}\nCONFIDENCE: 0.9");
