@@ -92,6 +92,7 @@ pub fn by_hand(cases: &[Value]) -> Vec<f64> {
     let mut command = Command::new(verifiers_of_the_original());
     command.arg(root.join("environments/tests/original/by_hand.py")).arg(root.join("environments/python"));
     command.current_dir(original()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.env("HF_DATASETS_DISABLE_PROGRESS_BARS", "1");
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(Value::from(cases).to_string().as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();

@@ -63,7 +63,7 @@ class Classic:
     def rows(self, start, count):
         if self._rows is None:
             return []
-        return (_shown(self._row(index)) for index in range(start, min(start + count, len(self._rows))))
+        return (_shown(dict(self._rows[index])) for index in range(start, min(start + count, len(self._rows))))
 
     def _row(self, item):
         """The package's row, which a reward may change."""

@@ -168,9 +168,34 @@ class Drawn:
         self.rubric = Rubric(lambda completion: 1.0)
 
 
+class Rendered:
+    """Asks with tokens that the run's renderer made, and has it read the answer."""
+
+    renderer = None
+
+    def __init__(self, client, service, base_model):
+        assert client.tokenizer is client.get_tokenizer() and base_model and callable(service.create_lora_training_client)
+
+    def initial_observation(self):
+        prompt = self.renderer.build_generation_prompt([{"role": "user", "content": "Say x."}])
+        return prompt, self.renderer.get_stop_sequences()
+
+    def step(self, action):
+        message, is_complete = self.renderer.parse_response(action)
+        return {"reward": float(message["content"] == "x" and is_complete)}
+
+
+class Builder:
+    renderer = None
+
+    def build(self, sampling_client, *, service_client, base_model, training_client):
+        assert self.renderer.tokenizer is sampling_client.tokenizer and training_client is None
+        return [Rendered(sampling_client, service_client, base_model)]
+
+
 CASES = {
     "paid": Paid, "closed": Closed, "nested": Nested, "frozen": Frozen, "unsettable": Unsettable, "iterating": Iterating,
-    "types": Types, "heavy": Heavy, "drawn": lambda: Drawn(False), "seeded": lambda: Drawn(True),
+    "rendered": Builder, "types": Types, "heavy": Heavy, "drawn": lambda: Drawn(False), "seeded": lambda: Drawn(True),
 }
 
 

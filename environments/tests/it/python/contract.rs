@@ -99,6 +99,14 @@ fn what_an_item_cannot_set_is_one_task_for_a_group_and_told() {
 }
 
 #[test]
+fn builders_and_what_they_build_are_given_the_renderer_and_the_clients() {
+    let env = case("rendered");
+    let found = answers(&env, 0, &["x", "y"]);
+    assert_eq!([reward(&found[0]), reward(&found[1])], [1.0, 0.0]);
+    assert!(found[0].as_ref().unwrap().opening[0].content.contains("Say x."), "{found:?}");
+}
+
+#[test]
 fn rewards_see_the_rows_that_the_package_made() {
     let env = case("types");
     assert_eq!(env.items().get(), 14);
