@@ -12,7 +12,7 @@ import inspect
 
 from . import chance, sdk
 from .objects import Pool
-from .plain import PROMPT, field, loads, messages, number, settled, shown
+from .plain import PROMPT, field, loads, messages, number, own, settled, shown
 
 ENDLESS = 1 << 20  # items of an environment that makes its tasks by chance
 REMEMBERED = 256  # groups whose observation is remembered
@@ -66,12 +66,7 @@ class Classic:
         return (_shown(dict(self._rows[index])) for index in range(start, min(start + count, len(self._rows))))
 
     def _row(self, item):
-        """The package's row, which a reward may change."""
-        row = self._rows[item % len(self._rows)]
-        try:
-            return copy.deepcopy(dict(row))
-        except Exception:  # user code may put anything into a row
-            return dict(row)
+        return own(self._rows[item % len(self._rows)])
 
     async def preview(self):
         if self._rows is not None:

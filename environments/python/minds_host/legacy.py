@@ -9,7 +9,7 @@ import copy
 import inspect
 import logging
 
-from .plain import PROMPT, field, loads, messages, number, settled, shown
+from .plain import PROMPT, field, loads, messages, number, own, settled, shown
 from .wire import ROLLOUT
 
 
@@ -94,10 +94,10 @@ class Legacy:
 
     def _row(self, index):
         """The package's row with what releases insist on."""
-        found = dict(self._dataset[index])
+        found = own(self._dataset[index])
         # Releases number rows under either name, and fail without one.
-        number = found.get("example_id", found.get("id"))
-        found["example_id"] = index if number is None else number
+        name = found.get("example_id", found.get("id"))
+        found["example_id"] = index if name is None else name
         found["prompt"] = messages(found["prompt"]) if self._chat else found["prompt"]
         found["info"] = loads(found.get("info")) or {}
         task = found.get("task")

@@ -123,8 +123,9 @@ class Maker:
     """Calls `load_environment` and `build`, as often as objects are needed."""
 
     def __init__(self, module, args, clients, seed):
-        self._loader, self._args, self._clients, self._seed = module.load_environment, args, clients, seed
-        self.shared = chance.shared_by(module)
+        self._module, self._args, self._clients, self._seed = module, args, clients, seed
+        # Generators that rollouts share: those that loading finds, and those that it leaves.
+        self._found = self.shared = chance.shared_by(module)
         self.borrows = False
 
     def first(self, loop):
@@ -138,7 +139,9 @@ class Maker:
 
         env = call(self._load())
         build = self._build(env)
-        return env if build is None else self._built(env, call(build))
+        env = env if build is None else self._built(env, call(build))
+        self.shared = chance.shared_by(self._module)
+        return env
 
     async def again(self):
         """The same while the event loop runs."""
@@ -148,10 +151,10 @@ class Maker:
         return env if build is None else self._built(env, await luck.call(_outside, build))
 
     def _luck(self):
-        return chance.Chance(f"{self._seed}/load", self.shared)
+        return chance.Chance(f"{self._seed}/load", self._found)
 
     def _load(self):
-        return functools.partial(self._loader, **copy.deepcopy(self._args))
+        return functools.partial(self._module.load_environment, **copy.deepcopy(self._args))
 
     def _build(self, env):
         if not callable(getattr(env, "build", None)):

@@ -1,5 +1,6 @@
 """Values of user code as plain ones: JSON's types, finite numbers, messages as mappings."""
 
+import copy
 import inspect
 import itertools
 import json
@@ -33,6 +34,14 @@ def plain(value, depth=0):
     if hasattr(value, "tolist"):
         return plain(value.tolist(), depth + 1)
     return str(value)
+
+
+def own(row):
+    """A row that a reward may change: what can be copied is a copy, in the types that the package gave it."""
+    try:
+        return copy.deepcopy(dict(row))
+    except Exception:  # user code may put anything into a row
+        return dict(row)
 
 
 def shown(value, text=1 << 12, items=256):
