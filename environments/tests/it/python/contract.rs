@@ -2,6 +2,7 @@
 //! rows that rewards see as the package made them.
 
 use super::{Scripted, answers, block_on, options, play, play_group, reward, try_open};
+use crate::venv::verifiers;
 use minds_core::environment::Environment as _;
 use minds_environments::worker::{PythonEnvironment, PythonOptions};
 use serde_json::json;
@@ -59,9 +60,9 @@ fn an_object_that_cannot_be_set_back_is_loaded_for_each_rollout() {
     }
 }
 
-#[test]
-fn items_differ_at_any_depth_and_each_is_the_same_in_every_process_and_group() {
-    let env = case("nested");
+/// Five numbers, each from another generator.
+fn differ_and_come_back(open: impl Fn() -> PythonEnvironment) {
+    let env = open();
     let first = prompts(&env, 20);
     for place in 0..5 {
         let number = |prompt: &String| {
@@ -78,12 +79,26 @@ fn items_differ_at_any_depth_and_each_is_the_same_in_every_process_and_group() {
         "one task for the whole group"
     );
     // Another process, and other items before.
-    let other = case("nested");
+    let other = open();
     let policy = echo();
     for item in [19, 3, 7] {
         play(&other, item, &policy).unwrap();
     }
     assert_eq!(policy.prompts(), [19, 3, 7].map(|item: usize| first[item].clone()));
+}
+
+#[test]
+fn items_differ_at_any_depth_and_each_is_the_same_in_every_process_and_group() {
+    differ_and_come_back(|| case("nested"));
+}
+
+#[test]
+fn so_they_do_with_numpys_generators() {
+    differ_and_come_back(|| {
+        let mut options = options("numpy_chance", &json!({}));
+        options.python = Some(verifiers());
+        try_open(options).unwrap()
+    });
 }
 
 #[test]
