@@ -33,8 +33,12 @@ page url:
 
 # Published Python environments on the releases of the verifiers library; makes virtual environments once, takes minutes.
 python-packages:
-    cargo test --release --workspace --test it -- --ignored python:: --skip tool_test
+    cargo test --release --workspace --test it -- --ignored python:: --skip tool_test --skip original
 
 # The library's `tool_test`, which is only in its repository: `just tool-test CHECKOUT`, at the tag v0.1.14.
 tool-test checkout:
     VERIFIERS_CHECKOUT={{absolute_path(checkout)}} cargo test --release --workspace --test it -- --ignored tool_test
+
+# The original trainer's own packages and configs, from a checkout of its repository minds_RL: `just original CHECKOUT`.
+original checkout:
+    MINDS_RL_CHECKOUT={{absolute_path(checkout)}} cargo test --release --workspace --test it -- --ignored original --test-threads 1

@@ -4,6 +4,7 @@
 mod broken;
 mod check;
 mod command;
+mod contract;
 mod dashboard;
 mod desk;
 mod envs;
@@ -12,6 +13,7 @@ mod hostile;
 mod interrupted;
 mod numbers;
 mod official_sdk;
+mod original;
 mod page;
 mod prometheus;
 mod python;

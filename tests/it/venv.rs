@@ -1,8 +1,10 @@
 //! Virtual environments of tests, made once and kept beside the build. Shared with the tests of other crates.
 
+use serde_json::Value;
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A Python with these packages; equal names must mean equal packages.
 pub fn python(name: &str, packages: &[&str]) -> PathBuf {
@@ -68,6 +70,35 @@ pub fn tool_test() -> PathBuf {
     let checkout = std::env::var_os("VERIFIERS_CHECKOUT");
     let checkout = checkout.expect("VERIFIERS_CHECKOUT names a checkout of the library at its tag v0.1.14");
     PathBuf::from(checkout).join("environments/tool_test")
+}
+
+/// A checkout of the original trainer's repository.
+pub fn original() -> PathBuf {
+    let checkout = std::env::var_os("MINDS_RL_CHECKOUT");
+    let checkout = checkout.expect("MINDS_RL_CHECKOUT names a checkout of the original repository, minds_RL");
+    PathBuf::from(checkout)
+}
+
+/// The release of the library that the original packages were written for.
+pub fn verifiers_of_the_original() -> PathBuf {
+    python("verifiers-0.1.8", &["verifiers==0.1.8"])
+}
+
+/// What the original packages' own reward functions say, called by hand; each case is a package, its arguments, the prompt
+/// as messages, the answer and the row.
+pub fn by_hand(cases: &[Value]) -> Vec<f64> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = here.ancestors().find(|folder| folder.join("environments/python").is_dir()).unwrap();
+    let mut command = Command::new(verifiers_of_the_original());
+    command.arg(root.join("environments/tests/original/by_hand.py")).arg(root.join("environments/python"));
+    command.current_dir(original()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.env("HF_DATASETS_DISABLE_PROGRESS_BARS", "1");
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(Value::from(cases).to_string().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let last = String::from_utf8(output.stdout).unwrap();
+    serde_json::from_str(last.trim_end().lines().last().unwrap()).expect("every function gives a number")
 }
 
 /// What a command prints.

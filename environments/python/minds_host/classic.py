@@ -1,144 +1,212 @@
-"""Environments of the plain contract: `initial_observation` and `step`, or a data set, with rewards from `step`, from a
-rubric, or from both.
+"""Environments of the plain contract: `initial_observation` and `step`, or a data set with `step` or a rubric. Where there
+is a `step`, it alone says what an answer earns.
 
-Every rollout has an environment object of its own. The members of a group see the same task: the random generators
-that the object holds, and Python's own, are set by the item before its first observation, which is made once and
-copied.
+Every rollout is lent an object of its own (`objects`), whose generators are set by the item (`chance`), so the members of a
+group make the same observation. Rows are those that the package made: they never leave the process.
 """
 
 import asyncio
+import contextlib
 import copy
 import inspect
-import random
-import sys
 
-from . import sdk
-from .plain import field, loads, messages, number, plain, settled
+from . import chance, sdk
+from .objects import Pool
+from .plain import PROMPT, field, loads, messages, number, own, settled, shown
 
 ENDLESS = 1 << 20  # items of an environment that makes its tasks by chance
+REMEMBERED = 256  # groups whose observation is remembered
+UNSETTLED = (
+    "its observation of an item is not the same twice, so it draws from what an item cannot set (random.SystemRandom, secrets,"
+    " uuid4, os.urandom, the clock, a service): the members of a group play copies of one object, in which functions that are"
+    " closed over the object still see the first, and a resumed run sees other tasks. Draw from random, numpy or torch instead"
+)
 
 
 class Classic:
     kind = "classic"
     group_rewards = False
 
-    def __init__(self, envs, clients, seed, borrows):
+    def __init__(self, envs, maker, clients, seed):
         if not envs:
             raise ValueError("`build` made no environment")
-        self._clients, self._seed, self.borrows = clients, seed, borrows
-        self._tasks = {}
-        self._envs, first = envs, envs[0]
+        self._maker, self._clients, self._seed, self.borrows = maker, clients, seed, maker.borrows
+        self._class, first = type(envs[0]).__name__, envs[0]
+        self._steps = callable(getattr(first, "step", None))
         self._rows = _rows(first) if len(envs) == 1 else None
-        observes = callable(getattr(first, "initial_observation", None))
-        steps = callable(getattr(first, "step", None))
-        self._observes = observes and (steps or self._rows is None)
-        self._rubric = _rubric(first)
+        self._observes = callable(getattr(first, "initial_observation", None)) and (self._steps or self._rows is None)
+        self._rewards = [] if self._steps else [name for name, _, _ in _rubric(first)]
         if not self._observes and self._rows is None:
             raise TypeError(
-                f"{type(first).__name__} has neither `initial_observation` nor a `dataset` with `prompt` or `question`"
+                f"{self._class} has neither `initial_observation` nor a `dataset` with `prompt` or `question`"
             )
-        if not steps and not self._rubric:
-            raise TypeError(f"{type(first).__name__} has neither `step` nor a `rubric`: nothing says what an answer earns")
+        if not self._steps and not self._rewards:
+            raise TypeError(f"{self._class} has neither `step` nor a `rubric`: nothing says what an answer earns")
         if self._observes:
             self._rows = None
+        self._count = len(envs)
+        self._pool = Pool(maker, envs)
+        # Whether an item says what is observed, as far as that could be tried, and what the groups of now observed.
+        self._is_settled, self._observed, self._shared = None, {}, {}
 
     @property
     def items(self):
         if self._rows is not None:
             return len(self._rows)
-        return len(self._envs) if len(self._envs) > 1 else ENDLESS
+        return self._count if self._count > 1 else ENDLESS
 
     def describe(self):
-        return {
-            "class": type(self._envs[0]).__name__,
-            "rewards": [name for name, _, _ in self._rubric],
-            "columns": sorted(self._rows[0]) if self._rows else [],
-        }
+        notes = [UNSETTLED] if self._is_settled is False else []
+        columns = sorted(map(str, self._rows[0])) if self._rows is not None else []
+        return {"class": self._class, "rewards": self._rewards, "columns": columns, "notes": notes}
 
     def rows(self, start, count):
         if self._rows is None:
             return []
-        return [_shown(row) for row in self._rows[start:start + count]]
+        return (_shown(dict(self._rows[index])) for index in range(start, min(start + count, len(self._rows))))
+
+    def _row(self, item):
+        return own(self._rows[item % len(self._rows)])
 
     async def preview(self):
         if self._rows is not None:
-            return messages(_prompt(self._rows[0]))
-        _, observation = await self._task(0)
-        return _said(observation, self._clients.tokenizer)
+            return messages(_prompt(self._row(0)))
+        first, second = await self._look(0), await self._look(0)
+        self._is_settled = first == second
+        return first if isinstance(first, list) else messages(self._clients.tokenizer.decode(first[0]))
 
-    async def _task(self, item):
-        """An environment that stands before its first answer, and what it shows."""
-        env = _copied(self._envs[item % len(self._envs)])
-        if not self._observes:
-            return env, None
-        _set_chance(env, f"{self._seed}/{item}")
-        return env, await settled(env.initial_observation())
+    async def _look(self, item):
+        luck = self._luck(item)
+        async with self._lend(item, luck) as env:
+            return _comparable(await luck.call(env.initial_observation))
+
+    def _luck(self, item):
+        return chance.Chance(f"{self._seed}/{item}", self._maker.shared)
+
+    @contextlib.asynccontextmanager
+    async def _lend(self, item, luck):
+        async with self._pool.lend() as loaded:
+            luck.settle(loaded.record.generators)
+            yield loaded.envs[item % self._count]
 
     async def play(self, job):
+        luck = self._luck(job.item)
+        async with contextlib.AsyncExitStack() as lent:
+            if self._observes and not self._is_settled:
+                env, observation = await self._copy(job)
+            elif self._observes:
+                env = await lent.enter_async_context(self._lend(job.item, luck))
+                observation = await luck.call(env.initial_observation)
+                self._compare(job.group, _comparable(observation))
+            else:
+                row = self._row(job.item)
+                talk = Talk(job, messages(_prompt(row)))
+                # The object is not needed before there is an answer.
+                action = await talk.turn()
+                env = await lent.enter_async_context(self._lend(job.item, luck))
+                return await self._finish(talk, luck, env, row, action)
+            talk = Talk(job, observation)
+            return await self._finish(talk, luck, env, {}, await talk.turn())
+
+    async def _finish(self, talk, luck, env, row, action):
+        """Plays on to the end and says what it earned."""
+        while self._steps and talk.take_step(await luck.call(env.step, action)):
+            action = await talk.turn()
+        if not self._steps:
+            for name, function, weight in _rubric(env):
+                value = await luck.call(_judge, function, talk.opening or [], talk.completion, env, row)
+                talk.earn(value, weight, name)
+        return talk.report()
+
+    def _compare(self, group, observation):
+        """The members of a group must see one task."""
+        while len(self._observed) > REMEMBERED:
+            self._observed.pop(next(iter(self._observed)))
+        if self._observed.setdefault(group, observation) != observation:
+            self._is_settled = False
+            raise ValueError(f"the members of a group see different prompts: {UNSETTLED}")
+
+    async def _copy(self, job):
+        """A copy of the object that made the observation of the group, and that observation."""
         key = job.group
-        if key not in self._tasks:
-            while len(self._tasks) > 256:
-                self._tasks.pop(next(iter(self._tasks)))
-            self._tasks[key] = asyncio.ensure_future(self._task(job.item))
-        task = self._tasks[key]
+        if key not in self._shared:
+            while len(self._shared) > REMEMBERED:
+                self._shared.pop(next(iter(self._shared)))
+            self._shared[key] = asyncio.ensure_future(self._observe(job.item))
+        observed = self._shared[key]
         # A member that is given up does not take the task from the others.
-        env, observation = task.result() if task.done() else await asyncio.shield(task)
-        env = _copied(env)
-        row = job.row or {}
-        if self._observes:
-            return await self._talk(job, env, observation, row)
-        return await self._talk(job, env, messages(_prompt(row)), row)
+        env, observation = observed.result() if observed.done() else await asyncio.shield(observed)
+        return _copied(env), observation
+
+    async def _observe(self, item):
+        luck = self._luck(item)
+        async with self._lend(item, luck) as env:
+            observation = await luck.call(env.initial_observation)
+            return _copied(env), observation
 
     def forget(self, group):
-        self._tasks.pop(group, None)
+        self._observed.pop(group, None)
+        self._shared.pop(group, None)
 
-    async def _talk(self, job, env, observation, row):
-        reward, coerced, metrics = 0.0, 0, {}
-        said, completion, responses = [], [], []
-        steps = callable(getattr(env, "step", None))
-        observation, stop = _split(observation)
-        opening = None
-        while True:
-            if sdk.is_model_input(observation):
-                turn = await job.turn(tokens=sdk.ints(observation), stop=stop)
-            else:
-                said.extend(messages(observation))
-                opening = opening if opening is not None else list(said)
-                turn = await job.turn(messages=said, stop=stop)
-            responses.append(turn["id"])
-            answer = {"role": "assistant", "content": turn["text"]}
-            said.append(answer)
-            completion = said[len(opening):] if opening is not None else [answer]
-            if not steps:
-                break
-            action = turn["tokens"] if sdk.is_model_input(observation) else turn["text"]
-            result = await settled(env.step(action))
-            value = number(field(result, "reward"))
-            coerced += value is None
-            reward += value or 0.0
-            for name, found in (field(result, "metrics") or {}).items():
-                if number(found) is not None:
-                    metrics[str(name)] = number(found)
-            following = field(result, "next_observation", field(result, "observation"))
-            done = field(result, "episode_done", field(result, "done", True))
-            if done or following is None:
-                break
-            observation, stop = _split(following, field(result, "next_stop_condition"))
-        for name, function, weight in _rubric(env):
-            value = await _judge(function, opening or [], completion, env, row)
-            value, is_number = number(value), number(value) is not None
-            coerced += not is_number
-            metrics[name] = value if is_number else 0.0
-            reward += weight * metrics[name]
-        return {"reward": reward, "coerced": coerced, "metrics": metrics, "responses": responses}
+
+class Talk:
+    """What is said in a rollout, and what that earns."""
+
+    def __init__(self, job, observation):
+        self._job = job
+        self._observation, self._stop = _split(observation)
+        self._said, self._responses = [], []
+        self._reward, self._coerced, self._metrics = 0.0, 0, {}
+        self.opening, self.completion = None, []
+
+    async def turn(self):
+        """Shows the policy the observation; its answer, in the form in which it was asked."""
+        speaks_tokens = sdk.is_model_input(self._observation)
+        if speaks_tokens:
+            turn = await self._job.turn(tokens=sdk.ints(self._observation), stop=self._stop)
+        else:
+            self._said.extend(messages(self._observation))
+            self.opening = self.opening if self.opening is not None else list(self._said)
+            turn = await self._job.turn(messages=self._said, stop=self._stop)
+        self._responses.append(turn["id"])
+        answer = {"role": "assistant", "content": turn["text"]}
+        self._said.append(answer)
+        self.completion = self._said[len(self.opening):] if self.opening is not None else [answer]
+        return turn["tokens"] if speaks_tokens else turn["text"]
+
+    def take_step(self, result):
+        """Adds up what a step earned; whether another answer is wanted."""
+        value = number(field(result, "reward"))
+        self._coerced += value is None
+        self._reward += value or 0.0
+        for name, found in (field(result, "metrics") or {}).items():
+            if number(found) is not None:
+                self._metrics[str(name)] = number(found)
+        following = field(result, "next_observation", field(result, "observation"))
+        if field(result, "episode_done", field(result, "done", True)) or following is None:
+            return False
+        self._observation, self._stop = _split(following, field(result, "next_stop_condition"))
+        return True
+
+    def earn(self, value, weight, name):
+        """Adds what a function of a rubric said."""
+        value = number(value)
+        self._coerced += value is None
+        self._metrics[name] = value or 0.0
+        self._reward += weight * self._metrics[name]
+
+    def report(self):
+        return {
+            "reward": self._reward, "coerced": self._coerced, "metrics": self._metrics, "responses": self._responses,
+        }
 
 
 def _copied(env):
-    """An object of its own, attribute by attribute: what cannot be copied is shared, and so is data."""
+    """A copy, attribute by attribute: what cannot be copied is shared, and so is data."""
     fresh = copy.copy(env)
     memo = {id(env): fresh}
-    for name, value in list(getattr(env, "__dict__", {}).items()):
-        if name in ("dataset", "eval_dataset"):
+    for name, value in list(chance.attributes(env).items()):
+        if name in chance.DATA:
             continue
         try:
             setattr(fresh, name, copy.deepcopy(value, memo))
@@ -171,13 +239,15 @@ async def _judge(function, prompt, completion, env, row):
 
 
 def _rows(env):
+    """The rows as the package holds them; a data set that can only be read in order is read once."""
     dataset = getattr(env, "dataset", None)
     if dataset is None:
         return None
-    rows = [dict(row) for row in dataset]
-    if not rows or not (set(rows[0]) & {"prompt", "question"}):
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or hasattr(dataset, "keys"):
+        dataset = list(dataset)
+    if not len(dataset) or not (set(dict(dataset[0])) & {"prompt", "question"}):
         return None
-    return rows
+    return dataset
 
 
 def _prompt(row):
@@ -185,9 +255,7 @@ def _prompt(row):
 
 
 def _shown(row):
-    found = plain(row)
-    found["prompt"] = messages(_prompt(row))
-    return found
+    return {**shown(row), "prompt": shown(messages(_prompt(row)), PROMPT)}
 
 
 def _rubric(env):
@@ -217,25 +285,9 @@ def _split(observation, stop=None):
     return observation, stop
 
 
-def _said(observation, tokenizer):
+def _comparable(observation):
+    """Messages, or tokens in a tuple."""
     observation, _ = _split(observation)
     if sdk.is_model_input(observation):
-        return messages(tokenizer.decode(sdk.ints(observation)))
+        return (sdk.ints(observation),)
     return messages(observation)
-
-
-def _set_chance(env, seed):
-    """Equal items make equal choices, whoever asks when."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    whole = random.Random(seed).getrandbits(32)
-    if numpy is not None:
-        numpy.random.seed(whole)
-    for value in list(getattr(env, "__dict__", {}).values()):
-        if isinstance(value, random.Random):
-            value.seed(seed)
-        elif numpy is not None and isinstance(value, numpy.random.RandomState):
-            value.seed(whole)
-        elif numpy is not None and isinstance(value, numpy.random.Generator):
-            fresh = type(value.bit_generator)(whole)
-            value.bit_generator.state = fresh.state

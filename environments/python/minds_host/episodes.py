@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 
-from .plain import messages, number, plain
+from .plain import PROMPT, messages, number, plain, shown
 
 TASKS = 1024  # of a task set without an end
 TOKEN = "MINDS_WORKER_TOKEN"
@@ -52,7 +52,7 @@ class Episodes:
         return {"class": type(self._env.taskset).__name__, "rewards": [], "columns": sorted(type(task.data).model_fields)}
 
     def rows(self, start, count):
-        return [_shown(task.data) for task in self._tasks[start:start + count]]
+        return (_shown(task.data) for task in self._tasks[start:start + count])
 
     async def preview(self):
         return _shown(self._tasks[0].data)["prompt"]
@@ -103,7 +103,7 @@ def _shown(data):
     said = messages(prompt) if prompt else []
     if row.get("system_prompt"):
         said.insert(0, {"role": "system", "content": row["system_prompt"]})
-    return {**row, "prompt": said, "answer": row.get("answer"), "info": {}}
+    return {**shown(row), "prompt": shown(said, PROMPT), "answer": shown(row.get("answer")), "info": {}}
 
 
 def _no_installer():

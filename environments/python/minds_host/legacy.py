@@ -5,10 +5,11 @@ the library notes in the state of a rollout is an error here: it is never a rewa
 """
 
 import contextlib
+import copy
 import inspect
 import logging
 
-from .plain import field, loads, messages, number, plain, settled
+from .plain import PROMPT, field, loads, messages, number, own, settled, shown
 from .wire import ROLLOUT
 
 
@@ -86,20 +87,23 @@ class Legacy:
 
     def rows(self, start, count):
         stop = min(start + count, len(self._dataset))
-        return [self._row(self._dataset[index], index) for index in range(start, stop)]
+        return (_shown(self._row(index)) for index in range(start, stop))
 
     async def preview(self):
-        return messages(self._row(self._dataset[0], 0)["prompt"])
+        return messages(self._row(0)["prompt"])
 
-    def _row(self, row, index):
-        found = plain(row)
+    def _row(self, index):
+        """The package's row with what releases insist on."""
+        found = own(self._dataset[index])
         # Releases number rows under either name, and fail without one.
-        found["example_id"] = found.get("example_id", found.get("id", index))
+        name = found.get("example_id", found.get("id"))
+        found["example_id"] = index if name is None else name
         found["prompt"] = messages(found["prompt"]) if self._chat else found["prompt"]
         found["info"] = loads(found.get("info")) or {}
-        if isinstance(found.get("task"), str) and "task" not in self._rollout and self._routes_by_info():
-            found.pop("task")
-        return {name: value for name, value in found.items() if value is not None}
+        task = found.get("task")
+        if task is None or isinstance(task, str) and "task" not in self._rollout and self._routes_by_info():
+            found.pop("task", None)
+        return found
 
     def _routes_by_info(self):
         """Since 0.1.14 a text in the column `task` is refused."""
@@ -112,7 +116,24 @@ class Legacy:
             client = self._wrap(client)
         # Environments reach through the client for log-probs of the policy.
         client.sampling_client, client.tokenizer = self._clients.sampler, self._clients.tokenizer
+        client.renderer = self._clients.renderer
         return client
+
+    def _hand_clients(self, state):
+        """What rewards find in `info`. It is not there while the rollout is played: the library copies its input."""
+        info = state.get("info")
+        info = info if isinstance(info, dict) else dict(info or {})
+        info["tinker_client"], info["tokenizer"] = self._clients.sampler, self._clients.tokenizer
+        state["info"] = info
+        return info
+
+    def _object(self):
+        """The environment; one that keeps a `state` is given an empty one for each rollout, in a shallow copy."""
+        if not hasattr(self._env, "state"):
+            return self._env
+        env = copy.copy(self._env)
+        env.state = {}
+        return env
 
     async def play(self, job):
         """One rollout with its reward."""
@@ -131,6 +152,8 @@ class Legacy:
         """
         states = [(job, state) for job, state in zip(jobs, await run(self._play)) if state is not None]
         whole = [state for _, state in states if not state.get("error")]
+        for state in whole:
+            self._hand_clients(state)
         complaints = []
         if whole:
             # Rewards that ask the policy ask as one of the members: all have the same version.
@@ -145,7 +168,7 @@ class Legacy:
         return [(job, lambda state=state: self.report(state, complaints)) for job, state in states]
 
     async def _play(self, job):
-        row = dict(job.row)
+        row, env = self._row(job.item), self._object()
         client, model = self._client(job.url), self._clients.base_model
         if "input" in self._rollout:
             known = ("prompt", "example_id", "answer", "info", "task")
@@ -153,7 +176,8 @@ class Legacy:
             given = {name: row[name] for name in (*known, *extra) if name in row}
             if "task" not in row and not self._routes_by_info():
                 given["task"] = "default"
-            state = await self._env.rollout(given, client, model, dict(job.sampling))
+            state = await env.rollout(given, client, model, dict(job.sampling))
+            state = state[0] if isinstance(state, tuple) else state
         else:
             given = {
                 "client": client,
@@ -167,7 +191,7 @@ class Legacy:
                 "example_id": row["example_id"],
                 "sampling_args": dict(job.sampling),
             }
-            found = await self._env.rollout(**{k: v for k, v in given.items() if k in self._rollout})
+            found = await env.rollout(**{k: v for k, v in given.items() if k in self._rollout})
             completion, state = found if isinstance(found, tuple) else (found.get("completion"), found)
             state["completion"] = completion
         return state
@@ -175,18 +199,19 @@ class Legacy:
     async def _score(self, state, job):
         if state.get("error"):
             return
-        rubric, row = self._env.rubric, job.row
+        rubric, info = self._env.rubric, self._hand_clients(state)
         parameters = inspect.signature(rubric.score_rollout).parameters
         if "prompt" not in parameters:
             await self._call(rubric.score_rollout, state=state)
             return
+        row = self._row(job.item)
         given = {
             "prompt": row["prompt"],
             "completion": state["completion"],
             "answer": row.get("answer", ""),
             "state": state,
             "task": row.get("task", "default"),
-            "info": row["info"],
+            "info": {**row["info"], **info},
             "example_id": row["example_id"],
         }
         score = await rubric.score_rollout(**{k: v for k, v in given.items() if k in parameters})
@@ -220,6 +245,10 @@ class Legacy:
             if callable(function):
                 await settled(function())
                 return
+
+
+def _shown(row):
+    return {**shown(row), "prompt": shown(row["prompt"], PROMPT)}
 
 
 def _responses(state):

@@ -8,18 +8,23 @@ import asyncio  # noqa: E402
 import importlib  # noqa: E402
 import importlib.metadata  # noqa: E402
 import importlib.util  # noqa: E402
-import inspect  # noqa: E402
+import hashlib  # noqa: E402
 import io  # noqa: E402
+import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 
-from . import codec, sdk  # noqa: E402
+from . import chance, codec, sdk  # noqa: E402
 from .client import Clients  # noqa: E402
-from .plain import settled  # noqa: E402
+from .objects import Maker, forget_exits  # noqa: E402
 from .wire import ROLLOUT  # noqa: E402
+
+
+PORTION = 16 << 20  # characters of rows in one message
 
 
 class Tagged(io.TextIOBase):
@@ -68,42 +73,17 @@ def load(message, clients, token, seed, loop):
             return Episodes(message["module"], message["path"], message["args"], token, clients, loop)
         raise TypeError(f"{module.__name__} has no function `load_environment`")
 
-    def wait(value):
-        return loop.run_until_complete(settled(value)) if inspect.isawaitable(value) else value
-
-    env, borrows = wait(loader(**message["args"])), False
+    maker = Maker(module, message["args"], clients, seed)
+    env = maker.first(loop)
+    forget_exits()
     of_library = getattr(sys.modules.get("verifiers"), "Environment", None)
     if of_library is not None and isinstance(env, of_library) and not callable(getattr(env, "step", None)):
         from .legacy import Legacy
 
         return Legacy(env, clients, token, importlib.metadata.version("verifiers"))
-    if callable(getattr(env, "build", None)):
-        if hasattr(env, "renderer") and env.renderer is None:
-            env.renderer = clients.renderer
-        given, borrows = offered(env.build, clients)
-        built = wait(env.build(*given.args, **given.kwargs))
-        # An environment that is told its client and gives nothing back is the environment.
-        env = env if built is None else built
     from .classic import Classic
 
-    return Classic(list(env) if isinstance(env, (list, tuple)) else [env], clients, seed, borrows)
-
-
-def offered(build, clients):
-    """What a `build` function is called with, and whether that lets it borrow adapters.
-
-    Parameters are given what they are called after; a first one of any other name is given the sampling client.
-    """
-    named, signature = clients.named(), inspect.signature(build)
-    parameters = list(signature.parameters.values())
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    by_name = {name: client for name, client in named.items() if takes_all or name in signature.parameters}
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    first = parameters[0] if parameters and parameters[0].kind in places else None
-    if first is not None and first.name not in named:
-        by_name.pop("sampling_client", None)
-        return signature.bind(clients.sampler, **by_name), "service_client" in by_name
-    return signature.bind(**by_name), "service_client" in by_name
+    return Classic(list(env) if isinstance(env, (list, tuple)) else [env], maker, clients, seed)
 
 
 def _has(name):
@@ -129,7 +109,7 @@ class Job:
 
     def __init__(self, message, line):
         self.rollout, self.group, self.item = message["rollout"], message["group"], message["item"]
-        self.row, self.url, self.sampling = message["row"], message["url"], message["sampling"]
+        self.url, self.sampling = message["url"], message["sampling"]
         self.members = message["members"]
         self._wire = line
 
@@ -162,7 +142,7 @@ class Host:
                 if task is not None:
                     task.cancel()
         elif kind == "rows":
-            self._answer(message["call"], lambda: self._env.rows(message["start"], message["count"]))
+            self._answer(message["call"], lambda: portion(self._env.rows(message["start"], message["count"])))
         elif kind == "forget" and hasattr(self._env, "forget"):
             self._env.forget(message["group"])
         elif kind == "stop":
@@ -247,6 +227,7 @@ def main():
     sys.stdout = sys.stderr = Tagged()
     line = wire.Wire(INCOMING, OUTGOING, codec.pack, codec.unpack)
     hello, message = line.next(), line.next()
+    chance.install()
     random.seed(hello["seed"])
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -256,7 +237,10 @@ def main():
         environment = load(message, clients, hello["token"], hello["seed"], loop)
         items = environment.items
         if items == 0:
-            raise ValueError("the environment has no rows")
+            raise ValueError(
+                "the environment has no rows: the `dataset` that `load_environment` made is empty. If it is fetched from"
+                " somewhere, that may have failed; MINDS_LOG=python=debug shows what the package printed"
+            )
         ready = {
             "t": "ready",
             "python": sys.version.split()[0],
@@ -266,6 +250,7 @@ def main():
             "group_rewards": environment.group_rewards,
             "borrows": environment.borrows,
             "preview": loop.run_until_complete(preview(environment)),
+            "digest": digest(environment),
             **environment.describe(),
         }
     except BaseException as error:
@@ -287,6 +272,26 @@ async def preview(environment):
         return await environment.preview()
     except wire.Refused:
         return []
+
+
+def portion(rows):
+    """As many of these rows as one message holds with ease."""
+    found, size = [], 0
+    for row in rows:
+        found.append(row)
+        size += len(str(row))
+        if size > PORTION:
+            break
+    return found
+
+
+def digest(environment):
+    """Of some of its rows: whether another process has loaded the same ones."""
+    places = sorted({place * (environment.items - 1) // 63 for place in range(64)})
+    rows = [row for place in places for row in environment.rows(place, 1)]
+    # What has no text of its own has an address in it.
+    text = re.sub("0x[0-9a-f]+", "", json.dumps(rows, sort_keys=True))
+    return hashlib.sha256(text.encode()).hexdigest() if rows else ""
 
 
 def version(package):

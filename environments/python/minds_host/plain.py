@@ -1,10 +1,13 @@
 """Values of user code as plain ones: JSON's types, finite numbers, messages as mappings."""
 
+import copy
 import inspect
+import itertools
 import json
 import math
 
 LARGEST = 3.4028234663852886e38  # of 32 bits
+PROMPT = 1 << 18  # characters of a message of a prompt that are shown
 
 
 async def settled(value):
@@ -31,6 +34,30 @@ def plain(value, depth=0):
     if hasattr(value, "tolist"):
         return plain(value.tolist(), depth + 1)
     return str(value)
+
+
+def own(row):
+    """A row that a reward may change: what can be copied is a copy, in the types that the package gave it."""
+    try:
+        return copy.deepcopy(dict(row))
+    except Exception:  # user code may put anything into a row
+        return dict(row)
+
+
+def shown(value, text=1 << 12, items=256):
+    """A value as people are shown it: plain, and long texts and lists cut."""
+    return _cut(plain(value), text, items)
+
+
+def _cut(value, text, items):
+    if isinstance(value, str) and len(value) > text:
+        return f"{value[:text]} … ({len(value) - text} more characters)"
+    if isinstance(value, dict):
+        return {_cut(k, text, items): _cut(v, text, items) for k, v in itertools.islice(value.items(), items)}
+    if isinstance(value, list):
+        rest = [f"… ({len(value) - items} more)"] if len(value) > items else []
+        return [*(_cut(v, text, items) for v in value[:items]), *rest]
+    return value
 
 
 def number(value):

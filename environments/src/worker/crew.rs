@@ -16,7 +16,7 @@ use futures::future::try_join_all;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -33,6 +33,12 @@ const WITHIN: Duration = Duration::from_secs(600);
 /// Pause before the first replacement.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
+/// Why a process is not taken.
+const OTHER_ROWS: &str = "its rows are not the same whenever it is loaded, so an item would be another task in each \
+                          process. They depend on what cannot be set: random.SystemRandom, secrets, uuid4, \
+                          os.urandom, the clock, numpy's default_rng imported by its name. Give `load_environment` a \
+                          seed for them, or set `workers = 1`";
+
 /// All processes of an environment, on threads of their own.
 pub(super) struct Crew {
     shared: Arc<Shared>,
@@ -48,6 +54,8 @@ struct Shared {
     voice: Arc<Voice>,
     endpoint: Arc<Endpoint>,
     places: Vec<Place>,
+    /// Of the rows of the first process that was loaded.
+    digest: OnceLock<String>,
     /// Changes whenever a place does.
     changed: watch::Sender<u64>,
 }
@@ -91,7 +99,8 @@ impl Crew {
         let place = |_| Place { state: Mutex::new(State::Empty), wanted: Notify::new() };
         let places = (0..count).map(place).collect();
         let (changed, _) = watch::channel(0);
-        let shared = Arc::new(Shared { options, host, voice, endpoint, places, changed });
+        let shared =
+            Arc::new(Shared { options, host, voice, endpoint, places, digest: OnceLock::new(), changed });
         let at_once = shared.options.workers.map_or(1, NonZeroUsize::get);
         let started = runtime.block_on(try_join_all((0..at_once).map(|place| shared.launch(place))));
         let mut started = started.map_err(|error| match error {
@@ -111,7 +120,7 @@ impl Crew {
         Ok((Self { shared, runtime: Some(runtime), _files: files }, description))
     }
 
-    /// All rows, from the first process.
+    /// All rows as people are shown them, from the first process.
     pub(super) fn rows(&self, description: &Description) -> Result<Vec<serde_json::Value>, EnvError> {
         const AT_ONCE: u64 = 256;
         let failed = |why| EnvError::Python { id: self.shared.options.id.clone(), why };
@@ -119,8 +128,8 @@ impl Crew {
         let fetch = async {
             let worker = self.least_busy().await.map_err(failed)?;
             let mut rows = Vec::new();
-            for start in (0..description.items).step_by(AT_ONCE as usize) {
-                let some = worker.rows(start, AT_ONCE).await.map_err(failed)?;
+            while (rows.len() as u64) < description.items {
+                let some = worker.rows(rows.len() as u64, AT_ONCE).await.map_err(failed)?;
                 if some.is_empty() {
                     break; // it makes its tasks by chance
                 }
@@ -213,7 +222,12 @@ impl Shared {
             limit: self.options.load_timeout,
         };
         let name = self.options.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Worker::start(format!("{name}/{place}").into(), &launch).await
+        let (worker, description) = Worker::start(format!("{name}/{place}").into(), &launch).await?;
+        if *self.digest.get_or_init(|| description.digest.clone()) != description.digest {
+            worker.kill("its rows are not those of the first process".into());
+            return Err(StartError::Failed(OTHER_ROWS.into()));
+        }
+        Ok((worker, description))
     }
 
     fn set(&self, place: usize, state: State) {

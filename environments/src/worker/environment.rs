@@ -7,6 +7,7 @@ use super::options::{BadReward, PythonOptions};
 use super::replay::Replay;
 use super::rollout::Rollout;
 use super::tools;
+use super::variety::{LOOKED_AT, Variety};
 use super::voice::Voice;
 use super::worker::Worker;
 use crate::error::EnvError;
@@ -20,13 +21,16 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::warn;
 
 /// An environment whose code is Python.
 pub struct PythonEnvironment {
     id: String,
     crew: Crew,
     description: Description,
+    /// As people are shown them; those that rewards see are in the processes.
     rows: Vec<Value>,
+    variety: Variety,
     /// Rollouts so far: every one has a name of its own.
     played: AtomicU64,
 }
@@ -42,8 +46,11 @@ impl PythonEnvironment {
     pub fn open(options: PythonOptions, voice: Voice) -> Result<Self, EnvError> {
         let id = options.id.clone();
         let (crew, description) = Crew::start(options, voice)?;
+        for note in &description.notes {
+            warn!(environment = id, "{note}");
+        }
         let rows = crew.rows(&description)?;
-        Ok(Self { id, crew, description, rows, played: AtomicU64::new(0) })
+        Ok(Self { id, crew, description, rows, variety: Variety::default(), played: AtomicU64::new(0) })
     }
 
     /// What it says about itself.
@@ -74,7 +81,6 @@ impl PythonEnvironment {
             group: &group.name,
             members: group.members,
             item: group.item.index,
-            row: self.row(group.item.index),
             worker,
             slot,
             endpoint: self.crew.endpoint().clone(),
@@ -82,7 +88,15 @@ impl PythonEnvironment {
             fail_on_bad_reward: options.on_bad_reward == BadReward::Fail,
             bad_rewards: if is_classic { "reward_coerced" } else { "reward_errors" },
         };
-        rollout.play(desk, sampler, oracle).await
+        let performance = rollout.play(desk, sampler, oracle).await?;
+        if self.variety.is_missing(group.item.index, &performance) {
+            warn!(
+                environment = self.id,
+                "the first {LOOKED_AT} items are one prompt: if they should differ, have them drawn from random, numpy \
+                 or torch in `initial_observation`, not when the environment is loaded"
+            );
+        }
+        Ok(performance)
     }
 
     /// A process, with room for so many rollouts.

@@ -12,14 +12,16 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 /// The host, as it is shipped.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 12] = [
     ("__init__.py", include_str!("../../python/minds_host/__init__.py")),
+    ("chance.py", include_str!("../../python/minds_host/chance.py")),
     ("classic.py", include_str!("../../python/minds_host/classic.py")),
     ("client.py", include_str!("../../python/minds_host/client.py")),
     ("codec.py", include_str!("../../python/minds_host/codec.py")),
     ("episodes.py", include_str!("../../python/minds_host/episodes.py")),
     ("legacy.py", include_str!("../../python/minds_host/legacy.py")),
     ("main.py", include_str!("../../python/minds_host/main.py")),
+    ("objects.py", include_str!("../../python/minds_host/objects.py")),
     ("plain.py", include_str!("../../python/minds_host/plain.py")),
     ("sdk.py", include_str!("../../python/minds_host/sdk.py")),
     ("wire.py", include_str!("../../python/minds_host/wire.py")),
@@ -64,8 +66,9 @@ const PASSED: [&str; 27] = [
     "NLTK_DATA",
 ];
 
-/// Settings that keep libraries from drawing bars and from taking every core.
-const SET: [(&str, &str); 7] = [
+/// Settings that keep libraries from drawing bars and from taking every core, and sets of texts in one order everywhere.
+const SET: [(&str, &str); 8] = [
+    ("PYTHONHASHSEED", "0"),
     ("PYTHONUNBUFFERED", "1"),
     ("PYTHONIOENCODING", "utf-8"),
     ("TQDM_DISABLE", "1"),

@@ -13,18 +13,10 @@ pub(super) enum ToHost<'a> {
     Hello { facts: &'a Facts, token: &'a str, seed: u64 },
     /// Second: what to load.
     Load { path: Option<&'a str>, module: &'a str, args: &'a Map<String, Value> },
-    /// Rows of the data.
+    /// Rows of the data as people are shown them, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
     /// One rollout.
-    Play {
-        rollout: &'a str,
-        group: &'a str,
-        members: usize,
-        item: u64,
-        row: Option<&'a Value>,
-        url: &'a str,
-        sampling: &'a Value,
-    },
+    Play { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
     /// A rollout that nobody waits for any more.
     Cancel { rollout: &'a str, group: &'a str },
     /// A group of which no more members will come.
@@ -106,6 +98,12 @@ pub struct Description {
     pub borrows: bool,
     /// The prompt of the first item.
     pub preview: Vec<Said>,
+    /// Digest of a sample of its rows: every process must load the same. Empty where there are none.
+    #[serde(default)]
+    pub digest: String,
+    /// What its author should know.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// An exception of user code.

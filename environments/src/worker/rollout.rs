@@ -34,7 +34,6 @@ pub(super) struct Rollout<'a> {
     /// Rollouts of the group that are judged together.
     pub members: usize,
     pub item: u64,
-    pub row: Option<&'a Value>,
     pub worker: Arc<Worker>,
     pub slot: OwnedSemaphorePermit,
     pub endpoint: Arc<Endpoint>,
@@ -61,7 +60,6 @@ impl Rollout<'_> {
             group: self.group,
             members: self.members,
             item: self.item,
-            row: self.row,
             url: &url,
             sampling: &sampling,
         };

@@ -1,21 +1,30 @@
 //! Python environments in real processes, over a policy that a test scripts.
 
 mod classic;
+mod contract;
 mod faults;
 mod model_aware;
+mod original;
 mod packages;
 
 use crate::support::{Bytes, renderer};
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend};
+use minds_core::backend::{
+    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use minds_core::chat::Tokenizer as _;
-use minds_core::environment::{Conductor as _, Environment as _, Oracle, Performance, Seat};
+use minds_core::datum::Datum;
+use minds_core::environment::{Borrowed, Conductor as _, Environment as _, Oracle, Performance, Seat};
 use minds_core::ids::{EpisodeId, GroupId, Token};
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, Stop, StopReason};
 use minds_environments::EnvError;
 use minds_environments::worker::{PythonEnvironment, PythonOptions, Voice};
 use serde_json::{Map, Value, json};
+use std::future::ready;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
@@ -119,6 +128,46 @@ impl Oracle for Scripted {
 
     async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
         Err(Missing::Unsupported("the test asks for log-probs only".into()))
+    }
+
+    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
+        Ok(Borrowed { training: Arc::new(Halving::default()), lease: Box::new(()) })
+    }
+}
+
+/// An adapter of which each step halves the log-probs that the policy has.
+#[derive(Default)]
+struct Halving {
+    steps: AtomicI32,
+}
+
+impl TrainingBackend for Halving {
+    fn forward(&self, data: Vec<Datum>, _: Loss) -> Pending<Forward> {
+        let scale = -0.01 * 0.5_f32.powi(self.steps.load(Relaxed));
+        let row = |datum: &Datum| datum.targets().iter().map(|token| *token as f32 * scale).collect();
+        let logprobs = data.iter().map(row).collect();
+        Box::pin(ready(Ok(Forward { logprobs, metrics: [].into() })))
+    }
+
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+        self.forward(data, loss)
+    }
+
+    fn optim_step(&self, _: AdamParams) -> Pending<OptimStep> {
+        self.steps.fetch_add(1, Relaxed);
+        Box::pin(ready(Ok(OptimStep::default())))
+    }
+
+    fn save_state(&self, _: &str) -> Pending<String> {
+        Box::pin(ready(Err(BackendError::Unsupported("the test saves nothing".into()))))
+    }
+
+    fn load_state(&self, _: &str, _: bool) -> Pending<()> {
+        Box::pin(ready(Err(BackendError::Unsupported("the test loads nothing".into()))))
+    }
+
+    fn export_sampler(&self, _: Option<&str>) -> Pending<Export> {
+        Box::pin(ready(Err(BackendError::Unsupported("the test exports nothing".into()))))
     }
 }
 

@@ -133,6 +133,20 @@ fn texts_where_rows_should_hold_more_are_understood_and_rewards_that_are_no_numb
     }
 }
 
+/// The scripted reader gives each byte minus a hundredth of its value: 116 and 115 are the last two of "cats".
+#[test]
+fn packages_find_the_policy_where_the_original_trainer_puts_it_and_rows_as_the_library_has_them() {
+    let env = open(&verifiers(), &package("handed"), &json!({}));
+    for outcome in answers(&env, 1, &["x", "y"]) {
+        let score = outcome.unwrap().score;
+        assert_eq!((score.metrics["row_is_own"], score.metrics["was_handed"]), (1.0, 1.0));
+        assert!((score.metrics["likely"] + 2.31).abs() < 1e-6, "{score:?}");
+        assert_eq!(score.metrics["reward_errors"], 0.0);
+    }
+    let env = open(&verifiers(), &package("handed"), &json!({"group": true}));
+    assert_eq!(answers(&env, 0, &["x", "y"]).iter().map(reward).collect::<Vec<_>>(), [1.0; 2]);
+}
+
 #[test]
 #[ignore = "minutes: `just python-packages`"]
 fn five_gyms_earn_what_they_should_on_verifiers_0_3_1_and_0_1_14() {

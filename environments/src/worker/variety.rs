@@ -1,0 +1,70 @@
+//! Whether items differ: an environment whose chance was set too early shows one prompt for ever.
+
+use minds_core::environment::Performance;
+use minds_core::ids::Token;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Items that are looked at.
+pub(super) const LOOKED_AT: usize = 20;
+
+/// The prompts of the first items that were played.
+#[derive(Default)]
+pub(super) struct Variety {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    items: HashSet<u64>,
+    prompt: Option<Arc<[Token]>>,
+    /// Nothing more is looked at.
+    is_settled: bool,
+}
+
+impl Variety {
+    /// Notes what an item showed. `true` once: when so many items have been one prompt.
+    pub(super) fn is_missing(&self, item: u64, performance: &Performance) -> bool {
+        let Some(first) = performance.turns.first() else { return false };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.is_settled {
+            return false;
+        }
+        let is_same = *seen.prompt.get_or_insert_with(|| first.prompt.clone()) == first.prompt;
+        seen.items.insert(item);
+        seen.is_settled = !is_same || seen.items.len() >= LOOKED_AT;
+        is_same && seen.is_settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_core::episode::Turn;
+    use minds_core::reward::{Metrics, Reward, Score};
+    use minds_core::sampling::{Sampled, StopReason};
+
+    fn shown(prompt: Token) -> Performance {
+        let answer = Sampled { tokens: vec![0], logprobs: vec![0.0], stop: StopReason::Stop, topk: None };
+        let turn = Turn { prompt: [prompt].into(), answer, text: String::new(), complete: true };
+        let score = Score { reward: Reward::new(0.0).unwrap(), metrics: Metrics::default() };
+        Performance { turns: vec![turn], opening: Arc::default(), score }
+    }
+
+    /// At which of the items it says that they are one prompt.
+    fn told(items: impl IntoIterator<Item = (u64, Token)>) -> Vec<u64> {
+        let variety = Variety::default();
+        let items = items.into_iter();
+        items
+            .filter(|(item, prompt)| variety.is_missing(*item, &shown(*prompt)))
+            .map(|(item, _)| item)
+            .collect()
+    }
+
+    #[test]
+    fn one_prompt_for_twenty_items_is_told_once() {
+        assert_eq!(told((0..50).flat_map(|item| [(item, 1); 8])), [19]);
+        assert_eq!(told((0..19).map(|item| (item, 1))), [0; 0], "these are too few to tell");
+        assert_eq!(told((0..50).map(|item| (item, Token::from(item == 18)))), [0; 0]);
+    }
+}
