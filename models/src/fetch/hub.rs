@@ -1,36 +1,40 @@
 //! Fetches a model folder from the Hugging Face hub.
 //!
-//! Files are kept in hf-hub's own layout, so that a fetch that was cut off goes on with the files it lacks. The
-//! config comes first: a model that cannot be used is refused before its weights are fetched.
+//! Files lie as the hub's own client lays them, in `models--<owner>--<name>/snapshots/<commit>`. A fetch that was cut off
+//! resumes: whole files are kept, and a part continues where it ended. The config comes first, so that a model that
+//! cannot be used is refused before its weights are fetched.
 
-use super::{Failure, Progress, Step, attempt};
+use super::{Failure, Progress, Step, attempt, hub_folder};
 use crate::bytes::read_small;
 use crate::cache::Origin;
 use crate::config::Config;
 use crate::error::ModelError;
-use hf_hub::HFError;
-use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
-use std::collections::HashMap;
+use reqwest::header::{AUTHORIZATION, RANGE};
+use reqwest::{Client, Response, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::error::Error;
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+const ENDPOINT: &str = "https://huggingface.co";
 /// An unreachable hub should be noticed while someone still watches.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of silence, not of the whole transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const CONFIG: &str = "config.json";
 const TEXT_FILES: [&str; 5] = [
-    "config.json",
+    CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-const WEIGHT_FILES: &str = "*.safetensors*";
+const NETWORK_ADVICE: &str = "check the network, or set HF_ENDPOINT to a mirror that is reachable";
 
-/// The snapshot folder.
+/// Fetches the model and returns its snapshot folder.
 pub(super) fn fetch(
     name: &str,
     root: &Path,
@@ -38,29 +42,19 @@ pub(super) fn fetch(
     progress: &Progress,
 ) -> Result<(PathBuf, Origin), Failure> {
     progress(Step::Trying { way: format!("the hub, {name}"), total: None });
-    let failed = |error: HFError| classify(name, root, &error);
-    let client = client(root, endpoint).map_err(failed)?;
-    let (owner, model) = hf_hub::split_id(name);
-    let repository = client.model(owner, model);
-
-    let config = repository.download_file().filename("config.json").send().map_err(failed)?;
-    let json = read_small(&config, 1 << 20).map_err(Failure::Final)?;
-    Config::parse(&config, &json).map_err(Failure::Final)?;
-
-    let folder = repository
-        .snapshot_download()
-        .allow_patterns(TEXT_FILES.iter().chain([&WEIGHT_FILES]).map(|file| (*file).to_owned()).collect())
-        // Sub-folders hold other formats of the same weights.
-        .ignore_patterns(vec!["*/*".into()])
-        .max_workers(4)
-        .progress(hf_hub::progress::Progress::new(Meter::new(progress.clone())))
-        .send()
-        .map_err(failed)?;
-    let commit = folder.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok((folder, Origin::Hub { commit }))
+    blocking(async {
+        let model = HubModel::find(name, root, endpoint).await?;
+        let silent: Progress = std::sync::Arc::new(|_| ());
+        model.download(|file| file == CONFIG, &silent).await?;
+        let config = model.snapshot.join(CONFIG);
+        let json = read_small(&config, 1 << 20).map_err(Failure::Final)?;
+        Config::parse(&config, &json).map_err(Failure::Final)?;
+        model.download(|file| TEXT_FILES.contains(&file) || file.contains(".safetensors"), progress).await?;
+        Ok((model.snapshot, Origin::Hub { commit: model.commit }))
+    })
 }
 
-/// The snapshot folder with everything but the weights; the network may be of any kind.
+/// Fetches everything but the weights and returns the snapshot folder; the network may be of any kind.
 pub(super) fn fetch_text(
     name: &str,
     root: &Path,
@@ -68,66 +62,206 @@ pub(super) fn fetch_text(
     progress: &Progress,
 ) -> Result<PathBuf, Failure> {
     progress(Step::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
-    let failed = |error: HFError| classify(name, root, &error);
-    let client = client(root, endpoint).map_err(failed)?;
-    let (owner, model) = hf_hub::split_id(name);
-    client
-        .model(owner, model)
-        .snapshot_download()
-        .allow_patterns(TEXT_FILES.map(str::to_owned).to_vec())
-        .ignore_patterns(vec!["*/*".into()])
-        .send()
-        .map_err(failed)
-}
-
-fn client(root: &Path, endpoint: Option<&str>) -> Result<hf_hub::HFClientSync, HFError> {
-    let http = reqwest::Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(READ_TIMEOUT)
-        .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(HFError::from)?;
-    let mut builder =
-        hf_hub::HFClient::builder().client(http).cache_dir(root.join("hub")).retry_max_attempts(1);
-    if let Some(endpoint) = endpoint {
-        builder = builder.endpoint(endpoint);
-    }
-    builder.build_sync()
+    blocking(async {
+        let model = HubModel::find(name, root, endpoint).await?;
+        model.download(|file| TEXT_FILES.contains(&file), progress).await?;
+        Ok(model.snapshot)
+    })
 }
 
 /// Removes what the hub has delivered of a model.
 pub(super) fn forget(name: &str, root: &Path) {
-    super::remove(&super::hub_folder(name, root));
+    super::remove(&hub_folder(name, root));
 }
 
-fn classify(name: &str, root: &Path, error: &HFError) -> Failure {
-    if let HFError::Io(e) = error {
-        if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
-            return Failure::Final(ModelError::DiskFull { path: root.to_owned(), needed: 0 });
+/// Runs a transfer on a thread and a runtime of its own, since callers may be on a runtime that must not block.
+fn blocking<T: Send>(transfer: impl Future<Output = Result<T, Failure>> + Send) -> Result<T, Failure> {
+    std::thread::scope(|scope| {
+        let transfer = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|e| Failure::Final(ModelError::io("start", Path::new("a runtime"), e)))?;
+            runtime.block_on(transfer)
+        });
+        transfer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A model of the hub at its newest commit.
+struct HubModel<'a> {
+    client: Client,
+    endpoint: &'a str,
+    name: &'a str,
+    commit: String,
+    /// The files of its top folder; other folders hold other formats of the same weights.
+    files: Vec<RemoteFile>,
+    /// Where they are kept.
+    snapshot: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct RemoteFile {
+    path: String,
+    /// Bytes.
+    size: u64,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+impl<'a> HubModel<'a> {
+    async fn find(name: &'a str, root: &Path, endpoint: Option<&'a str>) -> Result<Self, Failure> {
+        let client = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| failed(&error))?;
+        let endpoint = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/');
+        let folder = hub_folder(name, root);
+        let mut model =
+            Self { client, endpoint, name, commit: String::new(), files: Vec::new(), snapshot: PathBuf::new() };
+        let revision: Revision = model.ask("revision/main").await?;
+        let is_commit = !revision.sha.is_empty() && revision.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_commit {
+            let reason = format!("it calls `{}` the commit of `{name}`, which is none", revision.sha);
+            return Err(Failure::Next(attempt("the hub", reason, NETWORK_ADVICE)));
         }
-        return Failure::Final(ModelError::io("write to", root, io::Error::new(e.kind(), e.to_string())));
+        let files: Vec<RemoteFile> = model.ask(&format!("tree/{}", revision.sha)).await?;
+        model.files = files.into_iter().filter(|file| file.kind == "file" && !file.path.contains('/')).collect();
+        model.snapshot = folder.join("snapshots").join(&revision.sha);
+        let refs = folder.join("refs");
+        fs::create_dir_all(&model.snapshot).map_err(|error| disk(&model.snapshot, 0, error))?;
+        fs::create_dir_all(&refs)
+            .and_then(|()| fs::write(refs.join("main"), &revision.sha))
+            .map_err(|error| disk(&refs, 0, error))?;
+        model.commit = revision.sha;
+        Ok(model)
     }
-    let (reason, advice) = match error {
-        HFError::RepoNotFound { .. } => (
-            format!("it has no model `{name}`, or a private one"),
-            "check the name; set HF_TOKEN for private models",
-        ),
-        HFError::EntryNotFound { path, .. } => (
-            format!("it has no {path} of `{name}`"),
-            "check the name; it must be a model in Hugging Face format",
-        ),
-        HFError::AuthRequired { .. } | HFError::Forbidden { .. } => (
-            format!("access to `{name}` is refused, or there is no such model"),
-            "check the name; accept the model's licence on its page and set HF_TOKEN",
-        ),
-        HFError::RateLimited { .. } => ("it asks to slow down".into(), "wait a few minutes, or set HF_TOKEN"),
-        other => (chain(other), "check the network, or set HF_ENDPOINT to a mirror that is reachable"),
-    };
-    Failure::Next(attempt("the hub", reason, advice))
+
+    /// A part of the hub's API about this model.
+    async fn ask<T: DeserializeOwned>(&self, part: &str) -> Result<T, Failure> {
+        let response = self.get(&format!("{}/api/models/{}/{part}", self.endpoint, self.name), 0).await?;
+        let text = self.accept(response, None)?.bytes().await.map_err(|error| failed(&error))?;
+        serde_json::from_slice(&text).map_err(|error| failed(&error))
+    }
+
+    /// Fetches the files that are wanted and not there yet.
+    async fn download(&self, wanted: impl Fn(&str) -> bool, progress: &Progress) -> Result<(), Failure> {
+        let files: Vec<&RemoteFile> = self.files.iter().filter(|file| wanted(&file.path)).collect();
+        let total = files.iter().map(|file| file.size).sum();
+        let mut done = 0;
+        for file in files {
+            let path = self.snapshot.join(&file.path);
+            if !fs::metadata(&path).is_ok_and(|found| found.len() == file.size) {
+                self.download_file(file, &path, &|bytes| {
+                    progress(Step::Received { done: done + bytes, total });
+                })
+                .await?;
+            }
+            done += file.size;
+            progress(Step::Received { done, total });
+        }
+        Ok(())
+    }
+
+    /// Continues the part that an earlier fetch left, if any, and renames it when it is whole.
+    async fn download_file(&self, file: &RemoteFile, path: &Path, received: &dyn Fn(u64)) -> Result<(), Failure> {
+        let part = path.with_file_name(format!("{}.part", file.path));
+        let have = fs::metadata(&part).map_or(0, |found| found.len());
+        let mut have = if have > file.size { 0 } else { have };
+        if have < file.size || file.size == 0 {
+            let url = format!("{}/{}/resolve/{}/{}", self.endpoint, self.name, self.commit, file.path);
+            let response = self.accept(self.get(&url, have).await?, Some(&file.path))?;
+            if response.status() != StatusCode::PARTIAL_CONTENT {
+                have = 0;
+            }
+            let mut out = open(&part, have > 0).map_err(|error| disk(&part, file.size, error))?;
+            let mut response = response;
+            while let Some(bytes) = response.chunk().await.map_err(|error| failed(&error))? {
+                out.write_all(&bytes).map_err(|error| disk(&part, file.size - have.min(file.size), error))?;
+                have += bytes.len() as u64;
+                received(have.min(file.size));
+            }
+            out.sync_all().map_err(|error| disk(&part, 0, error))?;
+        }
+        if have != file.size {
+            let reason = format!("{} ended after {have} of {} bytes", file.path, file.size);
+            return Err(Failure::Next(attempt("the hub", reason, "run again, which continues where it ended")));
+        }
+        fs::rename(&part, path).map_err(|error| disk(path, 0, error))
+    }
+
+    /// Sends a request, from byte `start` of the answer on.
+    async fn get(&self, url: &str, start: u64) -> Result<Response, Failure> {
+        let mut request = self.client.get(url);
+        if let Some(token) = token() {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header(RANGE, format!("bytes={start}-"));
+        }
+        request.send().await.map_err(|error| failed(&error))
+    }
+
+    /// The answer, or what its status means for `file` or the model as a whole.
+    fn accept(&self, response: Response, file: Option<&str>) -> Result<Response, Failure> {
+        let (status, name) = (response.status(), self.name);
+        if status.is_success() {
+            return Ok(response);
+        }
+        // Without a token, the hub answers 401 for names that do not exist as well.
+        let said = response.headers().get("x-error-code").and_then(|code| code.to_str().ok());
+        let (reason, advice) = match (status.as_u16(), said, file) {
+            (_, Some("RepoNotFound"), _) | (404, _, None) => (
+                format!("it has no model `{name}`, or a private one"),
+                "check the name; set HF_TOKEN for private models",
+            ),
+            (404, _, Some(file)) => (
+                format!("it has no {file} of `{name}`"),
+                "check the name; it must be a model in Hugging Face format",
+            ),
+            (401 | 403, ..) => (
+                format!("access to `{name}` is refused, or there is no such model"),
+                "check the name; accept the model's licence on its page and set HF_TOKEN",
+            ),
+            (429, ..) => ("it asks to slow down".into(), "wait a few minutes, or set HF_TOKEN"),
+            _ => (format!("it answered {status}"), NETWORK_ADVICE),
+        };
+        Err(Failure::Next(attempt("the hub", reason, advice)))
+    }
 }
 
-/// An error with its causes: the outermost seldom says that a name did not resolve.
-fn chain(error: &dyn Error) -> String {
+/// `HF_TOKEN`, or what `huggingface-cli login` has stored.
+fn token() -> Option<String> {
+    let var = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
+    let stored = || {
+        let home = var("HF_HOME").map(PathBuf::from);
+        let home = home.or_else(|| Some(PathBuf::from(var("HOME")?).join(".cache/huggingface")))?;
+        fs::read_to_string(home.join("token")).ok()
+    };
+    let token = var("HF_TOKEN").or_else(stored)?.trim().to_owned();
+    (!token.is_empty()).then_some(token)
+}
+
+fn open(part: &Path, append: bool) -> io::Result<File> {
+    OpenOptions::new().create(true).write(true).append(append).truncate(!append).open(part)
+}
+
+fn disk(path: &Path, needed: u64, error: io::Error) -> Failure {
+    Failure::Final(match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ModelError::DiskFull { path: path.to_owned(), needed }
+        }
+        _ => ModelError::io("write to", path, error),
+    })
+}
+
+/// A transfer that failed, with its causes: the outermost seldom says that a name did not resolve.
+fn failed(error: &dyn Error) -> Failure {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -137,47 +271,5 @@ fn chain(error: &dyn Error) -> String {
         }
         source = cause.source();
     }
-    text
-}
-
-/// Adds up the bytes of all files.
-struct Meter {
-    progress: Progress,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    total: u64,
-    files: HashMap<String, u64>,
-    batch: u64,
-}
-
-impl Meter {
-    fn new(progress: Progress) -> Self {
-        Self { progress, state: Mutex::default() }
-    }
-}
-
-impl ProgressHandler for Meter {
-    fn on_progress(&self, event: &ProgressEvent) {
-        let ProgressEvent::Download(event) = event else { return };
-        let (done, total) = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            match event {
-                DownloadEvent::Start { total_bytes, .. } => state.total = *total_bytes,
-                DownloadEvent::Progress { files } => {
-                    for file in files {
-                        state.files.insert(file.filename.clone(), file.bytes_completed);
-                    }
-                }
-                DownloadEvent::AggregateProgress { bytes_completed, .. } => state.batch = *bytes_completed,
-                DownloadEvent::Complete => return,
-            }
-            // Files of a batch may be reported once more one by one when they are complete.
-            let singly: u64 = state.files.values().sum();
-            ((singly + state.batch).min(state.total), state.total)
-        };
-        (self.progress)(Step::Received { done, total });
-    }
+    Failure::Next(attempt("the hub", text, NETWORK_ADVICE))
 }
