@@ -33,7 +33,7 @@ pub use cache::{Cache, CachedModel, Origin};
 pub use checkpoint::Checkpoint;
 pub use error::{Attempt, ModelError};
 pub use fetch::{Progress, Sources, Step};
-pub use lock::{FileLock, LockError, has_locks, holder};
+pub use lock::{FileLock, LockError, has_locks, look as look_at_lock};
 pub use registry::{KNOWN_MODELS, KnownModel, PyPackage, TINY_RANDOM, known_model};
 pub use source::{ModelSource, Stock, resolve, resolve_from, stock, stocked_tokenizer, tokenizer};
 pub use stream::TextStream;

@@ -108,12 +108,20 @@ pub fn has_locks(folder: &Path) -> bool {
     !matches!(folder.try_lock_shared(), Err(TryLockError::Error(error)) if has_no_locks(&error))
 }
 
-/// The file that stands for the lock of another one, and whether a process that may still live has it.
-#[must_use]
-pub fn holder(path: &Path) -> Option<PathBuf> {
-    let file = stand_in(path);
-    let holder = fs::read_to_string(&file).ok()?;
-    may_live(&holder).then_some(file)
+/// Whether the lock of a file could be taken now. Nothing is written, and the lock is free again at once.
+///
+/// # Errors
+/// Another process has it.
+pub fn look(path: &Path) -> Result<(), LockError> {
+    let stand_in = stand_in(path);
+    if fs::read_to_string(&stand_in).is_ok_and(|holder| may_live(&holder)) {
+        return Err(LockError::Held(Some(stand_in)));
+    }
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(LockError::Held(None)),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
 }
 
 /// The name of the file that stands for the lock of `path`.
@@ -206,13 +214,14 @@ mod tests {
             let path = dir.path().join(".lock");
             let lock = take(&path, refusal).unwrap();
             assert!(lock.is_stand_in());
-            let held = holder(&path).expect("this process lives");
-            match take(&path, refusal) {
-                Err(LockError::Held(Some(file))) => assert_eq!(file, held),
-                other => panic!("{other:?}"),
+            for held in [take(&path, refusal).map(drop), look(&path)] {
+                match held {
+                    Err(LockError::Held(Some(file))) => assert_eq!(file, stand_in(&path)),
+                    other => panic!("{other:?}"),
+                }
             }
             drop(lock);
-            assert_eq!((holder(&path), held.exists()), (None, false));
+            assert!(look(&path).is_ok() && !stand_in(&path).exists());
             assert!(take(&path, refusal).is_ok());
         }
     }
@@ -224,7 +233,7 @@ mod tests {
         let path = dir.path().join(".lock");
         let killed = format!("{}\n{}\n1\n", machine(), std::process::id());
         fs::write(stand_in(&path), killed).unwrap();
-        assert_eq!(holder(&path), None, "this number has another process by now");
+        assert!(look(&path).is_ok(), "this number has another process by now");
         drop(take(&path, REFUSALS[0]).unwrap());
         for other in [own_name().replacen(' ', "-elsewhere ", 1), String::new()] {
             fs::write(stand_in(&path), other).unwrap();
@@ -239,8 +248,11 @@ mod tests {
         assert!(matches!(take(&path, 5), Err(LockError::Io(_))));
         let lock = FileLock::take(&path).unwrap();
         assert!(!lock.is_stand_in() && has_locks(dir.path()));
-        assert!(matches!(FileLock::take(&path), Err(LockError::Held(None))));
+        for held in [FileLock::take(&path).map(drop), look(&path)] {
+            assert!(matches!(held, Err(LockError::Held(None))));
+        }
         drop(lock);
+        assert!(look(&path).is_ok());
         let mut waited = false;
         drop(FileLock::wait(&path, || waited = true).unwrap());
         assert!(!waited);

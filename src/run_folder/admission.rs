@@ -7,6 +7,7 @@ use super::{CONFIG, LOCK, in_use, metrics, text_of};
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
+use minds_models::LockError;
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
@@ -52,13 +53,13 @@ pub fn concern(path: &Path) -> Option<String> {
 /// Looks into the folder that a run would open.
 ///
 /// # Errors
-/// It would be refused: the folder holds something else, or a run of another config.
+/// It would be refused: another process works in the folder, it holds something else, or a run of another config.
 pub fn outlook(path: &Path, config: &ConfigFile) -> anyhow::Result<Outlook> {
     if !path.exists() {
         return Ok(Outlook::New);
     }
-    if let Some(holder) = minds_models::holder(&path.join(LOCK)) {
-        return Err(in_use(path, Some(&holder)));
+    if let Err(LockError::Held(holder)) = minds_models::look_at_lock(&path.join(LOCK)) {
+        return Err(in_use(path, holder.as_deref()));
     }
     let resolved = toml::to_string(config).context("failed to write the resolved config")?;
     let (checkpoints, _) = admit(path, &resolved, Terms::SameConfig)?;

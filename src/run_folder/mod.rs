@@ -397,7 +397,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = open_folder(dir.path(), &config("")).unwrap();
         assert!(open_folder(dir.path(), &config("")).err().unwrap().to_string().contains("another process"));
+        assert!(outlook(dir.path(), &config("")).unwrap_err().to_string().contains("another process"));
         drop(open);
+        assert_eq!(outlook(dir.path(), &config("")).unwrap(), Outlook::New);
 
         let full = tempfile::tempdir().unwrap();
         fs::write(full.path().join("thesis.txt"), "precious").unwrap();

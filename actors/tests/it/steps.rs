@@ -70,7 +70,7 @@ async fn a_refused_optimizer_step_is_a_refused_batch_and_the_next_one_trains() {
         let counts = run.line.ledger().counts();
         assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
         assert_eq!(run.line.ledger().refused_batches(), 1);
-        assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused: not finite"));
+        assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused"));
     })
     .await;
 }

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
+use tokio::sync::mpsc::error::SendError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
@@ -151,8 +152,13 @@ impl Desk {
                 intake.floor = forgotten + 1;
             }
         }
-        // A desk whose model could not be made drops the errand, and with it the promise: that is a failure.
-        drop(intake.errands.send(Errand { number, work, promise }));
+        // A desk that has closed, or whose model could not be made, drops the errand, and with it the promise: that is a
+        // failure, but for one that asks for nothing more than that.
+        if let Err(SendError(Errand { work: Work::Unload(request), promise, .. })) =
+            intake.errands.send(Errand { number, work, promise })
+        {
+            promise.keep(Outcome::json(&request));
+        }
         Ok(id)
     }
 }

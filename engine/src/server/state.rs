@@ -112,32 +112,27 @@ impl Models {
 
     /// Room for an adapter, if there is some.
     pub(super) fn seat(&self, spec: &LoraSpec) -> Result<Seat, Refusal> {
-        let size = |spec: &LoraSpec| adapter::training_bytes(&self.architecture, spec);
-        let bytes = size(spec);
+        let bytes = adapter::training_bytes(&self.architecture, spec);
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(Seat { bytes, used: self.used.clone() }),
             // What others have given up and is still worked on will be free.
-            Err(_)
-                if self
-                    .lock()
-                    .values()
-                    .filter(|desk| !desk.is_leaving())
-                    .map(|desk| size(desk.spec()))
-                    .sum::<usize>()
-                    + bytes
-                    <= self.most =>
-            {
-                Err(Refusal::full(
-                    "a model that was given up is still worked on, its room is free after that",
-                ))
-            }
+            Err(_) if self.kept_bytes() + bytes <= self.most => Err(Refusal::full(
+                "a model that was given up is still worked on, its room is free after that",
+            )),
             Err(used) => Err(Refusal::bad(format!(
                 "models in training take {used} bytes, this one would take {bytes}, and {} are there: finish a \
                  session, or give the server more room for adapters",
                 self.most
             ))),
         }
+    }
+
+    /// Bytes of the models that nobody has given up.
+    fn kept_bytes(&self) -> usize {
+        let desks = self.lock();
+        let kept = desks.values().filter(|desk| !desk.is_leaving());
+        kept.map(|desk| adapter::training_bytes(&self.architecture, desk.spec())).sum()
     }
 
     pub(super) fn put(&self, desk: Arc<Desk>) {
