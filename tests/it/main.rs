@@ -15,6 +15,7 @@ mod official_sdk;
 mod page;
 mod prometheus;
 mod python;
+mod python_faults;
 mod refused;
 mod remote;
 mod rendered;
