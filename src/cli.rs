@@ -207,7 +207,7 @@ pub enum Envs {
         #[arg(long, value_name = "I")]
         index: u64,
         /// The answer: the text itself, `@FILE` for a file's, `-` for what standard input brings.
-        #[arg(long, value_name = "TEXT|@FILE|-")]
+        #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
         completion: String,
         /// The model that is asked for log-probs.
         #[arg(long, value_name = "MODEL", default_value = "HuggingFaceTB/SmolLM2-135M-Instruct")]

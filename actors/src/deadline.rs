@@ -87,7 +87,10 @@ struct Timed<T: ?Sized> {
 #[async_trait]
 impl SamplingBackend for Timed<dyn SamplingBackend> {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        within(self.limits.sampling, &self.meters, Operation::Sample, self.inner.sample(request)).await
+        let sampling = self.inner.sample(request);
+        let response = within(self.limits.sampling, &self.meters, Operation::Sample, sampling).await?;
+        self.meters.sampled(&response);
+        Ok(response)
     }
 
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {

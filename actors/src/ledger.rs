@@ -10,7 +10,7 @@ use crate::parcels::{Member, Spare};
 use minds_core::ids::{GroupId, PolicyVersion};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 pub use tally::{Counts, Settled, count};
 use tokio::sync::watch;
@@ -70,6 +70,8 @@ struct Book {
     /// Groups that are ready and not settled.
     ready: BTreeMap<GroupId, Arc<[Member]>>,
     first_failure: Option<String>,
+    /// Cause of the first group of the row in which every reward raised.
+    first_raised: Option<String>,
     last_failure: Option<(GroupId, String)>,
 }
 
@@ -90,7 +92,15 @@ impl Ledger {
     #[must_use]
     pub fn open(&self, group: GroupId) -> Credit {
         self.counts.send_modify(|counts| counts.opened += 1);
-        Credit { group, ledger: self.clone(), paid: 0.into(), ready: false.into(), settled: false.into() }
+        Credit {
+            group,
+            ledger: self.clone(),
+            paid: 0.into(),
+            raised: 0.into(),
+            all_raised: false.into(),
+            ready: false.into(),
+            settled: false.into(),
+        }
     }
 
     /// A position that was dropped and is to be opened once more, the first one first.
@@ -166,7 +176,17 @@ impl Ledger {
         Some((book.first_failure.clone()?, group, last))
     }
 
-    fn settle(&self, group: GroupId, ready: bool, paid: u64, verdict: &Verdict) {
+    /// Cause of the first group of a row in which every reward failed in the environment's own code.
+    #[must_use]
+    pub fn first_raised(&self) -> Option<String> {
+        self.lock().first_raised.clone()
+    }
+
+    fn settle(&self, credit: &Credit, verdict: &Verdict) {
+        let group = credit.group;
+        let ready = credit.ready.load(Ordering::Acquire);
+        let all_raised = !ready && credit.all_raised.load(Ordering::Acquire);
+        let paid = credit.paid.load(Ordering::Relaxed);
         let discarded = match verdict {
             Verdict::Trained => None,
             Verdict::Filtered => Some(&self.discarded.filtered),
@@ -187,6 +207,9 @@ impl Ledger {
             if let Verdict::Failed(why) = verdict {
                 book.first_failure.get_or_insert_with(|| why.clone());
                 book.last_failure = Some((group, why.clone()));
+                if all_raised {
+                    book.first_raised.get_or_insert_with(|| why.clone());
+                }
             }
         }
         self.counts.send_modify(|counts| match verdict {
@@ -202,6 +225,7 @@ impl Ledger {
             Verdict::Failed(_) => {
                 counts.failed += 1;
                 counts.failed_in_a_row += u64::from(!ready);
+                counts.raised_in_a_row += u64::from(all_raised);
             }
         });
     }
@@ -217,6 +241,9 @@ pub struct Credit {
     ledger: Ledger,
     /// Tokens sampled for it.
     paid: AtomicU64,
+    /// Members whose reward failed in the environment's own code.
+    raised: AtomicU32,
+    all_raised: AtomicBool,
     ready: AtomicBool,
     settled: AtomicBool,
 }
@@ -232,6 +259,13 @@ impl Credit {
         self.paid.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
+    /// Notes that the reward of one of `members` failed in the environment's own code.
+    pub fn raised(&self, members: u32) {
+        if self.raised.fetch_add(1, Ordering::AcqRel) + 1 == members {
+            self.all_raised.store(true, Ordering::Release);
+        }
+    }
+
     /// Notes that the group has come through playing and scoring.
     pub fn ready(&self, members: Arc<[Member]>) {
         self.ready.store(true, Ordering::Release);
@@ -241,8 +275,12 @@ impl Credit {
                 stamp.ready = true;
             }
             book.ready.insert(self.group, members);
+            book.first_raised = None;
         }
-        self.ledger.counts.send_modify(|counts| counts.failed_in_a_row = 0);
+        self.ledger.counts.send_modify(|counts| {
+            counts.failed_in_a_row = 0;
+            counts.raised_in_a_row = 0;
+        });
     }
 
     /// Notes that the group is part of a batch.
@@ -254,8 +292,7 @@ impl Credit {
     pub fn settle(&self, verdict: &Verdict) -> bool {
         let first = !self.settled.swap(true, Ordering::AcqRel);
         if first {
-            let paid = self.paid.load(Ordering::Relaxed);
-            self.ledger.settle(self.group, self.ready.load(Ordering::Acquire), paid, verdict);
+            self.ledger.settle(self, verdict);
         }
         first
     }

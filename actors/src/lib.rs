@@ -10,6 +10,7 @@ pub mod capacities;
 pub mod deadline;
 pub mod evaluator;
 pub mod feeder;
+pub mod frozen;
 pub mod kit;
 pub mod ledger;
 pub mod line;

@@ -66,6 +66,9 @@ pub struct Options {
     pub restarts: u32,
     /// Groups that may fail one after the other before the run ends with an error.
     pub max_failed_in_a_row: u64,
+    /// Groups in which every reward may fail in the environment's own code, one after the other, before the run ends with
+    /// an error.
+    pub max_raised_in_a_row: u64,
     /// Groups without signal that may be replaced one after the other before the run ends with an error.
     pub max_replaced_in_a_row: u64,
     /// What to do when the service fails.
@@ -154,6 +157,7 @@ pub struct Line {
     finish: Outlet<Finish>,
     observer: Observer,
     max_failed_in_a_row: u64,
+    max_raised_in_a_row: u64,
     /// No bound where they are not replaced.
     max_replaced_in_a_row: u64,
     /// Has adapters and states on the service that are not the run's.
@@ -340,6 +344,7 @@ impl Line {
                 lanes: lanes.into(),
             },
             max_failed_in_a_row: options.max_failed_in_a_row,
+            max_raised_in_a_row: options.max_raised_in_a_row,
             max_replaced_in_a_row: match options.batch.constant {
                 batcher::ConstantGroups::Replace => options.max_replaced_in_a_row,
                 batcher::ConstantGroups::Keep | batcher::ConstantGroups::Drop => u64::MAX,
@@ -359,8 +364,12 @@ impl Line {
             return None;
         }
         let mut counts = self.observer.ledger.watch();
-        let (failed, replaced) = (self.max_failed_in_a_row, self.max_replaced_in_a_row);
-        let hopeless = |c: &Counts| c.failed_in_a_row >= failed || c.filtered_in_a_row >= replaced;
+        let failed = self.max_failed_in_a_row;
+        let raised = self.max_raised_in_a_row;
+        let replaced = self.max_replaced_in_a_row;
+        let hopeless = |c: &Counts| {
+            c.failed_in_a_row >= failed || c.raised_in_a_row >= raised || c.filtered_in_a_row >= replaced
+        };
         let event = loop {
             // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
             if self.ended.is_some()
@@ -453,7 +462,16 @@ impl Line {
 
     fn too_many(&self) -> String {
         let limit = self.max_failed_in_a_row;
-        let replaced = self.ledger().counts().filtered_in_a_row;
+        let counts = self.ledger().counts();
+        let replaced = counts.filtered_in_a_row;
+        if let Some(first) =
+            self.ledger().first_raised().filter(|_| counts.raised_in_a_row >= self.max_raised_in_a_row)
+        {
+            let raised = counts.raised_in_a_row;
+            return format!(
+                "every reward of {raised} groups in a row failed in the environment's own code; the first: {first}"
+            );
+        }
         if replaced >= self.max_replaced_in_a_row {
             return format!(
                 "{replaced} groups in a row had equal rewards and were replaced (`constant_groups`): there is nothing \

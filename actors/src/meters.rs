@@ -10,6 +10,7 @@ use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::BackendError;
 use minds_core::episode::Episode;
 use minds_core::reward::{Metrics, Missing};
+use minds_core::sampling::{SampleFlaw, SampleResponse};
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
@@ -56,6 +57,7 @@ pub struct ServiceMeters {
     seconds: HistogramVec,
     failures: IntCounterVec,
     in_flight: IntGaugeVec,
+    empty: IntCounter,
 }
 
 impl Default for Meters {
@@ -175,6 +177,7 @@ impl Default for Meters {
                     &["operation"],
                 )
                 .expect("the name is a name"),
+                empty: counter("minds_service_empty_samples_total", "Samples that came back without tokens."),
             },
         }
     }
@@ -207,7 +210,7 @@ impl Meters {
             clipped,
             masked,
             unchanged,
-            service: ServiceMeters { seconds, failures, in_flight },
+            service: ServiceMeters { seconds, failures, in_flight, empty },
         } = self.clone();
         vec![
             Box::new(rollouts),
@@ -235,6 +238,7 @@ impl Meters {
             Box::new(seconds),
             Box::new(failures),
             Box::new(in_flight),
+            Box::new(empty),
         ]
     }
 
@@ -414,6 +418,12 @@ impl ServiceMeters {
     pub(crate) fn enter(&self, operation: Operation) -> Request {
         self.in_flight.with_label_values(&[operation.name()]).inc();
         Request { meters: self.clone(), operation }
+    }
+
+    /// Samples have come back.
+    pub(crate) fn sampled(&self, response: &SampleResponse) {
+        let empty = response.sequences.iter().filter(|sampled| sampled.check() == Err(SampleFlaw::Empty));
+        self.empty.inc_by(empty.count() as u64);
     }
 }
 

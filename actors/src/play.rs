@@ -180,17 +180,9 @@ impl Player {
 }
 
 fn check(sampled: Sampled) -> Answer {
-    let Sampled { tokens, logprobs, .. } = &sampled;
-    if tokens.is_empty() || tokens.len() != logprobs.len() {
-        return Err(format!(
-            "a sample of {} tokens came back with {} log-probs",
-            tokens.len(),
-            logprobs.len()
-        ));
-    }
-    match logprobs.iter().position(|lp| !lp.is_finite()) {
-        Some(at) => Err(format!("token {at} of a sample came back with the log-prob {}", logprobs[at])),
-        None => Ok(sampled),
+    match sampled.check() {
+        Ok(()) => Ok(sampled),
+        Err(flaw) => Err(flaw.to_string()),
     }
 }
 

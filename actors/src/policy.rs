@@ -11,7 +11,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::datum::Datum;
-use minds_core::environment::{Borrowed, Oracle, Shift};
+use minds_core::environment::{Borrowed, FrozenWeights, Oracle, Shift};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SamplingParams};
@@ -157,6 +157,13 @@ impl Oracle for Interviewer {
         let (reply, answer) = oneshot::channel();
         loans.send(Loan { origin: self.origin.clone(), reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
+    }
+
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+        match self.queries.frozen.get() {
+            Some(frozen) => frozen.sampler(weights).await,
+            None => Err(Missing::Unsupported("weights beside the policy".into())),
+        }
     }
 }
 

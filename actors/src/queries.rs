@@ -4,9 +4,11 @@
 //! down and nothing that was sampled is lost. A budget that is too small for a single batch would let everybody wait
 //! for a step that cannot come: after [`Limits::patience`] the reward is missing, with that cause.
 
+use crate::frozen::FrozenSamplers;
 use crate::kit::Outlet;
 use crate::names;
 use crate::shadow_trainer::{Loan, Measure, Meter, MeterReading};
+use minds_core::backend::Service;
 use minds_core::reward::{Metrics, Missing};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,6 +53,8 @@ pub struct Queries {
     pub(crate) shadow: OnceLock<Outlet<Measure>>,
     /// The lane on which adapters are borrowed from it.
     pub(crate) loans: OnceLock<Outlet<Loan>>,
+    /// Weights beside the policy, once there is a service that has them.
+    pub(crate) frozen: OnceLock<Arc<FrozenSamplers>>,
 }
 
 impl Default for Queries {
@@ -73,7 +77,14 @@ impl Queries {
             shifts: Arc::default(),
             shadow: OnceLock::new(),
             loans: OnceLock::new(),
+            frozen: OnceLock::new(),
         }
+    }
+
+    /// Rewards may ask weights of this service beside the policy.
+    #[must_use]
+    pub fn with_service(self, service: Arc<dyn Service>) -> Self {
+        Self { frozen: OnceLock::from(Arc::new(FrozenSamplers::new(service))), ..self }
     }
 
     /// Questions sent to the service.
@@ -96,8 +107,12 @@ impl Queries {
 
     /// Books of its own over the same shadow trainer, for those who ask beside the training and not at its cost.
     pub(crate) fn beside(&self) -> Self {
-        let shadow = self.shadow.get().cloned().map_or_else(OnceLock::new, OnceLock::from);
-        Self { shadow, shifts: self.shifts.clone(), ..Self::new(Limits { per_step: None, ..self.limits }) }
+        Self {
+            shadow: self.shadow.clone(),
+            frozen: self.frozen.clone(),
+            shifts: self.shifts.clone(),
+            ..Self::new(Limits { per_step: None, ..self.limits })
+        }
     }
 
     pub(crate) fn note_remembered(&self) {

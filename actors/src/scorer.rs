@@ -149,6 +149,9 @@ impl Scorer {
                 Err((why.clone(), missing.cloned()))
             }
         };
+        if let Err((_, Some(Missing::Environment(_) | Missing::NotFinite(_)))) = &outcome {
+            played.group.credit.raised(played.group.component.group_size.get());
+        }
         let poison =
             outcome.as_ref().err().and_then(|(_, missing)| missing.clone()).filter(Missing::is_poison);
         let poison = poison.map(|missing| Poison::new(&played, missing));

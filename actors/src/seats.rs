@@ -6,10 +6,11 @@
 use crate::activity::Work;
 use crate::play::{Player, seed};
 use crate::policy::Policy;
+use crate::retry::Retry;
 use async_trait::async_trait;
 use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::datum::Datum;
-use minds_core::environment::{Borrowed, Conductor, Item, Oracle, Performance, Seat, Shift};
+use minds_core::environment::{Borrowed, Conductor, FrozenWeights, Item, Oracle, Performance, Seat, Shift};
 use minds_core::ids::{EpisodeId, Token};
 use minds_core::reward::Missing;
 use minds_core::sampling::{SampleRequest, SampleResponse, SamplingParams};
@@ -25,12 +26,13 @@ impl Player {
     #[must_use]
     pub fn seat(&self, episode: EpisodeId, again: u32, policy: Arc<Policy>) -> (Seat, Outcome) {
         // No episode has so many requests that it meets those of the next time.
-        let asked = AtomicU64::new(u64::from(again) << 32);
-        let voice = Arc::new(Voice { player: self.clone(), episode, policy, asked });
+        let asked = Arc::new(AtomicU64::new(u64::from(again) << 32));
+        let sampler = SeatSampler { player: self.clone(), episode, asked, inner: policy.sampler.clone() };
+        let oracle = Arc::new(Voice { sampler: sampler.clone(), policy });
         let (left, outcome) = oneshot::channel();
         // Nobody waits any more for a seat whose group was given up.
         let exit = move |result| drop(left.send(result));
-        (Seat::new(episode, voice.clone(), voice, exit), outcome)
+        (Seat::new(episode, Arc::new(sampler), oracle, exit), outcome)
     }
 
     /// Has one seat played.
@@ -64,23 +66,43 @@ pub async fn left(outcome: Outcome) -> Result<Performance, Missing> {
     Ok(performance)
 }
 
-/// One version of the weights as one seat asks it.
-struct Voice {
+/// Fixed weights as one seat samples from them.
+#[derive(Clone)]
+struct SeatSampler {
     player: Player,
     episode: EpisodeId,
-    policy: Arc<Policy>,
-    asked: AtomicU64,
+    /// Requests of the seat so far.
+    asked: Arc<AtomicU64>,
+    inner: Arc<dyn SamplingBackend>,
 }
 
 #[async_trait]
-impl SamplingBackend for Voice {
+impl SamplingBackend for SeatSampler {
+    /// A request that brings a seed of its own keeps it.
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let EpisodeId { group, member } = self.episode;
         let stream = [u64::from(member) + 1, self.asked.fetch_add(1, Relaxed)];
-        let params = SamplingParams { seed: Some(seed(self.player.seed, group.0, stream)), ..request.params };
+        let own = seed(self.player.seed, group.0, stream);
+        let params = SamplingParams { seed: Some(request.params.seed.unwrap_or(own)), ..request.params };
         let request = SampleRequest { params, ..request };
         let _busy = self.player.activity.enter(Work::Sampling);
-        self.player.retry.run("sample", || self.policy.sampler.sample(request.clone())).await
+        self.player.retry.run("sample", || self.inner.sample(request.clone())).await
+    }
+
+    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        self.player.retry.run("logprobs", || self.inner.logprobs(tokens.clone())).await
+    }
+}
+
+/// One version of the weights as the rewards of one seat ask it.
+struct Voice {
+    sampler: SeatSampler,
+    policy: Arc<Policy>,
+}
+
+impl Voice {
+    fn retry(&self) -> &Retry {
+        &self.sampler.player.retry
     }
 }
 
@@ -88,11 +110,11 @@ impl SamplingBackend for Voice {
 impl Oracle for Voice {
     async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
         let ask = || self.policy.oracle.logprobs(prefix.clone(), target.clone());
-        self.player.retry.run("logprobs", ask).await
+        self.retry().run("logprobs", ask).await
     }
 
     async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
-        self.player.retry.run("next_tokens", || self.policy.oracle.next_tokens(prefix.clone(), k)).await
+        self.retry().run("next_tokens", || self.policy.oracle.next_tokens(prefix.clone(), k)).await
     }
 
     async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
@@ -101,5 +123,11 @@ impl Oracle for Voice {
 
     async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
         self.policy.oracle.borrow_adapter().await
+    }
+
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+        let ask = || self.policy.oracle.frozen(weights.clone());
+        let inner = self.retry().run("weights", ask).await?;
+        Ok(Arc::new(SeatSampler { inner, ..self.sampler.clone() }))
     }
 }

@@ -69,6 +69,22 @@ pub trait Oracle: Send + Sync {
     async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
         Err(Missing::Unsupported("an adapter of its own".into()))
     }
+
+    /// A sampler of weights that training never changes.
+    ///
+    /// This is an optional ability, too: the default answers [`Missing::Unsupported`].
+    async fn frozen(&self, _weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+        Err(Missing::Unsupported("weights beside the policy".into()))
+    }
+}
+
+/// Weights that training never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum FrozenWeights {
+    /// The base model of the run.
+    Base,
+    /// Saved sampler weights, by their path on the service.
+    Saved(String),
 }
 
 /// An adapter on loan.

@@ -164,6 +164,51 @@ pub struct Sampled {
     pub topk: Option<Vec<TopK>>,
 }
 
+impl Sampled {
+    /// Whether it can be trained: it has tokens, and each of them a finite log-prob.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), SampleFlaw> {
+        let tokens = self.tokens.len();
+        let logprobs = self.logprobs.len();
+        if tokens == 0 {
+            return Err(SampleFlaw::Empty);
+        }
+        if tokens != logprobs {
+            return Err(SampleFlaw::Unmatched { tokens, logprobs });
+        }
+        match self.logprobs.iter().position(|logprob| !logprob.is_finite()) {
+            Some(at) => Err(SampleFlaw::NotFinite { at, logprob: self.logprobs[at] }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a sample cannot be trained.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum SampleFlaw {
+    /// It has no tokens.
+    #[error("a sample came back without tokens")]
+    Empty,
+    /// Its tokens and their log-probs are not as many.
+    #[error("a sample of {tokens} tokens came back with {logprobs} log-probs")]
+    Unmatched {
+        /// Its tokens.
+        tokens: usize,
+        /// Their log-probs.
+        logprobs: usize,
+    },
+    /// A log-prob is NaN or infinite.
+    #[error("token {at} of a sample came back with the log-prob {logprob}")]
+    NotFinite {
+        /// Which token.
+        at: usize,
+        /// Its log-prob.
+        logprob: f32,
+    },
+}
+
 /// Answer to a [`SampleRequest`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleResponse {

@@ -25,12 +25,27 @@ pub enum EnvError {
         path: String,
     },
     /// The folder holds no package.
-    #[error("{path} holds no package: `{name}/__init__.py`, `{name}.py` or `__init__.py` is expected in it")]
+    #[error(
+        "{path} holds no package: `{name}/__init__.py`, `{name}.py` or `__init__.py` is expected in it, or one module of another name"
+    )]
     NoPackage {
         /// The path.
         path: String,
         /// The package's name.
         name: String,
+    },
+    /// The folder holds several modules, and none of them is meant more than the others.
+    #[error(
+        "{path} holds the modules {modules}, and none is called `{name}`: name one in `[project] name` of its \
+         pyproject.toml, or write the path of the module"
+    )]
+    ManyModules {
+        /// The path.
+        path: String,
+        /// The name that the folder suggests.
+        name: String,
+        /// The modules.
+        modules: String,
     },
     /// The environment's Python code cannot be loaded.
     #[error("the environment `{id}` cannot be loaded: {why}")]

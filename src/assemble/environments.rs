@@ -99,6 +99,7 @@ fn complaint(plan: &RunPlan, env: &EnvPlan, error: &EnvError) -> ConfigError {
         EnvError::Unknown { .. }
         | EnvError::NoFolder { .. }
         | EnvError::NoPackage { .. }
+        | EnvError::ManyModules { .. }
         | EnvError::Python { .. }
         | EnvError::Host(_)
         | EnvError::Data { .. } => "id".into(),

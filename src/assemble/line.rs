@@ -23,37 +23,14 @@ use std::time::Duration;
 
 /// Groups that may fail one after the other before the run ends, in batches' worth.
 const FAILED_BATCHES: u64 = 3;
+/// A whole batch in which every reward raises ends the run, but no fewer groups than this.
+const RAISED_GROUPS: usize = 3;
 
 /// The same of groups without signal that are replaced.
 const REPLACED_BATCHES: u64 = 30;
 
 /// What the line allows a request beyond the client's own limits.
 const MARGIN: Duration = Duration::from_secs(60);
-
-/// Refuses what this service or this model cannot do.
-///
-/// # Errors
-/// Answers may be as long as all that the model reads, or older weights are to be sampled from beside the training and
-/// the service has one place for those that play and those in training.
-pub fn check_fit(plan: &RunPlan, ready: &Ready) -> Result<(), Fault> {
-    check_context(plan, &ready.info.base_model, ready.info.context).or_exit(Exit::Config)?;
-    check_samplers(plan, &ready.info.name, ready.keeps_samplers).or_exit(Exit::Config)
-}
-
-/// Refuses answers that are as long as all that the model reads.
-///
-/// # Errors
-/// See there.
-pub fn check_context(plan: &RunPlan, base_model: &str, context: usize) -> Result<(), ConfigError> {
-    match plan.resolved.trainer.args.max_new_tokens.filter(|answer| *answer >= context) {
-        Some(answer) => {
-            let problem =
-                format!("is {answer}: {base_model} reads {context} tokens, prompt and answer together");
-            Err(plan.wrong("trainer.args.max_new_tokens", problem))
-        }
-        None => Ok(()),
-    }
-}
 
 /// Refuses to sample from older weights beside the training, on a service with one place for those that play and those in
 /// training.
@@ -91,14 +68,16 @@ pub async fn parts(
 ) -> anyhow::Result<Parts> {
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
-    let queries = Arc::new(Queries::new(plan.queries));
+    let meters = Meters::default();
+    let frozen = retry(plan).deadlines.service(ready.service.clone(), &meters.service);
+    let queries = Arc::new(Queries::new(plan.queries).with_service(frozen));
     let pool = CpuPool::start(1).context("failed to start a thread")?;
     let from = match plan.shadow_from {
         ShadowFrom::Base => StartFrom::Base,
         ShadowFrom::Policy => StartFrom::Policy { saved: state.map(str::to_owned) },
     };
     let shadow = shadow(plan, ready, components.iter().map(|c| &*c.environment), from);
-    let (sampler, meters) = (sampler.sampler, Meters::default());
+    let sampler = sampler.sampler;
     Ok(Parts { components, training, sampler, judge, reference, queries, shadow, pool, meters })
 }
 
@@ -220,6 +199,7 @@ pub fn options(plan: &RunPlan) -> Options {
         scorers: plan.scorers,
         restarts: 3,
         max_failed_in_a_row: FAILED_BATCHES * plan.pace.groups_per_batch.get() as u64,
+        max_raised_in_a_row: plan.pace.groups_per_batch.get().max(RAISED_GROUPS) as u64,
         max_replaced_in_a_row: REPLACED_BATCHES * plan.pace.groups_per_batch.get() as u64,
         retry: retry(plan),
         batch: batcher::Options {

@@ -8,7 +8,6 @@ mod service;
 pub use environments::{components, find_python, native, python};
 pub use fingerprint::fingerprints;
 pub use line::{
-    Measuring, check_context, check_fit, check_samplers, evaluation, judge, options, parts, recall,
-    reference, retry, shadow,
+    Measuring, check_samplers, evaluation, judge, options, parts, recall, reference, retry, shadow,
 };
 pub use service::{Ready, check_key, model, no_model, reach, renderer, renderer_name, service};

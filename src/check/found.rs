@@ -1,15 +1,17 @@
 //! Whether a run would start, found out by doing what a run does before its first step.
 
 use super::model::ModelAtHand;
-use super::{Habits, Request, Share, Tokens, machine, memory as memory_of, requests, sum};
+use super::{Habits, Request, Share, Tokens, machine, memory as memory_of, requests, stand_in, sum};
 use crate::assemble;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::{RunPlan, ServicePlan};
 use crate::exit::{Exit, Fault, OrExit};
 use crate::run_folder::{self, Outlook};
+use anyhow::Context as _;
 use indicatif::HumanBytes;
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
+use minds_core::sampling::SamplingParams;
 use minds_environments::worker::Voice;
 use minds_models::ByteTokenizer;
 use std::sync::Arc;
@@ -48,7 +50,7 @@ impl Found {
     ///
     /// # Errors
     /// A run would not start: for the config's sake (2), or for that of the model or the service (3).
-    pub fn look(plan: RunPlan, offline: bool) -> Result<Self, Fault> {
+    pub fn look(mut plan: RunPlan, offline: bool) -> Result<Self, Fault> {
         plan.can_train().or_exit(Exit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::outlook(path, &plan.resolved));
         let folder = folder.transpose().or_exit(Exit::Config)?;
@@ -59,9 +61,14 @@ impl Found {
             .map(|env| assemble::native(&plan, env))
             .collect::<Result<_, _>>()
             .or_exit(Exit::Config)?;
-        let pythons =
-            || plan.envs.iter().zip(&natives).filter(|(_, native)| native.is_none()).map(|(env, _)| env);
-        pythons().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(Exit::Config)?;
+        let pythons: Vec<EnvPlan> = plan
+            .envs
+            .iter()
+            .zip(&natives)
+            .filter(|(_, native)| native.is_none())
+            .map(|(env, _)| env.clone())
+            .collect();
+        pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(Exit::Config)?;
         assemble::check_key(&plan).or_exit(Exit::Config)?;
 
         let mut tried = Vec::new();
@@ -89,18 +96,18 @@ impl Found {
             context = Some(info.context);
         }
         if let Some(context) = context {
-            assemble::check_context(&plan, &plan.base_model, context).or_exit(Exit::Config)?;
+            plan.fit_answers(context);
         }
         if !offline {
-            for env in pythons() {
+            for env in &pythons {
                 let voice = voice(&plan, renderer.clone(), model.tokenizer.clone(), context)?;
-                tried.push(load(&plan, env, voice)?);
+                tried.push(try_out(&plan, env, voice)?);
             }
         }
 
         let played: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
         let habits = Habits {
-            by_themselves: pythons().next().is_some(),
+            by_themselves: !pythons.is_empty(),
             // Whether a Python environment does so is known when it asks.
             measure: played.iter().any(|env| env.asks_shift()),
             evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
@@ -145,18 +152,40 @@ fn voice(
         }
     };
     Ok(Voice {
+        sampling: SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
         renderer,
         tokenizer,
-        sampling: plan.sampling.clone(),
         context: context.unwrap_or(CONTEXT),
         base_model: plan.base_model.clone(),
     })
 }
 
-/// Loads a Python package as a run would, and lets it go.
-fn load(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<String, Fault> {
-    let loaded = assemble::python(plan, env, voice).or_exit(Exit::Config)?;
-    Ok(format!("{} was loaded on Python {}: {} items", env.name, loaded.description().python, loaded.items()))
+/// Loads a Python package as a run would, plays it against a policy that stands in for the model, and lets it go.
+fn try_out(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<String, Fault> {
+    let loaded = assemble::python(plan, env, voice.clone()).or_exit(Exit::Config)?;
+    let loading = format!(
+        "{} was loaded on Python {}: {} items",
+        env.name,
+        loaded.description().python,
+        loaded.items()
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("failed to start a thread").or_exit(Exit::Failed)?;
+    match runtime.block_on(stand_in::play(&loaded, plan.group_size.get(), voice)) {
+        Ok(played) => {
+            let rewards: Vec<String> =
+                played.iter().map(|rollout| rollout.score.reward.get().to_string()).collect();
+            Ok(format!("{loading}; a rollout with a stand-in for the model earned {}", rewards.join(", ")))
+        }
+        Err(missing) => {
+            let problem = format!(
+                "is wrong: {loading}, but a rollout in which a stand-in for the model answered {:?} has no reward \
+                 (`check --offline` plays none): {missing}",
+                stand_in::ANSWER
+            );
+            Err(plan.wrong(&format!("{}.id", env.key), problem)).or_exit(Exit::Config)
+        }
+    }
 }
 
 /// What the numbers say that a plan alone does not.

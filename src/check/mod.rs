@@ -7,6 +7,7 @@ mod found;
 pub mod machine;
 mod model;
 mod requests;
+mod stand_in;
 mod tokens;
 
 pub use found::Found;

@@ -7,9 +7,10 @@ use crate::config::{RunPlan, file, overrides};
 use crate::exit::{Exit, Fault, OrExit};
 use anyhow::{Context as _, anyhow};
 use async_trait::async_trait;
+use minds_core::backend::SamplingBackend;
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Borrowed, Environment, Item, Oracle, Scene, Shift};
+use minds_core::environment::{Borrowed, Environment, FrozenWeights, Item, Oracle, Reply, Scene, Shift};
 use minds_core::episode::{Episode, Turn};
 use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
 use minds_core::reward::{Missing, Score};
@@ -263,7 +264,7 @@ fn score(
     let shadow = assemble::shadow(plan, &ready, [&*environment], StartFrom::Base);
     super::system().block_on(async {
         let sampler = ready.service.base_sampler().await.or_exit(Exit::Unavailable)?;
-        let queries = Arc::new(Queries::default());
+        let queries = Arc::new(Queries::default().with_service(ready.service.clone()));
         let _measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
         let oracle = Recorder {
             inner: Interviewer::new(sampler, queries, None),
@@ -287,6 +288,15 @@ fn score(
             opening: Arc::default(),
         };
         let renderer = &*ready.renderer;
+        let said: Vec<Message> = item.prompt.iter().cloned().chain([Message::assistant(answer)]).collect();
+        // A Python package says so itself, when it is played.
+        if environment.conductor().is_none()
+            && let Ok(Reply::Continue(_)) = environment.reply(&item, &said).await
+        {
+            let why =
+                anyhow!("{} goes on after this answer: only a run plays and scores all its turns", env.name);
+            return Err(why).or_exit(Exit::Config);
+        }
         let result =
             environment.score(Scene { item: &item, episode: &episode, renderer, oracle: &oracle }).await;
         let queries = oracle.queries.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -348,5 +358,9 @@ impl Oracle for Recorder {
 
     async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
         self.inner.borrow_adapter().await
+    }
+
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+        self.inner.frozen(weights).await
     }
 }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// episode with a reward (1).
 pub fn run(command: &cli::Eval) -> Result<(), Fault> {
     let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
-    let plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
+    let mut plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
     let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;
     let states = match states {
@@ -40,6 +40,11 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         states => states,
     };
     let ready = assemble::service(&plan, states, &progress::bars())?;
+    if plan.fit_answers(ready.info.context)
+        && let Some(note) = plan.warnings.last()
+    {
+        tracing::warn!("{note}");
+    }
     let mut components = assemble::components(&plan, &ready)?;
     if components.iter().any(|c| c.weight == 0.0) {
         components.retain(|c| c.weight == 0.0);
@@ -63,7 +68,7 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
             None => ready.service.base_sampler().await.context("failed to sample from the base model"),
         };
         let sampler = sampler.or_exit(Exit::Unavailable)?;
-        let queries = Arc::new(Queries::new(plan.queries));
+        let queries = Arc::new(Queries::new(plan.queries).with_service(ready.service.clone()));
         let origin = state.filter(|_| follows).map(|path| Origin::kept(path, sampler.clone()));
         let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
         let judge = assemble::judge(&plan, &ready).await.or_exit(Exit::Unavailable)?;

@@ -30,7 +30,7 @@ const MOST: usize = 1024;
 /// Most seconds that anything may take: thirty days.
 pub(super) const LONGEST_S: u64 = 30 * 24 * 3600;
 
-pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("zero", BadReward::Zero), ("fail", BadReward::Fail)];
+pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("fail", BadReward::Fail), ("zero", BadReward::Zero)];
 
 /// The environments of a config; an error is a key and its problem.
 pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
@@ -144,14 +144,14 @@ mod tests {
     #[test]
     fn keys_of_python_environments_are_decided_and_remembered() {
         let plans = check(
-            "[[envs]]\nid = \"./a.py\"\nworkers = 2\nrollout_timeout_s = 5\non_bad_reward = \"fail\"\n[[envs]]\nid = \"b\"",
+            "[[envs]]\nid = \"./a.py\"\nworkers = 2\nrollout_timeout_s = 5\non_bad_reward = \"zero\"\n[[envs]]\nid = \"b\"",
         );
         let plans = plans.unwrap();
         assert_eq!((&*plans[0].name, plans[0].options.workers), ("a", NonZeroUsize::new(2)));
         assert_eq!(plans[0].options.rollout_timeout, Duration::from_secs(5));
         assert_eq!(
             (plans[0].options.on_bad_reward, plans[1].options.on_bad_reward),
-            (BadReward::Fail, BadReward::Zero)
+            (BadReward::Zero, BadReward::Fail)
         );
         assert_eq!((plans[0].only_python, plans[1].only_python), (Some("workers"), None));
     }
@@ -163,7 +163,7 @@ mod tests {
             ("[env]\nid = \"a\"\nweight = 1", "env.weight has a meaning only in a mixture"),
             (
                 "[[envs]]\nid = \"a\"\non_bad_reward = \"one\"",
-                "envs[0].on_bad_reward is \"one\", it must be one of: zero, fail",
+                "envs[0].on_bad_reward is \"one\", it must be one of: fail, zero",
             ),
             ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "env.pass_env names TINKER_API_KEY"),
             (

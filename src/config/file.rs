@@ -91,7 +91,7 @@ pub struct Env {
     pub rollouts_per_worker: Option<usize>,
     /// Seconds that loading it may take.
     pub load_timeout_s: Option<u64>,
-    /// Seconds that a rollout may take, its reward included.
+    /// Seconds that a rollout may take, its reward included and waits for the service not.
     pub rollout_timeout_s: Option<u64>,
     /// Environment variables that it is given beside the usual ones.
     pub pass_env: Option<Vec<String>>,

@@ -21,6 +21,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::SamplingParams;
 use minds_environments::render;
+use minds_environments::worker::is_path;
 use minds_stages::queries;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -236,6 +237,23 @@ impl RunPlan {
         Ok(())
     }
 
+    /// Shortens answers that are to be at least as long as all that the model reads: to half of it, so that prompts have
+    /// the other half. Says whether it did; the last of the warnings then tells it.
+    pub fn fit_answers(&mut self, context: usize) -> bool {
+        let asked = self.sampling.max_tokens;
+        if asked < context {
+            return false;
+        }
+        let most = (context / 2).max(1);
+        self.sampling.max_tokens = most;
+        self.warnings.push(format!(
+            "trainer.args.max_new_tokens is {asked}, and {} reads {context} tokens, prompt and answer together: answers \
+             have at most {most}",
+            self.base_model
+        ));
+        true
+    }
+
     /// Saved sampler weights that the config names.
     #[must_use]
     pub fn pinned(&self) -> Vec<String> {
@@ -289,7 +307,42 @@ impl RunPlan {
         if self.resolved.trainer.args.max_new_tokens.is_none() {
             concerns.push("trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into());
         }
+        if self.is_from_the_original() {
+            concerns.extend(self.other_defaults());
+        }
         concerns
+    }
+
+    /// Whether the config looks like one that was written for the original harness: it names packages by their folders, and
+    /// the variable of the key.
+    fn is_from_the_original(&self) -> bool {
+        self.resolved.tinker.api_key_env.is_some() && self.envs.iter().all(|env| is_path(&env.options.id))
+    }
+
+    /// Keys that the config leaves out and that have another default in the original harness.
+    fn other_defaults(&self) -> Vec<String> {
+        let mut others = Vec::new();
+        if self.resolved.trainer.learning_rate.is_none() {
+            others.push(format!(
+                "trainer.learning_rate is not set: it is {} here and was 3.162e-6 in the original harness",
+                self.adam.learning_rate
+            ));
+        }
+        let own = render::recommended(&self.base_model).filter(|own| *own != "role_colon");
+        if let (None, Some(own)) = (&self.renderer, own) {
+            others.push(format!(
+                "model.renderer_name is not set: it is {own} here, as {} was trained, and was role_colon in the original \
+                 harness",
+                self.base_model
+            ));
+        }
+        if self.resolved.trainer.stream_minibatches.is_none() {
+            others.push(
+                "trainer.stream_minibatches is not set: it is 1 here and was 4 in the original harness"
+                    .into(),
+            );
+        }
+        others
     }
 }
 

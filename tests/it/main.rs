@@ -17,6 +17,7 @@ mod original;
 mod page;
 mod prometheus;
 mod python;
+mod python_faults;
 mod refused;
 mod remote;
 mod rendered;

@@ -39,6 +39,9 @@ pub struct Counts {
     /// ready and are not among them: refused batches have their own limit.
     #[serde(skip)]
     pub failed_in_a_row: u64,
+    /// Groups, of those that failed in a row, in which every reward failed in the environment's own code.
+    #[serde(skip)]
+    pub raised_in_a_row: u64,
     /// Groups without signal since the last one that was trained.
     #[serde(skip)]
     pub filtered_in_a_row: u64,
@@ -96,6 +99,7 @@ impl Counts {
             dropped: before.dropped + self.dropped,
             failed: before.failed + self.failed,
             failed_in_a_row: self.failed_in_a_row,
+            raised_in_a_row: self.raised_in_a_row,
             filtered_in_a_row: self.filtered_in_a_row,
         }
     }

@@ -67,6 +67,45 @@ async fn too_few_survivors_fail_the_group_and_a_row_of_them_ends_the_run_with_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_batch_of_rewards_that_all_raise_ends_the_run_with_the_first_cause() {
+    local(async {
+        let mut world = World::new(4, 1, 5);
+        world.options.max_failed_in_a_row = 12;
+        world.options.max_raised_in_a_row = 4;
+        world.environment.judge = Box::new(|id, _| match id.group.0 {
+            0 => Judge::Missing(Missing::Environment("Traceback: the first".into())),
+            _ => Judge::Missing(Missing::Environment("Traceback: another".into())),
+        });
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("groups in a row failed in the environment's own code"), "{why}");
+        assert!(why.contains("Traceback: the first"), "{why}");
+    })
+    .await;
+}
+
+/// A service that is away, or a single member that raises, is no broken environment.
+#[tokio::test(start_paused = true)]
+async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all_raised() {
+    for service in [true, false] {
+        local(async move {
+            let mut world = World::new(4, 1, 5);
+            world.options.batch.min_members = 2.try_into().unwrap();
+            world.options.max_failed_in_a_row = 12;
+            world.options.max_raised_in_a_row = 4;
+            world.environment.judge = Box::new(move |id, _| match (service, id.member) {
+                (true, _) => Judge::Missing(Missing::Service("away".into())),
+                (false, 0) => Judge::Missing(Missing::Environment("one of them".into())),
+                (false, _) => Judge::Reward(1.0),
+            });
+            let why = world.start().end().await.unwrap_err();
+            assert!(why.contains("12 groups in a row failed"), "{why}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes() {
     local(async {
         let mut world = World::new(1, 7, 8);

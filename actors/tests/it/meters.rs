@@ -71,6 +71,27 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sample_without_tokens_is_counted_and_named() {
+    local(async {
+        let mut world = World::new(2, 1, 3);
+        world.sampling.answer = Box::new(|number, samples| {
+            if number == 0 {
+                samples[0].tokens.clear();
+                samples[0].logprobs.clear();
+            }
+            Ok(())
+        });
+        let meters = world.meters.clone();
+        let mut run = world.start();
+        run.end().await.unwrap();
+        assert_eq!(read(&meters)["minds_service_empty_samples_total"], 1.0);
+        let (first, ..) = run.line.ledger().failures().unwrap();
+        assert!(first.contains("a sample came back without tokens"), "{first}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn counters_are_there_before_anything_has_happened() {
     local(async {
         // The first request fails once, and one rollout has no reward.

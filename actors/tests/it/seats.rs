@@ -1,8 +1,20 @@
 //! Environments that play by themselves.
 
-use crate::testkit::{Judge, Run, World, local, seconds};
+use crate::testkit::{Judge, Run, Sampling, ScriptedService, World, local, seconds};
+use minds_core::backend::BackendError;
+use minds_core::environment::{FrozenWeights, Oracle as _};
+use minds_core::ids::{EpisodeId, GroupId, PolicyVersion};
 use minds_core::reward::Missing;
+use minds_core::sampling::{SampleRequest, SamplingParams};
+use minds_stages::activity::Activity;
+use minds_stages::deadline::Deadlines;
+use minds_stages::meters::Meters;
+use minds_stages::play::Player;
+use minds_stages::policy::Policy;
+use minds_stages::queries::Queries;
+use minds_stages::retry::Retry;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 #[tokio::test(start_paused = true)]
 async fn a_seat_is_answered_by_the_version_of_its_group_however_late_it_asks() {
@@ -105,6 +117,51 @@ async fn members_that_are_compared_are_seated_again_together_and_the_most_reward
         assert_eq!(rewards(&run, 0), (vec![10.0, 11.0, 12.0], 0), "rewards of one play only");
         assert_eq!(rewards(&run, 1), (vec![0.0, 2.0], 1), "the first play had more rewards than the others");
         assert_eq!(run.sampling.asked.lock().unwrap().len(), 6 + 9);
+    })
+    .await;
+}
+
+/// The first request to them fails, and is sent again with the same seed.
+#[tokio::test(start_paused = true)]
+async fn weights_beside_the_policy_are_made_once_and_asked_as_the_policy_is() {
+    local(async {
+        let mut sampling = Sampling::default();
+        sampling.answer = Box::new(|number, _| match number {
+            0 => Err(BackendError::Unavailable("away".into())),
+            _ => Ok(()),
+        });
+        let sampling = Arc::new(sampling);
+        let service = ScriptedService { sampling: sampling.clone(), ..ScriptedService::default() };
+        let policy = Arc::new(crate::testkit::Sampler { sampling: sampling.clone(), version: 3 });
+        let with = |queries: Queries| {
+            Arc::new(Policy::new(PolicyVersion(3), policy.clone(), Arc::new(queries), None))
+        };
+        let first_pause = seconds(1);
+        let retry =
+            Retry { retries: 2, first_pause, longest_pause: first_pause, deadlines: Deadlines::default() };
+        let player = Player { seed: 7, retry, activity: Activity::default(), meters: Meters::default() };
+        let episode = EpisodeId { group: GroupId(1), member: 0 };
+
+        let policy_with = with(Queries::default().with_service(Arc::new(service)));
+        let (seat, _outcome) = player.seat(episode, 0, policy_with.clone());
+        let base = seat.oracle.frozen(FrozenWeights::Base).await.unwrap();
+        let tokens = || [1, 2].into();
+        // Minus one under the start weights; minus a quarter after the three steps of the policy.
+        assert_eq!(base.logprobs(tokens()).await.unwrap()[1], Some(-1.0));
+        assert_eq!(seat.sampler.logprobs(tokens()).await.unwrap()[1], Some(-0.25));
+        base.sample(SampleRequest::new(tokens(), 1, SamplingParams::plain(4))).await.unwrap();
+        let own = SamplingParams { seed: Some(5), ..SamplingParams::plain(4) };
+        base.sample(SampleRequest::new(tokens(), 1, own)).await.unwrap();
+        let asked = sampling.asked.lock().unwrap().clone();
+        assert_eq!((asked.len(), asked[0].seed == asked[1].seed, asked[2].seed), (3, true, 5));
+        let again = policy_with.oracle.frozen(FrozenWeights::Base).await.unwrap();
+        let once_more = policy_with.oracle.frozen(FrozenWeights::Base).await.unwrap();
+        assert!(Arc::ptr_eq(&again, &once_more), "they are made once");
+
+        let none = seat.oracle.frozen(FrozenWeights::Saved("tinker://none".into())).await.err().unwrap();
+        assert_eq!(none, Missing::Environment("nothing is kept under tinker://none".into()));
+        let (seat, _outcome) = player.seat(episode, 0, with(Queries::default()));
+        assert!(matches!(seat.oracle.frozen(FrozenWeights::Base).await, Err(Missing::Unsupported(_))));
     })
     .await;
 }

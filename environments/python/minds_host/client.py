@@ -3,12 +3,23 @@
 The objects answer to the names of the Tinker SDK, in its blocking and its awaited form, and carry its types where the
 environment has imported it. All of them stand for the rollout in which they are used, so one object may be kept by an
 environment and used by many rollouts at a time. Copies of them are themselves: user code copies what it is given.
+
+An argument that cannot be done is refused by its name, or is no parameter here at all; none is passed over. What only
+says how an SDK waits or asks again (`retry_config`) has no meaning here, where waiting is the run's.
 """
 
 import asyncio
 import functools
+import warnings
 
 from . import sdk
+
+
+def refuse(call, usual, **given):
+    """Refuses arguments that are not as `usual`."""
+    for name, value in given.items():
+        if value is not usual and value != usual:
+            raise NotImplementedError(f"{call}({name}={value!r}) is not offered in an environment: leave {name} out")
 
 
 class Reply:
@@ -49,21 +60,43 @@ class Tokenizer(Shared):
     def _ask_decode(self, tokens):
         return self._wire.ask("decode", tokens=list(tokens)).result()
 
-    def encode(self, text, add_special_tokens=True, **_):
+    def encode(self, text, add_special_tokens=True, truncation=False, padding=False, max_length=None, return_tensors=None):
+        refuse("encode", False, truncation=truncation, padding=padding)
+        refuse("encode", None, max_length=max_length, return_tensors=return_tensors)
         return list(self._encode(text, bool(add_special_tokens)))
 
-    def decode(self, tokens, **_):
+    def decode(self, tokens, skip_special_tokens=True, clean_up_tokenization_spaces=None):
+        """Control tokens are left out."""
+        refuse("decode", True, skip_special_tokens=skip_special_tokens)
+        refuse("decode", None, clean_up_tokenization_spaces=clean_up_tokenization_spaces or None)
         tokens = [tokens] if isinstance(tokens, int) else tokens
         return self._decode(tuple(int(token) for token in tokens))
 
-    def batch_decode(self, rows, **_):
-        return [self.decode(row) for row in rows]
+    def batch_decode(self, rows, **options):
+        return [self.decode(row, **options) for row in rows]
 
-    def apply_chat_template(self, conversation, tokenize=True, **_):
+    def apply_chat_template(
+        self,
+        conversation,
+        tools=None,
+        chat_template=None,
+        add_generation_prompt=True,
+        continue_final_message=False,
+        tokenize=True,
+        return_tensors=None,
+        return_dict=False,
+    ):
+        """The prompt of the run's renderer, which ends where the assistant's answer begins."""
+        call = "apply_chat_template"
+        refuse(call, None, tools=tools, chat_template=chat_template, return_tensors=return_tensors)
+        refuse(call, True, add_generation_prompt=add_generation_prompt)
+        refuse(call, False, continue_final_message=continue_final_message, return_dict=return_dict)
         tokens = self._wire.ask("render", messages=[dict(m) for m in conversation]).result()
         return tokens if tokenize else self.decode(tokens)
 
-    def __call__(self, text, add_special_tokens=True, **_):
+    def __call__(self, text, add_special_tokens=True, truncation=False, padding=False, max_length=None, return_tensors=None):
+        refuse("tokenizer", False, truncation=truncation, padding=padding)
+        refuse("tokenizer", None, max_length=max_length, return_tensors=return_tensors)
         if not isinstance(text, str):
             return {"input_ids": [self.encode(one, add_special_tokens) for one in text]}
         tokens = self.encode(text, add_special_tokens)
@@ -77,8 +110,11 @@ class Renderer(Shared):
     def __init__(self, wire, facts, tokenizer):
         self._wire, self._stop, self.tokenizer = wire, facts["stop"], tokenizer
 
-    def build_generation_prompt(self, messages, **_):
+    def build_generation_prompt(self, messages, role="assistant", prefill=None):
+        refuse("build_generation_prompt", "assistant", role=role)
         tokens = self._wire.ask("render", messages=[dict(m) for m in messages]).result()
+        if prefill:
+            tokens = tokens + self.tokenizer.encode(prefill, add_special_tokens=False)
         return sdk.model_input(tokens)
 
     def get_stop_sequences(self):
@@ -90,10 +126,13 @@ class Renderer(Shared):
 
 
 class Sampler(Shared):
-    """The weights that play the rollout, or others by their handle."""
+    """The weights that play the rollout, or others.
 
-    def __init__(self, wire, facts, tokenizer, handle=None):
-        self._wire, self._facts, self._handle = wire, facts, handle
+    Others are `{"exported": handle}`, `"base"` or `{"saved": path}`, and are looked for when they are first asked.
+    """
+
+    def __init__(self, wire, facts, tokenizer, weights="policy"):
+        self._wire, self._facts, self._weights = wire, facts, weights
         self.tokenizer, self.base_model = tokenizer, facts["base_model"]
 
     def get_tokenizer(self):
@@ -115,7 +154,6 @@ class Sampler(Shared):
         include_prompt_logprobs=False,
         topk_prompt_logprobs=0,
         topk_sample_logprobs=0,
-        **_,
     ):
         future = self._wire.ask(
             "sample",
@@ -125,14 +163,14 @@ class Sampler(Shared):
             prompt_logprobs=bool(include_prompt_logprobs),
             topk_prompt=int(topk_prompt_logprobs),
             topk_sample=int(topk_sample_logprobs),
-            sampler=self._handle,
+            weights=self._weights,
         )
         return Reply(future, sdk.sample_response)
 
     sample_async = sample
 
-    def compute_logprobs(self, prompt, **_):
-        return Reply(self._wire.ask("logprobs", tokens=self._tokens(prompt), sampler=self._handle))
+    def compute_logprobs(self, prompt):
+        return Reply(self._wire.ask("logprobs", tokens=self._tokens(prompt), weights=self._weights))
 
     compute_logprobs_async = compute_logprobs
 
@@ -146,35 +184,37 @@ class Training(Shared):
     def get_tokenizer(self):
         return self._tokenizer
 
-    def _pass(self, backward, data, loss_fn):
+    def _pass(self, backward, data, loss_fn, loss_fn_config):
+        refuse("forward_backward" if backward else "forward", None, loss_fn_config=loss_fn_config)
         future = self._wire.ask("shadow_pass", backward=backward, loss=loss_fn, data=[sdk.datum(d) for d in data])
         return Reply(future, sdk.forward_output)
 
-    def forward(self, data, loss_fn="cross_entropy", *_, **__):
-        return self._pass(False, data, loss_fn)
+    def forward(self, data, loss_fn="cross_entropy", loss_fn_config=None):
+        return self._pass(False, data, loss_fn, loss_fn_config)
 
-    def forward_backward(self, data, loss_fn="cross_entropy", *_, **__):
-        return self._pass(True, data, loss_fn)
+    def forward_backward(self, data, loss_fn="cross_entropy", loss_fn_config=None):
+        return self._pass(True, data, loss_fn, loss_fn_config)
 
-    def optim_step(self, adam_params, **_):
+    def optim_step(self, adam_params):
         return Reply(self._wire.ask("shadow_step", adam=sdk.adam(adam_params)), sdk.optim_output)
 
-    def save_weights_and_get_sampling_client(self, name=None, **_):
+    def save_weights_and_get_sampling_client(self, name=None, retry_config=None):
+        """Nothing is kept under the name: the weights live as long as the rollout."""
         return self._sampler(self._wire.ask("shadow_export").result())
 
     def _sampler(self, handle):
-        return Sampler(self._wire, self._facts, self._tokenizer, handle)
+        return Sampler(self._wire, self._facts, self._tokenizer, {"exported": handle})
 
-    async def forward_async(self, data, loss_fn="cross_entropy", *_, **__):
-        return self.forward(data, loss_fn)
+    async def forward_async(self, data, loss_fn="cross_entropy", loss_fn_config=None):
+        return self.forward(data, loss_fn, loss_fn_config)
 
-    async def forward_backward_async(self, data, loss_fn="cross_entropy", *_, **__):
-        return self.forward_backward(data, loss_fn)
+    async def forward_backward_async(self, data, loss_fn="cross_entropy", loss_fn_config=None):
+        return self.forward_backward(data, loss_fn, loss_fn_config)
 
-    async def optim_step_async(self, adam_params, **_):
+    async def optim_step_async(self, adam_params):
         return self.optim_step(adam_params)
 
-    async def save_weights_and_get_sampling_client_async(self, name=None, **_):
+    async def save_weights_and_get_sampling_client_async(self, name=None, retry_config=None):
         return self._sampler(await self._wire.asked("shadow_export"))
 
 
@@ -184,19 +224,50 @@ class Service(Shared):
     def __init__(self, wire, facts, tokenizer, sampler):
         self._wire, self._facts, self._tokenizer, self._sampler = wire, facts, tokenizer, sampler
 
-    def create_lora_training_client(self, base_model=None, rank=None, **_):
+    def create_lora_training_client(self, base_model=None, rank=None, **shape):
+        self._check_adapter(base_model, rank, **shape)
         self._wire.ask("shadow_open").result()
         return Training(self._wire, self._facts, self._tokenizer)
 
-    async def create_lora_training_client_async(self, base_model=None, rank=None, **_):
+    async def create_lora_training_client_async(self, base_model=None, rank=None, **shape):
+        self._check_adapter(base_model, rank, **shape)
         await self._wire.asked("shadow_open")
         return Training(self._wire, self._facts, self._tokenizer)
 
-    def create_sampling_client(self, **_):
+    def _check_adapter(
+        self, base_model, rank, seed=None, train_mlp=True, train_attn=True, train_unembed=True, user_metadata=None
+    ):
+        """The adapters of the pool are as the config says, and start from weights that are there: a seed has no effect."""
+        call = "create_lora_training_client"
+        self._check_model(call, base_model)
+        refuse(call, True, train_mlp=train_mlp, train_attn=train_attn, train_unembed=train_unembed)
+        if rank is not None:
+            warnings.warn(f"{call}(rank={rank}): adapters have the rank that the config gives them in [shadow]", stacklevel=3)
+
+    def _check_model(self, call, base_model):
+        own = self._facts["base_model"]
+        if base_model is not None and base_model != own:
+            raise NotImplementedError(
+                f"{call}(base_model={base_model!r}) is not offered in an environment: this run has {own!r} alone. Ask "
+                "another model with a client of your own, whose key the config hands on with `pass_env`"
+            )
+
+    def create_sampling_client(self, model_path=None, base_model=None, retry_config=None):
+        """Saved weights, the base model, or, with neither, the policy that plays the rollout."""
+        if model_path is not None and base_model is not None:
+            raise ValueError("create_sampling_client takes model_path or base_model, not both")
+        if model_path is not None:
+            return self._frozen({"saved": str(model_path)})
+        if base_model is not None:
+            self._check_model("create_sampling_client", base_model)
+            return self._frozen("base")
         return self._sampler
 
-    async def create_sampling_client_async(self, **_):
-        return self._sampler
+    def _frozen(self, weights):
+        return Sampler(self._wire, self._facts, self._tokenizer, weights)
+
+    async def create_sampling_client_async(self, model_path=None, base_model=None, retry_config=None):
+        return self.create_sampling_client(model_path, base_model, retry_config)
 
 
 class Clients:

@@ -30,7 +30,7 @@ class Episodes:
         self._clients = clients
         os.environ[TOKEN] = token
         if path is not None:  # servers of tools are processes that import the package, too
-            os.environ["PYTHONPATH"] = path
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
         _no_installer()
         args = dict(args)
         agent = {"runtime": {"type": "subprocess"}, **args.pop("agent", {})}

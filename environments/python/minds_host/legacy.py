@@ -8,6 +8,8 @@ import contextlib
 import copy
 import inspect
 import logging
+import sys
+import traceback
 
 from .plain import PROMPT, field, loads, messages, number, own, settled, shown
 from .wire import ROLLOUT
@@ -33,7 +35,12 @@ class Complaints(logging.Handler):
     def emit(self, record):
         rollout = ROLLOUT.get()
         if rollout is not None:
-            self._by_rollout.setdefault(rollout, []).append(record.getMessage()[:500])
+            said = record.getMessage()[:500]
+            # The library logs the exception while it handles it.
+            error = (record.exc_info or sys.exc_info())[1]
+            if error is not None:
+                said += "\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]
+            self._by_rollout.setdefault(rollout, []).append(said)
 
     def take(self, rollout):
         """What has been said of a rollout since this was last asked."""

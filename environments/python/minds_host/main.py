@@ -114,9 +114,23 @@ class Job:
         self._wire = line
 
     async def turn(self, messages=None, tokens=None, stop=None):
-        """Asks the policy; the answer becomes part of the episode."""
-        draw = sdk.draw({"stop": stop} if stop else None)
+        """Asks the policy; the answer becomes part of the episode. An empty `stop` is no stop, `None` is the run's."""
+        draw = sdk.draw({"stop": stop} if stop is not None else None)
         return await self._wire.asked("turn", messages=messages, tokens=tokens, draw=draw)
+
+
+class Group:
+    """Rollouts whose rewards compare them.
+
+    One that is cancelled leaves without a reward, and the others are compared without it, as they are without one that
+    failed. Only when all of them are cancelled is their comparison cancelled, too.
+    """
+
+    def __init__(self, members):
+        self.expected = members
+        self.left = {}  # jobs without a result, by rollout
+        self.playing = {}  # tasks, by rollout, once all members are there
+        self.task = None
 
 
 class Host:
@@ -129,18 +143,13 @@ class Host:
         if kind == "play":
             job = Job(message, self._wire)
             if self._env.group_rewards:
-                self._groups.setdefault(job.group, []).append(job)
-                if len(self._groups[job.group]) == job.members:
-                    self._start(self._play_group(self._groups.pop(job.group)), job.group)
+                group = self._groups.setdefault(job.group, Group(job.members))
+                group.left[job.rollout] = job
+                self._begin_if_whole(job.group)
             else:
                 self._start(self._play(job), job.rollout)
         elif kind == "cancel":
-            for job in self._groups.pop(message["group"], []):
-                self._done(job, error=asyncio.CancelledError("the group was given up before it was whole"))
-            for name in (message["rollout"], message["group"]):
-                task = self._tasks.get(name)
-                if task is not None:
-                    task.cancel()
+            self._cancel(message["rollout"], message["group"])
         elif kind == "rows":
             self._answer(message["call"], lambda: portion(self._env.rows(message["start"], message["count"])))
         elif kind == "forget" and hasattr(self._env, "forget"):
@@ -152,6 +161,34 @@ class Host:
         task = asyncio.ensure_future(work)
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        return task
+
+    def _begin_if_whole(self, name):
+        group = self._groups[name]
+        if group.expected == 0:
+            del self._groups[name]
+        elif len(group.left) == group.expected:
+            group.task = self._start(self._play_group(group), name)
+            group.task.add_done_callback(lambda _: self._groups.pop(name))
+
+    def _cancel(self, rollout, name):
+        group = self._groups.get(name)
+        if group is None:
+            task = self._tasks.get(rollout)
+            if task is not None:
+                task.cancel()
+            return
+        task = group.playing.get(rollout)
+        if task is not None and not task.done():
+            task.cancel()  # it tells of its end when it has ended
+            return
+        if rollout in group.left:
+            self._done(group.left.pop(rollout), error=asyncio.CancelledError("the rollout was given up"))
+        if group.task is None:
+            group.expected -= 1
+            self._begin_if_whole(name)
+        elif not group.left:
+            group.task.cancel()
 
     def _answer(self, call, work):
         try:
@@ -168,30 +205,39 @@ class Host:
         else:
             self._done(job, report)
 
-    async def _play_group(self, jobs):
+    async def _play_group(self, group):
+        def leave(job, report=None, error=None):
+            if group.left.pop(job.rollout, None) is not None:  # else it was cancelled
+                self._done(job, report, error)
+
         async def one(play, job):
             ROLLOUT.set(job.rollout)
             try:
-                return await play(job)
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the event loop
-                del left[job.rollout]
-                self._done(job, error=error)
+                played = await play(job)
+            # None of these may reach the event loop: they would end it, or cancel the others.
+            except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                leave(job, error=error)
                 return None
+            self._wire.send({"t": "phase", "rollout": job.rollout, "phase": "waits"})
+            return played
 
         async def run(play):
-            return await asyncio.gather(*(asyncio.ensure_future(one(play, job)) for job in jobs))
+            group.playing = {job.rollout: asyncio.ensure_future(one(play, job)) for job in jobs}
+            played = await asyncio.gather(*group.playing.values())
+            for rollout in group.left:
+                self._wire.send({"t": "phase", "rollout": rollout, "phase": "compared"})
+            return played
 
-        left = {job.rollout: job for job in jobs}
+        jobs = list(group.left.values())
         try:
             for job, report in await self._env.play_group(jobs, run):
-                del left[job.rollout]
                 try:
-                    self._done(job, report())
+                    leave(job, report())
                 except Exception as error:
-                    self._done(job, error=error)
+                    leave(job, error=error)
         except BaseException as error:
-            for job in left.values():
-                self._done(job, error=error)
+            for job in jobs:
+                leave(job, error=error)
 
     def _done(self, job, report=None, error=None):
         message = {"t": "done", "rollout": job.rollout, "report": report}

@@ -149,19 +149,31 @@ def numbers(value):
 
 
 def draw(params):
-    """How to sample; what is not set is left to the run."""
+    """How to sample; what is not set is left to the run. An empty `stop` is no stop."""
     found = {}
-    for name in ("max_tokens", "temperature", "top_p", "top_k", "stop"):
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
         value = field(params, name) if params is not None else None
         if value is not None:
-            found[name] = value
+            found[name] = float(value) if name in ("temperature", "top_p") else _whole(name, value)
     if found.get("top_k", 0) < 1:
         found.pop("top_k", None)
-    stop = found.pop("stop", None)
+    stop = field(params, "stop") if params is not None else None
     if stop is not None:
-        stops = [stop] if isinstance(stop, (str, int)) else list(stop)
-        found["stop_tokens" if stops and isinstance(stops[0], int) else "stop"] = stops
+        found["stop"] = _stops(stop)
     return found
+
+
+def _whole(name, value):
+    if int(value) != value or (value < 0 and name != "top_k"):
+        raise ValueError(f"{name} is {value!r}, it must be a whole number and not negative")
+    return int(value)
+
+
+def _stops(stop):
+    stops = [stop] if isinstance(stop, (str, int)) else list(stop)
+    if not (all(isinstance(one, str) for one in stops) or all(isinstance(one, int) for one in stops)):
+        raise ValueError(f"stop is {stop!r}, it must be texts or token ids, and not both")
+    return stops
 
 
 def sample_response(value):

@@ -5,6 +5,7 @@
 //! processes are told to go when the crew is dropped.
 
 use super::endpoint::Endpoint;
+use super::folder::HostFolder;
 use super::host::Host;
 use super::message::Description;
 use super::options::PythonOptions;
@@ -18,7 +19,6 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -45,7 +45,7 @@ pub(super) struct Crew {
     /// Taken when it is dropped.
     runtime: Option<Runtime>,
     /// The host's files. Not with what its processes share: that ends in its own time.
-    _files: TempDir,
+    _files: HostFolder,
 }
 
 struct Shared {

@@ -4,15 +4,15 @@
 //! user code asks aside, such as log-probs in a reward, is answered and not taken down.
 
 use super::ask::{Answered, Asker, Found, Question, Refusal};
-use super::message::{Example, Op};
+use super::message::{Example, Op, Whose};
 use super::record::{Counted, Record};
 use super::tools;
 use super::voice::Voice;
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 use minds_core::backend::SamplingBackend;
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Borrowed, Oracle};
+use minds_core::environment::{Borrowed, FrozenWeights, Oracle};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -150,7 +150,7 @@ impl<'a> Desk<'a> {
             Op::Turn { tokens, draw, .. } => {
                 self.question(Question::Tokens { tokens: tokens.unwrap_or_default(), draw }, sampler)
             }
-            Op::Sample { tokens, n, draw, prompt_logprobs, topk_prompt, topk_sample, sampler: weights } => {
+            Op::Sample { tokens, n, draw, prompt_logprobs, topk_prompt, topk_sample, weights } => {
                 let room = self.room(&tokens)?;
                 let params = self.voice.params(&draw, room);
                 let request = SampleRequest {
@@ -160,9 +160,9 @@ impl<'a> Desk<'a> {
                     ..SampleRequest::new(tokens.into(), n, params)
                 };
                 request.check()?;
-                let weights = weights.map(|weights| self.weights(weights)).transpose()?;
+                let weights = self.weights(weights, oracle)?;
                 Ok(async move {
-                    let response = match weights {
+                    let response = match weights.await? {
                         Some(weights) => weights.sample(request).await?,
                         None => sampler.sample(request).await?,
                     };
@@ -170,13 +170,13 @@ impl<'a> Desk<'a> {
                 }
                 .boxed())
             }
-            Op::Logprobs { tokens, sampler: weights } => {
+            Op::Logprobs { tokens, weights } => {
                 self.room(&tokens)?;
-                let weights = weights.map(|weights| self.weights(weights)).transpose()?;
+                let weights = self.weights(weights, oracle)?;
                 Ok(async move {
-                    let found: Vec<Option<f32>> = match weights {
+                    let found: Vec<Option<f32>> = match weights.await? {
+                        _ if tokens.len() < 2 => vec![None; tokens.len()],
                         Some(weights) => weights.logprobs(tokens.into()).await?,
-                        None if tokens.len() < 2 => vec![None; tokens.len()],
                         None => {
                             let (first, rest) = tokens.split_at(1);
                             let found = oracle.logprobs(first.into(), rest.into()).await?;
@@ -291,23 +291,35 @@ impl<'a> Desk<'a> {
         self.adapter.as_ref().ok_or_else(|| Refusal::Bad("no adapter has been borrowed".into()))
     }
 
-    fn weights(&self, handle: u64) -> Result<Arc<dyn SamplingBackend>, Refusal> {
-        self.weights.get(&handle).cloned().ok_or_else(|| Refusal::Bad("there are no such weights".into()))
+    /// Weights beside those that play, or nothing for these.
+    fn weights<'w>(
+        &self,
+        whose: Whose,
+        oracle: &'w dyn Oracle,
+    ) -> Result<BoxFuture<'w, Result<Option<Arc<dyn SamplingBackend>>, Refusal>>, Refusal> {
+        let frozen = match whose {
+            Whose::Policy => return Ok(ready(Ok(None)).boxed()),
+            Whose::Exported(handle) => {
+                let found = self.weights.get(&handle).cloned();
+                let found = found.ok_or_else(|| Refusal::Bad("there are no such weights".into()))?;
+                return Ok(ready(Ok(Some(found))).boxed());
+            }
+            Whose::Base => FrozenWeights::Base,
+            Whose::Saved(path) => FrozenWeights::Saved(path),
+        };
+        Ok(async move { Ok(Some(oracle.frozen(frozen).await?)) }.boxed())
     }
 }
 
 /// Samples that can be trained.
 fn checked(response: SampleResponse, count: usize) -> Result<Vec<Sampled>, Refusal> {
     let sequences = response.sequences;
-    let good = |s: &Sampled| {
-        !s.tokens.is_empty()
-            && s.tokens.len() == s.logprobs.len()
-            && s.logprobs.iter().all(|lp| lp.is_finite())
-    };
-    if sequences.len() != count || !sequences.iter().all(good) {
-        return Err(Refusal::Failed(
-            "the service returned a sample without tokens or with wrong log-probs".into(),
-        ));
+    if sequences.len() != count {
+        let came = sequences.len();
+        return Err(Refusal::Failed(format!("{count} samples were asked for, {came} came back")));
+    }
+    for sampled in &sequences {
+        sampled.check().map_err(|flaw| Refusal::Failed(flaw.to_string()))?;
     }
     Ok(sequences)
 }

@@ -5,7 +5,7 @@ use super::desk::Desk;
 use super::message::{Description, Said, ToHost};
 use super::options::{BadReward, PythonOptions};
 use super::replay::Replay;
-use super::rollout::Rollout;
+use super::rollout::{Limits, Rollout};
 use super::tools;
 use super::variety::{LOOKED_AT, Variety};
 use super::voice::Voice;
@@ -66,8 +66,7 @@ impl PythonEnvironment {
     /// Plays one rollout in a process, with an answerer for its questions.
     async fn rollout(
         &self,
-        worker: Arc<Worker>,
-        slot: OwnedSemaphorePermit,
+        place: Place,
         group: &Group<'_>,
         name: String,
         sampler: &dyn SamplingBackend,
@@ -76,6 +75,7 @@ impl PythonEnvironment {
         let options = self.crew.options();
         let desk = Desk::new(self.crew.voice(), name.clone());
         let is_classic = self.description.kind == "classic";
+        let Place { worker, slot, limits } = place;
         let rollout = Rollout {
             name,
             group: &group.name,
@@ -84,7 +84,7 @@ impl PythonEnvironment {
             worker,
             slot,
             endpoint: self.crew.endpoint().clone(),
-            limit: options.rollout_timeout,
+            limits,
             fail_on_bad_reward: options.on_bad_reward == BadReward::Fail,
             bad_rewards: if is_classic { "reward_coerced" } else { "reward_errors" },
         };
@@ -131,12 +131,11 @@ impl PythonEnvironment {
         match self.room(seats.len()).await {
             Err(missing) => seats.into_iter().for_each(|seat| seat.leave(Err(missing.clone()))),
             Ok((assigned, slots)) => {
-                join_all(
-                    seats
-                        .into_iter()
-                        .zip(slots)
-                        .map(|(seat, slot)| self.seated(assigned.worker.clone(), slot, &group, seat)),
-                )
+                let limits = self.limits();
+                join_all(seats.into_iter().zip(slots).map(|(seat, slot)| {
+                    let place = Place { worker: assigned.worker.clone(), slot, limits: limits.clone() };
+                    self.seated(place, &group, seat)
+                }))
                 .await;
             }
         }
@@ -148,7 +147,10 @@ impl PythonEnvironment {
         join_all(seats.into_iter().map(|seat| async {
             match self.place(home.as_ref()).await {
                 Err(missing) => seat.leave(Err(missing)),
-                Ok((assigned, slot)) => self.seated(assigned.worker.clone(), slot, &group, seat).await,
+                Ok((assigned, slot)) => {
+                    let place = Place { worker: assigned.worker.clone(), slot, limits: self.limits() };
+                    self.seated(place, &group, seat).await;
+                }
             }
         }))
         .await;
@@ -169,12 +171,24 @@ impl PythonEnvironment {
         Ok((assigned, slots.pop().expect("one was asked for")))
     }
 
-    async fn seated(&self, worker: Arc<Worker>, slot: OwnedSemaphorePermit, group: &Group<'_>, seat: Seat) {
+    /// The time of a rollout, or of a group whose members are compared.
+    fn limits(&self) -> Limits {
+        Limits::new(self.crew.options().rollout_timeout)
+    }
+
+    async fn seated(&self, place: Place, group: &Group<'_>, seat: Seat) {
         let name = format!("{}.{}", group.name, seat.episode.member);
         let (sampler, oracle) = (seat.sampler.clone(), seat.oracle.clone());
-        let result = self.rollout(worker, slot, group, name, &*sampler, &*oracle).await;
+        let result = self.rollout(place, group, name, &*sampler, &*oracle).await;
         seat.leave(result);
     }
+}
+
+/// Where a rollout is played, and the time that it has.
+struct Place {
+    worker: Arc<Worker>,
+    slot: OwnedSemaphorePermit,
+    limits: Limits,
 }
 
 /// Rollouts of one item.
@@ -253,8 +267,13 @@ impl Environment for PythonEnvironment {
         let (assigned, slot) = self.place(None).await?;
         let name = group.name.clone();
         let replay = Replay::new(&scene.episode.turns);
-        let played = self.rollout(assigned.worker.clone(), slot, &group, name, &replay, scene.oracle).await?;
-        Ok(played.score)
+        let place = Place { worker: assigned.worker.clone(), slot, limits: self.limits() };
+        let played = self.rollout(place, &group, name, &replay, scene.oracle).await;
+        if replay.is_exhausted() {
+            let what = "it samples more than the answers that were given, which only a run does";
+            return Err(Missing::Unsupported(what.into()));
+        }
+        Ok(played?.score)
     }
 
     fn conductor(&self) -> Option<&dyn Conductor> {

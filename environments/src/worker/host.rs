@@ -1,14 +1,18 @@
 //! Where the host's files lie, which interpreter runs them, and what a process is given.
 //!
 //! A process gets the variables of a list and those that the config names, never all: what is not in the list cannot
-//! leak, least of all the service's key.
+//! leak, least of all the service's key. Whoever looks for a module gives its interpreter the same variables, so that
+//! both find the same.
 
+use super::folder::HostFolder;
+use super::locate::{Located, locate};
 use super::options::PythonOptions;
 use crate::error::EnvError;
 use crate::registry;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use tempfile::TempDir;
 use tokio::process::Command;
 
 /// The host, as it is shipped.
@@ -32,11 +36,11 @@ const START: &str = "import sys; sys.path.insert(0, sys.argv[1]); from minds_hos
                      sys.path.remove(sys.argv[1]); main.main()";
 
 /// Ends with 0 if there is a module of this name; it is not imported.
-const FIND: &str = "import sys; sys.path.insert(0, ''); import importlib.util as u; \
+const FIND: &str = "import sys; import importlib.util as u; \
                     sys.exit(u.find_spec(sys.argv[1].split('.')[0]) is None)";
 
 /// Variables that every process gets if they are set.
-const PASSED: [&str; 27] = [
+const PASSED: [&str; 31] = [
     "PATH",
     "HOME",
     "USER",
@@ -48,6 +52,10 @@ const PASSED: [&str; 27] = [
     "TMPDIR",
     "XDG_CACHE_HOME",
     "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "PYTHONNOUSERSITE",
     "LD_LIBRARY_PATH",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -78,6 +86,9 @@ const SET: [(&str, &str); 8] = [
     ("OPENBLAS_NUM_THREADS", "1"),
 ];
 
+/// Hosts that are asked without a proxy, under both names that libraries read.
+const SPARED: [&str; 2] = ["NO_PROXY", "no_proxy"];
+
 /// What is loaded, and by what.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -87,29 +98,21 @@ pub(super) struct Host {
     pub(super) path: Option<String>,
     /// The module.
     pub(super) module: String,
-    variables: Vec<(String, String)>,
+    variables: Variables,
 }
 
 impl Host {
     /// Writes the host's files and finds module and interpreter. The files are there as long as the folder is held.
-    pub(super) fn new(options: &PythonOptions) -> Result<(Self, TempDir), EnvError> {
+    pub(super) fn new(options: &PythonOptions) -> Result<(Self, HostFolder), EnvError> {
         let failed = |error: std::io::Error| EnvError::Host(error.to_string());
-        sweep();
-        let prefix = format!("{PREFIX}{}-", std::process::id());
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(failed)?;
+        let folder = HostFolder::create().map_err(failed)?;
         let package = folder.path().join("minds_host");
         std::fs::create_dir(&package).map_err(failed)?;
         for (name, text) in FILES {
             std::fs::write(package.join(name), text).map_err(failed)?;
         }
-        let (path, module, home) = locate(&options.id)?;
-        let variables = PASSED
-            .iter()
-            .copied()
-            .chain(options.pass_env.iter().map(String::as_str))
-            .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
-            .chain(SET.map(|(name, value)| (name.to_owned(), value.to_owned())))
-            .collect();
+        let Located { path, module, home } = locate(&options.id)?;
+        let variables = variables(&options.pass_env, |name| std::env::var_os(name));
         let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
         Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
     }
@@ -126,7 +129,7 @@ impl Host {
             .args(["-u", "-c", START])
             .arg(&self.folder)
             .env_clear()
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .envs(&self.variables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -135,19 +138,37 @@ impl Host {
     }
 }
 
-/// Before the number of the process that holds a folder.
-const PREFIX: &str = "minds-host-";
+type Variables = BTreeMap<String, OsString>;
 
-/// Removes what processes left that were killed. Of other users' folders nothing can be removed, and nothing need be.
-fn sweep() {
-    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().filter_map(Result::ok) {
-        let name = entry.file_name();
-        let owner =
-            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            drop(std::fs::remove_dir_all(entry.path()));
+/// What a process is given, of what `read` finds.
+fn variables(pass_env: &[String], read: impl Fn(&str) -> Option<OsString>) -> Variables {
+    let names = PASSED.into_iter().chain(pass_env.iter().map(String::as_str));
+    let passed = names.filter_map(|name| Some((name.to_owned(), read(name)?)));
+    let mut variables: Variables =
+        passed.chain(SET.map(|(name, value)| (name.to_owned(), value.into()))).collect();
+    spare_this_machine(&mut variables);
+    variables
+}
+
+/// Where there is a proxy, takes this machine out of it: there a process asks for the policy.
+fn spare_this_machine(variables: &mut Variables) {
+    if !variables
+        .keys()
+        .any(|name| matches!(&*name.to_lowercase(), "http_proxy" | "https_proxy" | "all_proxy"))
+    {
+        return;
+    }
+    let written: String =
+        SPARED.iter().filter_map(|name| variables.get(*name)?.to_str()).collect::<Vec<_>>().join(",");
+    let mut hosts: Vec<&str> = Vec::new();
+    for host in written.split(',').map(str::trim).chain(["127.0.0.1", "localhost"]) {
+        if !host.is_empty() && !hosts.contains(&host) {
+            hosts.push(host);
         }
     }
+    // Libraries understand this one only if it stands alone.
+    let hosts = if hosts.contains(&"*") { "*".to_owned() } else { hosts.join(",") };
+    variables.extend(SPARED.map(|name| (name.to_owned(), hosts.clone().into())));
 }
 
 /// Looks for an environment's package and runs none of its code: a path must hold one, and the interpreter must find a
@@ -156,13 +177,17 @@ fn sweep() {
 /// # Errors
 /// There is no such package, or the interpreter cannot be started.
 pub fn find(options: &PythonOptions) -> Result<(), EnvError> {
-    let (path, module, home) = locate(&options.id)?;
+    let Located { path, module, home } = locate(&options.id)?;
     if path.is_some() {
         return Ok(());
     }
     let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
     let name = interpreter.display().to_string();
-    let asked = std::process::Command::new(&interpreter).args(["-c", FIND, &module]).output();
+    let asked = std::process::Command::new(&interpreter)
+        .args(["-c", FIND, &module])
+        .env_clear()
+        .envs(variables(&options.pass_env, |name| std::env::var_os(name)))
+        .output();
     match asked {
         Ok(answer) if answer.status.success() => Ok(()),
         Ok(_) => Err(registry::unknown(&options.id, Some(name))),
@@ -173,47 +198,50 @@ pub fn find(options: &PythonOptions) -> Result<(), EnvError> {
     }
 }
 
-type Located = (Option<String>, String, Option<PathBuf>);
-
-/// The folder to import from, the module, and the environment's own folder.
-///
-/// An id that is a folder or a file is a path: `x/__init__.py`, `x/x/__init__.py`, `x/src/x/__init__.py`, `x/x.py` or
-/// `x.py`. Any other id is the name of an installed module, or of one in the working directory.
-fn locate(id: &str) -> Result<Located, EnvError> {
-    let folder = Path::new(id);
-    if !is_path(id) {
-        return Ok((None, module_name(id), None));
-    }
-    let folder = folder.canonicalize().map_err(|_| EnvError::NoFolder { path: id.into() })?;
-    let name = module_name(&folder.file_stem().unwrap_or_default().to_string_lossy());
-    let text = |path: &Path| Some(path.display().to_string());
-    if folder.is_file() {
-        let home = folder.parent().unwrap_or(Path::new("/")).to_owned();
-        return Ok((text(&home), name, Some(home)));
-    }
-    for root in [folder.clone(), folder.join("src")] {
-        if root.join(&name).join("__init__.py").is_file() || root.join(format!("{name}.py")).is_file() {
-            return Ok((text(&root), name, Some(folder)));
-        }
-    }
-    if folder.join("__init__.py").is_file() {
-        return Ok((folder.parent().and_then(text), name, Some(folder)));
-    }
-    Err(EnvError::NoPackage { path: id.into(), name })
-}
-
-/// Whether an id names a place rather than a module.
-pub fn is_path(id: &str) -> bool {
-    id.contains('/') || id.starts_with('.') || id.ends_with(".py")
-}
-
-fn module_name(id: &str) -> String {
-    id.replace('-', "_")
-}
-
 /// The environment's own virtual environment, else the one of the working directory, else `python3`.
 fn interpreter(home: Option<&Path>) -> PathBuf {
     let folders = home.into_iter().chain([Path::new(".")]);
     let mut own = folders.map(|folder| folder.join(".venv/bin/python"));
     own.find(|python| python.is_file()).unwrap_or_else(|| "python3".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(set: &[(&str, &str)], pass_env: &[&str]) -> Variables {
+        let pass_env: Vec<String> = pass_env.iter().map(|name| (*name).to_owned()).collect();
+        variables(&pass_env, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn this_machine_is_asked_without_a_proxy_and_other_exceptions_stay() {
+        for (set, expected) in [
+            (&[("http_proxy", "http://proxy:3128")][..], Some("127.0.0.1,localhost")),
+            (
+                &[("HTTPS_PROXY", "x"), ("NO_PROXY", "a.org, localhost"), ("no_proxy", "b.org,a.org")],
+                Some("a.org,localhost,b.org,127.0.0.1"),
+            ),
+            (&[("HTTP_PROXY", "x"), ("no_proxy", "*")], Some("*")),
+            (&[("PATH", "/bin")], None),
+        ] {
+            let found = given(set, &[]);
+            for name in SPARED {
+                assert_eq!(found.get(name).and_then(|hosts| hosts.to_str()), expected, "{set:?}");
+            }
+        }
+        let handed_on = given(&[("all_proxy", "socks5://proxy")], &["all_proxy"]);
+        assert_eq!(handed_on["no_proxy"], "127.0.0.1,localhost");
+    }
+
+    #[test]
+    fn a_process_is_given_what_is_listed_or_named_and_nothing_else() {
+        let set = [("PYTHONPATH", "/a"), ("JUDGE_KEY", "k"), ("TINKER_API_KEY", "t")];
+        let found = given(&set, &["JUDGE_KEY"]);
+        assert_eq!(
+            (found.get("PYTHONPATH"), found.get("JUDGE_KEY")),
+            (Some(&"/a".into()), Some(&"k".into()))
+        );
+        assert_eq!(found.get("TINKER_API_KEY"), None);
+    }
 }

@@ -66,6 +66,11 @@ pub(super) enum FromHost {
         n: u64,
         lag: f64,
     },
+    /// A rollout of a group whose rewards compare its members has come to this.
+    Phase {
+        rollout: String,
+        phase: Phase,
+    },
     /// A rollout has ended.
     Done {
         rollout: String,
@@ -73,6 +78,16 @@ pub(super) enum FromHost {
         #[serde(default)]
         error: Option<PyError>,
     },
+}
+
+/// What happens to a rollout between its last answer and its reward, where rewards compare the members of a group.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    /// It has been played and waits for the other members.
+    Waits,
+    /// It is compared with them.
+    Compared,
 }
 
 /// What a loaded environment says about itself.
@@ -159,11 +174,11 @@ pub(super) enum Op {
         prompt_logprobs: bool,
         topk_prompt: usize,
         topk_sample: usize,
-        sampler: Option<u64>,
+        weights: Whose,
     },
     Logprobs {
         tokens: Vec<Token>,
-        sampler: Option<u64>,
+        weights: Whose,
     },
     Encode {
         text: String,
@@ -190,6 +205,20 @@ pub(super) enum Op {
     ShadowExport,
 }
 
+/// Which weights user code asks.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Whose {
+    /// Those that play the rollout.
+    Policy,
+    /// Those made of a borrowed adapter, by their handle.
+    Exported(u64),
+    /// The base model.
+    Base,
+    /// Saved ones, by their path on the service.
+    Saved(String),
+}
+
 /// A text to learn, as user code made it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Example {
@@ -209,10 +238,19 @@ pub(super) struct Draw {
     pub top_p: Option<f32>,
     #[serde(default)]
     pub top_k: Option<usize>,
+    /// What ends the answer; nothing where it is as the run says.
     #[serde(default)]
-    pub stop: Vec<String>,
+    pub stop: Option<Stops>,
     #[serde(default)]
-    pub stop_tokens: Vec<Token>,
+    pub seed: Option<u64>,
+}
+
+/// What ends an answer; the empty list is no stop at all.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub(super) enum Stops {
+    Tokens(Vec<Token>),
+    Texts(Vec<String>),
 }
 
 /// A chat message as the field writes it.

@@ -8,12 +8,15 @@
 //! it), `ask` and `desk` (what a game may ask, and who answers) and `endpoint` (how it asks over HTTP).
 
 mod ask;
+mod clock;
 mod crew;
 mod desk;
 mod endpoint;
 mod environment;
+mod folder;
 mod frame;
 mod host;
+mod locate;
 mod message;
 mod options;
 mod output;
@@ -28,7 +31,8 @@ mod voice;
 mod worker;
 
 pub use environment::PythonEnvironment;
-pub use host::{find, is_path};
+pub use host::find;
+pub use locate::is_path;
 pub use message::{Description, Function, Said, ToolCall};
 pub use options::{BadReward, PythonOptions};
 pub use voice::Voice;

@@ -10,11 +10,11 @@ use std::time::Duration;
 /// What becomes of a reward that is no finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BadReward {
-    /// It counts as 0, is counted in the metrics, and there is a warning.
-    #[default]
-    Zero,
     /// The rollout has no reward.
+    #[default]
     Fail,
+    /// It counts as 0, as the original harness has it. It is counted in the metrics, and there is a warning.
+    Zero,
 }
 
 /// Which environment, and how it is run.
@@ -32,7 +32,7 @@ pub struct PythonOptions {
     pub rollouts_per_worker: NonZeroUsize,
     /// Longest that loading may take.
     pub load_timeout: Duration,
-    /// Longest that a rollout may take from its start in a process, its reward included.
+    /// Longest that a rollout may take from its start in a process, its reward included and waits for the service not.
     pub rollout_timeout: Duration,
     /// Variables that are handed on beside the usual ones.
     pub pass_env: Vec<String>,

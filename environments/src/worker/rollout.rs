@@ -1,29 +1,37 @@
 //! One rollout, from the moment it is handed to a process until its result is there.
 //!
 //! All that the rollout asks, over the pipe or over HTTP, is answered and taken down here, by the weights of its seat.
-//! It ends within its limit: what does not listen to its cancellation is killed. Dropping the future gives it up.
+//! It ends within its limit, in which waits for the service do not count: what does not listen to its cancellation is killed. Dropping the future gives it up.
 
 use super::ask::{Answered, Asker, Refusal};
+use super::clock::{Clock, Held};
 use super::desk::Desk;
 use super::endpoint::Endpoint;
-use super::message::{Report, ToHost};
+use super::message::{Phase, Report, ToHost};
 use super::record::Counted;
 use super::worker::{Event, Worker};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use minds_core::backend::SamplingBackend;
 use minds_core::environment::{Oracle, Performance};
 use minds_core::reward::{Metrics, Missing, Reward, Score};
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 /// How long a cancelled rollout has for its clean-up.
 const GRACE: Duration = Duration::from_secs(2);
 /// Most questions of a rollout that are under way at a time.
 const MOST_ASKED: usize = 256;
+/// Most questions of a rollout: time that the service takes is not counted, so a loop without an end must end here.
+const MOST_QUESTIONS: usize = 16_384;
+/// More time for a rollout whose process is held up.
+const HELD_UP: Duration = Duration::from_secs(5);
 /// How long one that does not listen may go on before its process is killed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -37,10 +45,48 @@ pub(super) struct Rollout<'a> {
     pub worker: Arc<Worker>,
     pub slot: OwnedSemaphorePermit,
     pub endpoint: Arc<Endpoint>,
-    pub limit: Duration,
+    /// Its time.
+    pub limits: Limits,
     pub fail_on_bad_reward: bool,
     /// The metric under which bad rewards are counted.
     pub bad_rewards: &'static str,
+}
+
+/// How much time a rollout has, and, where rewards compare the members of a group, the comparison.
+#[derive(Clone)]
+pub(super) struct Limits {
+    pub limit: Duration,
+    /// Started by the first member that is compared, and shared by all.
+    pub comparison: Arc<OnceLock<Arc<Clock>>>,
+}
+
+impl Limits {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, comparison: Arc::default() }
+    }
+
+    fn compared(&self) -> Arc<Clock> {
+        self.comparison.get_or_init(|| Clock::start(self.limit)).clone()
+    }
+}
+
+/// An answer that the service owes to a rollout.
+struct Owed {
+    worker: Arc<Worker>,
+    _clock: Held,
+}
+
+impl Owed {
+    fn new(worker: &Arc<Worker>, clock: &Arc<Clock>) -> Self {
+        worker.owed.fetch_add(1, Relaxed);
+        Self { worker: worker.clone(), _clock: clock.hold() }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.worker.owed.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Rollout<'_> {
@@ -51,7 +97,9 @@ impl Rollout<'_> {
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
     ) -> Result<Performance, Missing> {
-        let deadline = Instant::now() + self.limit;
+        let mut clock = Clock::start(self.limits.limit);
+        // Held while the rollout waits for the other members of its group.
+        let mut waiting = None;
         let mut visit = Visit::enter(&self);
         let sampling = desk.sampling();
         let url = self.endpoint.url(&self.name);
@@ -66,22 +114,27 @@ impl Rollout<'_> {
         self.worker.send(&play).await;
         let mut desk = desk;
         let mut asked = FuturesUnordered::new();
-        let limit = tokio::time::sleep_until(deadline);
-        tokio::pin!(limit);
+        let mut questions = 0;
         let result = loop {
             tokio::select! {
                 biased;
-                () = &mut limit => {
+                () = clock.expired() => {
+                    // Another rollout's blocking call may wait for the service, which is nobody's fault here.
+                    if self.worker.is_held_up().await {
+                        clock.extend(HELD_UP);
+                        continue;
+                    }
                     drop(asked);
+                    let cancelled = Instant::now();
                     self.worker.hint(&visit.cancellation());
-                    let ended = timeout_at(deadline + GRACE, visit.ended()).await;
+                    let ended = timeout(GRACE, visit.ended()).await;
                     visit.over = true;
                     if ended.is_err() {
-                        visit.give_up(deadline, self.slot).await;
+                        visit.give_up(cancelled, self.slot).await;
                     }
                     return Err(Missing::Environment(format!(
-                        "the rollout did not end within {} s",
-                        self.limit.as_secs()
+                        "the rollout did not end within {} s, waits for the service not counted (`rollout_timeout_s`)",
+                        self.limits.limit.as_secs()
                     )));
                 }
                 Some(answered) = asked.next(), if !asked.is_empty() => {
@@ -91,18 +144,30 @@ impl Rollout<'_> {
                 }
                 event = visit.events.recv() => match event {
                     Some(Event::Done(result)) => break Some(result),
+                    Some(Event::Phase(Phase::Waits)) => waiting = Some(clock.hold()),
+                    Some(Event::Phase(Phase::Compared)) => {
+                        clock = self.limits.compared();
+                        drop(waiting.take());
+                    }
                     None => break None,
                     Some(Event::Ask(call, _)) if asked.len() >= MOST_ASKED => {
                         let refusal = Refusal::Bad(format!("{MOST_ASKED} questions are under way already"));
                         self.reply(Asker::Wire(call), Err(refusal)).await;
                     }
+                    Some(Event::Ask(call, _)) if questions >= MOST_QUESTIONS => {
+                        let refusal = Refusal::Bad(format!("a rollout asks at most {MOST_QUESTIONS} questions"));
+                        self.reply(Asker::Wire(call), Err(refusal)).await;
+                    }
                     Some(Event::Ask(call, op)) => match desk.op(op, sampler, oracle) {
-                        Ok(work) => asked.push(desk.answered(Asker::Wire(call), work)),
+                        Ok(work) => {
+                            questions += 1;
+                            asked.push(self.owed(&clock, desk.answered(Asker::Wire(call), work)));
+                        }
                         Err(refusal) => self.reply(Asker::Wire(call), Err(refusal)).await,
                     },
                 },
                 Some((question, answer)) = visit.calls.recv(), if asked.len() < MOST_ASKED => match desk.question(question, sampler) {
-                    Ok(work) => asked.push(desk.answered(Asker::Http(answer), work)),
+                    Ok(work) => asked.push(self.owed(&clock, desk.answered(Asker::Http(answer), work))),
                     Err(refusal) => drop(answer.send(Err(refusal))),
                 },
             }
@@ -120,9 +185,10 @@ impl Rollout<'_> {
             )),
             None => Missing::Environment(error.told()),
         })?;
-        let score = self.score(&report)?;
+        // A reward of nothing that counts is no reward, and why nothing does explains it.
         let Counted { opening, turns } =
             desk.counted(report.responses.as_deref()).map_err(Missing::Environment)?;
+        let score = self.score(&report)?;
         if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
             let given = turns.len();
             return Err(Missing::Environment(format!(
@@ -130,6 +196,12 @@ impl Rollout<'_> {
             )));
         }
         Ok(Performance { turns, opening: opening.into(), score })
+    }
+
+    /// Work during which the clock stands.
+    fn owed<'w>(&self, clock: &Arc<Clock>, work: BoxFuture<'w, Answered>) -> BoxFuture<'w, Answered> {
+        let owed = Owed::new(&self.worker, clock);
+        work.inspect(move |_| drop(owed)).boxed()
     }
 
     async fn reply(&self, asker: Asker, result: Result<Value, Refusal>) {
@@ -147,12 +219,14 @@ impl Rollout<'_> {
     }
 
     fn score(&self, report: &Report) -> Result<Score, Missing> {
+        if report.coerced > 0 && self.fail_on_bad_reward {
+            let why = report.warnings.first().map_or("it is no finite number", String::as_str);
+            return Err(Missing::Environment(format!(
+                "a reward is bad, which `on_bad_reward = \"zero\"` would count as 0: {why}"
+            )));
+        }
         for warning in &report.warnings {
             warn!(rollout = self.name, warning, "a reward function failed and counts as 0");
-        }
-        if report.coerced > 0 && self.fail_on_bad_reward {
-            let words = report.warnings.first().map_or("no finite number", String::as_str);
-            return Err(Missing::Environment(format!("{} rewards are bad: {words}", report.coerced)));
         }
         if report.coerced > 0 && report.warnings.is_empty() {
             warn!(

@@ -1,6 +1,6 @@
 //! How the model reads and writes, for environments that speak text.
 
-use super::message::{Draw, Facts, Op};
+use super::message::{Draw, Facts, Op, Stops};
 use super::tools;
 use minds_core::chat::{Renderer, Termination, Tokenizer};
 use minds_core::ids::Token;
@@ -62,18 +62,18 @@ impl Voice {
     /// How an answer is drawn. `room` is what the context has left.
     pub(super) fn params(&self, draw: &Draw, room: usize) -> SamplingParams {
         let usual = &self.sampling;
-        let stop = match (&draw.stop[..], &draw.stop_tokens[..]) {
-            ([], []) => usual.stop.clone(),
-            ([], tokens) => Stop::Tokens(tokens.to_vec()),
+        let stop = match &draw.stop {
+            None => usual.stop.clone(),
+            Some(Stops::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
             // Besides these, the model's own end stops it.
-            (texts, _) => Stop::Strings(texts.to_vec()),
+            Some(Stops::Texts(texts)) => Stop::Strings(texts.clone()),
         };
         SamplingParams {
             max_tokens: draw.max_tokens.unwrap_or(usual.max_tokens).min(room),
             temperature: draw.temperature.unwrap_or(usual.temperature),
             top_k: draw.top_k.or(usual.top_k),
             top_p: draw.top_p.unwrap_or(usual.top_p),
-            seed: None,
+            seed: draw.seed,
             stop,
         }
     }

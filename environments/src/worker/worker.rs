@@ -7,7 +7,7 @@
 use super::endpoint;
 use super::frame::{self, FrameError};
 use super::host::Host;
-use super::message::{Description, Facts, FromHost, Op, PyError, Report, ToHost};
+use super::message::{Description, Facts, FromHost, Op, Phase, PyError, Report, ToHost};
 use super::output::Tail;
 use super::process::{Group, write};
 use super::voice::Voice;
@@ -30,6 +30,8 @@ const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(120);
 /// An event loop that is blocked for so long is worth a warning.
 const STANDSTILL: Duration = Duration::from_secs(30);
+/// An event loop that has not turned for so long stands still: it turns twice a second when nothing else is to do.
+const BLOCKED: Duration = Duration::from_secs(2);
 /// Frames that may wait to be written.
 const OUTBOX: usize = 1024;
 
@@ -38,6 +40,8 @@ const OUTBOX: usize = 1024;
 pub(super) enum Event {
     /// User code asks something.
     Ask(u64, Op),
+    /// The rollout is compared with others of its group, or waits for that.
+    Phase(Phase),
     /// The rollout has ended.
     Done(Result<Report, PyError>),
 }
@@ -61,6 +65,8 @@ pub(super) struct Worker {
     pub(super) slots: Arc<Semaphore>,
     /// Rollouts that are played or wait for a slot.
     pub(super) assigned: AtomicUsize,
+    /// Answers that the service owes to its rollouts.
+    pub(super) owed: AtomicUsize,
     voice: Arc<Voice>,
     outbox: mpsc::Sender<Vec<u8>>,
     rollouts: Mutex<HashMap<String, mpsc::Sender<Event>>>,
@@ -123,6 +129,7 @@ impl Worker {
             name: name.clone(),
             slots: Arc::new(Semaphore::new(*slots)),
             assigned: AtomicUsize::new(0),
+            owed: AtomicUsize::new(0),
             voice: voice.clone(),
             outbox,
             rollouts: Mutex::default(),
@@ -233,6 +240,17 @@ impl Worker {
         matches!(timeout(Duration::from_secs(1), answer).await, Ok(Ok(pulse)) if pulse.turned < moment)
     }
 
+    /// Whether its event loop stands still while the service owes an answer to one of its rollouts: a blocking call on
+    /// the loop holds up all of them.
+    pub(super) async fn is_held_up(&self) -> bool {
+        let turning = Instant::now().checked_sub(BLOCKED);
+        self.owed.load(Relaxed) > 0
+            && match turning {
+                Some(moment) => self.has_stood_since(moment).await,
+                None => false,
+            }
+    }
+
     /// Waits for the end of the process.
     pub(super) async fn cause_of_death(&self) -> String {
         let mut death = self.death.clone();
@@ -295,6 +313,9 @@ impl Worker {
                     }
                 }
                 FromHost::Ask { call, rollout, op } => worker.asked(call, rollout.as_deref(), op).await,
+                FromHost::Phase { rollout, phase } => {
+                    worker.tell(&rollout, Event::Phase(phase)).await;
+                }
                 FromHost::Done { rollout, report, error } => {
                     let result = match (report, error) {
                         (_, Some(error)) => Err(error),

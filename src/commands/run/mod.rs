@@ -28,7 +28,7 @@ use totals::Totals;
 /// # Errors
 /// See [`Exit`].
 pub fn run(command: &cli::Run) -> Result<(), Fault> {
-    let plan = RunPlan::load(command, &Variables::of_process()).or_exit(Exit::Config)?;
+    let mut plan = RunPlan::load(command, &Variables::of_process()).or_exit(Exit::Config)?;
     plan.can_train().or_exit(Exit::Config)?;
     let system = super::system();
     let mut folder = resume::open(&plan, &command.going)?;
@@ -37,10 +37,11 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     }
     let listening = Listening::take(&plan.metrics).or_exit(Exit::Unavailable)?;
     let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
-    if let Err(fault) = assemble::check_fit(&plan, &ready) {
+    if let Err(error) = assemble::check_samplers(&plan, &ready.info.name, ready.keeps_samplers) {
         ready.close(FinishReason::Errored);
-        return Err(fault);
+        return Err(error).or_exit(Exit::Config);
     }
+    plan.fit_answers(ready.info.context);
     let components = assemble::components(&plan, &ready)?;
     let changes = folder.compare(assemble::fingerprints(&plan, &components)).or_exit(Exit::Config)?;
     changes.iter().for_each(|change| tracing::warn!("{change}; the run goes on with what is there now"));

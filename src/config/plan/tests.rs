@@ -128,6 +128,36 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
 }
 
 #[test]
+fn a_config_of_the_original_harness_is_told_which_of_its_defaults_differ() {
+    let original = |id: &str, trainer: &str, model: &str| {
+        let text = format!(
+            "[env]\nid = \"{id}\"\n[trainer]\n{trainer}\nargs = {{ max_new_tokens = 512 }}\n\
+             [model]\nbase_model = \"Qwen/Qwen3-30B-A3B\"\n{model}\n[tinker]\napi_key_env = \"TINKER_API_KEY\"\n"
+        );
+        plan(&text, &[], &[]).unwrap().warnings
+    };
+    let package = "./environments/ghost_trace";
+    let found = original(package, "", "");
+    assert_eq!(found.len(), 3, "{found:?}");
+    for part in ["it is 0.0001 here and was 3.162e-6", "was role_colon", "it is 1 here and was 4"] {
+        assert!(found.iter().any(|warning| warning.contains(part)), "{part}: {found:?}");
+    }
+    let trainer = "learning_rate = 1e-5\nstream_minibatches = 1";
+    assert_eq!(original(package, trainer, "renderer_name = \"qwen3\""), [""; 0]);
+    assert_eq!(original("ghost_trace", "", ""), [""; 0], "it is no file of the original");
+}
+
+#[test]
+fn answers_as_long_as_all_that_the_model_reads_are_shortened_with_a_note() {
+    let mut plan = plan(&format!("{SMALL}[trainer.args]\nmax_new_tokens = 8192"), &[], &[]).unwrap();
+    plan.fit_answers(16_384);
+    assert_eq!((plan.sampling.max_tokens, plan.warnings.len()), (8192, 0));
+    plan.fit_answers(2048);
+    assert_eq!(plan.sampling.max_tokens, 1024);
+    assert!(plan.warnings[0].contains("8192") && plan.warnings[0].contains("2048"), "{:?}", plan.warnings);
+}
+
+#[test]
 fn the_questions_of_rewards_are_bounded() {
     let limits = |text: &str| plan(&format!("{SMALL}[scorer]\n{text}"), &[], &[]).map(|plan| plan.queries);
     let default = limits("").unwrap();

@@ -3,7 +3,7 @@
 //! Unknown keys are let pass: programs send whatever their library knows.
 
 use super::super::ask::{Question, Refusal};
-use super::super::message::{Draw, Said};
+use super::super::message::{Draw, Said, Stops};
 use super::{Caller, Endpoint, reply};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -39,9 +39,11 @@ impl Asked {
             return Err(Refusal::Bad("n must be 1: every answer is asked for alone".into()));
         }
         let stop = match &self.stop {
-            Value::Null => Vec::new(),
-            Value::String(text) => vec![text.clone()],
-            list => serde_json::from_value(list.clone())
+            Value::Null => None,
+            Value::String(text) => Some(Stops::Texts(vec![text.clone()])),
+            list => serde_json::from_value::<Vec<String>>(list.clone())
+                // In this form the empty list adds nothing to the model's own end.
+                .map(|texts| (!texts.is_empty()).then_some(Stops::Texts(texts)))
                 .map_err(|_| Refusal::Bad("stop must be a text or a list of texts".into()))?,
         };
         Ok(Draw {
@@ -51,7 +53,7 @@ impl Asked {
             // The field says -1 or 0 for all.
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
             stop,
-            stop_tokens: Vec::new(),
+            seed: None,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::render;
-use crate::worker::message::Draw;
+use crate::worker::message::{Draw, Stops};
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::sampling::SamplingParams;
@@ -90,8 +90,12 @@ async fn a_conversation_is_answered_with_its_tokens_and_logprobs() {
     let (status, body, question) = ask("/v1/chat/completions", body, Ok(answer())).await;
     let Question::Chat { messages, tools, draw } = question else { panic!("{question:?}") };
     assert_eq!((messages[0].content.as_str(), tools.len()), (Some("hello"), 0));
-    let expected =
-        Draw { max_tokens: Some(5), temperature: Some(0.5), stop: vec!["x".into()], ..Draw::default() };
+    let expected = Draw {
+        max_tokens: Some(5),
+        temperature: Some(0.5),
+        stop: Some(Stops::Texts(vec!["x".into()])),
+        ..Draw::default()
+    };
     assert_eq!(draw, expected);
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(status, 200);

@@ -95,17 +95,25 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
 }
 
 #[test]
-fn what_is_no_number_is_zero_and_counted_or_fails_the_rollout() {
+fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
     let env = open("faults");
+    for word in ["text_reward", "no_reward", "nan"] {
+        let found = cause(&answers(&env, 0, &[word])[0]);
+        assert!(found.contains("on_bad_reward") && found.contains("no finite number"), "{word}: {found}");
+    }
+    assert_eq!(reward(&answers(&env, 0, &["nothing"])[0]), 1.0);
+
+    let mut lenient = options("faults", &json!({}));
+    lenient.on_bad_reward = BadReward::Zero;
+    let env = try_open(lenient).unwrap();
     for word in ["text_reward", "no_reward", "nan"] {
         let found = answers(&env, 0, &[word]).remove(0).unwrap();
         assert_eq!((found.score.reward.get(), found.score.metrics["reward_coerced"]), (0.0, 1.0), "{word}");
     }
-    let mut strict = options("faults", &json!({}));
-    strict.on_bad_reward = BadReward::Fail;
-    let env = try_open(strict).unwrap();
-    assert!(cause(&answers(&env, 0, &["nan"])[0]).contains("1 rewards are bad"));
-    assert_eq!(reward(&answers(&env, 0, &["nothing"])[0]), 1.0);
+    assert!(
+        cause(&answers(&env, 0, &["raising x"])[0]).contains("ValueError: x"),
+        "an exception is no number"
+    );
 }
 
 #[test]

@@ -2,10 +2,12 @@
 
 mod classic;
 mod contract;
+mod clients;
 mod faults;
 mod model_aware;
 mod original;
 mod packages;
+mod slow;
 
 use crate::support::{Bytes, renderer};
 use async_trait::async_trait;
@@ -179,6 +181,15 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> T {
 
 /// Plays an item once for each policy, all in one group.
 pub async fn play_group(env: &PythonEnvironment, item: u64, policies: &[Arc<Scripted>]) -> Vec<Outcome> {
+    play_seats(env, item, policies).await
+}
+
+/// The same with any kind of policy.
+pub async fn play_seats<P: SamplingBackend + Oracle + 'static>(
+    env: &PythonEnvironment,
+    item: u64,
+    policies: &[Arc<P>],
+) -> Vec<Outcome> {
     let item = env.item(item);
     let (seats, outcomes): (Vec<_>, Vec<_>) = (0..)
         .zip(policies)

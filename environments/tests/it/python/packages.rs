@@ -9,19 +9,35 @@ use crate::venv::{NEW, OLD, echo_tool, must, python, tool_test, verifiers};
 use minds_core::backend::BackendError;
 use minds_core::chat::Message;
 use minds_core::environment::Environment as _;
-use minds_environments::worker::{PythonEnvironment, PythonOptions};
+use minds_environments::worker::{BadReward, PythonEnvironment, PythonOptions};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 fn oldest() -> PathBuf {
     python("verifiers-0.1.14", OLD)
 }
 
 fn open(python: &Path, id: &str, args: &Value) -> PythonEnvironment {
+    open_with(python, id, args, |_| ())
+}
+
+fn open_with(
+    python: &Path,
+    id: &str,
+    args: &Value,
+    change: impl FnOnce(&mut PythonOptions),
+) -> PythonEnvironment {
     let mut options = PythonOptions::new(id, args.as_object().unwrap().clone(), 7);
     options.python = Some(python.to_owned());
+    change(&mut options);
     try_open(options).unwrap()
+}
+
+/// A reward function that raises counts as 0, as it does in the library.
+fn open_lenient(python: &Path, id: &str, args: &Value) -> PythonEnvironment {
+    open_with(python, id, args, |options| options.on_bad_reward = BadReward::Zero)
 }
 
 /// The right answers, from the gym itself in a process of its own.
@@ -93,7 +109,7 @@ fn tools_are_called_and_the_conversation_is_one_datum() {
 
 #[test]
 fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
-    let env = open(&verifiers(), &package("grouped"), &json!({}));
+    let env = open_lenient(&verifiers(), &package("grouped"), &json!({}));
     assert!(env.description().group_rewards);
     let found = answers(&env, 0, &["a long answer", "short", "middling", "small"]);
     assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [0.0, 1.0, 0.0, 1.0]);
@@ -107,7 +123,12 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
     assert_eq!(reward(&found[0]), 1.0);
     assert!(cause(&found[1]).contains("the engine is being repaired"), "{found:?}");
 
-    let env = open(&verifiers(), &package("grouped"), &json!({"group": false}));
+    let strict = open(&verifiers(), &package("grouped"), &json!({"group": false}));
+    let found = cause(&answers(&strict, 0, &["x"])[0]);
+    for part in ["RuntimeError: no such reward", "grouped.py", "in broken"] {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    let env = open_lenient(&verifiers(), &package("grouped"), &json!({"group": false}));
     let found = answers(&env, 0, &["x"]).remove(0).unwrap();
     assert_eq!((found.score.reward.get(), found.score.metrics["reward_errors"]), (0.5, 1.0));
     // An answer of nothing but its end is an answer.
@@ -120,9 +141,24 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
     assert!(cause(&answers(&small, 0, &["x"])[0]).contains("maximum context length is 10 tokens"));
 }
 
+/// The member that hangs is cancelled at its limit; the others have waited for it and are compared without it.
+#[test]
+fn a_member_that_is_cancelled_costs_only_itself() {
+    let env = open_with(&verifiers(), &package("hanging"), &json!({}), |options| {
+        options.rollout_timeout = Duration::from_secs(4);
+    });
+    let found = answers(&env, 0, &["hang", "a long answer", "short"]);
+    assert!(cause(&found[0]).contains("did not end within 4 s"), "{found:?}");
+    assert_eq!((reward(&found[1]), reward(&found[2])), (0.0, 1.0));
+    // A comparison has a limit, too, and when all have passed it nothing is left of it.
+    let found = answers(&env, 1, &["compare for ever", "short"]);
+    assert!(found.iter().all(|outcome| cause(outcome).contains("did not end within 4 s")), "{found:?}");
+    assert_eq!(reward(&answers(&env, 0, &["short"])[0]), 1.0);
+}
+
 #[test]
 fn texts_where_rows_should_hold_more_are_understood_and_rewards_that_are_no_numbers_told() {
-    let env = open(&verifiers(), &package("oddities"), &json!({}));
+    let env = open_lenient(&verifiers(), &package("oddities"), &json!({}));
     assert_eq!(env.item(1).prompt, [Message::user("Say a word.")]);
     let found = answers(&env, 1, &["word", "nan", "mapping", "none", "raise"]);
     assert_eq!(reward(&found[0]), 1.0);
@@ -173,7 +209,7 @@ fn stardata_0_1_1_is_scored_by_its_own_checkers() {
         );
         must(Command::new(&python).args(["-c", &script])).trim().parse().unwrap()
     };
-    let env = open(&python, "stardata.envs.constraint_gym", &json!({"topics_per_form": 1}));
+    let env = open_lenient(&python, "stardata.envs.constraint_gym", &json!({"topics_per_form": 1}));
     assert_eq!((env.description().verifiers.as_deref(), env.items().get()), (Some("0.1.14"), 9));
     let found = answers(&env, 0, &[HAIKU]);
     assert_eq!(reward(&found[0]), own_reward("prosody_reward", "build_dataset(topics_per_form=1)", HAIKU));

@@ -1,0 +1,145 @@
+//! Python packages that are broken, or are found where the environment says: told before a run, or by its end.
+
+use crate::command::{check, config, output, run, steps};
+use crate::venv;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const CLASSIC: &str = "python_classic.toml";
+
+/// A package whose `step` has this body.
+fn package(dir: &Path, name: &str, step: &str) -> PathBuf {
+    let path = dir.join(name);
+    let text = format!(
+        "class Task:\n    def initial_observation(self):\n        return 'Say a word.'\n\n    def step(self, action):\n        \
+         {step}\n\n\ndef load_environment():\n    return Task()\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+const RAISES: &str = "raise ValueError('the judge has no key')";
+
+/// Sets the classic example to another package.
+fn sets(id: &str) -> [String; 4] {
+    ["--set".into(), format!("env.id={id}"), "--set".into(), "env.args={}".into()]
+}
+
+fn checked(id: &str, extra: &[&str]) -> (Option<i32>, String, String) {
+    let sets = sets(id);
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    output(&mut check(&config(CLASSIC), &[&sets[..], extra].concat()))
+}
+
+#[test]
+fn check_plays_a_rollout_and_tells_what_broke_in_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = package(dir.path(), "broken.py", RAISES).display().to_string();
+    let (code, out, err) = checked(&broken, &[]);
+    assert_eq!(code, Some(2), "{out}");
+    for part in ["env.id", "ValueError: the judge has no key", "broken.py", "in step", "A stand-in answer"] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+    assert_eq!(checked(&broken, &["--offline"]).0, Some(0), "nothing is played");
+    let nan = package(dir.path(), "nan.py", "return {'reward': float('nan')}").display().to_string();
+    let (code, _, err) = checked(&nan, &[]);
+    assert_eq!(code, Some(2), "{err}");
+    let (code, _, err) = checked(&nan, &["--set", "env.on_bad_reward=zero"]);
+    assert_eq!(code, Some(0), "{err}");
+
+    let whole = package(dir.path(), "whole.py", "return {'reward': len(action) / 20}").display().to_string();
+    let (code, out, err) = checked(&whole, &[]);
+    assert_eq!(code, Some(0), "{err}");
+    // The answer is cut at eight tokens, which are eight bytes.
+    assert!(out.contains("a rollout with a stand-in for the model earned 0.4"), "{out}");
+}
+
+#[test]
+fn a_run_in_which_every_reward_raises_ends_with_the_traceback_of_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = package(dir.path(), "broken.py", RAISES).display().to_string();
+    let sets = sets(&broken);
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let (code, out, err) = output(&mut run(&config(CLASSIC), &dir.path().join("run"), &sets));
+    assert_eq!(code, Some(1), "{out}\n{err}");
+    for part in [
+        "groups in a row failed in the environment's own code",
+        "ValueError: the judge has no key",
+        "in step",
+    ] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+}
+
+#[test]
+fn a_module_that_pythonpath_shows_is_found_by_everybody() {
+    let dir = tempfile::tempdir().unwrap();
+    package(dir.path(), "shown_by_the_path.py", "return {'reward': float(len(action))}");
+    let sets = sets("shown_by_the_path");
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let folder = dir.path().join("run");
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    doctor.arg("doctor").arg(config(CLASSIC)).args(&sets);
+    let commands = [
+        doctor,
+        check(&config(CLASSIC), &sets),
+        run(&config(CLASSIC), &folder, &[&sets[..], &["--max-steps", "1"]].concat()),
+    ];
+    for mut command in commands {
+        let (code, out, err) = output(command.env("PYTHONPATH", dir.path()));
+        assert_eq!(code, Some(0), "{command:?}: {out}\n{err}");
+        if command.get_args().next().is_some_and(|verb| verb == "doctor") {
+            let (code, out, _) = output(command.env_remove("PYTHONPATH"));
+            assert!(code == Some(1) && out.contains("finds no module of that name"), "{out}");
+        }
+    }
+    assert_eq!(steps(&folder), [1]);
+}
+
+/// Nobody listens at the proxy. The policy is asked on this machine, and never through it.
+#[test]
+fn a_proxy_is_not_asked_for_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let python = format!("env.python={}", venv::verifiers().display());
+    let mut command =
+        run(&config("python_verifiers.toml"), dir.path(), &["--max-steps", "1", "--set", &python]);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"] {
+        command.env(name, "http://127.0.0.1:9");
+    }
+    let (code, out, err) = output(command.env("no_proxy", "example.org").env_remove("NO_PROXY"));
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    assert_eq!(steps(dir.path()), [1]);
+}
+
+#[test]
+fn answers_longer_than_the_model_reads_are_shortened_and_that_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole =
+        package(dir.path(), "whole.py", "return {'reward': float(len(action))}").display().to_string();
+    let (code, out, err) = checked(&whole, &["--json", "--set", "trainer.args.max_new_tokens=8192"]);
+    assert_eq!(code, Some(0), "{err}");
+    let found: Value = serde_json::from_str(&out).unwrap();
+    let warnings = found["warnings"].to_string();
+    assert!(warnings.contains("8192") && warnings.contains("2048 tokens"), "{warnings}");
+    // 2 × 4 rollouts of half of what the model reads.
+    assert_eq!(found["tokens"]["sampled_at_most"], 8 * 1024);
+}
+
+#[test]
+fn an_answer_may_begin_with_a_hyphen_and_one_that_is_not_enough_says_so_in_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let score = |name: &str, step: &str| {
+        let id = package(dir.path(), name, step).display().to_string();
+        let args = ["envs", "score", &id, "--index", "0", "--model", "tiny-random", "--completion", "-1, 2"];
+        output(Command::new(env!("CARGO_BIN_EXE_minds-actors")).args(args))
+    };
+    let (code, out, err) = score("whole.py", "return {'reward': float(action == '-1, 2')}");
+    assert!(code == Some(0) && out.contains("reward   1"), "{out}\n{err}");
+    let goes_on = "return {'reward': 1.0, 'episode_done': False, 'next_observation': 'More.'}";
+    let (_, out, err) = score("turns.py", goes_on);
+    let line =
+        out.lines().find(|line| line.starts_with("no reward")).unwrap_or_else(|| panic!("{out}\n{err}"));
+    assert!(line.contains("which only a run does") && !out.contains("Traceback"), "{out}");
+}
