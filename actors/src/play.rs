@@ -3,9 +3,10 @@
 //! Nothing here knows groups, lanes or credits. A failure is always a cause in words, never a number.
 
 use crate::activity::{Activity, Work};
+use crate::clock::{Clock, Unhurried};
 use crate::kit::unpanicked;
 use crate::meters::Meters;
-use crate::parcels::Component;
+use crate::parcels::{Component, Failure};
 use crate::policy::Policy;
 use crate::retry::Retry;
 use minds_core::chat::{Message, Termination};
@@ -19,7 +20,7 @@ use rand::Rng;
 use std::sync::Arc;
 
 /// A sample, or why it cannot be trained.
-pub type Answer = Result<Sampled, String>;
+pub type Answer = Result<Sampled, Failure>;
 
 /// What is played: an item under a name that decides its seeds.
 #[derive(Clone, Copy)]
@@ -54,7 +55,7 @@ impl Player {
     ///
     /// # Errors
     /// The request failed as a whole. A sample that cannot be trained costs only its own member.
-    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), String> {
+    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), Failure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         let answers = self.answer(table, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
@@ -64,7 +65,7 @@ impl Player {
     ///
     /// # Errors
     /// The environment or a request failed.
-    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, String> {
+    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, Failure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         // Turns count from 1, and no episode has so many that it meets these.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
@@ -83,7 +84,7 @@ impl Player {
         member: u32,
         prompt: Arc<[Token]>,
         first: Sampled,
-    ) -> Result<Episode, String> {
+    ) -> Result<Episode, Failure> {
         let Table { component, item, key, group, policy } = table;
         let mut conversation = item.prompt.clone();
         let (mut prompt, mut answer) = (prompt, first);
@@ -101,7 +102,7 @@ impl Player {
             let reply = tokio::time::timeout(limit, reply)
                 .await
                 .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
-            match reply.map_err(|e| e.to_string())? {
+            match reply.map_err(|missing| Failure::from(&missing))? {
                 Reply::Done => break,
                 Reply::Continue(messages) => conversation.extend(messages),
             }
@@ -125,15 +126,18 @@ impl Player {
         episode: &Episode,
         oracle: &dyn Oracle,
     ) -> Result<Score, Missing> {
-        let scene = Scene { item, episode, renderer: &*component.renderer, oracle };
         let limit = component.score_timeout;
         let once = || async move {
             let _busy = self.activity.enter(Work::Scoring);
+            // What a reward asks of the service has limits of its own, and an outage is not the reward's fault.
+            let clock = Clock::default();
+            let oracle = Unhurried { oracle, clock: &clock };
+            let scene = Scene { item, episode, renderer: &*component.renderer, oracle: &oracle };
             let scoring = unpanicked(component.environment.score(scene));
-            match tokio::time::timeout(limit, scoring).await {
-                Ok(Ok(result)) => result,
-                Ok(Err(panic)) => Err(Missing::Environment(panic)),
-                Err(_) => Err(Missing::TimedOut(limit.as_secs())),
+            match clock.limit(limit, scoring).await {
+                Some(Ok(result)) => result,
+                Some(Err(panic)) => Err(Missing::Environment(panic)),
+                None => Err(Missing::TimedOut(limit.as_secs())),
             }
         };
         self.retry.run("score", once).await
@@ -146,16 +150,16 @@ impl Player {
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],
-    ) -> Result<Vec<Answer>, String> {
+    ) -> Result<Vec<Answer>, Failure> {
         let seed = seed(self.seed, table.group.0, stream);
         let params = SamplingParams { seed: Some(seed), ..table.component.sampling.clone() };
         let request = SampleRequest::new(prompt, count as usize, params);
         let busy = self.activity.enter(Work::Sampling);
         let response = self.retry.run("sample", || table.policy.sampler.sample(request.clone())).await;
         drop(busy);
-        let sequences = response.map_err(|e| e.to_string())?.sequences;
+        let sequences = response?.sequences;
         if sequences.len() != count as usize {
-            return Err(format!("{count} samples were asked for, {} came back", sequences.len()));
+            return Err(format!("{count} samples were asked for, {} came back", sequences.len()).into());
         }
         Ok(sequences.into_iter().map(check).collect())
     }
@@ -164,14 +168,13 @@ impl Player {
 fn check(sampled: Sampled) -> Answer {
     let Sampled { tokens, logprobs, .. } = &sampled;
     if tokens.is_empty() || tokens.len() != logprobs.len() {
-        return Err(format!(
-            "a sample of {} tokens came back with {} log-probs",
-            tokens.len(),
-            logprobs.len()
-        ));
+        let (tokens, logprobs) = (tokens.len(), logprobs.len());
+        return Err(format!("a sample of {tokens} tokens came back with {logprobs} log-probs").into());
     }
     match logprobs.iter().position(|lp| !lp.is_finite()) {
-        Some(at) => Err(format!("token {at} of a sample came back with the log-prob {}", logprobs[at])),
+        Some(at) => {
+            Err(format!("token {at} of a sample came back with the log-prob {}", logprobs[at]).into())
+        }
         None => Ok(sampled),
     }
 }

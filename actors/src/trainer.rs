@@ -299,7 +299,11 @@ impl Step {
                 },
                 Err(error) => {
                     gathered.refuse(&groups, &error);
-                    if matches!(error, BackendError::Lost(_)) {
+                    // Nobody knows whether a pass that was given up will still be carried out.
+                    if matches!(
+                        error,
+                        BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_)
+                    ) {
                         return gathered.give_up(&error);
                     }
                 }

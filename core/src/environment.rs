@@ -100,7 +100,10 @@ impl From<BackendError> for Missing {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
-            BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
+            BackendError::Unavailable(why) => Self::Service(why),
+            BackendError::TimedOut(why) | BackendError::Away(why) | BackendError::Lost(why) => {
+                Self::Away(why)
+            }
         }
     }
 }

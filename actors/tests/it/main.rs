@@ -9,6 +9,7 @@ mod groups;
 mod harness;
 mod kills;
 mod meters;
+mod outages;
 mod pace;
 mod reports;
 mod scoring;

@@ -8,6 +8,7 @@ use super::desk::Desk;
 use super::endpoint::Endpoint;
 use super::message::{Report, ToHost};
 use super::record::Counted;
+use super::unreachable;
 use super::worker::{Event, Worker};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use minds_core::backend::SamplingBackend;
@@ -120,7 +121,7 @@ impl Rollout<'_> {
                 "{why}; the environment then raised {}: {}",
                 error.r#type, error.message
             )),
-            None => Missing::Environment(error.told()),
+            None => unreachable::missing(&error),
         })?;
         let score = self.score(&report)?;
         let Counted { opening, turns } =
