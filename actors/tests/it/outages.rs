@@ -110,9 +110,10 @@ async fn a_reward_does_not_pay_for_the_time_that_its_queries_wait() {
 async fn a_reward_that_never_comes_is_waited_for_once() {
     local(async {
         let mut world = World::new(1, 0, 1);
+        world.group_size = 3;
         world.environment.judge = Box::new(|id, _| match id.member {
             0 => Judge::Never,
-            _ => Judge::Reward(1.0),
+            member => Judge::Reward(member as f32),
         });
         let mut run = world.start();
         run.end().await.unwrap();
