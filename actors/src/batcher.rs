@@ -11,7 +11,7 @@ mod patience;
 
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
 use crate::ledger::Verdict;
-use crate::parcels::{Batch, Judged, ReadyGroup};
+use crate::parcels::{Batch, Failure, Judged, ReadyGroup};
 use crate::policy::Policy;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
@@ -150,9 +150,13 @@ impl AdvantageBatcher {
         let building = async move { pool.run(move || complete.build(&options)).await };
         ctx.spawn(building.into_actor(self).map(move |built, stage, ctx| {
             stage.board.update(NAME, |s| s.busy -= 1);
-            match built.map_err(|e| e.to_string()).and_then(|b| b) {
+            match built.map_err(|e| e.to_string().into()).and_then(|built| built) {
                 Ok(ready) => stage.collect(ready, ctx),
-                Err(why) => {
+                Err(Failure { why, unanswered: true }) => {
+                    group.span.in_scope(|| warn!(%why, "no service for this group, its item comes again"));
+                    group.credit.settle(&Verdict::Unanswered(why));
+                }
+                Err(Failure { why, unanswered: false }) => {
                     group.span.in_scope(|| warn!(%why, "group failed"));
                     stage.board.update(NAME, |s| s.failed += 1);
                     group.credit.settle(&Verdict::Failed(why));

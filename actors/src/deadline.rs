@@ -72,7 +72,7 @@ async fn within<T>(
     let (request, asked) = (meters.enter(what), Instant::now());
     let result = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
         let (what, limit) = (what.name(), limit.as_secs());
-        Err(BackendError::Unavailable(format!("{what} was not answered within {limit} s")))
+        Err(BackendError::TimedOut(format!("{what} was not answered within {limit} s")))
     });
     request.ended(&result, asked.elapsed());
     result

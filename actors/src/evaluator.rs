@@ -10,7 +10,7 @@ use crate::activity::Activity;
 use crate::kit::unpanicked;
 use crate::meters::Meters;
 use crate::names;
-use crate::parcels::Component;
+use crate::parcels::{Component, Failure};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
 use crate::queries::Queries;
@@ -142,8 +142,9 @@ impl Evaluator {
     }
 
     async fn episode(&self, component: &Component, position: u64, policy: &Arc<Policy>) -> Option<Score> {
-        let result = unpanicked(self.score(component, position, policy)).await.and_then(|result| result);
-        result.map_err(|why| warn!(name = component.name, position, why, "an episode has no reward")).ok()
+        let result = unpanicked(self.score(component, position, policy)).await;
+        let result = result.map_err(Failure::from).and_then(|result| result);
+        result.map_err(|why| warn!(name = component.name, position, %why, "an episode has no reward")).ok()
     }
 
     async fn score(
@@ -151,7 +152,7 @@ impl Evaluator {
         component: &Component,
         position: u64,
         policy: &Arc<Policy>,
-    ) -> Result<Score, String> {
+    ) -> Result<Score, Failure> {
         let environment = &component.environment;
         let key =
             Schedule::of_one(self.player.seed, environment.items(), environment.strata()).item(position);
@@ -159,14 +160,14 @@ impl Evaluator {
         if let Some(conductor) = environment.conductor() {
             let id = EpisodeId { group: GroupId(position), member: 0 };
             let playing = self.player.perform(conductor, &item, id, 0, policy.clone());
-            return playing.await.map(|played| played.score).map_err(|missing| missing.to_string());
+            return playing.await.map(|played| played.score).map_err(|missing| (&missing).into());
         }
         let table = Table { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.player.open(table, 1).await?;
         let first = first.pop().ok_or("the service returned no sample")??;
         let episode = self.player.finish(table, 0, prompt, first).await?;
         let panel = self.bench.panel(policy, policy);
-        self.player.judge(component, &item, &episode, &panel).await.map_err(|e| e.to_string())
+        self.player.judge(component, &item, &episode, &panel).await.map_err(|missing| (&missing).into())
     }
 }
 

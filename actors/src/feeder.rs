@@ -1,7 +1,8 @@
 //! Opens groups while credits last.
 //!
 //! The item at a position is a function of seed and position alone, so what is opened never depends on timing. A
-//! position that was dropped comes again before new ones. No more groups are opened than the remaining steps can train.
+//! position that was dropped comes again before new ones. While no service answers, nothing is opened for a while. No
+//! more groups are opened than the remaining steps can train.
 
 use crate::kit::Outlet;
 use crate::ledger::{Counts, Ledger, Settled};
@@ -12,6 +13,7 @@ use minds_core::ids::GroupId;
 use minds_core::schedule::Schedule;
 use std::sync::Arc;
 use tokio::sync::watch;
+use tokio::time::sleep_until;
 use tracing::info_span;
 
 /// The first stage.
@@ -100,6 +102,13 @@ async fn feed(
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
             open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
+        }
+        while let Some(until) = ledger.paused_until() {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = sleep_until(until) => {}
+            }
         }
         let Some(id) = ledger.reopened().or_else(|| fresh.next()) else { return };
         if groups.send(Arc::new(open(id, &schedule, &components, &ledger))).await.is_err() {

@@ -4,16 +4,20 @@
 //! that carry it: a credit that is dropped without a verdict gives the verdict "failed: lost". So credits are
 //! conserved across errors, panics and cancellations by construction.
 
+mod postponed;
 mod tally;
 
 use crate::parcels::{Member, Spare};
 use minds_core::ids::{GroupId, PolicyVersion};
+use postponed::{Fate, Postponed};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 pub use tally::{Counts, Settled, count};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How a group ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +29,9 @@ pub enum Verdict {
     Filtered,
     /// It was too old. Its item comes again.
     Dropped,
+    /// A service could not answer; why. Its item comes again, and counts as dropped; as failed if that goes on for longer
+    /// than the run's limit.
+    Unanswered(String),
     /// Something went wrong; the first cause.
     Failed(String),
 }
@@ -38,7 +45,12 @@ pub struct Ledger {
     refused: Arc<AtomicU64>,
     /// Tokens that were sampled for nothing.
     discarded: Arc<Tokens<AtomicU64>>,
+    /// How long a group may go without an answer from a service.
+    unanswered_limit: Duration,
 }
+
+/// How long a group may go without an answer from a service, unless the run says otherwise.
+pub const UNANSWERED: Duration = Duration::from_secs(15 * 60);
 
 /// Tokens of rollouts that had their reward and were not trained, by the verdict on their group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +77,10 @@ struct Book {
     settled: Settled,
     /// Positions that are to be played once more.
     again: VecDeque<GroupId>,
+    /// Those that no service answered for.
+    postponed: Postponed,
+    /// Why not, the latest time.
+    last_unanswered: Option<String>,
     /// Groups that play or wait for their batch.
     stamped: BTreeMap<GroupId, Stamp>,
     /// Groups that are ready and not settled.
@@ -85,7 +101,14 @@ impl Ledger {
             counts: watch::Sender::new(Counts::default()),
             refused: Arc::default(),
             discarded: Arc::default(),
+            unanswered_limit: UNANSWERED,
         }
+    }
+
+    /// The same with another limit on how long a group may go without an answer from a service.
+    #[must_use]
+    pub fn with_unanswered_limit(self, unanswered_limit: Duration) -> Self {
+        Self { unanswered_limit, ..self }
     }
 
     /// Opens a group.
@@ -106,7 +129,22 @@ impl Ledger {
     /// A position that was dropped and is to be opened once more, the first one first.
     #[must_use]
     pub fn reopened(&self) -> Option<GroupId> {
-        self.lock().again.pop_front()
+        let mut book = self.lock();
+        book.again.pop_front().or_else(|| book.postponed.take())
+    }
+
+    /// Until when no group is to be opened: no service has answered for any of late.
+    #[must_use]
+    pub fn paused_until(&self) -> Option<Instant> {
+        self.lock().postponed.paused_until()
+    }
+
+    /// How long no group has come through because no service answered, and why, once that is longer than it may be.
+    #[must_use]
+    pub fn unanswered(&self) -> Option<(Duration, String)> {
+        let book = self.lock();
+        let lasts = book.postponed.lasts().filter(|lasts| *lasts >= self.unanswered_limit)?;
+        Some((lasts, book.last_unanswered.clone()?))
     }
 
     /// Notes that a batch was no optimizer step.
@@ -187,10 +225,20 @@ impl Ledger {
         let ready = credit.ready.load(Ordering::Acquire);
         let all_raised = !ready && credit.all_raised.load(Ordering::Acquire);
         let paid = credit.paid.load(Ordering::Relaxed);
+        let mut verdict = verdict;
+        let failed;
+        if let Verdict::Unanswered(why) = verdict {
+            let mut book = self.lock();
+            book.last_unanswered = Some(why.clone());
+            if book.postponed.add(group, self.unanswered_limit) == Fate::Failed {
+                failed = Verdict::Failed(why.clone());
+                verdict = &failed;
+            }
+        }
         let discarded = match verdict {
             Verdict::Trained => None,
             Verdict::Filtered => Some(&self.discarded.filtered),
-            Verdict::Dropped => Some(&self.discarded.dropped),
+            Verdict::Dropped | Verdict::Unanswered(_) => Some(&self.discarded.dropped),
             Verdict::Failed(_) => Some(&self.discarded.failed),
         };
         if let Some(discarded) = discarded {
@@ -200,7 +248,11 @@ impl Ledger {
             let mut book = self.lock();
             match verdict {
                 Verdict::Dropped => book.again.push_back(group),
-                _ => book.settled.insert(group.0),
+                Verdict::Unanswered(_) => {}
+                Verdict::Trained | Verdict::Filtered | Verdict::Failed(_) => book.settled.insert(group.0),
+            }
+            if !matches!(verdict, Verdict::Unanswered(_)) {
+                book.postponed.settled(group);
             }
             book.stamped.remove(&group);
             book.ready.remove(&group);
@@ -221,7 +273,7 @@ impl Ledger {
                 counts.filtered += 1;
                 counts.filtered_in_a_row += 1;
             }
-            Verdict::Dropped => counts.dropped += 1,
+            Verdict::Dropped | Verdict::Unanswered(_) => counts.dropped += 1,
             Verdict::Failed(_) => {
                 counts.failed += 1;
                 counts.failed_in_a_row += u64::from(!ready);
@@ -276,6 +328,7 @@ impl Credit {
             }
             book.ready.insert(self.group, members);
             book.first_raised = None;
+            book.postponed.answered();
         }
         self.ledger.counts.send_modify(|counts| {
             counts.failed_in_a_row = 0;

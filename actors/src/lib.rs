@@ -7,6 +7,7 @@
 pub mod activity;
 pub mod batcher;
 pub mod capacities;
+mod clock;
 pub mod deadline;
 pub mod evaluator;
 pub mod feeder;

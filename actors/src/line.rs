@@ -27,6 +27,7 @@ use minds_core::ids::PolicyVersion;
 use minds_core::schedule::{self, Schedule, ScheduleError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::error;
 
@@ -69,6 +70,9 @@ pub struct Options {
     /// Groups in which every reward may fail in the environment's own code, one after the other, before the run ends with
     /// an error.
     pub max_raised_in_a_row: u64,
+    /// How long groups may go without an answer from a service, one that a reward asks for example, before they count as
+    /// failed; if no other group comes through meanwhile, the run ends with an error.
+    pub unanswered: Duration,
     /// Groups without signal that may be replaced one after the other before the run ends with an error.
     pub max_replaced_in_a_row: u64,
     /// What to do when the service fails.
@@ -158,6 +162,8 @@ pub struct Line {
     observer: Observer,
     max_failed_in_a_row: u64,
     max_raised_in_a_row: u64,
+    /// Why the service was given up, once it was.
+    away: watch::Receiver<Option<String>>,
     /// No bound where they are not replaced.
     max_replaced_in_a_row: u64,
     /// Has adapters and states on the service that are not the run's.
@@ -201,7 +207,7 @@ impl Line {
 
         let board = Board::default();
         let activity = Activity::default();
-        let ledger = Ledger::new(start.settled.clone());
+        let ledger = Ledger::new(start.settled.clone()).with_unanswered_limit(options.unanswered);
         let mut skip = start.settled;
         let restored = restore(start.spares, &schedule, &components, &ledger, &mut skip);
         let (stop, stopping) = watch::channel(false);
@@ -209,7 +215,7 @@ impl Line {
         let (deadlines, meters) = (options.retry.deadlines, parts.meters);
         // Those of weight 0 are evaluated, which is not counted here.
         meters.begin(components.iter().filter(|c| c.weight > 0.0).map(|c| c.name.as_str()));
-        let service = &meters.service;
+        let (service, away) = (&meters.service, meters.service.away());
         let sampler = deadlines.sampler(parts.sampler, service);
         let training = deadlines.training(parts.training, service);
         let shelf = parts
@@ -345,6 +351,7 @@ impl Line {
             },
             max_failed_in_a_row: options.max_failed_in_a_row,
             max_raised_in_a_row: options.max_raised_in_a_row,
+            away,
             max_replaced_in_a_row: match options.batch.constant {
                 batcher::ConstantGroups::Replace => options.max_replaced_in_a_row,
                 batcher::ConstantGroups::Keep | batcher::ConstantGroups::Drop => u64::MAX,
@@ -367,8 +374,12 @@ impl Line {
         let failed = self.max_failed_in_a_row;
         let raised = self.max_raised_in_a_row;
         let replaced = self.max_replaced_in_a_row;
+        let ledger = self.observer.ledger.clone();
         let hopeless = |c: &Counts| {
-            c.failed_in_a_row >= failed || c.raised_in_a_row >= raised || c.filtered_in_a_row >= replaced
+            c.failed_in_a_row >= failed
+                || c.raised_in_a_row >= raised
+                || c.filtered_in_a_row >= replaced
+                || ledger.unanswered().is_some()
         };
         let event = loop {
             // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
@@ -395,6 +406,12 @@ impl Line {
                 },
                 Some(evaluation) = self.evaluations.recv() => break Event::Evaluated(evaluation),
                 why = broken(&mut self.stages) => break Event::Failed(why),
+                why = given_up(&mut self.away), if !self.giving_up => {
+                    // What else can be reached is used: the weights may still be saved.
+                    error!(%why, "giving up after the step under way");
+                    self.giving_up = true;
+                    self.end(Some(why));
+                }
                 _ = counts.wait_for(hopeless), if !self.giving_up => {
                     // The weights are good: they are saved before the run ends.
                     let why = self.too_many();
@@ -478,6 +495,10 @@ impl Line {
                  to learn from, the task is too easy or too hard"
             );
         }
+        if let Some((lasts, why)) = self.ledger().unanswered() {
+            let lasts = lasts.as_secs();
+            return format!("no group came through for {lasts} s because a service did not answer: {why}");
+        }
         match self.observer.ledger.failures() {
             Some((first, group, last)) if first == last => {
                 format!("{limit} groups in a row failed, the last was {group}: {last}")
@@ -512,6 +533,15 @@ fn restore(
         }
     }
     restored
+}
+
+/// Waits until the service is given up.
+async fn given_up(away: &mut watch::Receiver<Option<String>>) -> String {
+    let why = away.wait_for(Option::is_some).await.ok().and_then(|away| away.clone());
+    match why {
+        Some(why) => format!("the service is away: {why}"),
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits until a stage has panicked for good. Stages that end otherwise are taken off the list.

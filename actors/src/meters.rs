@@ -17,6 +17,7 @@ use prometheus::{
     exponential_buckets,
 };
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// How a rollout ends.
 const PLAYED: &str = "played";
@@ -54,6 +55,8 @@ pub struct Meters {
 /// What is counted of each request to the service, tries that failed included.
 #[derive(Clone)]
 pub struct ServiceMeters {
+    /// Why the service was given up, once it was.
+    away: watch::Sender<Option<String>>,
     seconds: HistogramVec,
     failures: IntCounterVec,
     in_flight: IntGaugeVec,
@@ -161,6 +164,7 @@ impl Default for Meters {
                 "Steps that left the weights as they were, for all rewards were equal within their groups.",
             ),
             service: ServiceMeters {
+                away: watch::Sender::new(None),
                 seconds: histograms(
                     "minds_service_request_seconds",
                     "Time from a request's submission, or from when its answer was first waited for, to its end.",
@@ -210,7 +214,7 @@ impl Meters {
             clipped,
             masked,
             unchanged,
-            service: ServiceMeters { seconds, failures, in_flight, empty },
+            service: ServiceMeters { seconds, failures, in_flight, empty, away: _ },
         } = self.clone();
         vec![
             Box::new(rollouts),
@@ -401,7 +405,7 @@ impl Operation {
 }
 
 /// All words of [`kind`].
-const KINDS: [&str; 4] = ["rejected", "unsupported", "unavailable", "lost"];
+const KINDS: [&str; 6] = ["rejected", "unsupported", "unavailable", "timed_out", "away", "lost"];
 
 /// What can be done about a failure, in a word.
 fn kind(error: &BackendError) -> &'static str {
@@ -409,11 +413,19 @@ fn kind(error: &BackendError) -> &'static str {
         BackendError::Rejected(_) => "rejected",
         BackendError::Unsupported(_) => "unsupported",
         BackendError::Unavailable(_) => "unavailable",
+        BackendError::TimedOut(_) => "timed_out",
+        BackendError::Away(_) => "away",
         BackendError::Lost(_) => "lost",
     }
 }
 
 impl ServiceMeters {
+    /// Turns to the cause when the service has been away for the longest that a request waits for it. All other requests
+    /// wait for the same service.
+    pub(crate) fn away(&self) -> watch::Receiver<Option<String>> {
+        self.away.subscribe()
+    }
+
     /// A request goes out; it has ended when the guard is asked to note its result, or is dropped.
     pub(crate) fn enter(&self, operation: Operation) -> Request {
         self.in_flight.with_label_values(&[operation.name()]).inc();
@@ -438,6 +450,13 @@ impl Request {
     pub(crate) fn ended<T>(&self, result: &Result<T, BackendError>, took: Duration) {
         let operation = self.operation.name();
         self.meters.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
+        if let Err(BackendError::Away(why)) = result {
+            self.meters.away.send_if_modified(|away| {
+                let first = away.is_none();
+                away.get_or_insert_with(|| why.clone());
+                first
+            });
+        }
         if let Err(error) = result {
             self.meters.failures.with_label_values(&[operation, kind(error)]).inc();
         }

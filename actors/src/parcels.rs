@@ -2,6 +2,7 @@
 
 use crate::ledger::Credit;
 use crate::policy::Policy;
+use minds_core::backend::BackendError;
 use minds_core::chat::Renderer;
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
@@ -54,6 +55,52 @@ pub struct Group {
     pub span: Span,
 }
 
+/// Why a rollout is missing from its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// In words.
+    pub why: String,
+    /// Whether a service could not answer: neither the rollout nor its environment explains it.
+    pub unanswered: bool,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self { why, unanswered: false }
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(why: &str) -> Self {
+        why.to_owned().into()
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        let unanswered = match &error {
+            BackendError::Rejected(_) | BackendError::Unsupported(_) => false,
+            BackendError::Unavailable(_)
+            | BackendError::TimedOut(_)
+            | BackendError::Away(_)
+            | BackendError::Lost(_) => true,
+        };
+        Self { why: error.to_string(), unanswered }
+    }
+}
+
+impl From<&Missing> for Failure {
+    fn from(missing: &Missing) -> Self {
+        Self { why: missing.to_string(), unanswered: missing.is_unanswered() }
+    }
+}
+
 /// Sampler → Scorer: a finished rollout, or why there is none.
 pub struct Played {
     /// The group it belongs to.
@@ -63,7 +110,7 @@ pub struct Played {
     /// The weights that played.
     pub policy: Arc<Policy>,
     /// The episode, or the cause of its failure.
-    pub outcome: Result<Episode, String>,
+    pub outcome: Result<Episode, Failure>,
     /// The verdict, where the environment plays by itself and so has judged already.
     pub judged: Option<Result<Score, Missing>>,
 }
@@ -89,7 +136,7 @@ pub struct Judged {
     /// Position in the group.
     pub member: u32,
     /// The rollout, or the cause of the failure.
-    pub outcome: Result<Scored, String>,
+    pub outcome: Result<Scored, Failure>,
 }
 
 /// One rollout of a group that is ready for training.

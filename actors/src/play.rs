@@ -7,9 +7,10 @@
 //! whose first prompt leaves none fails.
 
 use crate::activity::{Activity, Work};
+use crate::clock::{Clock, Unhurried};
 use crate::kit::unpanicked;
 use crate::meters::Meters;
-use crate::parcels::Component;
+use crate::parcels::{Component, Failure};
 use crate::policy::Policy;
 use crate::retry::Retry;
 use minds_core::chat::{Message, Termination};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use tracing::debug;
 
 /// A sample, or why it cannot be trained.
-pub type Answer = Result<Sampled, String>;
+pub type Answer = Result<Sampled, Failure>;
 
 /// What is played: an item under a name that decides its seeds.
 #[derive(Clone, Copy)]
@@ -59,7 +60,7 @@ impl Player {
     ///
     /// # Errors
     /// The request failed as a whole. A sample that cannot be trained costs only its own member.
-    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), String> {
+    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), Failure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         let answers = self.answer(table, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
@@ -69,7 +70,7 @@ impl Player {
     ///
     /// # Errors
     /// The environment or a request failed.
-    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, String> {
+    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, Failure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         // Turns count from 1, and no episode has so many that it meets these.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
@@ -88,7 +89,7 @@ impl Player {
         member: u32,
         prompt: Arc<[Token]>,
         first: Sampled,
-    ) -> Result<Episode, String> {
+    ) -> Result<Episode, Failure> {
         let Table { component, item, key, group, policy } = table;
         let mut conversation = item.prompt.clone();
         let (mut prompt, mut answer) = (prompt, first);
@@ -106,7 +107,7 @@ impl Player {
             let reply = tokio::time::timeout(limit, reply)
                 .await
                 .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
-            match reply.map_err(|e| e.to_string())? {
+            match reply.map_err(|missing| Failure::from(&missing))? {
                 Reply::Done => break,
                 Reply::Continue(messages) => conversation.extend(messages),
             }
@@ -135,15 +136,18 @@ impl Player {
         episode: &Episode,
         oracle: &dyn Oracle,
     ) -> Result<Score, Missing> {
-        let scene = Scene { item, episode, renderer: &*component.renderer, oracle };
         let limit = component.score_timeout;
         let once = || async move {
             let _busy = self.activity.enter(Work::Scoring);
+            // What a reward asks of the service has limits of its own, and an outage is not the reward's fault.
+            let clock = Clock::default();
+            let oracle = Unhurried { oracle, clock: &clock };
+            let scene = Scene { item, episode, renderer: &*component.renderer, oracle: &oracle };
             let scoring = unpanicked(component.environment.score(scene));
-            match tokio::time::timeout(limit, scoring).await {
-                Ok(Ok(result)) => result,
-                Ok(Err(panic)) => Err(Missing::Environment(panic)),
-                Err(_) => Err(Missing::TimedOut(limit.as_secs())),
+            match clock.limit(limit, scoring).await {
+                Some(Ok(result)) => result,
+                Some(Err(panic)) => Err(Missing::Environment(panic)),
+                None => Err(Missing::TimedOut(limit.as_secs())),
             }
         };
         self.retry.run("score", once).await
@@ -156,7 +160,7 @@ impl Player {
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],
-    ) -> Result<Vec<Answer>, String> {
+    ) -> Result<Vec<Answer>, Failure> {
         let seed = seed(self.seed, table.group.0, stream);
         let Component { sampling, context, .. } = table.component;
         let room = context.checked_sub(prompt.len()).filter(|room| *room > 0).ok_or_else(|| {
@@ -171,9 +175,9 @@ impl Player {
         let busy = self.activity.enter(Work::Sampling);
         let response = self.retry.run("sample", || table.policy.sampler.sample(request.clone())).await;
         drop(busy);
-        let sequences = response.map_err(|e| e.to_string())?.sequences;
+        let sequences = response?.sequences;
         if sequences.len() != count as usize {
-            return Err(format!("{count} samples were asked for, {} came back", sequences.len()));
+            return Err(format!("{count} samples were asked for, {} came back", sequences.len()).into());
         }
         Ok(sequences.into_iter().map(check).collect())
     }
@@ -182,7 +186,7 @@ impl Player {
 fn check(sampled: Sampled) -> Answer {
     match sampled.check() {
         Ok(()) => Ok(sampled),
-        Err(flaw) => Err(flaw.to_string()),
+        Err(flaw) => Err(flaw.to_string().into()),
     }
 }
 

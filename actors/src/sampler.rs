@@ -7,7 +7,7 @@
 //! Where it compares its members, all of them are played once more if one failed, and they leave together.
 
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
-use crate::parcels::{Group, Played};
+use crate::parcels::{Failure, Group, Played};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
 use crate::seats::{Outcome, left};
@@ -95,6 +95,9 @@ impl Sampler {
             let mut result = left(outcome).await;
             for again in 1..=self.replays {
                 let Err(why) = &result else { break };
+                if why.is_unanswered() {
+                    break; // the group comes back when the service does
+                }
                 warn!(member, %why, again, "plays a member once more");
                 let id = EpisodeId { group: group.id, member };
                 let playing = self.player.perform(conductor, &group.item, id, again, policy.clone());
@@ -124,6 +127,9 @@ impl Sampler {
                 best = results;
             }
             let Some(why) = best.iter().find_map(|result| result.as_ref().err()) else { break };
+            if best.iter().flat_map(|result| result.as_ref().err()).any(Missing::is_unanswered) {
+                break; // the group comes back when the service does
+            }
             if again < self.replays {
                 warn!(%why, again = again + 1, "plays a group once more: its members are compared");
             }
@@ -153,7 +159,7 @@ impl Sampler {
                 let id = EpisodeId { group: group.id, member };
                 (Ok(Episode { id, item: group.key, policy: policy.version, turns, opening }), Ok(score))
             }
-            Err(missing) => (Err(missing.to_string()), Err(missing)),
+            Err(missing) => (Err(Failure::from(&missing)), Err(missing)),
         };
         self.tell(group, member, policy, begun, outcome, Some(judged)).await;
     }
@@ -161,7 +167,7 @@ impl Sampler {
     async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>, begun: Instant) {
         let size = group.component.group_size.get();
         let opening = self.player.open(table(group, policy), size);
-        let (prompt, firsts) = match unpanicked(opening).await.and_then(|opened| opened) {
+        let (prompt, firsts) = match flat(unpanicked(opening).await) {
             Ok(opened) => opened,
             Err(why) => (Arc::default(), vec![Err(why); size as usize]),
         };
@@ -172,15 +178,18 @@ impl Sampler {
                 let mut outcome = match first {
                     Ok(first) => {
                         let playing = self.player.finish(table, member, prompt, first);
-                        unpanicked(playing).await.and_then(|episode| episode)
+                        flat(unpanicked(playing).await)
                     }
                     Err(why) => Err(why),
                 };
                 for again in 1..=self.replays {
                     let Err(why) = &outcome else { break };
-                    warn!(member, why, again, "plays a member once more");
+                    if why.unanswered {
+                        break; // the group comes back when the service does
+                    }
+                    warn!(member, %why, again, "plays a member once more");
                     let playing = self.player.replay(table, member, again);
-                    outcome = unpanicked(playing).await.and_then(|episode| episode);
+                    outcome = flat(unpanicked(playing).await);
                 }
                 self.tell(group, member, policy, begun, outcome, None).await;
             }
@@ -195,7 +204,7 @@ impl Sampler {
         member: u32,
         policy: &Arc<Policy>,
         begun: Instant,
-        outcome: Result<Episode, String>,
+        outcome: Result<Episode, Failure>,
         judged: Option<Result<Score, Missing>>,
     ) {
         self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
@@ -204,6 +213,11 @@ impl Sampler {
         // A refusal means that the run is over; dropping the last member gives the credit back.
         drop(self.episodes.send(Played { group, member, policy, outcome, judged }).await);
     }
+}
+
+/// A panic is a failure like any other.
+fn flat<T>(result: Result<Result<T, Failure>, String>) -> Result<T, Failure> {
+    result.map_err(Failure::from).and_then(|result| result)
 }
 
 fn table<'a>(group: &'a Group, policy: &'a Policy) -> Table<'a> {

@@ -352,7 +352,9 @@ impl Step {
             },
             Some(Err(error)) => {
                 gathered.refuse(&groups, &error);
-                if matches!(error, BackendError::Lost(_)) {
+                // The service may still carry out a pass that was given up.
+                if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
+                {
                     return gathered.give_up(&error);
                 }
             }

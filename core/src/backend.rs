@@ -31,16 +31,23 @@ pub enum BackendError {
     /// The service does not offer this.
     #[error("the service cannot do this: {0}")]
     Unsupported(String),
-    /// The service failed or is away: the same request may succeed later.
+    /// The service failed: the same request may succeed if it is sent again.
     #[error("the service failed: {0}")]
     Unavailable(String),
+    /// The service is there, and did not have the answer within the time that it may take. The request is not sent again
+    /// for that reason: a limit that is waited out several times is no limit.
+    #[error("the service took too long: {0}")]
+    TimedOut(String),
+    /// The service has not answered for the longest that is waited for it: give up.
+    #[error("the service is away: {0}")]
+    Away(String),
     /// The client, session or model is gone: give up.
     #[error("the service is lost: {0}")]
     Lost(String),
 }
 
 impl BackendError {
-    /// Whether the same request may succeed later.
+    /// Whether the same request may succeed if it is sent again now.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))

@@ -116,7 +116,9 @@ impl From<BackendError> for Missing {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
+            // What is lost may have been an adapter lent to one measurement: the next try gets another.
             BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
+            BackendError::TimedOut(why) | BackendError::Away(why) => Self::Away(why),
         }
     }
 }

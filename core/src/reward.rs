@@ -71,9 +71,12 @@ pub struct Score {
 #[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "why", rename_all = "snake_case")]
 pub enum Missing {
-    /// The service failed: the same scoring may succeed later.
+    /// A service that is needed failed: the same scoring may succeed if it is tried again.
     #[error("the service failed while scoring: {0}")]
     Service(String),
+    /// A service that is needed has not answered for the longest that is waited for it.
+    #[error("the service did not answer while scoring: {0}")]
+    Away(String),
     /// Scoring took longer than its limit.
     #[error("scoring took longer than {0} s")]
     TimedOut(u64),
@@ -92,21 +95,30 @@ pub enum Missing {
 }
 
 impl Missing {
-    /// Whether the same scoring may succeed later.
+    /// Whether the same scoring may succeed if it is tried again now. What has waited for its whole limit is not tried
+    /// again: a limit that is waited out several times is no limit.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Service(_) | Self::TimedOut(_))
+        matches!(self, Self::Service(_))
+    }
+
+    /// Whether a service could not answer: neither the episode nor its environment explains it, and the same item is worth
+    /// being played again later.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Service(_) | Self::Away(_))
     }
 
     /// All words of [`Self::name`].
-    pub const NAMES: [&'static str; 6] =
-        ["service", "timed_out", "environment", "unsupported", "budget", "not_finite"];
+    pub const NAMES: [&'static str; 7] =
+        ["service", "away", "timed_out", "environment", "unsupported", "budget", "not_finite"];
 
     /// The kind of cause in a word, for counting.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Service(_) => "service",
+            Self::Away(_) => "away",
             Self::TimedOut(_) => "timed_out",
             Self::Environment(_) => "environment",
             Self::Unsupported(_) => "unsupported",
@@ -115,11 +127,11 @@ impl Missing {
         }
     }
 
-    /// Whether the cause may lie in the episode itself, so that it deserves a look: neither the run's set-up nor its
-    /// limits explain it.
+    /// Whether the cause may lie in the episode itself, so that it deserves a look: neither the run's set-up, nor its
+    /// limits, nor a service that could not answer explain it.
     #[must_use]
     pub fn is_poison(&self) -> bool {
-        !matches!(self, Self::Unsupported(_) | Self::Budget(_))
+        !matches!(self, Self::Unsupported(_) | Self::Budget(_)) && !self.is_unanswered()
     }
 }
 
@@ -138,6 +150,7 @@ mod tests {
         let why = String::new;
         let causes = [
             Missing::Service(why()),
+            Missing::Away(why()),
             Missing::TimedOut(1),
             Missing::Environment(why()),
             Missing::Unsupported(why()),

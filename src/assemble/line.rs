@@ -198,6 +198,7 @@ pub fn options(plan: &RunPlan) -> Options {
         replays: plan.pace.replays,
         scorers: plan.scorers,
         restarts: 3,
+        unanswered: plan.give_up_after,
         max_failed_in_a_row: FAILED_BATCHES * plan.pace.groups_per_batch.get() as u64,
         max_raised_in_a_row: plan.pace.groups_per_batch.get().max(RAISED_GROUPS) as u64,
         max_replaced_in_a_row: REPLACED_BATCHES * plan.pace.groups_per_batch.get() as u64,
@@ -229,7 +230,8 @@ pub fn options(plan: &RunPlan) -> Options {
     }
 }
 
-/// How a failing service is tried again. Before the line gives a request up, the client has.
+/// How a failing service is tried again. A server's client has limits of its own, and what it gives up is not tried again;
+/// those of the line come into play if it does not keep them.
 #[must_use]
 pub fn retry(plan: &RunPlan) -> Retry {
     let usual = Deadlines::default();

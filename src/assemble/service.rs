@@ -143,7 +143,12 @@ fn connect(
         meters: meters.clone(),
         ..ClientOptions::new(server.base_url.clone())
     };
-    let model = RemoteOptions { base_model: plan.base_model.clone(), vocab, ..RemoteOptions::default() };
+    let model = RemoteOptions {
+        base_model: plan.base_model.clone(),
+        vocab,
+        any_model: server.any_model,
+        ..RemoteOptions::default()
+    };
     let service = match runtime.block_on(RemoteService::connect(&options, model)) {
         Err(error @ ClientError::Options(_)) => {
             return Err(plan.wrong("tinker.base_url", format!("is wrong: {error}"))).or_exit(Exit::Config);

@@ -62,6 +62,8 @@ pub struct ConfigFile {
 pub struct Run {
     /// Time after which it stops and saves.
     pub deadline: Option<String>,
+    /// How long groups may go without an answer from a service, one that a reward asks for example.
+    pub give_up_after: Option<String>,
 }
 
 /// `[log]`
@@ -213,6 +215,8 @@ pub struct Tinker {
     pub allow_insecure: Option<bool>,
     /// How long a server that does not answer is waited for.
     pub outage: Option<String>,
+    /// Whether the model need not be in the server's list.
+    pub any_model: Option<bool>,
 }
 
 impl std::fmt::Debug for Tinker {
@@ -223,6 +227,7 @@ impl std::fmt::Debug for Tinker {
             .field("api_key_env", &self.api_key_env)
             .field("allow_insecure", &self.allow_insecure)
             .field("outage", &self.outage)
+            .field("any_model", &self.any_model)
             .finish()
     }
 }

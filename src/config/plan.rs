@@ -22,6 +22,7 @@ use minds_core::optim::AdamParams;
 use minds_core::sampling::SamplingParams;
 use minds_environments::render;
 use minds_environments::worker::is_path;
+use minds_stages::ledger::UNANSWERED;
 use minds_stages::queries;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -58,6 +59,8 @@ pub struct RunPlan {
     pub estimator: Estimator,
     /// Time after which the run stops and saves.
     pub deadline: Option<Duration>,
+    /// How long groups may go without an answer from a service before that is a failure.
+    pub give_up_after: Duration,
     /// Whether event files are written for TensorBoard.
     pub tensorboard: bool,
     /// Steps between checkpoints; 0 for none but the last.
@@ -174,6 +177,7 @@ impl RunPlan {
         let eval_concurrency = super::at_least_one(file.eval.concurrency.unwrap_or(8))
             .map_err(|problem| bad("eval.concurrency", problem))?;
         let deadline = file.run.deadline.as_deref().map(time).transpose();
+        let give_up_after = file.run.give_up_after.as_deref().map(time).transpose();
         let state_ttl = trainer.state_ttl.as_deref().map(time).transpose();
         let plan = Self {
             stem: path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned()),
@@ -187,6 +191,9 @@ impl RunPlan {
             lora,
             estimator,
             deadline: deadline.map_err(|problem| bad("run.deadline", problem))?,
+            give_up_after: give_up_after
+                .map_err(|problem| bad("run.give_up_after", problem))?
+                .unwrap_or(UNANSWERED),
             tensorboard: file.log.tensorboard.unwrap_or(true),
             save_every,
             keep_states: keep_states(trainer.keep_states.unwrap_or(0))

@@ -224,7 +224,7 @@ mod tests {
                 "in [[envs]]; did you mean `weight`?",
             ),
             ("[simulate.sample]\nmaen = 1", "simulate.sample.maen", "did you mean `mean`?"),
-            ("[run]\nqqqqqqqq = 1", "run.qqqqqqqq", "there are: deadline"),
+            ("[run]\nqqqqqqqq = 1", "run.qqqqqqqq", "there are: deadline, give_up_after"),
         ] {
             let (found, message) = complaint(text);
             assert_eq!(found, key, "{text}");

@@ -41,6 +41,8 @@ pub struct RemotePlan {
     pub allow_insecure: bool,
     /// Longest that a run waits for a server that does not answer.
     pub outage: Duration,
+    /// Whether the model need not be in the server's list.
+    pub any_model: bool,
 }
 
 /// The embedded engine's sizes.
@@ -65,8 +67,7 @@ impl ServicePlan {
         bad: &dyn Fn(&str, String) -> ConfigError,
     ) -> Result<Self, ConfigError> {
         let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
-        let from_env = || variables.get("TINKER_BASE_URL").filter(|url| !url.is_empty());
-        let base_url = written.or_else(from_env).unwrap_or_else(|| HOSTED_URL.into());
+        let base_url = written.unwrap_or_else(|| HOSTED_URL.into());
         if base_url == EMBEDDED {
             let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
             let some = |key: &str, value: Option<usize>, default: NonZeroUsize| {
@@ -107,6 +108,7 @@ impl ServicePlan {
         let outage =
             file.tinker.outage.as_deref().map(time).transpose().map_err(|p| bad("tinker.outage", p))?;
         let outage = outage.unwrap_or(OUTAGE);
-        Ok(Self::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure, outage }))
+        let any_model = file.tinker.any_model.unwrap_or(false);
+        Ok(Self::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure, outage, any_model }))
     }
 }

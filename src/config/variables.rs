@@ -2,7 +2,7 @@
 //!
 //! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores between the tables and the key. One that is empty counts as
 //! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone, unless one
-//! underscore too few is all that keeps them from being a key.
+//! underscore too few is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`.
 
 use super::error::ConfigError;
 use super::overrides::write;
@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 
 /// What every variable of a config begins with.
 const PREFIX: &str = "MINDS_";
+/// The variable of the official SDK for the service's address, and the key that it sets.
+const BASE_URL: (&str, [&str; 2]) = ("TINKER_BASE_URL", ["tinker", "base_url"]);
 /// The one key that is in no table.
 const OUTPUT_DIR: &str = "OUTPUT_DIR";
 
@@ -40,6 +42,14 @@ impl Variables {
     /// # Errors
     /// A variable that can set nothing.
     pub(super) fn apply(&self, table: &mut toml::Table, places: &mut Places) -> Result<(), ConfigError> {
+        // First, so that MINDS_TINKER__BASE_URL counts where both are set.
+        let (name, key) = BASE_URL;
+        if let Some(url) = self.get(name).filter(|url| !url.is_empty()) {
+            let place = format!("the variable {name}");
+            let fail = |message| ConfigError::Wrong { place: place.clone(), message, excerpt: None };
+            write(table, &key, &url).map_err(fail)?;
+            places.give(&key.join("."), place);
+        }
         for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
             if !rest.contains("__") && rest != OUTPUT_DIR && !is_meant_as_key(rest) {
@@ -116,6 +126,17 @@ mod tests {
         ]);
         let expected = "output_dir = 'outputs/x'\n[trainer]\nseed = 3\ngroups_per_batch = 8\nargs = { max_new_tokens = 64 }";
         assert_eq!(table.unwrap(), expected.parse().unwrap());
+    }
+
+    #[test]
+    fn the_variable_of_the_sdk_sets_the_service_and_the_one_of_the_key_counts_more() {
+        let url = |variables: &[(&str, &str)]| {
+            applied(variables).unwrap().get("tinker").map(|tinker| tinker["base_url"].to_string())
+        };
+        let sdk = ("TINKER_BASE_URL", "http://localhost:9");
+        assert_eq!(url(&[sdk]).as_deref(), Some("\"http://localhost:9\""));
+        assert_eq!(url(&[sdk, ("MINDS_TINKER__BASE_URL", "embedded")]).as_deref(), Some("\"embedded\""));
+        assert_eq!(url(&[("TINKER_BASE_URL", "")]), None);
     }
 
     #[test]

@@ -147,7 +147,7 @@ pub fn groups(source: &Source) -> Option<(u64, Vec<Fact>)> {
             fact("Opened", count(counts.opened), "groups"),
             share("Trained", counts.trained, "in a batch of the trainer"),
             share("Filtered", counts.filtered, "nothing to teach"),
-            share("Dropped", counts.dropped, "too old, played again"),
+            share("Dropped", counts.dropped, "too old or without an answer, played again"),
             share("Failed", counts.failed, "something went wrong"),
             share("In flight", counts.in_flight(), "when the state was saved"),
         ],
@@ -199,10 +199,7 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
             let threads = file.engine.threads.map(|threads| several(threads as u64, "thread"));
             ("embedded engine".into(), threads.unwrap_or_default())
         }
-        ServicePlan::Remote(remote) if file.tinker.base_url.is_some() => {
-            (remote.base_url.clone(), String::new())
-        }
-        ServicePlan::Remote(_) => ("as TINKER_BASE_URL said, else the hosted one".into(), String::new()),
+        ServicePlan::Remote(remote) => (remote.base_url.clone(), String::new()),
     };
     let environment = |env: &EnvPlan| match env.weight {
         0.0 => format!("{} (only evaluated)", env.name),

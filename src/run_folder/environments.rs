@@ -129,6 +129,7 @@ mod tests {
                     spares: Vec::new(),
                     counts: Counts::default(),
                     memories: BTreeMap::new(),
+                    gradient_norms: Vec::new(),
                 };
                 folder.keep(&saved).unwrap();
             }

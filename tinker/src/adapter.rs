@@ -33,6 +33,8 @@ pub struct RemoteOptions {
     pub vocab: Option<usize>,
     /// Whether `topk_prompt_logprobs` may be asked for. No server says so itself.
     pub topk_prompt_logprobs: bool,
+    /// Whether the model need not be in the server's list: some lists are not complete.
+    pub any_model: bool,
 }
 
 /// A base model on a Tinker server.
@@ -47,7 +49,7 @@ impl RemoteService {
     /// Connects, and asks what the server knows about the model.
     ///
     /// # Errors
-    /// No connection, or a server that has a list of models without this one.
+    /// No connection, or a server that has a list of models without this one. Entries without a name are no list.
     pub async fn connect(options: &ClientOptions, model: RemoteOptions) -> Result<Self, ClientError> {
         let client = Client::connect(options).await?;
         let offered = match client.capabilities().await {
@@ -57,11 +59,15 @@ impl RemoteService {
         };
         let named = |name: &str| offered.iter().find(|model| model.model_name.as_deref() == Some(name));
         let found = named(&model.base_model);
-        if found.is_none() && !offered.is_empty() {
-            let names: Vec<&str> = offered.iter().filter_map(|model| model.model_name.as_deref()).collect();
+        let names: Vec<&str> = offered.iter().filter_map(|model| model.model_name.as_deref()).collect();
+        if found.is_none() && !names.is_empty() && !model.any_model {
             return Err(ClientError::Rejected {
                 what: format!("the model {}", model.base_model),
-                detail: format!("{} serves {}", client.server(), names.join(", ")),
+                detail: format!(
+                    "{} serves {} (`tinker.any_model = true` asks it for others)",
+                    client.server(),
+                    names.join(", ")
+                ),
             });
         }
         let limits = Limits {

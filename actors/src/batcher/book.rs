@@ -1,7 +1,7 @@
 //! The books of the batcher: members by group, and complete groups by age. Pure.
 
 use super::{ConstantGroups, Options, Weighting};
-use crate::parcels::{Group, Judged, Member, ReadyGroup, Scored, Spare};
+use crate::parcels::{Failure, Group, Judged, Member, ReadyGroup, Scored, Spare};
 use minds_core::advantage::{Estimator, is_constant};
 use minds_core::ids::{GroupId, PolicyVersion};
 use minds_core::reward::Reward;
@@ -19,7 +19,7 @@ pub struct GroupBook {
     open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, Outcome>)>,
 }
 
-type Outcome = Result<Scored, String>;
+type Outcome = Result<Scored, Failure>;
 
 /// A group all of whose members have come back.
 pub struct Complete {
@@ -50,7 +50,7 @@ impl GroupBook {
 impl Complete {
     /// A group that an earlier part of the run had collected.
     pub fn restored(group: Arc<Group>, spare: &Spare) -> Self {
-        let lost = |member| (member, Err("it had failed before the run was interrupted".to_owned()));
+        let lost = |member| (member, Err("it had failed before the run was interrupted".into()));
         let mut members: BTreeMap<u32, Outcome> = (0..group.component.group_size.get()).map(lost).collect();
         for member in spare.members.iter() {
             let Member { episode, score, drift, .. } = member.clone();
@@ -62,8 +62,9 @@ impl Complete {
     /// Computes advantages and builds data.
     ///
     /// # Errors
-    /// Too few members have a reward, or an episode makes no datum. The first cause.
-    pub fn build(self, options: &Options) -> Result<ReadyGroup, String> {
+    /// Too few members have a reward, or an episode makes no datum. The first cause, or why a service did not answer if
+    /// there would have been enough members with those that it left without one.
+    pub fn build(self, options: &Options) -> Result<ReadyGroup, Failure> {
         let estimator = options.estimator;
         let Self { group, members } = self;
         let size = members.len();
@@ -77,9 +78,14 @@ impl Complete {
         }
         let needed = options.min_members.get().clamp(size.min(2), size);
         if judged.len() < needed {
-            let cause = missing.first().map_or("no member came back", String::as_str);
             let have = judged.len();
-            return Err(format!("{have} of {size} members have a reward, {needed} are needed: {cause}"));
+            let unanswered = missing.iter().filter(|failure| failure.unanswered).count();
+            let unanswered = have + unanswered >= needed;
+            let cause = missing.iter().find(|failure| failure.unanswered == unanswered);
+            let cause =
+                cause.or(missing.first()).map_or("no member came back", |failure| failure.why.as_str());
+            let why = format!("{have} of {size} members have a reward, {needed} are needed: {cause}");
+            return Err(Failure { why, unanswered });
         }
         let rewards: Vec<Reward> = judged.iter().map(|scored| scored.score.reward).collect();
         let advantages = estimator.advantages(&rewards);

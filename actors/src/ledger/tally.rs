@@ -31,7 +31,7 @@ pub struct Counts {
     pub trained: u64,
     /// Groups without signal.
     pub filtered: u64,
-    /// Groups dropped as stale.
+    /// Groups dropped as stale, or for which no service answered. Their items come again.
     pub dropped: u64,
     /// Groups that failed.
     pub failed: u64,

@@ -177,7 +177,10 @@ impl Closer {
         let probed = async { self.links.training.export_sampler(None).await?.sampler.logprobs(probe).await };
         match probed.await {
             Ok(logprobs) => logprobs.into_iter().flatten().all(f32::is_finite),
-            Err(error) => error.is_retryable(),
+            Err(error) => matches!(
+                error,
+                BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_)
+            ),
         }
     }
 

@@ -75,6 +75,7 @@ impl Gathered {
         fail(&self.groups, &refused(error));
         Outcome::Fatal(match error {
             BackendError::Lost(why) => format!("the training session is lost: {why}"),
+            BackendError::TimedOut(_) | BackendError::Away(_) => error.to_string(),
             other => format!("the optimizer's step failed: {other}"),
         })
     }

@@ -1,15 +1,17 @@
-//! Every wait on the service ends and says what it waited for.
+//! Every wait on the service ends, once, and says what it waited for.
 
 use crate::testkit::{World, local, seconds};
 
 #[tokio::test(start_paused = true)]
-async fn a_sample_that_never_comes_is_asked_again() {
+async fn a_sample_that_never_comes_is_waited_for_once_and_its_group_is_played_again() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.sampling.latency = Box::new(|n| seconds(if n == 0 { 1_000_000 } else { 1 }));
         let mut run = world.start();
         run.end().await.unwrap();
         assert!((run.elapsed() - 602.0).abs() < 0.1, "ten minutes, a pause, a second: {}", run.elapsed());
+        let counts = run.line.ledger().counts();
+        assert_eq!((counts.trained, counts.dropped, counts.failed), (1, 1, 0));
     })
     .await;
 }
@@ -19,8 +21,10 @@ async fn a_trainer_that_never_answers_ends_the_run_by_name() {
     local(async {
         let world = World::new(1, 0, 1);
         world.training.unplugged.send_replace(false);
-        let why = world.start().end().await.unwrap_err();
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
         assert!(why.contains("forward_backward was not answered within 1800 s"), "{why}");
+        assert!((run.elapsed() - 1800.0).abs() < 1.0, "the limit was waited out once: {}", run.elapsed());
 
         let mut world = World::new(1, 0, 1);
         world.training.export = seconds(1_000_000);

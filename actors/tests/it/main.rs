@@ -10,6 +10,7 @@ mod guards;
 mod harness;
 mod kills;
 mod meters;
+mod outages;
 mod pace;
 mod reports;
 mod scoring;

@@ -160,7 +160,7 @@ async fn a_shadow_that_never_answers_is_given_up_by_name() {
         script.unplugged.send_replace(false);
         let shadows = Shadows::start(1, script);
         let hung = shadows.measure().await;
-        assert!(matches!(&hung, Err(Missing::Service(why)) if why.contains("forward_backward")), "{hung:?}");
+        assert!(matches!(&hung, Err(Missing::Away(why)) if why.contains("forward_backward")), "{hung:?}");
     })
     .await;
 }

@@ -47,9 +47,10 @@ impl From<BackendError> for Refusal {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(detail) | BackendError::Unsupported(detail) => Self::bad(detail),
-            BackendError::Unavailable(detail) | BackendError::Lost(detail) => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-            }
+            BackendError::Unavailable(detail)
+            | BackendError::TimedOut(detail)
+            | BackendError::Away(detail)
+            | BackendError::Lost(detail) => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
         }
     }
 }
@@ -70,7 +71,10 @@ impl IntoResponse for Refusal {
 pub(super) fn failure(error: &BackendError) -> RequestFailed {
     let (error, category) = match error {
         BackendError::Rejected(text) | BackendError::Unsupported(text) => (text, FailureCategory::User),
-        BackendError::Unavailable(text) | BackendError::Lost(text) => (text, FailureCategory::Server),
+        BackendError::Unavailable(text)
+        | BackendError::TimedOut(text)
+        | BackendError::Away(text)
+        | BackendError::Lost(text) => (text, FailureCategory::Server),
     };
     RequestFailed { error: error.clone(), category }
 }

@@ -36,14 +36,17 @@ impl From<BackendError> for Refusal {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(_) | BackendError::Unsupported(_) => Self::Bad(error.to_string()),
-            BackendError::Unavailable(_) | BackendError::Lost(_) => Self::Failed(error.to_string()),
+            BackendError::Unavailable(_)
+            | BackendError::TimedOut(_)
+            | BackendError::Away(_)
+            | BackendError::Lost(_) => Self::Failed(error.to_string()),
         }
     }
 }
 
 impl From<Missing> for Refusal {
     fn from(missing: Missing) -> Self {
-        if missing.is_retryable() {
+        if missing.is_retryable() || missing.is_unanswered() {
             Self::Failed(missing.to_string())
         } else {
             Self::Bad(missing.to_string())

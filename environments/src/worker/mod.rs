@@ -25,6 +25,7 @@ mod record;
 mod replay;
 mod rollout;
 mod tools;
+mod unreachable;
 mod variety;
 mod voice;
 #[expect(clippy::module_inception, reason = "one worker is the heart of the folder of workers")]

@@ -9,6 +9,7 @@ use super::desk::Desk;
 use super::endpoint::Endpoint;
 use super::message::{Phase, Report, ToHost};
 use super::record::Counted;
+use super::unreachable;
 use super::worker::{Event, Worker};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -183,7 +184,7 @@ impl Rollout<'_> {
                 "{why}; the environment then raised {}: {}",
                 error.r#type, error.message
             )),
-            None => Missing::Environment(error.told()),
+            None => unreachable::missing(&error),
         })?;
         // A reward of nothing that counts is no reward, and why nothing does explains it.
         let Counted { opening, turns } =

@@ -25,13 +25,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of silence, not of the whole transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const CONFIG: &str = "config.json";
-const TEXT_FILES: [&str; 5] = [
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-];
+const TEXT_FILES: [&str; 5] =
+    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 const NETWORK_ADVICE: &str = "check the network, or set HF_ENDPOINT to a mirror that is reachable";
 
 /// Fetches the model and returns its snapshot folder.
@@ -42,7 +37,7 @@ pub(super) fn fetch(
     progress: &Progress,
 ) -> Result<(PathBuf, Origin), Failure> {
     progress(Step::Trying { way: format!("the hub, {name}"), total: None });
-    blocking(async {
+    blocking(|| async {
         let model = HubModel::find(name, root, endpoint).await?;
         let silent: Progress = std::sync::Arc::new(|_| ());
         model.download(|file| file == CONFIG, &silent).await?;
@@ -62,7 +57,7 @@ pub(super) fn fetch_text(
     progress: &Progress,
 ) -> Result<PathBuf, Failure> {
     progress(Step::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
-    blocking(async {
+    blocking(|| async {
         let model = HubModel::find(name, root, endpoint).await?;
         model.download(|file| TEXT_FILES.contains(&file), progress).await?;
         Ok(model.snapshot)
@@ -75,12 +70,17 @@ pub(super) fn forget(name: &str, root: &Path) {
 }
 
 /// Runs a transfer on a thread and a runtime of its own, since callers may be on a runtime that must not block.
-fn blocking<T: Send>(transfer: impl Future<Output = Result<T, Failure>> + Send) -> Result<T, Failure> {
+fn blocking<T, F>(transfer: impl FnOnce() -> F + Send) -> Result<T, Failure>
+where
+    T: Send,
+    F: Future<Output = Result<T, Failure>>,
+{
     std::thread::scope(|scope| {
         let transfer = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|e| Failure::Final(ModelError::io("start", Path::new("a runtime"), e)))?;
-            runtime.block_on(transfer)
+            let runtime =
+                runtime.map_err(|e| Failure::Final(ModelError::io("start", Path::new("a runtime"), e)))?;
+            runtime.block_on(transfer())
         });
         transfer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -122,8 +122,14 @@ impl<'a> HubModel<'a> {
             .map_err(|error| failed(&error))?;
         let endpoint = endpoint.unwrap_or(ENDPOINT).trim_end_matches('/');
         let folder = hub_folder(name, root);
-        let mut model =
-            Self { client, endpoint, name, commit: String::new(), files: Vec::new(), snapshot: PathBuf::new() };
+        let mut model = Self {
+            client,
+            endpoint,
+            name,
+            commit: String::new(),
+            files: Vec::new(),
+            snapshot: PathBuf::new(),
+        };
         let revision: Revision = model.ask("revision/main").await?;
         let is_commit = !revision.sha.is_empty() && revision.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_commit {
@@ -131,7 +137,8 @@ impl<'a> HubModel<'a> {
             return Err(Failure::Next(attempt("the hub", reason, NETWORK_ADVICE)));
         }
         let files: Vec<RemoteFile> = model.ask(&format!("tree/{}", revision.sha)).await?;
-        model.files = files.into_iter().filter(|file| file.kind == "file" && !file.path.contains('/')).collect();
+        model.files =
+            files.into_iter().filter(|file| file.kind == "file" && !file.path.contains('/')).collect();
         model.snapshot = folder.join("snapshots").join(&revision.sha);
         let refs = folder.join("refs");
         fs::create_dir_all(&model.snapshot).map_err(|error| disk(&model.snapshot, 0, error))?;
@@ -169,7 +176,12 @@ impl<'a> HubModel<'a> {
     }
 
     /// Continues the part that an earlier fetch left, if any, and renames it when it is whole.
-    async fn download_file(&self, file: &RemoteFile, path: &Path, received: &dyn Fn(u64)) -> Result<(), Failure> {
+    async fn download_file(
+        &self,
+        file: &RemoteFile,
+        path: &Path,
+        received: &dyn Fn(u64),
+    ) -> Result<(), Failure> {
         let part = path.with_file_name(format!("{}.part", file.path));
         let have = fs::metadata(&part).map_or(0, |found| found.len());
         let mut have = if have > file.size { 0 } else { have };
@@ -190,7 +202,11 @@ impl<'a> HubModel<'a> {
         }
         if have != file.size {
             let reason = format!("{} ended after {have} of {} bytes", file.path, file.size);
-            return Err(Failure::Next(attempt("the hub", reason, "run again, which continues where it ended")));
+            return Err(Failure::Next(attempt(
+                "the hub",
+                reason,
+                "run again, which continues where it ended",
+            )));
         }
         fs::rename(&part, path).map_err(|error| disk(path, 0, error))
     }

@@ -192,18 +192,24 @@ fn shadows_of_the_policy_have_its_shape_and_those_of_the_base_model_their_own() 
 }
 
 #[test]
-fn the_service_is_the_written_one_then_the_variables_then_the_hosted_one() {
+fn the_service_is_that_of_set_then_the_variables_then_the_file_then_the_hosted_one() {
     let url =
-        |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
+        |text: &str, sets: &[&str], vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), sets, vars)
+            .unwrap()
+            .service
         {
             ServicePlan::Remote(remote) => remote.base_url,
             ServicePlan::Embedded(_) => "embedded".into(),
         };
+    let file = "[tinker]\nbase_url = \"embedded\"";
     let vars = [("TINKER_BASE_URL", "http://localhost:9")];
-    assert_eq!(url("[tinker]\nbase_url = \"embedded\"", &vars), "embedded");
-    assert_eq!(url("", &vars), "http://localhost:9");
-    assert_eq!(url("", &[("TINKER_BASE_URL", "")]), HOSTED_URL);
-    assert_eq!(url("", &[]), HOSTED_URL);
+    assert_eq!(url(file, &["tinker.base_url=http://localhost:8"], &vars), "http://localhost:8");
+    assert_eq!(url(file, &[], &vars), "http://localhost:9");
+    assert_eq!(url(file, &[], &[("TINKER_BASE_URL", "")]), "embedded");
+    assert_eq!(url("", &[], &vars), "http://localhost:9");
+    assert_eq!(url("", &[], &[]), HOSTED_URL);
+    let error = plan(SMALL, &[], &[("TINKER_BASE_URL", "localhost:9")]).unwrap_err().to_string();
+    assert!(error.contains("the variable TINKER_BASE_URL") && error.contains("https://"), "{error}");
 }
 
 // H15: `api_key_env` was not passed on.

@@ -3,13 +3,14 @@
 use super::error::ClientError;
 use super::http::{Call, Reply, Transport};
 use super::limit::Limiter;
+use super::meters::operation;
 use super::options::{ClientOptions, Patience};
 use super::outage::{Outage, Turn};
-use super::retry::{Absent, Again, Attempts, Jitter, Verdict, judge};
+use super::retry::{Absent, Again, Attempts, Common, Jitter, Verdict, judge};
 use super::wire::{Wire, WireChoice};
 use crate::types::{
     CancelFutureRequest, ClientConfig, ClientConfigRequest, DynamicConfig, FailureCategory, FutureAnswer,
-    PROTOBUF, RetrieveFutureRequest,
+    PROTOBUF, Promise, RetrieveFutureRequest,
 };
 use bytes::Bytes;
 use rand::SeedableRng as _;
@@ -44,6 +45,16 @@ pub(super) struct Connection {
     cancels: bool,
     /// Set when the server says that the session is over.
     pub(super) ended: AtomicBool,
+}
+
+/// A request that the server has taken in.
+pub(super) struct Taken {
+    /// The name of its result.
+    pub(super) request_id: String,
+    /// The request, for when the server forgets its result.
+    pub(super) call: Call,
+    /// Whether it may have been taken in more than once: the answer to an earlier attempt was lost.
+    pub(super) unsure: bool,
 }
 
 /// A result as it came.
@@ -112,7 +123,7 @@ impl Connection {
 
     async fn exchange_key(&self) -> Result<(), ClientError> {
         let what = "the exchange of the key for a token";
-        let mut attempts = self.attempts(what, self.patience.submit);
+        let mut attempts = self.attempts(what, "auth/token", None);
         loop {
             let refusal = match self.transport.exchange_key().await {
                 Ok(None) => return Ok(()),
@@ -128,10 +139,17 @@ impl Connection {
         }
     }
 
-    pub(super) fn attempts<'a>(&'a self, what: &'a str, limit: Duration) -> Attempts<'a> {
+    /// A request to a path; `limit` bounds the time until its result is there.
+    pub(super) fn attempts<'a>(&'a self, what: &'a str, path: &str, limit: Option<Duration>) -> Attempts<'a> {
         let billing = self.config.billing_exception_max_pause_duration_sec;
-        let billing = Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600));
-        Attempts::new(what, &self.patience, &self.jitter, &self.transport.meters, limit, billing)
+        let common = Common {
+            patience: &self.patience,
+            jitter: &self.jitter,
+            meters: &self.transport.meters,
+            outage: &self.outage,
+            billing: Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600)),
+        };
+        Attempts::new(what, operation(path), common, limit)
     }
 
     /// Refuses to go on in a session that the server has ended.
@@ -164,10 +182,20 @@ impl Connection {
         call: Call,
         absent: Absent,
     ) -> Result<T, ClientError> {
-        let mut attempts = self.attempts(what, self.patience.submit);
-        let call = self.named(call);
+        let mut attempts = self.attempts(what, &call.path, None);
+        self.ask_with(what, &call, absent, &mut attempts).await
+    }
+
+    async fn ask_with<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        call: &Call,
+        absent: Absent,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<T, ClientError> {
+        let call = self.named(call.clone());
         loop {
-            let again = match self.once(what, &call, absent).await {
+            let again = match self.once(what, &call, absent, attempts).await {
                 Verdict::Good(reply) => match self.read(&reply) {
                     Ok(answer) => return Ok(answer),
                     Err(why) => Again::Unreadable(why),
@@ -180,6 +208,13 @@ impl Connection {
         }
     }
 
+    /// Sends a request whose answer names its result.
+    pub(super) async fn submit(&self, what: &str, call: Call, absent: Absent) -> Result<Taken, ClientError> {
+        let mut attempts = self.attempts(what, &call.path, None);
+        let promise: Promise = self.ask_with(what, &call, absent, &mut attempts).await?;
+        Ok(Taken { request_id: promise.request_id, call, unsure: attempts.unsure() })
+    }
+
     /// Reads an answer in JSON.
     pub(super) fn read<T: DeserializeOwned>(&self, reply: &Reply) -> Result<T, String> {
         // What does not fit is quoted in the error, whatever it is.
@@ -188,12 +223,18 @@ impl Connection {
 
     /// A request whose answer says nothing.
     pub(super) async fn tell(&self, what: &str, call: Call) -> Result<(), ClientError> {
-        let mut attempts = self.attempts(what, self.patience.submit);
+        let mut attempts = self.attempts(what, &call.path, None);
         let call = self.named(call);
+        let absent = if call.method == Method::DELETE { Absent::Deleted } else { Absent::Rejected };
         loop {
-            match self.once(what, &call, Absent::Rejected).await {
+            match self.once(what, &call, absent, &attempts).await {
                 Verdict::Good(_) => return Ok(()),
                 Verdict::Again(again) => attempts.again(again).await?,
+                // An earlier attempt, whose answer was lost, has deleted it.
+                Verdict::Gone(_) if absent == Absent::Deleted && attempts.unsure() => return Ok(()),
+                Verdict::Gone(why) if absent == Absent::Deleted => {
+                    return Err(ClientError::rejected(what, why));
+                }
                 Verdict::Gone(why) => return Err(ClientError::lost(what, why)),
                 Verdict::No(error) => return Err(error),
             }
@@ -201,14 +242,22 @@ impl Connection {
     }
 
     /// One attempt.
-    pub(super) async fn once(&self, what: &str, call: &Call, absent: Absent) -> Verdict {
-        judge(&self.transport, what, absent, self.send(call).await)
+    pub(super) async fn once(
+        &self,
+        what: &str,
+        call: &Call,
+        absent: Absent,
+        attempts: &Attempts<'_>,
+    ) -> Verdict {
+        let call = Call { timeout: attempts.timeout(call.timeout), ..call.clone() };
+        judge(&self.transport, what, absent, self.send(&call).await)
     }
 
     async fn send(&self, call: &Call) -> Result<Reply, String> {
+        let asked = Instant::now();
         let reply = self.transport.send(call).await;
         let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500);
-        match self.outage.note(answered) {
+        match self.outage.note(operation(&call.path), asked, answered) {
             None => {}
             Some(Turn::Silent(since)) => {
                 let why = match &reply {
@@ -251,12 +300,12 @@ impl Connection {
         limit: Duration,
         read: impl Fn(Payload) -> Result<T, String>,
     ) -> Result<T, NoResult> {
-        let mut attempts = self.attempts(what, limit).outages_aside();
+        let mut attempts = self.attempts(what, "retrieve_future", Some(limit));
         let (mut iteration, mut wrong, mut gone, mut metadata) = (0u64, 0, 0, true);
         loop {
             let asked = Instant::now();
             let ask = RetrieveFutureRequest { request_id: request_id.into(), allow_metadata_only: metadata };
-            let timeout = self.patience.poll.min(attempts.left()).max(Duration::from_millis(1));
+            let timeout = attempts.timeout(self.patience.poll);
             let mut call = Call::post("retrieve_future", encode(&ask), timeout)
                 .header("x-tinker-request-type", reqwest::header::HeaderValue::from_static(kind))
                 .header("x-tinker-request-iteration", reqwest::header::HeaderValue::from(iteration));
@@ -273,7 +322,7 @@ impl Connection {
                 self.pause_between_polls(&mut attempts, asked).await?;
                 continue;
             }
-            match judge(&self.transport, what, Absent::Lost, reply) {
+            match judge(&self.transport, what, Absent::Forgotten, reply) {
                 Verdict::Good(reply) if reply.protobuf => {
                     self.wire.lean(Wire::Protobuf);
                     match read(Payload::Protobuf(reply.body)) {
@@ -330,6 +379,31 @@ impl Connection {
                 }
                 Verdict::No(error) => return Err(NoResult::Error(error)),
             }
+        }
+    }
+
+    /// Waits for the result of a numbered request. If the server has forgotten it, the request is sent once more under its
+    /// number: a server that knows the number does not execute it again, and names the result that it still has, if any.
+    pub(super) async fn result<T>(
+        &self,
+        what: &str,
+        kind: &'static str,
+        taken: &Taken,
+        limit: Duration,
+        read: impl Fn(Payload) -> Result<T, String>,
+    ) -> Result<T, NoResult> {
+        let why = match self.retrieve(what, kind, &taken.request_id, limit, &read).await {
+            Err(NoResult::Gone(why)) => why,
+            result => return result,
+        };
+        match self.submit(what, taken.call.clone(), Absent::Lost).await {
+            Ok(again) if again.request_id != taken.request_id => {
+                tracing::warn!(what, why, "the server has forgotten a result, and has another name for it");
+                self.retrieve(what, kind, &again.request_id, limit, read).await
+            }
+            Ok(_) => Err(NoResult::Gone(why)),
+            Err(error @ ClientError::Away { .. }) => Err(NoResult::Error(error)),
+            Err(error) => Err(NoResult::Gone(format!("{why}; asked again: {error}"))),
         }
     }
 

@@ -52,8 +52,8 @@ pub enum ClientError {
         /// What is wrong with it.
         detail: String,
     },
-    /// A change of the model was taken in, and there is no telling whether it was carried out: go on from the last saved
-    /// state. To ask for it once more could carry it out twice.
+    /// There is no telling whether the request was carried out, and to ask for it once more could carry it out twice. If
+    /// it changes the model: resume from the last saved state.
     #[error("{what} may have been carried out or not: {detail}")]
     InDoubt {
         /// What was asked for.
@@ -61,12 +61,28 @@ pub enum ClientError {
         /// Why nobody knows.
         detail: String,
     },
-    /// No answer came in time, however often it was asked for: the same request may succeed later.
+    /// The server answers, and the result is not there after the time that it may take.
     #[error("waited {}s for {what}, which did not come in {attempts} attempts; the last one: {why}", waited.as_secs())]
     TimedOut {
         /// What was waited for.
         what: String,
         /// How long.
+        waited: Duration,
+        /// How often it was asked for.
+        attempts: u32,
+        /// What happened last.
+        why: String,
+    },
+    /// The server did not answer, or refused for load, for the longest that it is waited for. That limit is one for all
+    /// requests: whoever waits longer, waits twice.
+    #[error(
+        "{what}: the server has not answered for {}s, as long as it is waited for, in {attempts} attempts; the last one: {why}",
+        waited.as_secs()
+    )]
+    Away {
+        /// What was asked for.
+        what: String,
+        /// How long the server has not answered.
         waited: Duration,
         /// How often it was asked for.
         attempts: u32,
@@ -88,10 +104,26 @@ impl ClientError {
         Self::Rejected { what: what.into(), detail: detail.into() }
     }
 
+    /// Whether the server may or may not have what the request wanted to put into the order of its model: what follows
+    /// would run without it, so that nothing may follow.
+    pub(super) fn breaks_order(&self) -> bool {
+        match self {
+            Self::Failed { .. }
+            | Self::Unreadable { .. }
+            | Self::InDoubt { .. }
+            | Self::TimedOut { .. }
+            | Self::Away { .. }
+            | Self::Lost { .. } => true,
+            Self::Options(_) | Self::Denied { .. } | Self::Rejected { .. } | Self::Unsupported { .. } => {
+                false
+            }
+        }
+    }
+
     /// The same about a change of the model that the server had taken in.
     pub(super) fn of_a_change(self, what: &str) -> Self {
         match self {
-            Self::TimedOut { .. } | Self::Unreadable { .. } => {
+            Self::TimedOut { .. } | Self::Away { .. } | Self::Unreadable { .. } => {
                 Self::InDoubt { what: what.into(), detail: self.to_string() }
             }
             known => known,
@@ -109,9 +141,9 @@ impl From<ClientError> for BackendError {
         match error {
             ClientError::Options(_) | ClientError::Rejected { .. } => Self::Rejected(text),
             ClientError::Unsupported { .. } => Self::Unsupported(text),
-            ClientError::Failed { .. } | ClientError::TimedOut { .. } | ClientError::Unreadable { .. } => {
-                Self::Unavailable(text)
-            }
+            ClientError::Failed { .. } | ClientError::Unreadable { .. } => Self::Unavailable(text),
+            ClientError::TimedOut { .. } => Self::TimedOut(text),
+            ClientError::Away { .. } => Self::Away(text),
             ClientError::Denied { .. } | ClientError::Lost { .. } | ClientError::InDoubt { .. } => {
                 Self::Lost(text)
             }

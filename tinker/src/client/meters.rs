@@ -86,7 +86,7 @@ fn why(again: &Again) -> &'static str {
 }
 
 /// What a path asks for, without the names of runs and checkpoints in it.
-fn operation(path: &str) -> &'static str {
+pub(super) fn operation(path: &str) -> &'static str {
     const KNOWN: &[&str] = &[
         "asample",
         "cancel_future",

@@ -35,10 +35,10 @@ pub use wire::Wire;
 
 use crate::types::{
     CreateModelRequest, CreateModelResponse, CreateSessionRequest, CreateSessionResponse, GetInfoRequest,
-    GetInfoResponse, HeartbeatRequest, LoadWeightsRequest, LoraConfig, OptimizerConfig, Promise,
-    ServerCapabilities, WeightsInfoRequest, WeightsInfoResponse,
+    GetInfoResponse, HeartbeatRequest, LoadWeightsRequest, LoraConfig, OptimizerConfig, ServerCapabilities,
+    WeightsInfoRequest, WeightsInfoResponse,
 };
-use connection::{Connection, NoResult, Payload, SDK_VERSION, encode};
+use connection::{Connection, NoResult, Payload, SDK_VERSION, Taken, encode};
 use http::Call;
 use retry::Absent;
 use std::future::Future;
@@ -141,21 +141,24 @@ impl Client {
         lora: LoraConfig,
         limits: Limits,
     ) -> Result<Training, ClientError> {
-        let request = CreateModelRequest {
-            session_id: self.0.id.clone(),
-            model_seq_id: self.0.models.fetch_add(1, Ordering::Relaxed),
-            base_model: base_model.into(),
-            lora_config: Some(lora),
-            optimizer_config: Some(OptimizerConfig::default()),
-            ..CreateModelRequest::default()
-        };
-        let model: CreateModelResponse = self
-            .run(move |c| async move {
-                let what = "a new adapter";
-                let promise: Promise = c.post(what, "create_model", &request, Absent::Rejected).await?;
-                json_result(&c, what, "CreateModel", &promise.request_id, c.patience.training).await
+        let what = "a new adapter";
+        let make = || -> Answer<CreateModelResponse> {
+            let request = CreateModelRequest {
+                session_id: self.0.id.clone(),
+                model_seq_id: self.0.models.fetch_add(1, Ordering::Relaxed),
+                base_model: base_model.into(),
+                lora_config: Some(lora.clone()),
+                optimizer_config: Some(OptimizerConfig::default()),
+                ..CreateModelRequest::default()
+            };
+            let c = self.0.connection.clone();
+            Box::pin(async move {
+                let call = Call::post("create_model", encode(&request), c.patience.request);
+                let taken = c.submit(what, call, Absent::Rejected).await?;
+                json_result(&c, what, "CreateModel", &taken, c.patience.training).await
             })
-            .await?;
+        };
+        let model = anew(&self.0, make).await?;
         Ok(Training::start(self.0.clone(), model.model_id, limits))
     }
 
@@ -174,28 +177,30 @@ impl Client {
         if self.wire() == Wire::Json {
             return self.create_and_load(path, with_optimizer, limits).await;
         }
-        let model_seq_id = self.0.models.fetch_add(1, Ordering::Relaxed);
-        let request = LoadWeightsRequest {
-            session_id: Some(self.0.id.clone()),
-            model_seq_id: Some(model_seq_id),
-            path: path.into(),
-            optimizer: with_optimizer,
-            ..LoadWeightsRequest::default()
-        };
-        let model_id = format!("{}:train:{model_seq_id}", self.0.id);
-        let id = model_id.clone();
-        let loaded = self
-            .run(move |c| async move {
-                let promise: Promise = c.post(what, "load_weights", &request, Absent::Rejected).await?;
+        let load = || -> Answer<String> {
+            let model_seq_id = self.0.models.fetch_add(1, Ordering::Relaxed);
+            let request = LoadWeightsRequest {
+                session_id: Some(self.0.id.clone()),
+                model_seq_id: Some(model_seq_id),
+                path: path.into(),
+                optimizer: with_optimizer,
+                ..LoadWeightsRequest::default()
+            };
+            let model_id = format!("{}:train:{model_seq_id}", self.0.id);
+            let c = self.0.connection.clone();
+            Box::pin(async move {
+                let call = Call::post("load_weights", encode(&request), c.patience.request);
+                let taken = c.submit(what, call, Absent::Rejected).await?;
                 let _: serde_json::Value =
-                    json_result(&c, what, "LoadWeights", &promise.request_id, c.patience.training).await?;
+                    json_result(&c, what, "LoadWeights", &taken, c.patience.training).await?;
                 // Asks whether it is there under the name that follows from its number.
-                let ask = GetInfoRequest { model_id: id, ..GetInfoRequest::default() };
-                c.post::<GetInfoResponse>(what, "get_info", &ask, Absent::Rejected).await
+                let ask = GetInfoRequest { model_id: model_id.clone(), ..GetInfoRequest::default() };
+                c.post::<GetInfoResponse>(what, "get_info", &ask, Absent::Rejected).await?;
+                Ok(model_id)
             })
-            .await;
-        match loaded {
-            Ok(_) => Ok(Training::start(self.0.clone(), model_id, limits)),
+        };
+        match anew(&self.0, load).await {
+            Ok(model_id) => Ok(Training::start(self.0.clone(), model_id, limits)),
             // Servers of older SDKs want a model to load into.
             Err(ClientError::Rejected { .. }) => self.create_and_load(path, with_optimizer, limits).await,
             Err(error) => Err(error),
@@ -277,22 +282,48 @@ impl Session {
     }
 }
 
+/// Models and samplers that are made anew, under another number, when nobody knows whether they were made.
+const MADE_ANEW: u32 = 2;
+
+/// Makes a model or a sampler. If it is in doubt whether it was made, another one is made under another number: one that
+/// nobody uses changes nothing.
+async fn anew<T: Send + 'static>(session: &Session, make: impl Fn() -> Answer<T>) -> Result<T, ClientError> {
+    let mut again = 0;
+    loop {
+        match session.run(make()).await {
+            Err(ClientError::InDoubt { what, detail }) if again < MADE_ANEW => {
+                tracing::warn!(what, detail, "it is made anew");
+                again += 1;
+            }
+            made => return made,
+        }
+    }
+}
+
 /// Waits for a result that comes in JSON from every server.
 async fn json_result<T: serde::de::DeserializeOwned>(
     connection: &Connection,
     what: &str,
     kind: &'static str,
-    request_id: &str,
+    taken: &Taken,
     limit: Duration,
 ) -> Result<T, ClientError> {
     let read = |payload| match payload {
         Payload::Json(value) => serde_json::from_value(value).map_err(|e| e.to_string()),
         Payload::Protobuf(_) => Err("it came as protobuf, which has no form for it".into()),
     };
-    connection.retrieve(what, kind, request_id, limit, read).await.map_err(|error| match error {
-        NoResult::Gone(why) => ClientError::lost(what, why),
+    connection.result(what, kind, taken, limit, read).await.map_err(|error| no_result(what, error))
+}
+
+/// Why there is no result of a request that was taken in.
+fn no_result(what: &str, error: NoResult) -> ClientError {
+    match error {
+        NoResult::Gone(why) => {
+            let detail = format!("the server has forgotten its result: {why}");
+            ClientError::InDoubt { what: what.into(), detail }
+        }
         NoResult::Error(error) => error,
-    })
+    }
 }
 
 /// Tells the server that the session is in use, until either of them ends it.

@@ -62,8 +62,8 @@ pub struct Patience {
     pub request: Duration,
     /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
     pub poll: Duration,
-    /// For a server that does not answer: until a request is accepted, over all attempts, and on end while a result is
-    /// waited for.
+    /// For a server that does not answer, or refuses for load: on end, over all attempts, and counted once for all
+    /// requests that wait for it.
     pub submit: Duration,
     /// Until the result of a training request is there, the time without a server not counted.
     pub training: Duration,

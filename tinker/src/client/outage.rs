@@ -1,21 +1,31 @@
-//! Whether the server answers at all: told once when it has been silent for a while, and once when it is back.
+//! Since when the server has not answered, by kind of request: the one clock that an outage has.
 //!
-//! Requests wait for it on their own ([`super::retry`]); this is for the people who watch.
+//! A request that begins late in an outage does not wait longer than one that met its beginning. Requests of another kind
+//! that are answered do not end it: a server may serve its training and not its samplers. Once requests of one kind have
+//! been given up, those of every other kind are given up with their first failure, so that limits do not add up. A silence is logged once when
+//! it has lasted a while, and once when it is over.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Silence that is worth a word.
+/// Silence that is worth a log line.
 const NOTICE: Duration = Duration::from_secs(15);
 
-/// What is known of the server's silence.
+/// A failure so long after the one before is the beginning of another silence: requests that were failing have ended
+/// since, and nothing is known of the time between.
+const GAP: Duration = Duration::from_secs(180);
+
+/// The silences of a server that last.
 #[derive(Default)]
-pub(super) struct Outage(Mutex<Option<Silence>>);
+pub(super) struct Outage(Mutex<HashMap<&'static str, Silence>>);
 
 struct Silence {
     since: Instant,
+    latest: Instant,
     told: bool,
+    given_up: bool,
 }
 
 /// What is worth telling.
@@ -28,16 +38,21 @@ pub(super) enum Turn {
 }
 
 impl Outage {
-    /// Enters whether a request, whichever it was, met with an answer; says so if that is worth telling.
-    pub(super) fn note(&self, answered: bool) -> Option<Turn> {
-        let mut silence = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Enters whether a request of this kind, sent at `asked`, met with an answer; says so if that is worth telling.
+    pub(super) fn note(&self, operation: &'static str, asked: Instant, answered: bool) -> Option<Turn> {
+        let mut silences = self.lock();
         if answered {
-            return silence
-                .take()
+            return silences
+                .remove(operation)
                 .filter(|silence| silence.told)
                 .map(|silence| Turn::Back(silence.since.elapsed()));
         }
-        let silence = silence.get_or_insert_with(|| Silence { since: Instant::now(), told: false });
+        let begun = || Silence { since: asked, latest: asked, told: false, given_up: false };
+        let silence = silences.entry(operation).or_insert_with(begun);
+        if silence.latest.elapsed() > GAP {
+            *silence = begun();
+        }
+        silence.latest = Instant::now();
         let lasts = silence.since.elapsed();
         if silence.told || lasts < NOTICE {
             return None;
@@ -45,21 +60,79 @@ impl Outage {
         silence.told = true;
         Some(Turn::Silent(lasts))
     }
+
+    /// Since when no request of this kind has been answered; `None` if the latest was.
+    pub(super) fn since(&self, operation: &str) -> Option<Instant> {
+        self.lock().get(operation).map(|silence| silence.since)
+    }
+
+    /// Enters that a request of this kind was given up.
+    pub(super) fn give_up(&self, operation: &str) {
+        if let Some(silence) = self.lock().get_mut(operation) {
+            silence.given_up = true;
+        }
+    }
+
+    /// Whether requests have been given up, and none of their kind has been answered since.
+    pub(super) fn given_up(&self) -> bool {
+        self.lock().values().any(|silence| silence.given_up && silence.latest.elapsed() <= GAP)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, Silence>> {
+        // Each entry is complete in itself.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_silence_and_its_end_are_told_once_each_and_a_short_one_not_at_all() {
-        let outage = Outage::default();
+    async fn follow(outage: &Outage, operation: &'static str, answers: &[bool]) -> Vec<Turn> {
         let mut told = Vec::new();
-        // Asked every 10 s: silent from 0 to 10, and from 30 to 90.
-        for answered in [false, false, true, false, false, false, false, false, false, true, true] {
-            told.extend(outage.note(answered));
+        // Asked every 10 s, and answered at once.
+        for answered in answers {
+            told.extend(outage.note(operation, Instant::now(), *answered));
             tokio::time::advance(Duration::from_secs(10)).await;
         }
+        told
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_and_its_end_are_told_once_each_and_a_short_one_not_at_all() {
+        // Silent from 0 to 10, and from 30 to 90.
+        let answers = [false, false, true, false, false, false, false, false, false, true, true];
+        let told = follow(&Outage::default(), "asample", &answers).await;
         assert_eq!(told, [Turn::Silent(Duration::from_secs(20)), Turn::Back(Duration::from_secs(60))]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_is_over_when_a_request_of_its_own_kind_is_answered() {
+        let (outage, begun) = (Outage::default(), Instant::now());
+        follow(&outage, "asample", &[false; 3]).await;
+        follow(&outage, "optim_step", &[true; 3]).await;
+        assert_eq!(outage.since("asample"), Some(begun));
+        assert_eq!(outage.since("optim_step"), None);
+        follow(&outage, "asample", &[true]).await;
+        assert_eq!(outage.since("asample"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_nothing_followed_for_long_does_not_count_toward_the_next_silence() {
+        let outage = Outage::default();
+        follow(&outage, "asample", &[false]).await;
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let again = Instant::now();
+        follow(&outage, "asample", &[false]).await;
+        assert_eq!(outage.since("asample"), Some(again));
+    }
+
+    /// The silence began when the request that met it was sent.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_hangs_was_silence_from_its_beginning() {
+        let (outage, asked) = (Outage::default(), Instant::now());
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(outage.note("asample", asked, false), Some(Turn::Silent(Duration::from_secs(60))));
+        assert_eq!(outage.since("asample"), Some(asked));
     }
 }

@@ -4,11 +4,11 @@
 //! until it is accepted, never two at a time; it does not wait for results. A request whose fate is unknown when patience
 //! ends breaks the order for good: what follows would run without it, so it is refused instead.
 
-use super::connection::Connection;
+use super::connection::{Connection, Taken};
 use super::error::ClientError;
 use super::http::Call;
 use super::pass::PassJob;
-use super::retry::{Absent, Again, Verdict, is_retryable};
+use super::retry::{Absent, Again, Attempts, Verdict};
 use super::wire::Wire;
 use crate::types::Promise;
 use bytes::Bytes;
@@ -21,11 +21,17 @@ pub(super) enum Job {
     /// A pass, perhaps in parts.
     Pass(PassJob),
     /// Anything that is one request in JSON, written once its number is known.
-    Json { path: &'static str, absent: Absent, body: Box<dyn FnOnce(i64) -> Bytes + Send> },
+    Json {
+        path: &'static str,
+        absent: Absent,
+        /// Whether the model is another one after it.
+        changes: bool,
+        body: Box<dyn FnOnce(i64) -> Bytes + Send>,
+    },
 }
 
-/// The names of results, one per part.
-pub(super) type Accepted = Result<Vec<String>, ClientError>;
+/// The requests as the server has taken them in, one per part.
+pub(super) type Accepted = Result<Vec<Taken>, ClientError>;
 
 struct Entry {
     what: String,
@@ -67,6 +73,7 @@ struct Sending {
 impl Sending {
     async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Entry>) {
         while let Some(Entry { what, job, accepted }) = inbox.recv().await {
+            let changes = !matches!(job, Job::Json { changes: false, .. });
             let result = match &self.broken {
                 Some(why) => Err(ClientError::lost(&what, format!("the order of requests is broken: {why}"))),
                 None => match self.connection.check_alive(&what) {
@@ -74,8 +81,10 @@ impl Sending {
                     Err(error) => Err(error),
                 },
             };
+            // Whether weights were saved or not is the same to what follows.
             if let Err(error) = &result
-                && (is_retryable(error) || matches!(error, ClientError::Lost { .. }))
+                && error.breaks_order()
+                && (changes || !matches!(error, ClientError::InDoubt { .. }))
             {
                 self.broken.get_or_insert_with(|| error.to_string());
             }
@@ -88,11 +97,10 @@ impl Sending {
 
     async fn send(&mut self, what: &str, job: Job) -> Accepted {
         match job {
-            Job::Json { path, absent, body } => {
+            Job::Json { path, absent, body, .. } => {
                 let body = body(i64::from(self.number()));
                 let call = Call::post(path, body, self.connection.patience.request);
-                let promise: Promise = self.connection.ask(what, call, absent).await?;
-                Ok(vec![promise.request_id])
+                Ok(vec![self.connection.submit(what, call, absent).await?])
             }
             Job::Pass(pass) => {
                 let mut ids = Vec::new();
@@ -119,12 +127,12 @@ impl Sending {
         pass: &PassJob,
         part: Range<usize>,
         seq_id: i32,
-    ) -> Result<String, ClientError> {
-        let mut attempts = self.connection.attempts(what, self.connection.patience.submit);
+    ) -> Result<Taken, ClientError> {
+        let mut attempts = self.connection.attempts(what, "forward_backward", None);
         let part = Part { what, pass, range: part, seq_id };
         loop {
-            match self.try_wires(&part).await {
-                Ok(request_id) => return Ok(request_id),
+            match self.try_wires(&part, &attempts).await {
+                Ok((request_id, call)) => return Ok(Taken { request_id, call, unsure: attempts.unsure() }),
                 Err(Refusal::No(error)) => return Err(error),
                 Err(Refusal::Again(again)) => attempts.again(again).await?,
             }
@@ -133,14 +141,14 @@ impl Sending {
 
     /// One attempt on the wire that the server speaks; while that is a guess, the other one is tried too. Should both
     /// be refused, the likelier one knows why.
-    async fn try_wires(&self, part: &Part<'_>) -> Result<String, Refusal> {
+    async fn try_wires(&self, part: &Part<'_>, attempts: &Attempts<'_>) -> Result<(String, Call), Refusal> {
         let (wire, other) = self.connection.wire.candidates();
-        let refusal = match self.try_wire(part, wire).await {
-            Ok(request_id) => return Ok(request_id),
+        let refusal = match self.try_wire(part, wire, attempts).await {
+            Ok(taken) => return Ok(taken),
             Err(refusal) => refusal,
         };
         match other {
-            Some(other) if refusal.may_be_the_wire() => match self.try_wire(part, other).await {
+            Some(other) if refusal.may_be_the_wire() => match self.try_wire(part, other, attempts).await {
                 Err(Refusal::No(_)) => Err(refusal),
                 Err(again) => {
                     // It is still open whether this wire is the right one, so it is the first to be tried next time. Second
@@ -154,17 +162,22 @@ impl Sending {
         }
     }
 
-    async fn try_wire(&self, part: &Part<'_>, wire: Wire) -> Result<String, Refusal> {
+    async fn try_wire(
+        &self,
+        part: &Part<'_>,
+        wire: Wire,
+        attempts: &Attempts<'_>,
+    ) -> Result<(String, Call), Refusal> {
         let Part { what, pass, range, seq_id } = part;
         let connection = &self.connection;
         let call =
             pass.call(connection, &self.model_id, range.clone(), *seq_id, wire).map_err(Refusal::No)?;
-        match connection.once(what, &connection.named(call), Absent::Lost).await {
+        match connection.once(what, &connection.named(call.clone()), Absent::Lost, attempts).await {
             Verdict::Good(reply) => {
                 let promise: Promise =
                     connection.read(&reply).map_err(|why| Refusal::Again(Again::Unreadable(why)))?;
                 connection.wire.settle(wire);
-                Ok(promise.request_id)
+                Ok((promise.request_id, call))
             }
             Verdict::Again(again) => Err(Refusal::Again(again)),
             Verdict::Gone(why) => Err(Refusal::No(ClientError::lost(what, why))),

@@ -92,7 +92,10 @@ impl Client {
             .await;
         match ended {
             Err(
-                ClientError::Unsupported { .. } | ClientError::Rejected { .. } | ClientError::Lost { .. },
+                ClientError::Unsupported { .. }
+                | ClientError::Rejected { .. }
+                | ClientError::InDoubt { .. }
+                | ClientError::Lost { .. },
             ) => Ok(()),
             other => other,
         }

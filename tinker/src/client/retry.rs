@@ -2,13 +2,16 @@
 //!
 //! A request carries its own identity (a `seq_id`, or the number of a model or sampler in its session), so asking
 //! again is safe even when only the answer was lost. Errors of the caller are never asked again.
+//!
+//! A server that does not answer has one clock ([`Outage`]) and one limit ([`Patience::submit`]), however many requests
+//! wait for it: all of them are given up when it runs out, and those that begin later with their first failure.
 
 use super::error::ClientError;
 use super::http::{Reply, Transport};
 use super::meters::Meters;
 use super::options::Patience;
+use super::outage::Outage;
 use crate::types::ErrorBody;
-use minds_core::backend::BackendError;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
@@ -29,6 +32,10 @@ pub(super) enum Absent {
     Rejected,
     /// What the client itself had made is gone.
     Lost,
+    /// What was to be deleted may have been, by an earlier attempt.
+    Deleted,
+    /// The server has forgotten a result.
+    Forgotten,
 }
 
 /// Why to ask again.
@@ -77,8 +84,10 @@ pub(super) fn judge(
     match (status, reply.should_retry) {
         (401 | 403, _) => Verdict::No(ClientError::Denied { what, status, detail }),
         (402, _) => Verdict::Again(Again::Billing(told)),
+        (404, _) if absent == Absent::Forgotten => Verdict::Gone(told),
         (404 | 405, _) if is_no_route(&reply) => Verdict::No(ClientError::Unsupported { what, detail: told }),
         (404, _) if absent == Absent::Lost => Verdict::No(ClientError::Lost { what, detail: told }),
+        (404, _) if absent == Absent::Deleted => Verdict::Gone(told),
         (410, _) => Verdict::Gone(told),
         (501, _) => Verdict::No(ClientError::Unsupported { what, detail: told }),
         // The proxies in front of servers answer like this; a server's own refusal has words.
@@ -133,107 +142,121 @@ impl Jitter {
     }
 }
 
-/// Whether the time in which a server does not answer counts.
-enum Outages {
-    /// It does: it is what the limit is for.
-    Count,
-    /// It does not, but each stretch of it has a limit of its own.
-    Aside {
-        /// Since when there has been no answer.
-        since: Option<Instant>,
-        /// How long earlier stretches were.
-        past: Duration,
-    },
+/// Shortest time that an attempt is given, however little is left.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// What all requests to a server have in common.
+pub(super) struct Common<'a> {
+    pub(super) patience: &'a Patience,
+    pub(super) jitter: &'a Jitter,
+    pub(super) meters: &'a Meters,
+    pub(super) outage: &'a Outage,
+    /// Longest wait for a payment.
+    pub(super) billing: Duration,
 }
 
 /// One request over all its attempts: how often it was asked, how long to pause, when to give up.
 pub(super) struct Attempts<'a> {
     what: &'a str,
-    patience: &'a Patience,
-    jitter: &'a Jitter,
-    meters: &'a Meters,
+    /// The kind of request, as an outage is counted by it.
+    operation: &'static str,
+    common: Common<'a>,
     begun: Instant,
-    limit: Duration,
+    /// How long a result may take, the time without a server not counted. A request that waits to be accepted has no
+    /// limit of its own.
+    limit: Option<Duration>,
     /// Time spent waiting for payment does not count.
     billing: Duration,
-    billing_limit: Duration,
-    outages: Outages,
+    /// Since when this request has met with nothing but failures.
+    failing: Option<Instant>,
+    /// How long earlier stretches of failures were.
+    past: Duration,
     pause: Duration,
     asked: u32,
     conflicts: u32,
     unreadable: u32,
+    /// Whether an attempt may have been carried out although its answer did not come.
+    unsure: bool,
 }
 
 impl<'a> Attempts<'a> {
     pub(super) fn new(
         what: &'a str,
-        patience: &'a Patience,
-        jitter: &'a Jitter,
-        meters: &'a Meters,
-        limit: Duration,
-        billing_limit: Duration,
+        operation: &'static str,
+        common: Common<'a>,
+        limit: Option<Duration>,
     ) -> Self {
+        let pause = common.patience.backoff;
         Self {
             what,
-            patience,
-            jitter,
-            meters,
+            operation,
+            common,
             begun: Instant::now(),
             limit,
             billing: Duration::ZERO,
-            billing_limit,
-            outages: Outages::Count,
-            pause: patience.backoff,
+            failing: None,
+            past: Duration::ZERO,
+            pause,
             asked: 0,
             conflicts: 0,
             unreadable: 0,
+            unsure: false,
         }
     }
 
-    /// For a result: what takes long is limited, the server's absence is limited apart from that.
-    pub(super) fn outages_aside(mut self) -> Self {
-        self.outages = Outages::Aside { since: None, past: Duration::ZERO };
-        self
+    /// Time that is left: for a request that fails until the outage has lasted too long, else for its result.
+    pub(super) fn left(&self) -> Duration {
+        match self.limit {
+            Some(limit) if self.failing.is_none() => {
+                (limit + self.billing + self.past).saturating_sub(self.begun.elapsed())
+            }
+            _ if self.failing.is_some() && self.common.outage.given_up() => Duration::ZERO,
+            _ => self.common.patience.submit.saturating_sub(self.away()),
+        }
     }
 
-    /// Time that is left.
-    pub(super) fn left(&self) -> Duration {
-        let past = match self.outages {
-            Outages::Aside { since: Some(since), .. } => {
-                return self.patience.submit.saturating_sub(since.elapsed());
-            }
-            Outages::Aside { past, .. } => past,
-            Outages::Count => Duration::ZERO,
-        };
-        (self.limit + self.billing + past).saturating_sub(self.begun.elapsed())
+    /// How long this request has failed, or all of its kind.
+    fn away(&self) -> Duration {
+        let all = self.common.outage.since(self.operation);
+        self.failing.into_iter().chain(all).map(|since| since.elapsed()).max().unwrap_or_default()
+    }
+
+    /// How long the next attempt may take of what a request may take.
+    pub(super) fn timeout(&self, usual: Duration) -> Duration {
+        usual.min(self.left().max(SHORTEST))
+    }
+
+    /// Whether an attempt may have been carried out although its answer did not come.
+    pub(super) fn unsure(&self) -> bool {
+        self.unsure
     }
 
     /// Pauses before the next attempt, or says that there is none.
     pub(super) async fn again(&mut self, again: Again) -> Result<(), ClientError> {
         self.asked += 1;
-        self.meters.retry(&again);
-        if let (Again::Failed(_) | Again::Busy(..), Outages::Aside { since, .. }) =
-            (&again, &mut self.outages)
-        {
-            since.get_or_insert_with(Instant::now);
+        self.common.meters.retry(&again);
+        self.unsure |= matches!(again, Again::Failed(_) | Again::Unreadable(_));
+        if matches!(again, Again::Failed(_) | Again::Busy(..)) {
+            self.failing.get_or_insert_with(Instant::now);
         }
-        let grown = self.jitter.around(self.pause);
+        let grown = self.common.jitter.around(self.pause);
         let (why, pause) = match again {
             Again::Failed(why) => (why, grown),
             Again::Busy(why, after) => (why, after.map_or(grown, |after| after.max(grown))),
             Again::Billing(why) => {
-                self.billing += self.patience.billing_pause;
-                if self.billing > self.billing_limit {
+                let pause = self.common.patience.billing_pause;
+                self.billing += pause;
+                if self.billing > self.common.billing {
                     return Err(self.give_up(why));
                 }
                 tracing::warn!(what = self.what, why, "the server waits for a payment");
-                sleep(self.patience.billing_pause).await;
+                sleep(pause).await;
                 return Ok(());
             }
             Again::Conflict(why) => {
                 self.conflicts += 1;
                 if self.conflicts >= CONFLICTS {
-                    return Err(ClientError::rejected(self.what, why));
+                    return Err(self.conflict(why));
                 }
                 (why, grown)
             }
@@ -245,38 +268,49 @@ impl<'a> Attempts<'a> {
                 (why, grown)
             }
         };
-        if pause >= self.left() {
+        let left = self.left();
+        if left.is_zero() {
             return Err(self.give_up(why));
         }
+        // The last attempt is made when the time is over, not before.
+        let pause = pause.min(left);
         tracing::debug!(what = self.what, attempt = self.asked, ?pause, why, "asked again");
-        self.pause = (self.pause * 2).min(self.patience.longest_backoff);
+        self.pause = (self.pause * 2).min(self.common.patience.longest_backoff);
         sleep(pause).await;
         Ok(())
     }
 
     /// After a success in between, failures count anew.
     pub(super) fn progressed(&mut self) {
-        self.pause = self.patience.backoff;
-        if let Outages::Aside { since, past } = &mut self.outages
-            && let Some(since) = since.take()
-        {
-            *past += since.elapsed();
+        self.pause = self.common.patience.backoff;
+        if let Some(since) = self.failing.take() {
+            self.past += since.elapsed();
+        }
+    }
+
+    /// A conflict that stays: one with an earlier attempt whose answer was lost, or with somebody else's request.
+    fn conflict(&self, why: String) -> ClientError {
+        match self.unsure {
+            true => ClientError::InDoubt {
+                what: self.what.into(),
+                detail: format!(
+                    "the answer to an earlier attempt was lost, and now it meets a conflict: {why}"
+                ),
+            },
+            false => ClientError::rejected(self.what, why),
         }
     }
 
     pub(super) fn give_up(&self, why: String) -> ClientError {
-        ClientError::TimedOut {
-            what: self.what.into(),
-            waited: self.begun.elapsed(),
-            attempts: self.asked.max(1),
-            why,
+        let (what, attempts) = (self.what.to_owned(), self.asked.max(1));
+        match self.failing {
+            Some(_) => {
+                self.common.outage.give_up(self.operation);
+                ClientError::Away { what, waited: self.away(), attempts, why }
+            }
+            None => ClientError::TimedOut { what, waited: self.begun.elapsed(), attempts, why },
         }
     }
-}
-
-/// Whether asking again later, as a new request, makes sense.
-pub(super) fn is_retryable(error: &ClientError) -> bool {
-    BackendError::from(error.clone()).is_retryable()
 }
 
 #[cfg(test)]
@@ -284,40 +318,133 @@ mod tests {
     use super::*;
     use rand::SeedableRng as _;
 
-    fn away() -> Again {
-        Again::Failed("away".into())
+    const MINUTE: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    struct World {
+        patience: Patience,
+        jitter: Jitter,
+        meters: Meters,
+        outage: Outage,
     }
 
-    /// How long it is asked again before it is given up.
-    async fn given_up_after(attempts: &mut Attempts<'_>) -> Duration {
-        let begun = Instant::now();
-        while attempts.again(away()).await.is_ok() {}
-        begun.elapsed()
+    impl World {
+        fn new(submit: Duration) -> Self {
+            Self {
+                patience: Patience { submit, ..Patience::default() },
+                jitter: Jitter::new(ChaCha8Rng::seed_from_u64(0)),
+                meters: Meters::default(),
+                outage: Outage::default(),
+            }
+        }
+
+        fn attempts(&self, limit: Option<Duration>) -> Attempts<'_> {
+            let Self { patience, jitter, meters, outage } = self;
+            let common = Common { patience, jitter, meters, outage, billing: Duration::ZERO };
+            Attempts::new("sample", "asample", common, limit)
+        }
+
+        /// Nobody answers a request, which notes that.
+        async fn fail(&self, attempts: &mut Attempts<'_>) -> Result<(), ClientError> {
+            self.outage.note("asample", Instant::now(), false);
+            attempts.again(Again::Failed("away".into())).await
+        }
+
+        /// How long it is asked again before it is given up, and how that is told.
+        async fn given_up(&self, attempts: &mut Attempts<'_>) -> (Duration, ClientError) {
+            let begun = Instant::now();
+            loop {
+                if let Err(error) = self.fail(attempts).await {
+                    return (begun.elapsed(), error);
+                }
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_time_without_a_server_is_not_the_results_but_has_a_limit_of_its_own() {
-        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
-        let patience = Patience { submit: 2 * hour, ..Patience::default() };
-        let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(0));
-        let meters = Meters::default();
-        let attempts = || Attempts::new("sample", &patience, &jitter, &meters, 10 * minute, Duration::ZERO);
-
-        let mut result = attempts().outages_aside();
+        let world = World::new(2 * HOUR);
+        let mut result = world.attempts(Some(10 * MINUTE));
         let begun = Instant::now();
-        while begun.elapsed() < hour {
-            result.again(away()).await.unwrap();
+        while begun.elapsed() < HOUR {
+            world.fail(&mut result).await.unwrap();
         }
         result.progressed();
+        world.outage.note("asample", Instant::now(), true);
         // The server is there again, and all of the ten minutes are left.
-        assert_eq!(result.left(), 10 * minute);
-        sleep(9 * minute).await;
-        assert_eq!(result.left(), minute);
-        let silence = given_up_after(&mut result).await;
-        assert!(silence <= 2 * hour && silence > 2 * hour - minute, "{silence:?}");
+        assert_eq!(result.left(), 10 * MINUTE);
+        sleep(9 * MINUTE).await;
+        assert_eq!(result.left(), MINUTE);
+        let (silence, error) = world.given_up(&mut result).await;
+        assert_eq!(silence, 2 * HOUR);
+        assert!(matches!(error, ClientError::Away { .. }), "{error:?}");
+    }
 
-        // Without that, the ten minutes are for everything.
-        let silence = given_up_after(&mut attempts()).await;
-        assert!(silence <= 10 * minute && silence > 9 * minute, "{silence:?}");
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_a_server_as_long_as_the_limit_says_and_no_longer() {
+        for limit in [Duration::from_secs(10), MINUTE, 2 * HOUR] {
+            let world = World::new(limit);
+            let (silence, error) = world.given_up(&mut world.attempts(None)).await;
+            assert_eq!(silence, limit);
+            assert!(matches!(error, ClientError::Away { waited, .. } if waited == limit), "{error:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_has_one_clock_however_many_requests_wait() {
+        let world = World::new(HOUR);
+        let begun = Instant::now();
+        let mut first = world.attempts(None);
+        while begun.elapsed() < 50 * MINUTE {
+            world.fail(&mut first).await.unwrap();
+        }
+        // One that begins late has what is left, and one that begins after the end has nothing.
+        world.given_up(&mut world.attempts(None)).await;
+        assert_eq!(begun.elapsed(), HOUR);
+        let (silence, _) = world.given_up(&mut world.attempts(None)).await;
+        assert_eq!(silence, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_one_kind_of_request_was_given_up_no_other_kind_waits_for_the_same_server() {
+        let world = World::new(HOUR);
+        world.given_up(&mut world.attempts(None)).await;
+        let World { patience, jitter, meters, outage } = &world;
+        let common = Common { patience, jitter, meters, outage, billing: Duration::ZERO };
+        let mut save = Attempts::new("save", "save_weights", common, None);
+        let begun = Instant::now();
+        assert!(save.again(Again::Failed("away".into())).await.is_err());
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        // The server is back.
+        world.outage.note("asample", Instant::now(), true);
+        assert_eq!(world.given_up(&mut world.attempts(None)).await.0, HOUR);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_takes_no_longer_than_what_is_left_of_the_outage() {
+        let world = World::new(10 * Duration::from_secs(1));
+        let mut attempts = world.attempts(None);
+        assert_eq!(attempts.timeout(MINUTE), Duration::from_secs(10));
+        world.fail(&mut attempts).await.unwrap();
+        assert!(attempts.timeout(MINUTE) < Duration::from_secs(10));
+        assert_eq!(attempts.timeout(Duration::from_secs(2)), Duration::from_secs(2));
+        world.given_up(&mut attempts).await;
+        assert_eq!(attempts.timeout(MINUTE), SHORTEST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_is_in_doubt_only_if_an_answer_was_lost() {
+        let world = World::new(HOUR);
+        let conflict = async |attempts: &mut Attempts<'_>| loop {
+            if let Err(error) = attempts.again(Again::Conflict("it exists".into())).await {
+                return error;
+            }
+        };
+        let error = conflict(&mut world.attempts(None)).await;
+        assert!(matches!(error, ClientError::Rejected { .. }), "{error:?}");
+        let mut lost = world.attempts(None);
+        world.fail(&mut lost).await.unwrap();
+        let error = conflict(&mut lost).await;
+        assert!(matches!(error, ClientError::InDoubt { .. }), "{error:?}");
     }
 }

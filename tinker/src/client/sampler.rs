@@ -1,11 +1,11 @@
 //! Samples from one set of weights.
 
-use super::Session;
 use super::checks::{self, Limits};
 use super::connection::{Connection, NoResult, Payload, encode};
 use super::error::ClientError;
 use super::http::Call;
 use super::retry::{Absent, Again, Verdict};
+use super::{Answer, Session, anew};
 use crate::convert::{sample_request_to_wire, sample_response_from_json, sample_response_from_proto};
 use crate::types::{
     self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, Promise, numbers, proto,
@@ -44,19 +44,19 @@ impl Sampler {
         model_path: Option<String>,
         limits: Limits,
     ) -> Result<Self, ClientError> {
-        let request = CreateSamplingSessionRequest {
-            session_id: session.id.clone(),
-            sampling_session_seq_id: session.samplers.fetch_add(1, Ordering::Relaxed),
-            base_model,
-            model_path,
-            ..CreateSamplingSessionRequest::default()
+        let (what, path) = ("a sampler", "create_sampling_session");
+        let make = || -> Answer<CreateSamplingSessionResponse> {
+            let request = CreateSamplingSessionRequest {
+                session_id: session.id.clone(),
+                sampling_session_seq_id: session.samplers.fetch_add(1, Ordering::Relaxed),
+                base_model: base_model.clone(),
+                model_path: model_path.clone(),
+                ..CreateSamplingSessionRequest::default()
+            };
+            let connection = session.connection.clone();
+            Box::pin(async move { connection.post(what, path, &request, Absent::Rejected).await })
         };
-        let connection = session.connection.clone();
-        let work = async move {
-            let (what, path) = ("a sampler", "create_sampling_session");
-            connection.post::<CreateSamplingSessionResponse>(what, path, &request, Absent::Rejected).await
-        };
-        let answer = session.run(work).await?;
+        let answer = anew(&session, make).await?;
         Ok(Self::over(session, answer.sampling_session_id, limits))
     }
 
@@ -182,7 +182,15 @@ async fn fetch<T>(
         // The number is the request's identity: the same over all attempts, another one for a new draw.
         request.seq_id = Some(next.fetch_add(1, Ordering::Relaxed));
         let permit = connection.samples.acquire().await;
-        let (promise, permit) = submit(connection, what, &request, permit).await?;
+        let (promise, permit) = match submit(connection, what, &request, permit).await {
+            // It was drawn, and its result has no name here: another draw is as good.
+            Err(ClientError::InDoubt { detail, .. }) if resubmissions < RESUBMISSIONS => {
+                tracing::debug!(what, detail, "a sample is drawn anew");
+                resubmissions += 1;
+                continue;
+            }
+            submitted => submitted?,
+        };
         let mut guard = CancelOnDrop { connection, request_id: Some(promise.request_id.clone()) };
         let limit = connection.patience.sample;
         let result = connection.retrieve(what, "Sample", &promise.request_id, limit, &read).await;
@@ -213,9 +221,9 @@ async fn submit<'a>(
     let call = Call::post("asample", encode(request), connection.patience.request)
         .header("x-tinker-sampling-backpressure", HeaderValue::from_static("1"));
     let call = connection.named(call);
-    let mut attempts = connection.attempts(what, connection.patience.submit);
+    let mut attempts = connection.attempts(what, &call.path, None);
     loop {
-        let again = match connection.once(what, &call, Absent::Lost).await {
+        let again = match connection.once(what, &call, Absent::Lost, &attempts).await {
             Verdict::Good(reply) => match connection.read(&reply) {
                 Ok(promise) => {
                     permit.succeeded();

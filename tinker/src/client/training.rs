@@ -2,18 +2,19 @@
 
 use super::checks::{self, Limits};
 use super::chunks;
-use super::connection::{NoResult, Payload, encode};
+use super::connection::{Payload, encode};
 use super::error::ClientError;
+use super::http::Call;
 use super::pass::PassJob;
 use super::queue::{Accepted, Job, Queue};
 use super::retry::Absent;
 use super::sampler::Sampler;
-use super::{Answer, Session, json_result};
+use super::{Answer, Session, json_result, no_result};
 use crate::convert::{adam_to_wire, forward_from_json, forward_from_proto, loss_sum};
 use crate::types::{
-    GetInfoRequest, GetInfoResponse, LoadWeightsRequest, LoadWeightsResponse, OptimStepRequest,
-    OptimStepResponse, Promise, SaveWeightsForSamplerRequest, SaveWeightsForSamplerResponse,
-    SaveWeightsRequest, SaveWeightsResponse, UnloadModel, proto,
+    CheckpointKind, CheckpointPath, Checkpoints, GetInfoRequest, GetInfoResponse, LoadWeightsRequest,
+    LoadWeightsResponse, OptimStepRequest, OptimStepResponse, SaveWeightsForSamplerRequest,
+    SaveWeightsForSamplerResponse, SaveWeightsRequest, SaveWeightsResponse, UnloadModel, proto,
 };
 use futures::future::try_join_all;
 use minds_core::backend::{Forward, OptimStep};
@@ -83,16 +84,17 @@ impl Training {
                 true => error,
                 false => error.of_a_change(what),
             };
-            let ids = wait(what, accepted).await.map_err(changes)?;
+            let taken = wait(what, accepted).await.map_err(changes)?;
             let parts = chunks::split(&data, &connection.config);
             let (connection, all) = (&connection, &data);
-            let parts = ids.iter().zip(parts).map(|(id, part)| async move {
+            let parts = taken.iter().zip(parts).map(|(taken, part)| async move {
                 let limit = connection.patience.training;
                 let read = |payload| read_pass(payload, &all[part.clone()]);
-                connection.retrieve(what, kind, id, limit, read).await.map_err(|e| changes(failed(what, e)))
+                let result = connection.result(what, kind, taken, limit, read).await;
+                result.map_err(|error| changes(no_result(what, error)))
             });
             // Of several parts some may have been executed, so that the failure of one leaves half a pass behind.
-            let several = ids.len() > 1;
+            let several = taken.len() > 1;
             let parts = try_join_all(parts).await.map_err(|error| match several && !forward_only {
                 true => ClientError::lost(what, format!("a part of it failed: {error}")),
                 false => error,
@@ -143,6 +145,7 @@ impl Training {
             return Box::pin(std::future::ready(Err(error)));
         }
         let (model_id, name) = (self.model_id.clone(), name.to_owned());
+        let (model, wanted) = (model_id.clone(), name.clone());
         let saved: Answer<SaveWeightsResponse> =
             self.request(what, "SaveWeights", Absent::Lost, move |seq_id| {
                 encode(&SaveWeightsRequest {
@@ -154,7 +157,10 @@ impl Training {
             });
         let session = self.session.clone();
         Box::pin(async move {
-            let path = saved.await?.path;
+            let path = match saved.await {
+                Ok(saved) => saved.path,
+                Err(error) => find_saved(&session, error, &model, CheckpointKind::Training, &wanted).await?,
+            };
             check_saved(&session, what, &path)?;
             Ok(path)
         })
@@ -187,6 +193,7 @@ impl Training {
             return Box::pin(std::future::ready(Err(error)));
         }
         let (model_id, name) = (self.model_id.clone(), name.map(ToOwned::to_owned));
+        let (model, wanted) = (model_id.clone(), name.clone());
         let number = name.is_none().then(|| self.session.samplers.fetch_add(1, Ordering::Relaxed));
         let saved: Answer<SaveWeightsForSamplerResponse> =
             self.request(what, "SaveWeightsForSampler", Absent::Lost, move |seq_id| {
@@ -200,7 +207,13 @@ impl Training {
             });
         let (session, limits) = (self.session.clone(), self.limits);
         Box::pin(async move {
-            let saved = saved.await?;
+            let saved = match (saved.await, wanted) {
+                (Err(error), Some(name)) => {
+                    let path = find_saved(&session, error, &model, CheckpointKind::Sampler, &name).await?;
+                    SaveWeightsForSamplerResponse { path: Some(path), ..Default::default() }
+                }
+                (saved, _) => saved?,
+            };
             if let Some(path) = &saved.path {
                 check_saved(&session, what, path)?;
             }
@@ -236,11 +249,17 @@ impl Training {
         let connection = self.session.connection.clone();
         let work = async move {
             let what = "unload_model";
-            let promise: Promise = connection.post(what, "unload_model", &ask, Absent::Lost).await?;
-            let limit = connection.patience.training;
-            json_result::<serde_json::Value>(&connection, what, "UnloadModel", &promise.request_id, limit)
-                .await
-                .map(|_| ())
+            let call = Call::post(what, encode(&ask), connection.patience.request);
+            let given_up = async {
+                let taken = connection.submit(what, call, Absent::Lost).await?;
+                let limit = connection.patience.training;
+                json_result::<serde_json::Value>(&connection, what, "UnloadModel", &taken, limit).await
+            };
+            match given_up.await {
+                // It is gone, by this request or by an attempt whose answer was lost.
+                Ok(_) | Err(ClientError::Lost { .. } | ClientError::InDoubt { .. }) => Ok(()),
+                Err(error) => Err(error),
+            }
         };
         self.under_way(work)
     }
@@ -259,12 +278,21 @@ impl Training {
             "LoadWeights" => "load_weights",
             _ => "save_weights_for_sampler",
         };
-        let accepted = self.queue.push(what.into(), Job::Json { path, absent, body: Box::new(body) });
+        let changes = matches!(kind, "OptimStep" | "LoadWeights");
+        let accepted =
+            self.queue.push(what.into(), Job::Json { path, absent, changes, body: Box::new(body) });
         let connection = self.session.connection.clone();
         self.under_way(async move {
-            let ids = wait(what, accepted).await?;
-            let id = ids.first().ok_or_else(|| ClientError::lost(what, "it has no result"))?;
-            json_result(&connection, what, kind, id, connection.patience.training).await
+            let taken = wait(what, accepted).await?;
+            let taken = taken.first().ok_or_else(|| ClientError::lost(what, "it has no result"))?;
+            match json_result(&connection, what, kind, taken, connection.patience.training).await {
+                // Where numbers are not kept, a save that was repeated is refused because the first one succeeded.
+                Err(ClientError::Rejected { detail, .. }) if taken.unsure && !changes => {
+                    let detail = format!("the answer to an earlier attempt was lost: {detail}");
+                    Err(ClientError::InDoubt { what: what.into(), detail })
+                }
+                result => result,
+            }
         })
     }
 
@@ -301,15 +329,39 @@ fn check_saved(session: &Session, what: &str, path: &str) -> Result<(), ClientEr
     })
 }
 
-async fn wait(what: &str, accepted: oneshot::Receiver<Accepted>) -> Accepted {
-    accepted.await.unwrap_or_else(|_| Err(ClientError::lost(what, "the client's runtime has stopped")))
+/// Looks whether weights were saved, if that is in doubt. A model's names are its own, so that what is there under this
+/// name was saved by this request.
+async fn find_saved(
+    session: &Session,
+    error: ClientError,
+    model_id: &str,
+    kind: CheckpointKind,
+    name: &str,
+) -> Result<String, ClientError> {
+    let ClientError::InDoubt { what, detail } = &error else { return Err(error) };
+    let (connection, route) = (session.connection.clone(), format!("training_runs/{model_id}/checkpoints"));
+    let look = async move { connection.get::<Checkpoints>("the list of saved weights", &route).await };
+    let listed = match session.run(look).await {
+        Ok(listed) => listed.checkpoints,
+        Err(why) => {
+            let detail = format!("{detail}; whether it is there could not be asked: {why}");
+            return Err(ClientError::InDoubt { what: what.clone(), detail });
+        }
+    };
+    let is_it = |path: &String| {
+        path.parse::<CheckpointPath>()
+            .is_ok_and(|path| path.name == name && path.kind.is_none_or(|its| its == kind))
+    };
+    let found = listed.into_iter().map(|checkpoint| checkpoint.tinker_path).find(is_it);
+    if let Some(path) = &found {
+        let path = session.connection.transport.told(path);
+        tracing::warn!(what, detail, path, "the answer was lost, and the weights are on the server");
+    }
+    found.ok_or(error)
 }
 
-fn failed(what: &str, error: NoResult) -> ClientError {
-    match error {
-        NoResult::Gone(why) => ClientError::lost(what, why),
-        NoResult::Error(error) => error,
-    }
+async fn wait(what: &str, accepted: oneshot::Receiver<Accepted>) -> Accepted {
+    accepted.await.unwrap_or_else(|_| Err(ClientError::lost(what, "the client's runtime has stopped")))
 }
 
 /// Reads the result about these data.

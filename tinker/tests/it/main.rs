@@ -6,6 +6,7 @@ mod contract;
 mod faults;
 mod golden;
 mod kit;
+mod lost;
 mod parts;
 mod secrets;
 mod skyrl;

@@ -8,6 +8,7 @@ use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use minds_tinker::client::{Client, ClientError, ClientOptions, Secret, Training};
 use minds_tinker::types::{ClientConfig, JSON, LoraConfig, PROTOBUF};
+use minds_tinker::{RemoteOptions, RemoteService};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -228,4 +229,21 @@ async fn a_busy_exchange_of_the_key_is_asked_again() {
     let with_key = ClientOptions { api_key: Some(Secret::new(KEY)), ..options(&server.url) };
     let error = Client::connect(&with_key).await.map(|_| ()).unwrap_err();
     assert!(matches!(error, ClientError::Denied { status: 401, .. }), "{error:?}");
+}
+
+/// A list without names says nothing of what there is.
+#[tokio::test]
+async fn a_model_must_be_in_a_list_that_has_names_unless_any_may_be_asked_for() {
+    let connect = async |list: &str, any_model: bool| {
+        let server = Server::start(Kind::default()).await;
+        server.script("get_server_capabilities", 200, list);
+        let model = RemoteOptions { base_model: MODEL.into(), any_model, ..RemoteOptions::default() };
+        RemoteService::connect(&options(&server.url), model).await.map(|_| ())
+    };
+    let nameless = r#"{"supported_models": [{"max_context_length": 4096}, {}]}"#;
+    assert_eq!(connect(nameless, false).await, Ok(()));
+    let others = r#"{"supported_models": [{}, {"model_name": "another"}]}"#;
+    let error = connect(others, false).await.unwrap_err().to_string();
+    assert!(error.contains("serves another") && error.contains("tinker.any_model"), "{error}");
+    assert_eq!(connect(others, true).await, Ok(()));
 }

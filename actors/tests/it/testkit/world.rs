@@ -86,6 +86,7 @@ impl World {
             max_replaced_in_a_row: u64::MAX,
             max_failed_in_a_row: 100,
             max_raised_in_a_row: 100,
+            unanswered: seconds(15 * 60),
             retry: Retry {
                 retries: 2,
                 first_pause: seconds(1),

@@ -1,8 +1,8 @@
 //! Python environments in real processes, over a policy that a test scripts.
 
 mod classic;
-mod contract;
 mod clients;
+mod contract;
 mod faults;
 mod model_aware;
 mod original;

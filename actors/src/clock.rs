@@ -1,0 +1,161 @@
+//! A time limit on work that may have to wait for a service: the time spent waiting does not count.
+//!
+//! What is asked of a service has its own limits, and how long it is away says nothing about who asks.
+
+use async_trait::async_trait;
+use minds_core::datum::Datum;
+use minds_core::environment::{Borrowed, Oracle, Shift};
+use minds_core::ids::Token;
+use minds_core::reward::Missing;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+/// A clock that stands still while a service is asked.
+pub(crate) struct Clock(watch::Sender<Time>);
+
+#[derive(Clone, Copy)]
+struct Time {
+    /// Questions under way.
+    asking: u32,
+    /// Time that counted until `since`.
+    spent: Duration,
+    /// Since when nothing has changed.
+    since: Instant,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(watch::Sender::new(Time { asking: 0, spent: Duration::ZERO, since: Instant::now() }))
+    }
+}
+
+impl Clock {
+    /// Stops the clock until the guard is dropped.
+    pub(crate) fn pause(&self) -> Paused<'_> {
+        self.0.send_modify(|time| {
+            let now = Instant::now();
+            if time.asking == 0 {
+                time.spent += now - time.since;
+            }
+            *time = Time { asking: time.asking + 1, spent: time.spent, since: now };
+        });
+        Paused(self)
+    }
+
+    /// Runs the work until its time is over.
+    pub(crate) async fn limit<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            result = work => Some(result),
+            () = self.over(limit) => None,
+        }
+    }
+
+    async fn over(&self, limit: Duration) {
+        let mut changes = self.0.subscribe();
+        loop {
+            let time = *changes.borrow_and_update();
+            // The sender lives in `self`, so that a wait for a change cannot fail.
+            let changed = if time.asking == 0 {
+                tokio::select! {
+                    () = sleep_until(time.since + limit.saturating_sub(time.spent)) => return,
+                    changed = changes.changed() => changed,
+                }
+            } else {
+                changes.changed().await
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// While it lives, the clock stands still.
+pub(crate) struct Paused<'a>(&'a Clock);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|time| {
+            time.asking -= 1;
+            time.since = Instant::now();
+        });
+    }
+}
+
+/// An oracle whose time is not that of who asks it.
+pub(crate) struct Unhurried<'a> {
+    pub(crate) oracle: &'a dyn Oracle,
+    pub(crate) clock: &'a Clock,
+}
+
+#[async_trait]
+impl Oracle for Unhurried<'_> {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+        let _paused = self.clock.pause();
+        self.oracle.logprobs(prefix, target).await
+    }
+
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+        let _paused = self.clock.pause();
+        self.oracle.next_tokens(prefix, k).await
+    }
+
+    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
+        let _paused = self.clock.pause();
+        self.oracle.shift(text, prefix, target).await
+    }
+
+    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
+        let _paused = self.clock.pause();
+        self.oracle.borrow_adapter().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::sleep;
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_a_service_is_asked_does_not_count() {
+        let (clock, begun) = (Clock::default(), Instant::now());
+        let work = async {
+            sleep(seconds(4)).await;
+            let first = clock.pause();
+            sleep(seconds(100)).await;
+            let second = clock.pause();
+            drop(first);
+            sleep(seconds(1000)).await;
+            drop(second);
+            sleep(seconds(60)).await;
+        };
+        assert_eq!(clock.limit(seconds(10), work).await, None);
+        assert_eq!(begun.elapsed(), seconds(4 + 100 + 1000 + 6));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_ends_in_time_has_its_result() {
+        let clock = Clock::default();
+        assert_eq!(
+            clock
+                .limit(seconds(10), async {
+                    sleep(seconds(9)).await;
+                    7
+                })
+                .await,
+            Some(7)
+        );
+        let asked = async {
+            drop(clock.pause());
+        };
+        assert_eq!(clock.limit(seconds(10), asked).await, Some(()));
+    }
+}

@@ -1,0 +1,148 @@
+//! Groups that no service answered for: when each is opened again, and when that is given up.
+//!
+//! A service that fails at once would otherwise be asked for the same groups without a pause. Each group waits longer with
+//! each time. While no group comes through at all, no other one is opened either, so that an outage costs a few samples and
+//! not as many as the run can draw meanwhile.
+
+use minds_core::ids::GroupId;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Pause after the first time; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Times without an answer on end.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    since: Instant,
+    pause: Duration,
+    /// Before that, nothing is tried again.
+    due: Instant,
+}
+
+impl Row {
+    fn begin(now: Instant) -> Self {
+        Self { since: now, pause: FIRST_PAUSE, due: now + FIRST_PAUSE }
+    }
+
+    /// Once more without an answer. What fails before the pause is over was under way already.
+    fn again(&mut self, now: Instant, limit: Duration) {
+        if now >= self.due {
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            // The last time is when the limit is over, not before.
+            self.due = (now + self.pause).min((self.since + limit).max(now));
+        }
+    }
+}
+
+/// Groups without an answer.
+#[derive(Default)]
+pub(super) struct Postponed {
+    groups: BTreeMap<GroupId, (Row, bool)>,
+    /// Since the last group that came through.
+    all: Option<Row>,
+}
+
+/// What becomes of a group without an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is opened again.
+    Later,
+    /// It has been without one for too long.
+    Failed,
+}
+
+impl Postponed {
+    /// Enters a group that no service answered for.
+    pub(super) fn add(&mut self, group: GroupId, limit: Duration) -> Fate {
+        let now = Instant::now();
+        match &mut self.all {
+            Some(row) => row.again(now, limit),
+            None => self.all = Some(Row::begin(now)),
+        }
+        let (row, waits) = self.groups.entry(group).or_insert_with(|| (Row::begin(now), true));
+        if now - row.since >= limit {
+            self.groups.remove(&group);
+            return Fate::Failed;
+        }
+        if !*waits {
+            row.again(now, limit);
+            *waits = true;
+        }
+        Fate::Later
+    }
+
+    /// A group that may be opened again by now.
+    pub(super) fn take(&mut self) -> Option<GroupId> {
+        let now = Instant::now();
+        let (group, (_, waits)) =
+            self.groups.iter_mut().find(|(_, (row, waits))| *waits && row.due <= now)?;
+        *waits = false;
+        Some(*group)
+    }
+
+    /// A group has come through.
+    pub(super) fn answered(&mut self) {
+        self.all = None;
+    }
+
+    /// A group has its verdict.
+    pub(super) fn settled(&mut self, group: GroupId) {
+        self.groups.remove(&group);
+    }
+
+    /// Until when nothing is opened.
+    pub(super) fn paused_until(&self) -> Option<Instant> {
+        self.all.map(|row| row.due).filter(|due| *due > Instant::now())
+    }
+
+    /// How long no group has come through for want of an answer.
+    pub(super) fn lasts(&self) -> Option<Duration> {
+        self.all.map(|row| row.since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    const LIMIT: Duration = Duration::from_secs(600);
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    /// A group that fails as soon as it is opened, and the times at which it is.
+    #[tokio::test(start_paused = true)]
+    async fn a_group_comes_again_after_pauses_that_double_and_fails_when_its_time_is_over() {
+        let (mut postponed, begun) = (Postponed::default(), Instant::now());
+        let mut opened = Vec::new();
+        while postponed.add(GroupId(3), LIMIT) == Fate::Later {
+            assert_eq!(postponed.take(), None, "not at once");
+            advance(postponed.paused_until().unwrap() - Instant::now()).await;
+            assert_eq!(postponed.take(), Some(GroupId(3)));
+            opened.push(begun.elapsed().as_secs());
+        }
+        assert_eq!(opened[..8], [1, 3, 7, 15, 31, 63, 123, 183]);
+        assert_eq!(begun.elapsed(), LIMIT);
+        assert_eq!(postponed.lasts(), Some(LIMIT));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn groups_that_fail_together_are_one_time_and_one_that_comes_through_ends_the_row() {
+        let mut postponed = Postponed::default();
+        assert!((0..8).all(|n| postponed.add(GroupId(n), LIMIT) == Fate::Later));
+        assert_eq!(postponed.paused_until(), Some(Instant::now() + seconds(1)));
+        advance(seconds(1)).await;
+        assert_eq!(postponed.take(), Some(GroupId(0)));
+        postponed.settled(GroupId(0));
+        postponed.answered();
+        assert_eq!((postponed.paused_until(), postponed.lasts()), (None, None));
+        assert_eq!(postponed.take(), Some(GroupId(1)), "the others still come");
+    }
+}

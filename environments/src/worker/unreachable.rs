@@ -1,0 +1,100 @@
+//! Exceptions of user code that say that a service could not answer: a judge behind an address, for example.
+//!
+//! Neither the rollout nor the environment is at fault then, and the group is played again later. What libraries raise is
+//! known by name here; an exception that user code makes of them is one of its own.
+
+use super::message::PyError;
+use minds_core::reward::Missing;
+
+/// No connection, or one that broke: those of Python, httpx, requests, urllib3, aiohttp and the clients of OpenAI and
+/// Anthropic.
+const NO_CONNECTION: &[&str] = &[
+    "APIConnectionError",
+    "APITimeoutError",
+    "ClientConnectionError",
+    "ClientConnectorError",
+    "ClientOSError",
+    "ConnectError",
+    "ConnectTimeout",
+    "ConnectionAbortedError",
+    "ConnectionError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "ConnectionTimeoutError",
+    "MaxRetryError",
+    "NewConnectionError",
+    "PoolTimeout",
+    "ReadError",
+    "ReadTimeout",
+    "RemoteProtocolError",
+    "ServerDisconnectedError",
+    "ServerTimeoutError",
+    "URLError",
+];
+
+/// An answer that the service is overloaded or has failed.
+const NO_SERVICE: &[&str] =
+    &["InternalServerError", "OverloadedError", "RateLimitError", "ServiceUnavailableError"];
+
+/// An answer of any status, which the message names.
+const ANY_STATUS: &[&str] = &["APIStatusError", "ClientResponseError", "HTTPError", "HTTPStatusError"];
+
+/// Why a rollout whose code raised this has no reward.
+pub(super) fn missing(error: &PyError) -> Missing {
+    let name = error.r#type.rsplit('.').next().unwrap_or_default();
+    let unreachable = NO_CONNECTION.contains(&name)
+        || NO_SERVICE.contains(&name)
+        || (ANY_STATUS.contains(&name) && says_unavailable(&error.message));
+    match unreachable {
+        true => Missing::Service(format!(
+            "the environment could not reach a service of its own: {}",
+            error.told()
+        )),
+        false => Missing::Environment(error.told()),
+    }
+}
+
+/// Whether the first status in the text is one with which a service says that it cannot answer now.
+fn says_unavailable(message: &str) -> bool {
+    let statuses = message.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| word.len() == 3);
+    let status =
+        statuses.filter_map(|word| word.parse::<u16>().ok()).find(|status| (400..600).contains(status));
+    status.is_some_and(|status| status == 429 || status >= 500)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_service(name: &str, message: &str) -> bool {
+        let error = PyError { r#type: name.into(), message: message.into(), traceback: String::new() };
+        missing(&error).is_unanswered()
+    }
+
+    /// The messages are those of httpx 0.28, requests 2.32, urllib, aiohttp 3.12 and openai 1.109.
+    #[test]
+    fn an_environment_is_not_blamed_for_a_service_that_cannot_answer() {
+        for (name, message) in [
+            ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+            ("httpx.ConnectError", "All connection attempts failed"),
+            ("openai.APIConnectionError", "Connection error."),
+            ("InternalServerError", "Error code: 503 - {'detail': 'loading'}"),
+            ("RateLimitError", "Error code: 429"),
+            ("HTTPStatusError", "Server error '503 Service Unavailable' for url 'http://127.0.0.1:4001/'"),
+            ("HTTPError", "503 Server Error: Service Unavailable for url: http://judge:8443/"),
+            ("HTTPError", "HTTP Error 502: Bad Gateway"),
+            ("ClientResponseError", "500, message='Internal Server Error', url='http://judge/'"),
+        ] {
+            assert!(is_service(name, message), "{name}: {message}");
+        }
+        for (name, message) in [
+            ("ValueError", "503"),
+            ("KeyError", "'answer'"),
+            ("HTTPStatusError", "Client error '401 Unauthorized' for url 'http://judge:503/'"),
+            ("HTTPError", "HTTP Error 404: Not Found"),
+            ("TimeoutError", ""),
+        ] {
+            assert!(!is_service(name, message), "{name}: {message}");
+        }
+    }
+}
