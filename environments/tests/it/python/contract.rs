@@ -150,10 +150,9 @@ fn rows_of_a_mebibyte_are_loaded_and_held_once() {
 
 #[test]
 fn every_process_loads_the_same_rows_or_is_refused_by_name() {
-    let seeded = |_| try_open(with("seeded", |options| options.workers = NonZeroUsize::new(2))).unwrap();
-    let (one, other) = (seeded(()), seeded(()));
+    let seeded = || try_open(with("seeded", |options| options.workers = NonZeroUsize::new(2))).unwrap();
     let shown = |env: &PythonEnvironment| (0..50).map(|item| env.item(item).prompt).collect::<Vec<_>>();
-    assert_eq!(shown(&one), shown(&other));
+    assert_eq!(shown(&seeded()), shown(&seeded()));
     let error = try_open(with("drawn", |options| options.workers = NonZeroUsize::new(2)));
     let error = error.err().unwrap().to_string();
     assert!(error.contains("its rows are not the same whenever it is loaded"), "{error}");
