@@ -27,6 +27,9 @@ const MOST_TURNS: usize = 512;
 /// Work on a question.
 pub(super) type Work<'a> = BoxFuture<'a, Result<Found, Refusal>>;
 
+/// The way to weights beside those that play, or to nothing for these.
+type Weights<'w> = BoxFuture<'w, Result<Option<Arc<dyn SamplingBackend>>, Refusal>>;
+
 /// The desk of one rollout.
 pub(super) struct Desk<'a> {
     voice: &'a Voice,
@@ -292,11 +295,7 @@ impl<'a> Desk<'a> {
     }
 
     /// Weights beside those that play, or nothing for these.
-    fn weights<'w>(
-        &self,
-        whose: Whose,
-        oracle: &'w dyn Oracle,
-    ) -> Result<BoxFuture<'w, Result<Option<Arc<dyn SamplingBackend>>, Refusal>>, Refusal> {
+    fn weights<'w>(&self, whose: Whose, oracle: &'w dyn Oracle) -> Result<Weights<'w>, Refusal> {
         let frozen = match whose {
             Whose::Policy => return Ok(ready(Ok(None)).boxed()),
             Whose::Exported(handle) => {

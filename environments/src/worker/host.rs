@@ -112,7 +112,7 @@ impl Host {
             std::fs::write(package.join(name), text).map_err(failed)?;
         }
         let Located { path, module, home } = locate(&options.id)?;
-        let variables = variables(&options.pass_env, |name| std::env::var_os(name));
+        let variables = variables(&options.pass_env, of_this_process);
         let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
         Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
     }
@@ -136,6 +136,10 @@ impl Host {
             .process_group(0);
         command
     }
+}
+
+fn of_this_process(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 type Variables = BTreeMap<String, OsString>;
@@ -186,7 +190,7 @@ pub fn find(options: &PythonOptions) -> Result<(), EnvError> {
     let asked = std::process::Command::new(&interpreter)
         .args(["-c", FIND, &module])
         .env_clear()
-        .envs(variables(&options.pass_env, |name| std::env::var_os(name)))
+        .envs(variables(&options.pass_env, of_this_process))
         .output();
     match asked {
         Ok(answer) if answer.status.success() => Ok(()),
