@@ -85,11 +85,9 @@ impl From<&str> for Failure {
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let unanswered = match &error {
-            BackendError::Rejected(_) | BackendError::Unsupported(_) => false,
-            BackendError::Unavailable(_)
-            | BackendError::TimedOut(_)
-            | BackendError::Away(_)
-            | BackendError::Lost(_) => true,
+            // A session that is lost, or a key that is denied, does not come back.
+            BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Lost(_) => false,
+            BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_) => true,
         };
         Self { why: error.to_string(), unanswered }
     }

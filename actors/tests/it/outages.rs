@@ -123,20 +123,20 @@ async fn a_reward_that_never_comes_is_waited_for_once() {
     .await;
 }
 
-/// Weights that a service has lost fail no group: the next weights play it.
+/// A session that is lost does not come back: nothing is waited for.
 #[tokio::test(start_paused = true)]
-async fn a_sampler_that_is_lost_costs_no_group() {
+async fn a_lost_session_fails_its_groups_and_ends_the_run_soon() {
     local(async {
         let mut world = World::new(1, 1, 6);
-        world.training.forward_backward = seconds(5);
+        world.options.max_failed_in_a_row = 3;
         world.sampling.answer = Box::new(|n, _| match n {
-            2 => Err(BackendError::Lost("no such sampler".into())),
-            _ => Ok(()),
+            0..2 => Ok(()),
+            _ => Err(BackendError::Lost("the server has ended the session".into())),
         });
         let mut run = world.start();
-        assert_eq!(run.end().await, Ok(6));
-        let counts = run.line.ledger().counts();
-        assert_eq!((counts.trained, counts.dropped, counts.failed), (6, 1, 0));
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("3 groups in a row failed") && why.contains("ended the session"), "{why}");
+        assert!(run.elapsed() < 10.0, "{}", run.elapsed());
     })
     .await;
 }
