@@ -10,7 +10,6 @@ fn what_is_wrong_with_a_config_is_said_and_nothing_is_started() {
         (&["--set", "envs=[{id = \"nowhere\"}]"], 2, &["nowhere", "gradient_prophet"]),
         (&["--set", "envs=[{id = \"target_number\", args = {shotz = 1}}]"], 2, &["shotz", "shots"]),
         (&["--set", "model.renderer_name=llama3"], 2, &["llama3", "<|begin_of_text|>"]),
-        (&["--set", "trainer.args.max_new_tokens=2048"], 2, &["max_new_tokens", "reads 2048 tokens"]),
         (&["--set", "model.base_model=./no/such/folder"], 3, &["./no/such/folder"]),
         (&["--set", "tinker.base_url=http://10.0.0.1"], 2, &["tinker.base_url", "allow_insecure"]),
         (

@@ -101,8 +101,10 @@ fn names(project: &Table) -> Vec<String> {
         match value {
             Some(Value::String(text)) => vec![text.clone()],
             Some(Value::Array(all)) => {
-                let text =
-                    |value: &Value| value.as_str().or(value.get("include")?.as_str()).map(str::to_owned);
+                let text = |value: &Value| match value {
+                    Value::Table(table) => table.get("include")?.as_str().map(str::to_owned),
+                    value => value.as_str().map(str::to_owned),
+                };
                 all.iter().filter_map(text).collect()
             }
             _ => Vec::new(),

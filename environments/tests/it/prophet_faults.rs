@@ -8,6 +8,7 @@ use minds_core::reward::Missing;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn in_context() -> Arc<dyn Environment> {
     load("gradient_prophet", json!({}))
@@ -53,9 +54,15 @@ fn p1_surprise_comes_from_the_twenty_likeliest_tokens_of_both_prompts() {
 
 #[test]
 fn p1_surprise_is_the_divergence_of_the_posterior_from_the_prior() {
-    let reader = Reader::new().continuing(|prefix| {
+    // The lesson moves one probe most and the others a little: equal surprises would have no order.
+    let first = AtomicBool::new(true);
+    let reader = Reader::new().continuing(move |prefix| {
         let is_taught = prefix.matches("<|im_start|>user").count() > 1;
-        let (a, b): (f32, f32) = if is_taught { (0.8, 0.1) } else { (0.5, 0.4) };
+        let (a, b): (f32, f32) = match is_taught {
+            true if first.swap(false, Ordering::Relaxed) => (0.8, 0.1),
+            true => (0.6, 0.3),
+            false => (0.5, 0.4),
+        };
         Ok(vec![(65, a.ln()), (66, b.ln())])
     });
     let score = reader.score(&*surprise(), &surprise().item(0), "?").expect("invalid");
