@@ -125,11 +125,13 @@ async fn members_that_are_compared_are_seated_again_together_and_the_most_reward
 #[tokio::test(start_paused = true)]
 async fn weights_beside_the_policy_are_made_once_and_asked_as_the_policy_is() {
     local(async {
-        let mut sampling = Sampling::default();
-        sampling.answer = Box::new(|number, _| match number {
-            0 => Err(BackendError::Unavailable("away".into())),
-            _ => Ok(()),
-        });
+        let sampling = Sampling {
+            answer: Box::new(|number, _| match number {
+                0 => Err(BackendError::Unavailable("away".into())),
+                _ => Ok(()),
+            }),
+            ..Sampling::default()
+        };
         let sampling = Arc::new(sampling);
         let service = ScriptedService { sampling: sampling.clone(), ..ScriptedService::default() };
         let policy = Arc::new(crate::testkit::Sampler { sampling: sampling.clone(), version: 3 });

@@ -39,8 +39,8 @@ impl<T> Order<T> {
 
     /// The next request whose turn it is.
     pub(super) fn next(&mut self) -> Option<T> {
-        if let Some((_, item)) = self.unnumbered.pop_front_if(|(before, _)| *before < self.next) {
-            return Some(item);
+        if self.unnumbered.front().is_some_and(|(before, _)| *before < self.next) {
+            return self.unnumbered.pop_front().map(|(_, item)| item);
         }
         let item = self.parked.remove(&self.next)?;
         self.next += 1;
