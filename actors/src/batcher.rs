@@ -10,7 +10,7 @@ mod book;
 mod patience;
 
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
-use crate::ledger::Verdict;
+use crate::ledger::{Verdict, one_line};
 use crate::parcels::{Batch, Failure, Judged, ReadyGroup};
 use crate::policy::Policy;
 use actix::fut::ActorFutureExt;
@@ -157,7 +157,7 @@ impl AdvantageBatcher {
                     group.credit.settle(&Verdict::Unanswered(why));
                 }
                 Err(Failure { why, unanswered: false }) => {
-                    group.span.in_scope(|| warn!(%why, "group failed"));
+                    group.span.in_scope(|| warn!(why = %one_line(&why), "group failed"));
                     stage.board.update(NAME, |s| s.failed += 1);
                     group.credit.settle(&Verdict::Failed(why));
                 }

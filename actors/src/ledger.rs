@@ -11,6 +11,7 @@ use crate::parcels::{Member, Spare};
 use minds_core::ids::{GroupId, PolicyVersion};
 use postponed::{Fate, Postponed};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,17 @@ use std::time::Duration;
 pub use tally::{Counts, Settled, count};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// A cause in one line: of one with a traceback its first line and its last, which names the exception.
+#[must_use]
+pub fn one_line(cause: &str) -> Cow<'_, str> {
+    match cause.trim_end().split_once('\n') {
+        None => Cow::Borrowed(cause),
+        Some((first, rest)) => {
+            Cow::Owned(format!("{first} … {}", rest.rsplit('\n').next().unwrap_or(rest).trim()))
+        }
+    }
+}
 
 /// How a group ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use crate::capacities::Capacities;
 use crate::evaluator::{self, Evaluation, Evaluator};
 use crate::feeder::{self, Allowance, Feeder};
 use crate::kit::{Board, CpuPool, Exit, Inlet, LaneStats, Outlet, Stage, attend, lane, launch};
-use crate::ledger::{Counts, Ledger, Settled};
+use crate::ledger::{Counts, Ledger, Settled, one_line};
 use crate::meters::Meters;
 use crate::observer::Observer;
 use crate::parcels::{Component, Poison, Spare, StepDone};
@@ -504,6 +504,7 @@ impl Line {
                 format!("{limit} groups in a row failed, the last was {group}: {last}")
             }
             Some((first, group, last)) => {
+                let last = one_line(&last);
                 format!(
                     "{limit} groups in a row failed, the last was {group}: {last}; the run's first failure: {first}"
                 )

@@ -130,11 +130,10 @@ pub struct Links {
 pub struct Trainer {
     options: Options,
     links: Links,
-    /// The step at which the run began.
-    first: u64,
     step: u64,
     refused: u32,
     clip: RunningClip,
+    agreement: Agreement,
     idle_since: Instant,
     /// The parts of the next step that have been submitted.
     gathered: Gathered,
@@ -163,7 +162,7 @@ impl Trainer {
             clip: RunningClip::new(options.clip_multiple, gradient_norms),
             options,
             links,
-            first: step,
+            agreement: Agreement::Unknown { since: PolicyVersion(step) },
             step,
             refused: 0,
             idle_since: Instant::now(),
@@ -198,10 +197,10 @@ impl Handler<Parcel<Batch>> for Trainer {
         let mut work = Step {
             options: self.options.clone(),
             links: self.links.clone(),
-            first: self.first,
             step: self.step,
             refused: self.refused,
             clip: self.clip.clone(),
+            agreement: self.agreement,
             closing: self.closing.clone(),
         };
         let mut gathered = std::mem::take(&mut self.gathered);
@@ -214,10 +213,11 @@ impl Handler<Parcel<Batch>> for Trainer {
         let training = async move {
             let outcome = work.train(batch, gathered).await;
             drop(slot);
-            (outcome, work.clip)
+            (outcome, work.clip, work.agreement)
         };
-        ctx.wait(training.into_actor(self).map(|(outcome, clip), stage, ctx| {
+        ctx.wait(training.into_actor(self).map(|(outcome, clip, agreement), stage, ctx| {
             stage.clip = clip;
+            stage.agreement = agreement;
             stage.links.board.update(NAME, |s| s.busy = 0);
             stage.idle_since = Instant::now();
             stage.record(outcome, ctx);
@@ -276,6 +276,16 @@ impl Trainer {
     }
 }
 
+/// Whether sampler and trainer are known to agree about the logprobs of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Agreement {
+    /// Nothing to compare has been trained yet. Weights of the version `since` or newer differ from those in training by
+    /// one optimizer step at most.
+    Unknown { since: PolicyVersion },
+    /// They agree, or the run continues although they do not.
+    Checked,
+}
+
 enum Outcome {
     /// More parts of the step are to come.
     Gathered(Box<Gathered>),
@@ -288,12 +298,11 @@ enum Outcome {
 struct Step {
     options: Options,
     links: Links,
-    /// The step at which the run began.
-    first: u64,
     step: u64,
     /// Batches refused for this step so far.
     refused: u32,
     clip: RunningClip,
+    agreement: Agreement,
     closing: mpsc::Sender<Finished>,
 }
 
@@ -325,16 +334,21 @@ impl Step {
         let teaches = gathered.gradients || !data.is_empty();
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
-        // A gap in the first step means a wrong service or template: the weights are to be as they were.
-        let checked = match forward.take_if(|_| self.step == self.first) {
-            Some(pending) => Some(pending.await),
-            None => None,
-        };
-        if let Some(Ok(forward)) = &checked
-            && let Err(why) = first_step::check(&self.options, version, &groups, forward)
+        // A gap means a wrong service or template: the weights are to be as they were.
+        let mut checked = None;
+        if let Agreement::Unknown { since } = self.agreement
+            && let Some(pending) = forward.take()
         {
-            gathered::fail(&groups, &why);
-            return Outcome::Fatal(why);
+            let forward = pending.await;
+            match forward.as_ref().map(|forward| first_step::check(&self.options, since, &groups, forward)) {
+                Ok(Ok(true)) => self.agreement = Agreement::Checked,
+                Ok(Err(why)) => {
+                    gathered::fail(&groups, &why);
+                    return Outcome::Fatal(why);
+                }
+                Ok(Ok(false)) | Err(_) => {}
+            }
+            checked = Some(forward);
         }
         let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
         let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
@@ -367,6 +381,9 @@ impl Step {
                     if let Some(clipped) = self.clip.record(&optim) {
                         self.report(clipped);
                         gathered.clipped += 1;
+                    }
+                    if let Agreement::Unknown { since } = &mut self.agreement {
+                        *since = (*since).max(version);
                     }
                     gathered.stepped(optim);
                 }

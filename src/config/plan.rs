@@ -20,6 +20,7 @@ use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::SamplingParams;
+use minds_environments::registry;
 use minds_environments::render;
 use minds_environments::worker::is_path;
 use minds_stages::ledger::UNANSWERED;
@@ -316,6 +317,17 @@ impl RunPlan {
         }
         if self.is_from_the_original() {
             concerns.extend(self.other_defaults());
+        }
+        for env in &self.envs {
+            let id = &env.options.id;
+            if is_path(id) && registry::is_native(id) {
+                let here = std::env::current_dir().unwrap_or_default();
+                concerns.push(format!(
+                    "{}: there is no {id} in {}, so this is the native environment of that name and not the package",
+                    env.name,
+                    here.display()
+                ));
+            }
         }
         concerns
     }

@@ -185,7 +185,7 @@ fn faulty(dir: &Path, served: &Served) -> Watched {
     let ci = std::fs::read_to_string(config("ci_test.toml")).unwrap();
     let broken = dir.join("broken.py");
     std::fs::write(&broken, BROKEN).unwrap();
-    let text = ci.replace("./environments/gradient_prophet", broken.to_str().unwrap());
+    let text = ci.replace("\"gradient_prophet\"", &format!("{:?}", broken.to_str().unwrap()));
     let text =
         text.replace("[envs.args]\nshots = 1\n", "").replace("\"embedded\"", &format!("\"{}\"", served.url));
     let config = dir.join("faulty.toml");

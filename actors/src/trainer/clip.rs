@@ -12,8 +12,9 @@ const WINDOW: usize = 16;
 
 /// Limits the global gradient norm to a multiple of the largest norm of the last 16 optimizer steps.
 ///
-/// A norm above the limit is remembered as the limit, so that a run of outliers raises the limit by one multiple a step
-/// at most. Without a norm to go by, as in the first step of a run or with a service that reports none, nothing is
+/// A norm above the limit is remembered as the largest of those before it, so that outliers do not raise the limit. Adam
+/// does not depend on the scale of gradients: a run whose gradients have really grown is clipped and learns on. Without a
+/// norm to go by, as in the first step of a run or with a service that reports none, nothing is
 /// clipped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RunningClip {
@@ -50,11 +51,12 @@ impl RunningClip {
         let norm = step.metrics.iter().find(|(name, _)| name.rsplit('/').next() == Some("grad_norm"));
         let norm = norm.map(|(_, norm)| *norm).filter(|norm| norm.is_finite())?;
         let limit = self.limit();
-        self.norms.push_back(limit.map_or(norm, |limit| norm.min(limit)));
+        let clipped = limit.filter(|limit| norm > *limit);
+        self.norms.push_back(clipped.map_or(norm, |limit| limit / self.multiple));
         if self.norms.len() > WINDOW {
             self.norms.pop_front();
         }
-        limit.filter(|limit| norm > *limit).map(|limit| Clipped { norm, limit })
+        clipped.map(|limit| Clipped { norm, limit })
     }
 
     /// The norms that the limit follows, for a checkpoint.
@@ -72,18 +74,18 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_follows_the_largest_of_recent_norms_and_an_outlier_raises_it_by_one_multiple() {
+    fn the_limit_follows_the_largest_of_recent_norms_and_outliers_do_not_raise_it() {
         let mut clip = RunningClip::new(3.0, &[]);
         assert_eq!(clip.limit(), None, "nothing is known of the scale of the first gradient");
         assert_eq!(clip.record(&step("grad_norm", 2.0)), None);
         assert_eq!(clip.record(&step("skyrl.ai/grad_norm", 1.0)), None);
         assert_eq!(clip.limit(), Some(6.0));
         assert_eq!(clip.record(&step("grad_norm", 1e9)), Some(Clipped { norm: 1e9, limit: 6.0 }));
-        assert_eq!(clip.limit(), Some(18.0));
+        assert_eq!(clip.limit(), Some(6.0));
         for _ in 0..WINDOW {
             assert_eq!(clip.record(&step("grad_norm", 1.0)), None);
         }
-        assert_eq!(clip.limit(), Some(3.0), "the outlier has left the window");
+        assert_eq!(clip.limit(), Some(3.0), "the larger norms have left the window");
         assert_eq!(RunningClip::new(3.0, &clip.norms()), clip);
     }
 

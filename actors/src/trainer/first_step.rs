@@ -1,4 +1,4 @@
-//! Checks in the first step of a run that sampler and trainer agree about the policy.
+//! Checks in the first step that trains anything that sampler and trainer agree about the policy.
 //!
 //! On-policy, the logprob of a token when it was sampled and its logprob in the training pass are those of the same
 //! weights. They differ by the arithmetic of two implementations, less than 0.05 nats on average. More means that one of
@@ -17,19 +17,23 @@ const WHAT_TO_LOOK_AT: &str = "look at `model.renderer_name` and the chat templa
                                the same weights, in the same precision?) and at `trainer.args` (a temperature other than 1, \
                                top_k and top_p change what is sampled, not what is trained)";
 
-/// Compares the logprobs of those groups that the weights in training sampled.
+/// Compares the logprobs of those groups that weights of the version `since` or newer sampled, which differ from the
+/// weights in training by no more than one optimizer step. Returns whether there was any.
 ///
 /// # Errors
 /// Their mean gap is at least `options.max_first_gap`.
 pub(super) fn check(
     options: &Options,
-    version: PolicyVersion,
+    since: PolicyVersion,
     groups: &[ReadyGroup],
     forward: &Forward,
-) -> Result<(), String> {
+) -> Result<bool, String> {
     let owners = groups.iter().flat_map(|group| group.data.iter().map(move |datum| (group.oldest, datum)));
-    let on_policy = owners.zip(&forward.logprobs).filter(|((oldest, _), _)| *oldest == version);
+    let on_policy = owners.zip(&forward.logprobs).filter(|((oldest, _), _)| *oldest >= since);
     let gaps = report::gaps(on_policy.map(|((_, datum), now)| (datum, now)));
+    if gaps.is_empty() {
+        return Ok(false);
+    }
     let gap = report::mean(gaps.iter().map(|gap| gap.abs()));
     if options.max_first_gap > 0.0 && gap >= options.max_first_gap {
         return Err(format!(
@@ -44,5 +48,5 @@ pub(super) fn check(
              of one model do: {WHAT_TO_LOOK_AT}"
         );
     }
-    Ok(())
+    Ok(true)
 }

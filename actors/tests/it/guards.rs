@@ -1,6 +1,6 @@
 //! Numbers that are finite and absurd: glitches of a service that would freeze or spoil the weights without any error.
 
-use crate::testkit::{World, local, seconds};
+use crate::testkit::{Judge, World, local, seconds};
 use minds_core::datum::LossInputs;
 
 /// The limits that optimizer steps were submitted with; 0 where there was none.
@@ -16,8 +16,8 @@ async fn a_gradient_far_above_those_before_is_clipped_counted_and_reported() {
         world.training.norms = vec![2.0, 1.0, 1e15, 1.0, 1.0];
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(5));
-        // By hand: 4 times the largest norm so far, of which the outlier counts as its own limit.
-        assert_eq!(limits(&run), [0.0, 8.0, 8.0, 32.0, 32.0]);
+        // By hand: 4 times the largest norm so far; the outlier counts as that.
+        assert_eq!(limits(&run), [0.0, 8.0, 8.0, 8.0, 8.0]);
         assert_eq!(run.metric("optim/clipped"), [0.0, 0.0, 1.0, 0.0, 0.0]);
     })
     .await;
@@ -105,6 +105,24 @@ async fn a_first_step_whose_sampler_and_trainer_disagree_ends_the_run_before_its
         })
         .await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_check_waits_for_the_first_step_that_trains_anything() {
+    local(async {
+        let mut world = World::new(1, 1, 6);
+        world.options.train.max_first_gap = 0.5;
+        // The rewards of three groups are equal, so that their steps have no pass.
+        world.environment.judge =
+            Box::new(|id, _| Judge::Reward(if id.group.0 < 3 { 1.0 } else { id.member as f32 }));
+        world.training.logprobs = Box::new(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("max_first_gap"), "{why}");
+        assert_eq!(run.steps.len(), 3);
+        assert!(!run.calls().contains(&"optim".to_owned()), "{:?}", run.calls());
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]

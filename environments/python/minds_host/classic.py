@@ -12,7 +12,7 @@ import inspect
 
 from . import chance, sdk
 from .objects import Pool
-from .plain import PROMPT, field, loads, messages, number, own, settled, shown
+from .plain import PROMPT, field, loads, messages, number, own, settled, short, shown
 
 ENDLESS = 1 << 20  # items of an environment that makes its tasks by chance
 REMEMBERED = 256  # groups whose observation is remembered
@@ -156,7 +156,7 @@ class Talk:
         self._job = job
         self._observation, self._stop = _split(observation)
         self._said, self._responses = [], []
-        self._reward, self._coerced, self._metrics = 0.0, 0, {}
+        self._reward, self._complaints, self._metrics = 0.0, [], {}
         self.opening, self.completion = None, []
 
     async def turn(self):
@@ -177,7 +177,10 @@ class Talk:
     def take_step(self, result):
         """Adds up what a step earned; whether another answer is wanted."""
         value = number(field(result, "reward"))
-        self._coerced += value is None
+        if value is None:
+            self._refuse(
+                f"`step` returned {short(result)}, it must be a mapping or an object with a finite number as `reward`"
+            )
         self._reward += value or 0.0
         for name, found in (field(result, "metrics") or {}).items():
             if number(found) is not None:
@@ -190,14 +193,23 @@ class Talk:
 
     def earn(self, value, weight, name):
         """Adds what a function of a rubric said."""
-        value = number(value)
-        self._coerced += value is None
-        self._metrics[name] = value or 0.0
+        found = number(value)
+        if found is None:
+            self._refuse(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
+        self._metrics[name] = found or 0.0
         self._reward += weight * self._metrics[name]
+
+    def _refuse(self, complaint):
+        """Counts a value that is no reward."""
+        self._complaints.append(complaint)
 
     def report(self):
         return {
-            "reward": self._reward, "coerced": self._coerced, "metrics": self._metrics, "responses": self._responses,
+            "reward": self._reward,
+            "coerced": len(self._complaints),
+            "metrics": self._metrics,
+            "responses": self._responses,
+            "warnings": self._complaints[:3],
         }
 
 

@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 
-from .plain import PROMPT, field, loads, messages, number, own, settled, shown
+from .plain import PROMPT, field, loads, messages, number, own, settled, short, shown
 from .wire import ROLLOUT
 
 
@@ -236,7 +236,7 @@ class Legacy:
             raise error if isinstance(error, BaseException) else RuntimeError(str(error))
         reward = number(state.get("reward"))
         if reward is None:
-            raise ValueError(f"the reward is {state.get('reward')!r}, it must be a finite number")
+            raise ValueError(f"the reward is {short(state.get('reward'))}, it must be a finite number")
         metrics = {str(k): number(v) for k, v in (state.get("metrics") or {}).items()}
         return {
             "reward": reward,

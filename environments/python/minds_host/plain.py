@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import math
+import reprlib
 
 LARGEST = 3.4028234663852886e38  # of 32 bits
 PROMPT = 1 << 18  # characters of a message of a prompt that are shown
@@ -69,6 +70,11 @@ def number(value):
     except (TypeError, ValueError, OverflowError):
         return None
     return found if abs(found) <= LARGEST else None
+
+
+def short(value):
+    """A value and its type, for a complaint."""
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def field(value, name, default=None):

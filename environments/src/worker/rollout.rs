@@ -221,10 +221,8 @@ impl Rollout<'_> {
 
     fn score(&self, report: &Report) -> Result<Score, Missing> {
         if report.coerced > 0 && self.fail_on_bad_reward {
-            let why = report.warnings.first().map_or("it is no finite number", String::as_str);
-            return Err(Missing::Environment(format!(
-                "a reward is bad, which `on_bad_reward = \"zero\"` would count as 0: {why}"
-            )));
+            let why = report.warnings.first().map_or("a reward was no finite number", String::as_str);
+            return Err(Missing::Environment(why.into()));
         }
         for warning in &report.warnings {
             warn!(rollout = self.name, warning, "a reward function failed and counts as 0");

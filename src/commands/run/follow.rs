@@ -11,6 +11,7 @@ use crate::terminal::{self, Bars};
 use anyhow::anyhow;
 use minds_core::reward::Metrics;
 use minds_stages::activity::Shares;
+use minds_stages::ledger::one_line;
 use minds_stages::line::{Event, Line};
 use minds_stages::names;
 use minds_stages::parcels::StepDone;
@@ -30,6 +31,9 @@ const LONGEST_STOP: Duration = Duration::from_secs(10 * 60);
 
 /// Longest that the end of a run waits for something under way, so that nothing is left on the service.
 pub(super) const GOODBYE: Duration = Duration::from_secs(15);
+
+/// Signals that follow a first one within this time are the same order.
+const ONE_ORDER: Duration = Duration::from_secs(1);
 
 /// What follows a line.
 pub(super) struct Follower<'a> {
@@ -99,6 +103,8 @@ impl<'a> Follower<'a> {
                 }
                 asked = signals.next() => match asked {
                     Asked::Report => report(self.line, "what waits for what"),
+                    // `timeout` sends its signal to the process and to its group, so one order may come twice.
+                    Asked::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
                     Asked::Stop if self.stopping.is_some() => {
                         return Err(anyhow!("interrupted a second time, left without saving")).or_exit(Exit::Interrupted);
                     }
@@ -131,7 +137,13 @@ impl<'a> Follower<'a> {
             Some(Event::Saved(saved)) => self.saved(&saved)?,
             Some(Event::Poisoned(poison)) => {
                 self.folder.quarantine(&poison).or_exit(Exit::Failed)?;
-                tracing::warn!("{} {} has no reward: {}", poison.environment, poison.episode, poison.cause);
+                let cause = poison.cause.to_string();
+                tracing::warn!(
+                    "{} {} has no reward: {}",
+                    poison.environment,
+                    poison.episode,
+                    one_line(&cause)
+                );
             }
             Some(Event::Evaluated(evaluation)) => {
                 self.folder.measured(&evaluation).or_exit(Exit::Failed)?;
