@@ -5,7 +5,8 @@ use crate::command::{adapter, checkpoints, config, metrics, output, run, steps};
 #[test]
 fn every_stage_works_and_the_run_folder_tells_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &[]));
+    let strict = ["--set", "trainer.max_staleness=1"];
+    let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &strict));
     assert_eq!(code, Some(0), "{stdout}\n{stderr}");
     for part in [
         "embedded engine",
