@@ -11,7 +11,7 @@ mod patience;
 
 use crate::kit::{Board, CpuPool, Outlet, Parcel};
 use crate::ledger::{Verdict, one_line};
-use crate::parcels::{Batch, Failure, Judged, ReadyGroup};
+use crate::parcels::{Batch, Judged, ReadyGroup, RolloutFailure};
 use crate::policy::Policy;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
@@ -152,11 +152,11 @@ impl AdvantageBatcher {
             stage.board.update(NAME, |s| s.busy -= 1);
             match built.map_err(|e| e.to_string().into()).and_then(|built| built) {
                 Ok(ready) => stage.collect(ready, ctx),
-                Err(Failure { why, unanswered: true }) => {
+                Err(RolloutFailure { why, unanswered: true }) => {
                     group.span.in_scope(|| warn!(%why, "no service for this group, its item comes again"));
                     group.credit.settle(&Verdict::Unanswered(why));
                 }
-                Err(Failure { why, unanswered: false }) => {
+                Err(RolloutFailure { why, unanswered: false }) => {
                     group.span.in_scope(|| warn!(why = %one_line(&why), "group failed"));
                     stage.board.update(NAME, |s| s.failed += 1);
                     group.credit.settle(&Verdict::Failed(why));

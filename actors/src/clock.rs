@@ -1,6 +1,8 @@
 //! A time limit on work that may have to wait for a service: the time spent waiting does not count.
 //!
-//! What is asked of a service has its own limits, and how long it is away says nothing about who asks.
+//! Requests to a service have limits of their own, and an outage is no fault of the reward that waits for it. The clock
+//! of rollouts in Python processes (`environments/src/worker/clock.rs`) follows the same rule; neither crate sees the
+//! other.
 
 use async_trait::async_trait;
 use minds_core::datum::Datum;
@@ -14,11 +16,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 /// A clock that stands still while a service is asked.
-pub(crate) struct Clock(watch::Sender<Time>);
+pub(crate) struct RewardClock(watch::Sender<Time>);
 
 #[derive(Clone, Copy)]
 struct Time {
-    /// Questions under way.
+    /// Requests of the reward that are in flight.
     asking: u32,
     /// Time that counted until `since`.
     spent: Duration,
@@ -26,13 +28,13 @@ struct Time {
     since: Instant,
 }
 
-impl Default for Clock {
+impl Default for RewardClock {
     fn default() -> Self {
         Self(watch::Sender::new(Time { asking: 0, spent: Duration::ZERO, since: Instant::now() }))
     }
 }
 
-impl Clock {
+impl RewardClock {
     /// Stops the clock until the guard is dropped.
     pub(crate) fn pause(&self) -> Paused<'_> {
         self.0.send_modify(|time| {
@@ -75,7 +77,7 @@ impl Clock {
 }
 
 /// While it lives, the clock stands still.
-pub(crate) struct Paused<'a>(&'a Clock);
+pub(crate) struct Paused<'a>(&'a RewardClock);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
@@ -86,10 +88,10 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// An oracle whose time is not that of who asks it.
+/// An oracle that stops the clock while it answers.
 pub(crate) struct Unhurried<'a> {
     pub(crate) oracle: &'a dyn Oracle,
-    pub(crate) clock: &'a Clock,
+    pub(crate) clock: &'a RewardClock,
 }
 
 #[async_trait]
@@ -126,7 +128,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_a_service_is_asked_does_not_count() {
-        let (clock, begun) = (Clock::default(), Instant::now());
+        let (clock, begun) = (RewardClock::default(), Instant::now());
         let work = async {
             sleep(seconds(4)).await;
             let first = clock.pause();
@@ -143,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_that_ends_in_time_has_its_result() {
-        let clock = Clock::default();
+        let clock = RewardClock::default();
         assert_eq!(
             clock
                 .limit(seconds(10), async {

@@ -10,7 +10,7 @@ use crate::activity::Activity;
 use crate::kit::unpanicked;
 use crate::meters::Meters;
 use crate::names;
-use crate::parcels::{Component, Failure};
+use crate::parcels::{Component, RolloutFailure};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
 use crate::queries::Queries;
@@ -143,7 +143,7 @@ impl Evaluator {
 
     async fn episode(&self, component: &Component, position: u64, policy: &Arc<Policy>) -> Option<Score> {
         let result = unpanicked(self.score(component, position, policy)).await;
-        let result = result.map_err(Failure::from).and_then(|result| result);
+        let result = result.map_err(RolloutFailure::from).and_then(|result| result);
         result.map_err(|why| warn!(name = component.name, position, %why, "an episode has no reward")).ok()
     }
 
@@ -152,7 +152,7 @@ impl Evaluator {
         component: &Component,
         position: u64,
         policy: &Arc<Policy>,
-    ) -> Result<Score, Failure> {
+    ) -> Result<Score, RolloutFailure> {
         let environment = &component.environment;
         let key =
             Schedule::of_one(self.player.seed, environment.items(), environment.strata()).item(position);

@@ -14,7 +14,7 @@ pub struct FrozenSamplers {
 }
 
 impl FrozenSamplers {
-    /// None made yet.
+    /// Creates samplers over `service` when they are first requested.
     #[must_use]
     pub fn new(service: Arc<dyn Service>) -> Self {
         Self { service, made: Memory::default() }
@@ -25,7 +25,8 @@ impl FrozenSamplers {
     /// # Errors
     /// The service does not have them, or failed.
     pub async fn sampler(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
-        let (service, key) = (self.service.clone(), weights.clone());
+        let service = self.service.clone();
+        let key = weights.clone();
         let make = move || {
             async move {
                 Ok(match weights {

@@ -151,7 +151,7 @@ impl Ledger {
         self.lock().postponed.paused_until()
     }
 
-    /// How long no group has come through because no service answered, and why, once that is longer than it may be.
+    /// Time since the last ready group and the cause, once a service has left groups unanswered for longer than the limit.
     #[must_use]
     pub fn unanswered(&self) -> Option<(Duration, String)> {
         let book = self.lock();

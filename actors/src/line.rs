@@ -215,7 +215,8 @@ impl Line {
         let (deadlines, meters) = (options.retry.deadlines, parts.meters);
         // Those of weight 0 are evaluated, which is not counted here.
         meters.begin(components.iter().filter(|c| c.weight > 0.0).map(|c| c.name.as_str()));
-        let (service, away) = (&meters.service, meters.service.away());
+        let service = &meters.service;
+        let away = meters.service.away();
         let sampler = deadlines.sampler(parts.sampler, service);
         let training = deadlines.training(parts.training, service);
         let shelf = parts

@@ -10,7 +10,7 @@ use crate::parcels::{Member, ReadyGroup};
 use minds_core::backend::BackendError;
 use minds_core::episode::Episode;
 use minds_core::reward::{Metrics, Missing};
-use minds_core::sampling::{SampleFlaw, SampleResponse};
+use minds_core::sampling::SampleResponse;
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
@@ -432,9 +432,9 @@ impl ServiceMeters {
         Request { meters: self.clone(), operation }
     }
 
-    /// Samples have come back.
+    /// Counts the samples of a response that have no tokens.
     pub(crate) fn sampled(&self, response: &SampleResponse) {
-        let empty = response.sequences.iter().filter(|sampled| sampled.check() == Err(SampleFlaw::Empty));
+        let empty = response.sequences.iter().filter(|sampled| sampled.tokens.is_empty());
         self.empty.inc_by(empty.count() as u64);
     }
 }

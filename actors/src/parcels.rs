@@ -57,32 +57,32 @@ pub struct Group {
 
 /// Why a rollout is missing from its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// In words.
+pub struct RolloutFailure {
+    /// Cause, as the log and the ledger report it.
     pub why: String,
-    /// Whether a service could not answer: neither the rollout nor its environment explains it.
+    /// Whether a service could not answer, which is no fault of the rollout or its environment.
     pub unanswered: bool,
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for RolloutFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.why)
     }
 }
 
-impl From<String> for Failure {
+impl From<String> for RolloutFailure {
     fn from(why: String) -> Self {
         Self { why, unanswered: false }
     }
 }
 
-impl From<&str> for Failure {
+impl From<&str> for RolloutFailure {
     fn from(why: &str) -> Self {
         why.to_owned().into()
     }
 }
 
-impl From<BackendError> for Failure {
+impl From<BackendError> for RolloutFailure {
     fn from(error: BackendError) -> Self {
         let unanswered = match &error {
             // A session that is lost, or a key that is denied, does not come back.
@@ -93,7 +93,7 @@ impl From<BackendError> for Failure {
     }
 }
 
-impl From<&Missing> for Failure {
+impl From<&Missing> for RolloutFailure {
     fn from(missing: &Missing) -> Self {
         Self { why: missing.to_string(), unanswered: missing.is_unanswered() }
     }
@@ -108,7 +108,7 @@ pub struct Played {
     /// The weights that played.
     pub policy: Arc<Policy>,
     /// The episode, or the cause of its failure.
-    pub outcome: Result<Episode, Failure>,
+    pub outcome: Result<Episode, RolloutFailure>,
     /// The verdict, where the environment plays by itself and so has judged already.
     pub judged: Option<Result<Score, Missing>>,
 }
@@ -134,7 +134,7 @@ pub struct Judged {
     /// Position in the group.
     pub member: u32,
     /// The rollout, or the cause of the failure.
-    pub outcome: Result<Scored, Failure>,
+    pub outcome: Result<Scored, RolloutFailure>,
 }
 
 /// One rollout of a group that is ready for training.

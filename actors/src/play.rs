@@ -7,10 +7,10 @@
 //! whose first prompt leaves none fails.
 
 use crate::activity::{Activity, Work};
-use crate::clock::{Clock, Unhurried};
+use crate::clock::{RewardClock, Unhurried};
 use crate::kit::unpanicked;
 use crate::meters::Meters;
-use crate::parcels::{Component, Failure};
+use crate::parcels::{Component, RolloutFailure};
 use crate::policy::Policy;
 use crate::retry::Retry;
 use minds_core::chat::{Message, Termination};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use tracing::debug;
 
 /// A sample, or why it cannot be trained.
-pub type Answer = Result<Sampled, Failure>;
+pub type Answer = Result<Sampled, RolloutFailure>;
 
 /// What is played: an item under a name that decides its seeds.
 #[derive(Clone, Copy)]
@@ -60,7 +60,11 @@ impl Player {
     ///
     /// # Errors
     /// The request failed as a whole. A sample that cannot be trained costs only its own member.
-    pub async fn open(&self, table: Table<'_>, members: u32) -> Result<(Arc<[Token]>, Vec<Answer>), Failure> {
+    pub async fn open(
+        &self,
+        table: Table<'_>,
+        members: u32,
+    ) -> Result<(Arc<[Token]>, Vec<Answer>), RolloutFailure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         let answers = self.answer(table, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
@@ -70,7 +74,7 @@ impl Player {
     ///
     /// # Errors
     /// The environment or a request failed.
-    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, Failure> {
+    pub async fn replay(&self, table: Table<'_>, member: u32, again: u32) -> Result<Episode, RolloutFailure> {
         let prompt: Arc<[Token]> = table.component.renderer.prompt(&table.item.prompt).into();
         // Turns count from 1, and no episode has so many that it meets these.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
@@ -89,7 +93,7 @@ impl Player {
         member: u32,
         prompt: Arc<[Token]>,
         first: Sampled,
-    ) -> Result<Episode, Failure> {
+    ) -> Result<Episode, RolloutFailure> {
         let Table { component, item, key, group, policy } = table;
         let mut conversation = item.prompt.clone();
         let (mut prompt, mut answer) = (prompt, first);
@@ -107,13 +111,14 @@ impl Player {
             let reply = tokio::time::timeout(limit, reply)
                 .await
                 .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
-            match reply.map_err(|missing| Failure::from(&missing))? {
+            match reply.map_err(|missing| RolloutFailure::from(&missing))? {
                 Reply::Done => break,
                 Reply::Continue(messages) => conversation.extend(messages),
             }
             prompt = component.renderer.prompt(&conversation).into();
             if prompt.len() >= component.context {
-                let (tokens, turns) = (prompt.len(), turns.len());
+                let tokens = prompt.len();
+                let turns = turns.len();
                 debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");
                 break;
             }
@@ -140,7 +145,7 @@ impl Player {
         let once = || async move {
             let _busy = self.activity.enter(Work::Scoring);
             // What a reward asks of the service has limits of its own, and an outage is not the reward's fault.
-            let clock = Clock::default();
+            let clock = RewardClock::default();
             let oracle = Unhurried { oracle, clock: &clock };
             let scene = Scene { item, episode, renderer: &*component.renderer, oracle: &oracle };
             let scoring = unpanicked(component.environment.score(scene));
@@ -160,7 +165,7 @@ impl Player {
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],
-    ) -> Result<Vec<Answer>, Failure> {
+    ) -> Result<Vec<Answer>, RolloutFailure> {
         let seed = seed(self.seed, table.group.0, stream);
         let Component { sampling, context, .. } = table.component;
         let room = context.checked_sub(prompt.len()).filter(|room| *room > 0).ok_or_else(|| {

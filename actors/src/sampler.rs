@@ -7,7 +7,7 @@
 //! Where it compares its members, all of them are played once more if one failed, and they leave together.
 
 use crate::kit::{Board, Outlet, Parcel, unpanicked};
-use crate::parcels::{Failure, Group, Played};
+use crate::parcels::{Group, Played, RolloutFailure};
 use crate::play::{Player, Table};
 use crate::policy::Policy;
 use crate::seats::{Outcome, left};
@@ -159,7 +159,7 @@ impl Sampler {
                 let id = EpisodeId { group: group.id, member };
                 (Ok(Episode { id, item: group.key, policy: policy.version, turns, opening }), Ok(score))
             }
-            Err(missing) => (Err(Failure::from(&missing)), Err(missing)),
+            Err(missing) => (Err(RolloutFailure::from(&missing)), Err(missing)),
         };
         self.tell(group, member, policy, begun, outcome, Some(judged)).await;
     }
@@ -204,7 +204,7 @@ impl Sampler {
         member: u32,
         policy: &Arc<Policy>,
         begun: Instant,
-        outcome: Result<Episode, Failure>,
+        outcome: Result<Episode, RolloutFailure>,
         judged: Option<Result<Score, Missing>>,
     ) {
         self.player.meters.rollout(&group.component.name, &outcome, begun.elapsed());
@@ -216,8 +216,8 @@ impl Sampler {
 }
 
 /// A panic is a failure like any other.
-fn flat<T>(result: Result<Result<T, Failure>, String>) -> Result<T, Failure> {
-    result.map_err(Failure::from).and_then(|result| result)
+fn flat<T>(result: Result<Result<T, RolloutFailure>, String>) -> Result<T, RolloutFailure> {
+    result.map_err(RolloutFailure::from).and_then(|result| result)
 }
 
 fn table<'a>(group: &'a Group, policy: &'a Policy) -> Table<'a> {

@@ -6,7 +6,7 @@
 
 use crate::kit::{Board, Outlet, Parcel};
 use crate::line::Event;
-use crate::parcels::{Drift, Failure, Judged, Played, Poison, Scored};
+use crate::parcels::{Drift, Judged, Played, Poison, RolloutFailure, Scored};
 use crate::play::Player;
 use crate::policy::{Interviewer, Policy};
 use crate::queries::Queries;
@@ -139,7 +139,7 @@ impl Scorer {
                 }
                 Err(missing) => {
                     meters.missing(environment, &missing, episode.sampled_tokens());
-                    Err((Failure::from(&missing), Some(missing)))
+                    Err((RolloutFailure::from(&missing), Some(missing)))
                 }
             },
             Err(why) => {

@@ -5,7 +5,7 @@
 //! as soon as the step's result is in, while the export is still being made. A part that the service refuses leaves
 //! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
 //! "failed"; so does an optimizer step that the service refuses, with the groups of its gradients. Credits come back
-//! after the new weights are published, so that a group opened with them can play the new weights.
+//! after the new weights are published, so that a group opened with them samples from the new weights.
 
 mod clip;
 mod closing;
@@ -28,6 +28,7 @@ use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use clip::{Clipped, RunningClip};
 use closing::{Closer, Done, Finished};
 use futures::FutureExt;
+use futures::future::{OptionFuture, ready};
 use gathered::Gathered;
 use minds_core::backend::{BackendError, Forward, TrainingBackend};
 use minds_core::ids::PolicyVersion;
@@ -335,28 +336,25 @@ impl Step {
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
         // A gap means a wrong service or template: the weights are to be as they were.
-        let mut checked = None;
         if let Agreement::Unknown { since } = self.agreement
             && let Some(pending) = forward.take()
         {
-            let forward = pending.await;
-            match forward.as_ref().map(|forward| first_step::check(&self.options, since, &groups, forward)) {
-                Ok(Ok(true)) => self.agreement = Agreement::Checked,
-                Ok(Err(why)) => {
-                    gathered::fail(&groups, &why);
-                    return Outcome::Fatal(why);
+            let result = pending.await;
+            if let Ok(forward) = &result {
+                match first_step::check(&self.options, since, &groups, forward) {
+                    Ok(true) => self.agreement = Agreement::Checked,
+                    Ok(false) => {}
+                    Err(why) => {
+                        gathered::fail(&groups, &why);
+                        return Outcome::Fatal(why);
+                    }
                 }
-                Ok(Ok(false)) | Err(_) => {}
             }
-            checked = Some(forward);
+            forward = Some(Box::pin(ready(result)));
         }
         let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
         let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
-        let forward = match forward {
-            Some(pending) => Some(pending.await),
-            None => checked,
-        };
-        match forward {
+        match OptionFuture::from(forward).await {
             Some(Ok(forward)) => match not_finite(&groups, &forward) {
                 None => gathered.add(groups, data, forward),
                 Some(why) => {

@@ -194,17 +194,17 @@ pub enum SampleFlaw {
     /// Its tokens and their log-probs are not as many.
     #[error("a sample of {tokens} tokens came back with {logprobs} log-probs")]
     Unmatched {
-        /// Its tokens.
+        /// Number of tokens in the sample.
         tokens: usize,
-        /// Their log-probs.
+        /// Number of logprobs in the sample.
         logprobs: usize,
     },
     /// A log-prob is NaN or infinite.
     #[error("token {at} of a sample came back with the log-prob {logprob}")]
     NotFinite {
-        /// Which token.
+        /// Position of the token in the sample, from 0.
         at: usize,
-        /// Its log-prob.
+        /// The invalid logprob, NaN or infinite.
         logprob: f32,
     },
 }

@@ -130,7 +130,8 @@ impl<T: Real> Segment<T> {
         let block = heads.block();
         let mut panels = Aligned::zeros(end.div_ceil(WIDTH) * block);
         for part in chain {
-            let (from, to) = (part.start(), part.end().min(end));
+            let from = part.start();
+            let to = part.end().min(end);
             for cell in part.cells(end) {
                 let lanes = from.max(cell * WIDTH) - cell * WIDTH..to.min((cell + 1) * WIDTH) - cell * WIDTH;
                 let target = &mut panels[cell * block..][..block];

@@ -44,7 +44,7 @@ pub enum EnvError {
         path: String,
         /// The name that the folder suggests.
         name: String,
-        /// The modules.
+        /// Names of the modules found, for the message.
         modules: String,
     },
     /// The environment's Python code cannot be loaded.

@@ -29,13 +29,13 @@ pub enum LockError {
 pub struct FileLock {
     _file: File,
     /// The file that stands for the lock.
-    stand_in: Option<StandIn>,
+    stand_in: Option<HolderFile>,
 }
 
 #[derive(Debug)]
-struct StandIn(PathBuf);
+struct HolderFile(PathBuf);
 
-impl Drop for StandIn {
+impl Drop for HolderFile {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::warn!(path = %self.0.display(), %error, "the lock file was not removed");
@@ -103,7 +103,7 @@ impl FileLock {
 /// Whether the file system of this folder has locks, found out without making a file.
 #[must_use]
 pub fn has_locks(folder: &Path) -> bool {
-    // A folder can be locked like a file, and nobody else locks this one.
+    // A folder can be locked like a file, and no other code locks this one.
     let Ok(folder) = File::open(folder) else { return true };
     !matches!(folder.try_lock_shared(), Err(TryLockError::Error(error)) if has_no_locks(&error))
 }
@@ -136,7 +136,7 @@ fn has_no_locks(error: &io::Error) -> bool {
         || (cfg!(target_os = "linux") && error.raw_os_error() == Some(NO_LOCKS))
 }
 
-fn take_stand_in(path: &Path) -> Result<StandIn, LockError> {
+fn take_stand_in(path: &Path) -> Result<HolderFile, LockError> {
     let own = own_name();
     let make = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
@@ -155,7 +155,9 @@ fn take_stand_in(path: &Path) -> Result<StandIn, LockError> {
         made => made,
     };
     match made {
-        Ok(()) if fs::read_to_string(path).is_ok_and(|holder| holder == own) => Ok(StandIn(path.to_owned())),
+        Ok(()) if fs::read_to_string(path).is_ok_and(|holder| holder == own) => {
+            Ok(HolderFile(path.to_owned()))
+        }
         Ok(()) => Err(LockError::Held(Some(path.to_owned()))),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(LockError::Held(Some(path.to_owned()))),
         Err(error) => Err(LockError::Io(error)),
@@ -168,11 +170,11 @@ fn own_name() -> String {
     format!("{}\n{number}\n{}\n", machine(), begin(number).unwrap_or_default())
 }
 
-/// Whether a holder may still be at work. Of other machines nobody can tell.
+/// Whether a holder may still be running. Holders on other machines always may.
 fn may_live(holder: &str) -> bool {
     let mut lines = holder.lines();
     let (Some(place), Some(number), Some(begun)) = (lines.next(), lines.next(), lines.next()) else {
-        // It is just being written, or nobody's.
+        // Its holder is still writing it, or it is empty.
         return true;
     };
     let Ok(number) = number.parse() else { return true };
@@ -183,7 +185,8 @@ fn may_live(holder: &str) -> bool {
 fn machine() -> String {
     let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let space = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
-    let (name, boot) = (text("/proc/sys/kernel/hostname"), text("/proc/sys/kernel/random/boot_id"));
+    let name = text("/proc/sys/kernel/hostname");
+    let boot = text("/proc/sys/kernel/random/boot_id");
     format!("{name} {boot} {space}")
 }
 

@@ -160,7 +160,7 @@ fn voice(
     })
 }
 
-/// Loads a Python package as a run would, plays it against a policy that stands in for the model, and lets it go.
+/// Loads a Python package as a run would, runs one rollout against a stand-in for the model, and unloads it.
 fn try_out(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<String, Fault> {
     let loaded = assemble::python(plan, env, voice.clone()).or_exit(Exit::Config)?;
     let loading = format!(

@@ -28,16 +28,19 @@ fn available(meminfo: &str) -> Option<u64> {
 }
 
 /// The files of a control group that tell its memory.
-struct Files {
+struct CgroupFiles {
     limit: &'static str,
     used: &'static str,
     /// The line of `memory.stat` with what the group has cached of files and would give back.
     cached: &'static str,
 }
 
-const V1: Files =
-    Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", cached: "total_inactive_file" };
-const V2: Files = Files { limit: "memory.max", used: "memory.current", cached: "inactive_file" };
+const V1: CgroupFiles = CgroupFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: "total_inactive_file",
+};
+const V2: CgroupFiles = CgroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file" };
 
 /// What the groups of a process, as `/proc/self/cgroup` lists them, and the groups above them have left; `None` without a
 /// limit. Version 2 has one hierarchy for all, version 1 one for memory.
@@ -56,11 +59,12 @@ fn left_in_groups(groups: &str, mount: &Path) -> Option<u64> {
     groups.lines().filter_map(of_group).min()
 }
 
-fn left(group: &Path, files: &Files) -> Option<u64> {
+fn left(group: &Path, files: &CgroupFiles) -> Option<u64> {
     let text = |name: &str| read_to_string(group.join(name)).ok();
-    // `max`, which is no number, is no limit.
+    // `max` means no limit and does not parse as an integer.
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
-    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    let limit = number(files.limit)?;
+    let used = number(files.used)?;
     let stat = text("memory.stat").unwrap_or_default();
     let cached = stat.lines().find_map(|line| line.strip_prefix(files.cached)?.trim().parse::<u64>().ok());
     Some(limit.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))

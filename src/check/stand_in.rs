@@ -20,12 +20,12 @@ use std::future::ready;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// What it answers.
+/// Completion of every request.
 pub const ANSWER: &str = "A stand-in answer: 1";
 /// The log-prob of every token.
 const LOGPROB: f32 = -1.0;
 
-/// Plays the first item of an environment that plays by itself: once, or with as many members as are compared.
+/// Runs a rollout of the first item of a self-driven environment, or a whole group where rewards compare its members.
 ///
 /// # Errors
 /// Why the first member without a reward has none.

@@ -293,8 +293,10 @@ fn score(
         if environment.conductor().is_none()
             && let Ok(Reply::Continue(_)) = environment.reply(&item, &said).await
         {
-            let why =
-                anyhow!("{} goes on after this answer: only a run plays and scores all its turns", env.name);
+            let why = anyhow!(
+                "{} has more turns after this completion: only a run generates and scores all of them",
+                env.name
+            );
             return Err(why).or_exit(Exit::Config);
         }
         let result =

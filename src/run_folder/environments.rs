@@ -1,7 +1,7 @@
 //! `environments.json`: what the environments were made of when the last checkpoint was saved.
 //!
 //! Which positions of the schedule a checkpoint has behind it says nothing about the rows that stood there. Rows, prompts
-//! or rewards that have changed under the same config are told when the run is resumed; it goes on, since that may be
+//! or rewards that have changed under the same config are reported when the run is resumed; it continues, since that may be
 //! what is wanted.
 
 use super::{text_of, write_whole};

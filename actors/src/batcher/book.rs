@@ -1,7 +1,7 @@
 //! The books of the batcher: members by group, and complete groups by age. Pure.
 
 use super::{ConstantGroups, Options, Weighting};
-use crate::parcels::{Failure, Group, Judged, Member, ReadyGroup, Scored, Spare};
+use crate::parcels::{Group, Judged, Member, ReadyGroup, RolloutFailure, Scored, Spare};
 use minds_core::advantage::{Estimator, is_constant};
 use minds_core::ids::{GroupId, PolicyVersion};
 use minds_core::reward::Reward;
@@ -19,7 +19,7 @@ pub struct GroupBook {
     open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, Outcome>)>,
 }
 
-type Outcome = Result<Scored, Failure>;
+type Outcome = Result<Scored, RolloutFailure>;
 
 /// A group all of whose members have come back.
 pub struct Complete {
@@ -64,7 +64,7 @@ impl Complete {
     /// # Errors
     /// Too few members have a reward, or an episode makes no datum. The first cause, or why a service did not answer if
     /// there would have been enough members with those that it left without one.
-    pub fn build(self, options: &Options) -> Result<ReadyGroup, Failure> {
+    pub fn build(self, options: &Options) -> Result<ReadyGroup, RolloutFailure> {
         let estimator = options.estimator;
         let Self { group, members } = self;
         let size = members.len();
@@ -85,7 +85,7 @@ impl Complete {
             let cause =
                 cause.or(missing.first()).map_or("no member came back", |failure| failure.why.as_str());
             let why = format!("{have} of {size} members have a reward, {needed} are needed: {cause}");
-            return Err(Failure { why, unanswered });
+            return Err(RolloutFailure { why, unanswered });
         }
         let rewards: Vec<Reward> = judged.iter().map(|scored| scored.score.reward).collect();
         let advantages = estimator.advantages(&rewards);

@@ -12,19 +12,19 @@ use tokio::time::Instant;
 /// Pause after the first time; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest pause.
+/// Upper bound of the doubling pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Times without an answer on end.
+/// Exponential back-off since the first unanswered attempt of a series.
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct Backoff {
     since: Instant,
     pause: Duration,
     /// Before that, nothing is tried again.
     due: Instant,
 }
 
-impl Row {
+impl Backoff {
     fn begin(now: Instant) -> Self {
         Self { since: now, pause: FIRST_PAUSE, due: now + FIRST_PAUSE }
     }
@@ -42,9 +42,9 @@ impl Row {
 /// Groups without an answer.
 #[derive(Default)]
 pub(super) struct Postponed {
-    groups: BTreeMap<GroupId, (Row, bool)>,
+    groups: BTreeMap<GroupId, (Backoff, bool)>,
     /// Since the last group that came through.
-    all: Option<Row>,
+    all: Option<Backoff>,
 }
 
 /// What becomes of a group without an answer.
@@ -62,9 +62,9 @@ impl Postponed {
         let now = Instant::now();
         match &mut self.all {
             Some(row) => row.again(now, limit),
-            None => self.all = Some(Row::begin(now)),
+            None => self.all = Some(Backoff::begin(now)),
         }
-        let (row, waits) = self.groups.entry(group).or_insert_with(|| (Row::begin(now), true));
+        let (row, waits) = self.groups.entry(group).or_insert_with(|| (Backoff::begin(now), true));
         if now - row.since >= limit {
             self.groups.remove(&group);
             return Fate::Failed;
@@ -85,7 +85,7 @@ impl Postponed {
         Some(*group)
     }
 
-    /// A group has come through.
+    /// Records that a group became ready, which ends the pause of all groups.
     pub(super) fn answered(&mut self) {
         self.all = None;
     }
@@ -100,7 +100,7 @@ impl Postponed {
         self.all.map(|row| row.due).filter(|due| *due > Instant::now())
     }
 
-    /// How long no group has come through for want of an answer.
+    /// Time since the last ready group, if groups have been unanswered since.
     pub(super) fn lasts(&self) -> Option<Duration> {
         self.all.map(|row| row.since.elapsed())
     }

@@ -2,7 +2,7 @@
 //!
 //! Reuse changes no bit of any result: keys and values of a position depend only on the tokens up to it. What is
 //! kept is bounded in bytes; the least recently used goes first. A prompt that begins with a kept one copies that part,
-//! which costs next to nothing beside computing it, so that nothing that was let go stays alive under others.
+//! which is cheap beside computing it, so that an evicted prefix keeps no memory alive.
 
 use super::budget::PAGE;
 use crate::kv::Kv;

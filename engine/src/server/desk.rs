@@ -39,7 +39,7 @@ pub(super) struct Desk {
     spec: LoraSpec,
     intake: Mutex<Intake>,
     used: Mutex<Instant>,
-    /// Whether the model is given up once its turn for that has come.
+    /// Whether an `unload_model` is queued.
     leaving: AtomicBool,
 }
 
@@ -71,7 +71,8 @@ impl Desk {
         let (errands, inbox) = unbounded_channel();
         let intake = Mutex::new(Intake { errands, seen: BTreeMap::new(), floor: 1 });
         let Opening { id, session, spec, seat, training, promise, made } = opening;
-        let (used, leaving) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        let used = Mutex::new(Instant::now());
+        let leaving = AtomicBool::new(false);
         let desk = Arc::new(Self { id, session, spec, intake, used, leaving });
         let clerk = Clerk {
             id: desk.id.clone(),
@@ -206,7 +207,7 @@ impl Clerk {
         }
     }
 
-    /// Gives the model up. Of what came behind, a repeated `unload_model` is told the same and all else is refused.
+    /// Unloads the model. Of the requests queued behind, a repeated `unload_model` succeeds and all others are refused.
     fn leave(&mut self) {
         if let Some(server) = self.server.upgrade() {
             server.models.close(&self.id);

@@ -28,7 +28,7 @@ pub(super) struct Server {
     /// Becomes true when the server is to stop.
     pub(super) closing: watch::Sender<bool>,
     pub(super) reading: Arc<Reading>,
-    /// Where it listens.
+    /// Address that the server listens on.
     pub(super) address: SocketAddr,
     options: ServerOptions,
 }
@@ -128,7 +128,7 @@ impl Models {
         }
     }
 
-    /// Bytes of the models that nobody has given up.
+    /// Bytes of the models that are not being unloaded.
     fn kept_bytes(&self) -> usize {
         let desks = self.lock();
         let kept = desks.values().filter(|desk| !desk.is_leaving());

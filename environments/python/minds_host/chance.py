@@ -93,7 +93,7 @@ class Chance:
 
 
 class _Steps:
-    """An awaitable each of whose steps is taken under a chance."""
+    """Awaits another awaitable and swaps in one state of the random generators around each of its steps."""
 
     def __init__(self, chance, awaitable):
         self._chance, self._awaitable = chance, awaitable

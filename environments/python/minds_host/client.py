@@ -253,7 +253,7 @@ class Service(Shared):
             )
 
     def create_sampling_client(self, model_path=None, base_model=None, retry_config=None):
-        """Saved weights, the base model, or, with neither, the policy that plays the rollout."""
+        """Saved weights, the base model, or, with neither, the policy that samples the rollout."""
         if model_path is not None and base_model is not None:
             raise ValueError("create_sampling_client takes model_path or base_model, not both")
         if model_path is not None:

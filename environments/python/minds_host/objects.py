@@ -164,7 +164,7 @@ class Maker:
         return functools.partial(env.build, *given.args, **given.kwargs)
 
     def _built(self, env, built):
-        # An environment that is told its client and gives nothing back is the environment.
+        # A `build` that returns nothing has configured the object that it was called on.
         env = env if built is None else built
         for one in env if isinstance(env, (list, tuple)) else [env]:
             self._hand_renderer(one)

@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Counts the time in which nobody holds it, up to a limit.
-pub(super) struct Clock {
+/// Counts time up to a limit, except while it is held.
+pub(super) struct RolloutClock {
     limit: Duration,
-    state: watch::Sender<State>,
+    state: watch::Sender<ClockState>,
 }
 
 #[derive(Clone, Copy)]
-struct State {
+struct ClockState {
     holders: usize,
     /// Counted time up to `since`.
     spent: Duration,
@@ -23,15 +23,15 @@ struct State {
     since: Instant,
 }
 
-impl Clock {
+impl RolloutClock {
     /// A clock that runs from now on.
     pub(super) fn start(limit: Duration) -> Arc<Self> {
-        let state = State { holders: 0, spent: Duration::ZERO, since: Instant::now() };
+        let state = ClockState { holders: 0, spent: Duration::ZERO, since: Instant::now() };
         Arc::new(Self { limit, state: watch::Sender::new(state) })
     }
 
     /// Stands still until the returned value is dropped.
-    pub(super) fn hold(self: &Arc<Self>) -> Held {
+    pub(super) fn hold(self: &Arc<Self>) -> ClockHold {
         self.state.send_modify(|state| {
             if state.holders == 0 {
                 state.spent += state.since.elapsed();
@@ -39,7 +39,7 @@ impl Clock {
             }
             state.holders += 1;
         });
-        Held(self.clone())
+        ClockHold(self.clone())
     }
 
     /// Gives the environment this much more time.
@@ -57,7 +57,7 @@ impl Clock {
     pub(super) async fn expired(&self) {
         let mut changes = self.state.subscribe();
         loop {
-            let State { holders, spent, since } = *changes.borrow_and_update();
+            let ClockState { holders, spent, since } = *changes.borrow_and_update();
             let end = since + self.limit.saturating_sub(spent);
             tokio::select! {
                 () = sleep_until(end), if holders == 0 => return,
@@ -69,9 +69,9 @@ impl Clock {
 }
 
 /// Keeps a clock from running.
-pub(super) struct Held(Arc<Clock>);
+pub(super) struct ClockHold(Arc<RolloutClock>);
 
-impl Drop for Held {
+impl Drop for ClockHold {
     fn drop(&mut self) {
         self.0.state.send_modify(|state| {
             state.holders -= 1;
@@ -89,13 +89,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn has_expired(clock: &Clock) -> bool {
+    fn has_expired(clock: &RolloutClock) -> bool {
         clock.expired().now_or_never().is_some()
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_of_thirty_seconds_does_not_count_towards_a_limit_of_eight() {
-        let clock = Clock::start(8 * SECOND);
+        let clock = RolloutClock::start(8 * SECOND);
         tokio::time::advance(5 * SECOND).await;
         let owed = [clock.hold(), clock.hold()];
         tokio::time::advance(30 * SECOND).await;
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_for_the_limit_sees_the_clock_stop_and_run_again() {
-        let clock = Clock::start(8 * SECOND);
+        let clock = RolloutClock::start(8 * SECOND);
         let begun = Instant::now();
         let serving = async {
             for _ in 0..4 {
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_expired_clock_that_is_extended_expires_again_after_that_time() {
-        let clock = Clock::start(8 * SECOND);
+        let clock = RolloutClock::start(8 * SECOND);
         clock.expired().await;
         clock.extend(5 * SECOND);
         let extended = Instant::now();

@@ -5,7 +5,7 @@ use super::desk::Desk;
 use super::message::{Description, Said, ToHost};
 use super::options::{BadReward, PythonOptions};
 use super::replay::Replay;
-use super::rollout::{Limits, Rollout};
+use super::rollout::{Rollout, RolloutLimits};
 use super::tools;
 use super::variety::{LOOKED_AT, Variety};
 use super::voice::Voice;
@@ -66,7 +66,7 @@ impl PythonEnvironment {
     /// Plays one rollout in a process, with an answerer for its questions.
     async fn rollout(
         &self,
-        place: Place,
+        place: AssignedSlot,
         group: &Group<'_>,
         name: String,
         sampler: &dyn SamplingBackend,
@@ -75,7 +75,7 @@ impl PythonEnvironment {
         let options = self.crew.options();
         let desk = Desk::new(self.crew.voice(), name.clone());
         let is_classic = self.description.kind == "classic";
-        let Place { worker, slot, limits } = place;
+        let AssignedSlot { worker, slot, limits } = place;
         let rollout = Rollout {
             name,
             group: &group.name,
@@ -133,7 +133,8 @@ impl PythonEnvironment {
             Ok((assigned, slots)) => {
                 let limits = self.limits();
                 join_all(seats.into_iter().zip(slots).map(|(seat, slot)| {
-                    let place = Place { worker: assigned.worker.clone(), slot, limits: limits.clone() };
+                    let place =
+                        AssignedSlot { worker: assigned.worker.clone(), slot, limits: limits.clone() };
                     self.seated(place, &group, seat)
                 }))
                 .await;
@@ -148,7 +149,7 @@ impl PythonEnvironment {
             match self.place(home.as_ref()).await {
                 Err(missing) => seat.leave(Err(missing)),
                 Ok((assigned, slot)) => {
-                    let place = Place { worker: assigned.worker.clone(), slot, limits: self.limits() };
+                    let place = AssignedSlot { worker: assigned.worker.clone(), slot, limits: self.limits() };
                     self.seated(place, &group, seat).await;
                 }
             }
@@ -172,11 +173,11 @@ impl PythonEnvironment {
     }
 
     /// The time of a rollout, or of a group whose members are compared.
-    fn limits(&self) -> Limits {
-        Limits::new(self.crew.options().rollout_timeout)
+    fn limits(&self) -> RolloutLimits {
+        RolloutLimits::new(self.crew.options().rollout_timeout)
     }
 
-    async fn seated(&self, place: Place, group: &Group<'_>, seat: Seat) {
+    async fn seated(&self, place: AssignedSlot, group: &Group<'_>, seat: Seat) {
         let name = format!("{}.{}", group.name, seat.episode.member);
         let (sampler, oracle) = (seat.sampler.clone(), seat.oracle.clone());
         let result = self.rollout(place, group, name, &*sampler, &*oracle).await;
@@ -185,10 +186,10 @@ impl PythonEnvironment {
 }
 
 /// Where a rollout is played, and the time that it has.
-struct Place {
+struct AssignedSlot {
     worker: Arc<Worker>,
     slot: OwnedSemaphorePermit,
-    limits: Limits,
+    limits: RolloutLimits,
 }
 
 /// Rollouts of one item.
@@ -267,7 +268,7 @@ impl Environment for PythonEnvironment {
         let (assigned, slot) = self.place(None).await?;
         let name = group.name.clone();
         let replay = Replay::new(&scene.episode.turns);
-        let place = Place { worker: assigned.worker.clone(), slot, limits: self.limits() };
+        let place = AssignedSlot { worker: assigned.worker.clone(), slot, limits: self.limits() };
         let played = self.rollout(place, &group, name, &replay, scene.oracle).await;
         if replay.is_exhausted() {
             let what = "it samples more than the answers that were given, which only a run does";

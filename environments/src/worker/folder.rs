@@ -1,6 +1,6 @@
 //! The folder of the host's files, for as long as a run needs it.
 //!
-//! A lock says that somebody needs it. Runs that share a folder for temporary files, in containers of their own or on a
+//! A lock marks it as in use. Runs that share a folder for temporary files, in containers of their own or on a
 //! system without `/proc`, see each other's locks where they would not see each other's processes. Where locks are not
 //! supported, a folder that its run left behind stays.
 
@@ -30,7 +30,7 @@ impl HostFolder {
     fn create_in(temp: &Path) -> io::Result<Self> {
         sweep(temp);
         let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(temp)?;
-        // Nobody finds the file before it is locked: it is given its name then.
+        // The file is renamed into place once it is locked, so that no other process sees it unlocked.
         let unnamed = dir.path().join("lock.new");
         let lock = File::create(&unnamed)?;
         match lock.try_lock() {
@@ -45,7 +45,7 @@ impl HostFolder {
     }
 }
 
-/// Removes folders whose lock nobody holds. Of other users' folders nothing can be removed, and nothing need be.
+/// Removes folders whose lock is free. Folders of other users cannot be removed and are left alone.
 fn sweep(temp: &Path) {
     for entry in std::fs::read_dir(temp).into_iter().flatten().filter_map(Result::ok) {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {

@@ -1,11 +1,11 @@
 //! Where the host's files lie, which interpreter runs them, and what a process is given.
 //!
 //! A process gets the variables of a list and those that the config names, never all: what is not in the list cannot
-//! leak, least of all the service's key. Whoever looks for a module gives its interpreter the same variables, so that
-//! both find the same.
+//! leak, least of all the service's key. The probe for a module gets the same
+//! variables as the process that imports it, so that both find the same module.
 
 use super::folder::HostFolder;
-use super::locate::{Located, locate};
+use super::locate::{ModuleLocation, locate};
 use super::options::PythonOptions;
 use crate::error::EnvError;
 use crate::registry;
@@ -111,7 +111,7 @@ impl Host {
         for (name, text) in FILES {
             std::fs::write(package.join(name), text).map_err(failed)?;
         }
-        let Located { path, module, home } = locate(&options.id)?;
+        let ModuleLocation { path, module, home } = locate(&options.id)?;
         let variables = variables(&options.pass_env, of_this_process);
         let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
         Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
@@ -181,7 +181,7 @@ fn spare_this_machine(variables: &mut Variables) {
 /// # Errors
 /// There is no such package, or the interpreter cannot be started.
 pub fn find(options: &PythonOptions) -> Result<(), EnvError> {
-    let Located { path, module, home } = locate(&options.id)?;
+    let ModuleLocation { path, module, home } = locate(&options.id)?;
     if path.is_some() {
         return Ok(());
     }

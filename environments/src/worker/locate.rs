@@ -11,7 +11,7 @@ use toml::{Table, Value};
 
 /// Where a module is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Located {
+pub(super) struct ModuleLocation {
     /// A folder that must be importable, if the environment was named by its path.
     pub path: Option<String>,
     pub module: String,
@@ -25,9 +25,9 @@ pub fn is_path(id: &str) -> bool {
 }
 
 /// Finds the module of an id.
-pub(super) fn locate(id: &str) -> Result<Located, EnvError> {
+pub(super) fn locate(id: &str) -> Result<ModuleLocation, EnvError> {
     if !is_path(id) {
-        return Ok(Located { path: None, module: module_name(id), home: None });
+        return Ok(ModuleLocation { path: None, module: module_name(id), home: None });
     }
     let file = PathBuf::from(format!("{}.py", id.trim_end_matches('/')));
     let path = match Path::new(id).canonicalize() {
@@ -62,8 +62,8 @@ pub(super) fn locate(id: &str) -> Result<Located, EnvError> {
     Err(EnvError::NoPackage { path: id.into(), name })
 }
 
-fn found(root: &Path, module: String, home: PathBuf) -> Located {
-    Located { path: Some(root.display().to_string()), module, home: Some(home) }
+fn found(root: &Path, module: String, home: PathBuf) -> ModuleLocation {
+    ModuleLocation { path: Some(root.display().to_string()), module, home: Some(home) }
 }
 
 fn module_name(id: &str) -> String {

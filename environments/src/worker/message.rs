@@ -66,7 +66,7 @@ pub(super) enum FromHost {
         n: u64,
         lag: f64,
     },
-    /// A rollout of a group whose rewards compare its members has come to this.
+    /// A rollout of a group whose rewards compare its members reached another phase.
     Phase {
         rollout: String,
         phase: Phase,
@@ -209,11 +209,11 @@ pub(super) enum Op {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Whose {
-    /// Those that play the rollout.
+    /// The policy version that samples the rollout.
     Policy,
     /// Those made of a borrowed adapter, by their handle.
     Exported(u64),
-    /// The base model.
+    /// The base model of the run.
     Base,
     /// Saved ones, by their path on the service.
     Saved(String),

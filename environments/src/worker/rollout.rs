@@ -4,7 +4,7 @@
 //! It ends within its limit, in which waits for the service do not count: what does not listen to its cancellation is killed. Dropping the future gives it up.
 
 use super::ask::{Answered, Asker, Refusal};
-use super::clock::{Clock, Held};
+use super::clock::{ClockHold, RolloutClock};
 use super::desk::Desk;
 use super::endpoint::Endpoint;
 use super::message::{Phase, Report, ToHost};
@@ -46,8 +46,8 @@ pub(super) struct Rollout<'a> {
     pub worker: Arc<Worker>,
     pub slot: OwnedSemaphorePermit,
     pub endpoint: Arc<Endpoint>,
-    /// Its time.
-    pub limits: Limits,
+    /// Time limits of the rollout and of its group's comparison.
+    pub limits: RolloutLimits,
     pub fail_on_bad_reward: bool,
     /// The metric under which bad rewards are counted.
     pub bad_rewards: &'static str,
@@ -55,30 +55,30 @@ pub(super) struct Rollout<'a> {
 
 /// How much time a rollout has, and, where rewards compare the members of a group, the comparison.
 #[derive(Clone)]
-pub(super) struct Limits {
+pub(super) struct RolloutLimits {
     pub limit: Duration,
     /// Started by the first member that is compared, and shared by all.
-    pub comparison: Arc<OnceLock<Arc<Clock>>>,
+    pub comparison: Arc<OnceLock<Arc<RolloutClock>>>,
 }
 
-impl Limits {
+impl RolloutLimits {
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, comparison: Arc::default() }
     }
 
-    fn compared(&self) -> Arc<Clock> {
-        self.comparison.get_or_init(|| Clock::start(self.limit)).clone()
+    fn compared(&self) -> Arc<RolloutClock> {
+        self.comparison.get_or_init(|| RolloutClock::start(self.limit)).clone()
     }
 }
 
 /// An answer that the service owes to a rollout.
 struct Owed {
     worker: Arc<Worker>,
-    _clock: Held,
+    _clock: ClockHold,
 }
 
 impl Owed {
-    fn new(worker: &Arc<Worker>, clock: &Arc<Clock>) -> Self {
+    fn new(worker: &Arc<Worker>, clock: &Arc<RolloutClock>) -> Self {
         worker.owed.fetch_add(1, Relaxed);
         Self { worker: worker.clone(), _clock: clock.hold() }
     }
@@ -98,7 +98,7 @@ impl Rollout<'_> {
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
     ) -> Result<Performance, Missing> {
-        let mut clock = Clock::start(self.limits.limit);
+        let mut clock = RolloutClock::start(self.limits.limit);
         // Held while the rollout waits for the other members of its group.
         let mut waiting = None;
         let mut visit = Visit::enter(&self);
@@ -120,7 +120,7 @@ impl Rollout<'_> {
             tokio::select! {
                 biased;
                 () = clock.expired() => {
-                    // Another rollout's blocking call may wait for the service, which is nobody's fault here.
+                    // Another rollout's blocking call may wait for the service, which does not count against this rollout.
                     if self.worker.is_held_up().await {
                         clock.extend(HELD_UP);
                         continue;
@@ -200,7 +200,7 @@ impl Rollout<'_> {
     }
 
     /// Work during which the clock stands.
-    fn owed<'w>(&self, clock: &Arc<Clock>, work: BoxFuture<'w, Answered>) -> BoxFuture<'w, Answered> {
+    fn owed<'w>(&self, clock: &Arc<RolloutClock>, work: BoxFuture<'w, Answered>) -> BoxFuture<'w, Answered> {
         let owed = Owed::new(&self.worker, clock);
         work.inspect(move |_| drop(owed)).boxed()
     }

@@ -1,4 +1,4 @@
-//! Exceptions of user code that say that a service could not answer: a judge behind an address, for example.
+//! Exceptions of user code that say that a service could not answer: a grader behind an HTTP API, for example.
 //!
 //! Neither the rollout nor the environment is at fault then, and the group is played again later. What libraries raise is
 //! known by name here; an exception that user code makes of them is one of its own.

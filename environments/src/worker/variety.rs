@@ -23,7 +23,7 @@ struct Seen {
 }
 
 impl Variety {
-    /// Notes what an item showed. `true` once: when so many items have been one prompt.
+    /// Records the prompt of an item. Returns `true` once, when the first 20 items have had one prompt.
     pub(super) fn is_missing(&self, item: u64, performance: &Performance) -> bool {
         let Some(first) = performance.turns.first() else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

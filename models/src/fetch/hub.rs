@@ -225,7 +225,8 @@ impl<'a> HubModel<'a> {
 
     /// The answer, or what its status means for `file` or the model as a whole.
     fn accept(&self, response: Response, file: Option<&str>) -> Result<Response, Failure> {
-        let (status, name) = (response.status(), self.name);
+        let status = response.status();
+        let name = self.name;
         if status.is_success() {
             return Ok(response);
         }

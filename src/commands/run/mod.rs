@@ -44,7 +44,7 @@ pub fn run(command: &cli::Run) -> Result<(), Fault> {
     plan.fit_answers(ready.info.context);
     let components = assemble::components(&plan, &ready)?;
     let changes = folder.compare(assemble::fingerprints(&plan, &components)).or_exit(Exit::Config)?;
-    changes.iter().for_each(|change| tracing::warn!("{change}; the run goes on with what is there now"));
+    changes.iter().for_each(|change| tracing::warn!("{change}; the run continues with the current version"));
     let result = system.block_on(async {
         let place = folder.path().display().to_string();
         let setting_up = || format!("failed to set up the run in {place}");

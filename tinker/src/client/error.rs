@@ -74,7 +74,7 @@ pub enum ClientError {
         why: String,
     },
     /// The server did not answer, or refused for load, for the longest that it is waited for. That limit is one for all
-    /// requests: whoever waits longer, waits twice.
+    /// requests: a higher layer that retries would wait for it again.
     #[error(
         "{what}: the server has not answered for {}s, as long as it is waited for, in {attempts} attempts; the last one: {why}",
         waited.as_secs()

@@ -282,11 +282,11 @@ impl Session {
     }
 }
 
-/// Models and samplers that are made anew, under another number, when nobody knows whether they were made.
+/// Models and samplers that are made anew, under another number, when it is unknown whether they were made.
 const MADE_ANEW: u32 = 2;
 
-/// Makes a model or a sampler. If it is in doubt whether it was made, another one is made under another number: one that
-/// nobody uses changes nothing.
+/// Makes a model or a sampler. If it is in doubt whether it was made, another one is made under another number: an
+/// unused one has no effect.
 async fn anew<T: Send + 'static>(session: &Session, make: impl Fn() -> Answer<T>) -> Result<T, ClientError> {
     let mut again = 0;
     loop {

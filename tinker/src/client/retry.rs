@@ -288,7 +288,7 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// A conflict that stays: one with an earlier attempt whose answer was lost, or with somebody else's request.
+    /// A conflict that stays: one with an earlier attempt whose answer was lost, or with a request of another client.
     fn conflict(&self, why: String) -> ClientError {
         match self.unsure {
             true => ClientError::InDoubt {
@@ -302,7 +302,8 @@ impl<'a> Attempts<'a> {
     }
 
     pub(super) fn give_up(&self, why: String) -> ClientError {
-        let (what, attempts) = (self.what.to_owned(), self.asked.max(1));
+        let what = self.what.to_owned();
+        let attempts = self.asked.max(1);
         match self.failing {
             Some(_) => {
                 self.common.outage.give_up(self.operation);

@@ -145,7 +145,8 @@ impl Training {
             return Box::pin(std::future::ready(Err(error)));
         }
         let (model_id, name) = (self.model_id.clone(), name.to_owned());
-        let (model, wanted) = (model_id.clone(), name.clone());
+        let model = model_id.clone();
+        let wanted = name.clone();
         let saved: Answer<SaveWeightsResponse> =
             self.request(what, "SaveWeights", Absent::Lost, move |seq_id| {
                 encode(&SaveWeightsRequest {
@@ -193,7 +194,8 @@ impl Training {
             return Box::pin(std::future::ready(Err(error)));
         }
         let (model_id, name) = (self.model_id.clone(), name.map(ToOwned::to_owned));
-        let (model, wanted) = (model_id.clone(), name.clone());
+        let model = model_id.clone();
+        let wanted = name.clone();
         let number = name.is_none().then(|| self.session.samplers.fetch_add(1, Ordering::Relaxed));
         let saved: Answer<SaveWeightsForSamplerResponse> =
             self.request(what, "SaveWeightsForSampler", Absent::Lost, move |seq_id| {
@@ -339,7 +341,8 @@ async fn find_saved(
     name: &str,
 ) -> Result<String, ClientError> {
     let ClientError::InDoubt { what, detail } = &error else { return Err(error) };
-    let (connection, route) = (session.connection.clone(), format!("training_runs/{model_id}/checkpoints"));
+    let connection = session.connection.clone();
+    let route = format!("training_runs/{model_id}/checkpoints");
     let look = async move { connection.get::<Checkpoints>("the list of saved weights", &route).await };
     let listed = match session.run(look).await {
         Ok(listed) => listed.checkpoints,

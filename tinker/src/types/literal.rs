@@ -10,7 +10,7 @@ pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a number that steers training. `null` is what JSON writers make of NaN, and no number to go on with.
+/// Reads a number that steers training. `null` is what JSON writers make of NaN, and is refused.
 pub(super) fn real<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let written = Option::deserialize(deserializer)?;
     written.ok_or_else(|| {

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 type Answer = oneshot::Receiver<Result<SampleResponse, BackendError>>;
 
-/// A sampler that is driven by hand, with room for so many pages of open requests and of kept prompts.
+/// A sampler that is driven by hand, with a budget in pages for open requests and one for kept prompts.
 fn sampler(open: usize, kept: usize) -> (Sampler, usize) {
     let model = Arc::new(Model::<f32>::random(Architecture::tiny(), 1).unwrap());
     let page = Budget::new(model.architecture(), 0, 0).need(1, 0).prompt_bytes;
