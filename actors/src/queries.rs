@@ -109,6 +109,7 @@ impl Queries {
     pub(crate) fn beside(&self) -> Self {
         Self {
             shadow: self.shadow.clone(),
+            loans: self.loans.clone(),
             frozen: self.frozen.clone(),
             shifts: self.shifts.clone(),
             ..Self::new(Limits { per_step: None, ..self.limits })
@@ -223,6 +224,15 @@ mod tests {
         assert_eq!(begun.elapsed().as_secs(), 5, "ten of a second, two at a time");
         // 2 × (0 + 1 + 2 + 3 + 4) seconds.
         assert!((queries.read().waited_s - 20.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn an_evaluation_uses_the_shadow_trainer_of_the_training() {
+        let queries = Queries::default();
+        assert!(queries.shadow.set(crate::kit::lane("measures", NonZeroUsize::MIN).0).is_ok());
+        assert!(queries.loans.set(crate::kit::lane("loans", NonZeroUsize::MIN).0).is_ok());
+        let beside = queries.beside();
+        assert!(beside.shadow.get().is_some() && beside.loans.get().is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,18 +2,22 @@
 //!
 //! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores between the tables and the key. One that is empty counts as
 //! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone, unless one
-//! underscore too few is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`.
+//! underscore too few is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
+//! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, beats a `tinker.api_key` of the file.
 
 use super::error::ConfigError;
 use super::overrides::write;
 use super::places::Places;
 use super::schema;
+use minds_tinker::client::API_KEY_ENV;
 use std::collections::BTreeMap;
 
 /// What every variable of a config begins with.
 const PREFIX: &str = "MINDS_";
 /// The variable of the official SDK for the service's address, and the key that it sets.
 const BASE_URL: (&str, [&str; 2]) = ("TINKER_BASE_URL", ["tinker", "base_url"]);
+/// The table and the keys of the service's key: written out, and the variable that holds it.
+const API_KEY: (&str, &str, &str) = ("tinker", "api_key", "api_key_env");
 /// The one key that is in no table.
 const OUTPUT_DIR: &str = "OUTPUT_DIR";
 
@@ -37,6 +41,16 @@ impl Variables {
         self.0.get(name).cloned()
     }
 
+    /// Drops the key that a file spells out where a variable holds one: variables beat files.
+    fn supersede_key(&self, table: &mut toml::Table) {
+        let (name, written, variable) = API_KEY;
+        let Some(tinker) = table.get_mut(name).and_then(toml::Value::as_table_mut) else { return };
+        let variable = tinker.get(variable).and_then(toml::Value::as_str).unwrap_or(API_KEY_ENV);
+        if self.0.get(variable).is_some_and(|key| !key.is_empty()) {
+            tinker.remove(written);
+        }
+    }
+
     /// Writes the keys that variables set.
     ///
     /// # Errors
@@ -50,6 +64,7 @@ impl Variables {
             write(table, &key, &url).map_err(fail)?;
             places.give(&key.join("."), place);
         }
+        self.supersede_key(table);
         for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
             if !rest.contains("__") && rest != OUTPUT_DIR && !is_meant_as_key(rest) {

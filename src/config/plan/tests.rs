@@ -217,7 +217,7 @@ fn the_service_is_that_of_set_then_the_variables_then_the_file_then_the_hosted_o
 
 // H15: `api_key_env` was not passed on.
 #[test]
-fn h15_the_key_is_the_written_one_then_the_named_variable() {
+fn h15_the_key_is_that_of_the_named_variable_then_the_written_one() {
     let remote =
         |text: &str, vars: &[(&str, &str)]| match plan(&format!("{SMALL}{text}"), &[], vars).unwrap().service
         {
@@ -228,7 +228,16 @@ fn h15_the_key_is_the_written_one_then_the_named_variable() {
     let vars = [("TINKER_API_KEY", "tml-usual"), ("MINE", "tml-mine")];
     assert_eq!(remote("", &vars), (key("tml-usual"), None));
     assert_eq!(remote("[tinker]\napi_key_env='MINE'", &vars), (key("tml-mine"), None));
-    assert_eq!(remote("[tinker]\napi_key='tml-written'", &vars), (key("tml-written"), None));
+    // A variable beats the file, as every variable does.
+    assert_eq!(remote("[tinker]\napi_key='tml-written'", &vars), (key("tml-usual"), None));
+    assert_eq!(remote("[tinker]\napi_key='tml-written'\napi_key_env='MINE'", &vars), (key("tml-mine"), None));
+    assert_eq!(
+        remote("[tinker]\napi_key='tml-written'\napi_key_env='UNSET'", &vars),
+        (key("tml-written"), None)
+    );
+    assert_eq!(remote("[tinker]\napi_key='tml-written'", &[]), (key("tml-written"), None));
+    let set = plan(SMALL, &["tinker.api_key=tml-set"], &vars).unwrap().service;
+    assert!(matches!(set, ServicePlan::Remote(remote) if remote.api_key == key("tml-set")));
     // The hosted service wants one, and so does whoever names a variable; another server may do without.
     assert_eq!(remote("", &[]), (None, Some("TINKER_API_KEY".into())));
     let local = "[tinker]\nbase_url='http://localhost:9'";

@@ -256,7 +256,8 @@ impl Connection {
     async fn send(&self, call: &Call) -> Result<Reply, String> {
         let asked = Instant::now();
         let reply = self.transport.send(call).await;
-        let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500);
+        // A server that refuses for load keeps requests waiting as one does that is not there.
+        let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500 && reply.status != 429);
         match self.outage.note(operation(&call.path), asked, answered) {
             None => {}
             Some(Turn::Silent(since)) => {

@@ -118,6 +118,25 @@ async fn a_server_that_stays_away_is_given_up_by_name() {
     assert!(matches!(training.save_state("x").await, Err(ClientError::Lost { .. })));
 }
 
+/// A refusal for load that lasts is an outage: it has one limit, however many requests meet it.
+#[tokio::test]
+async fn a_server_that_refuses_for_load_is_waited_for_once_and_not_by_each_request() {
+    let server = Server::start(Kind::default()).await;
+    let near = options(&server.url);
+    let patience = Patience { submit: Duration::from_millis(30), ..near.patience };
+    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    for _ in 0..1000 {
+        server.script("asample", 429, "full");
+    }
+    let error = sampler.logprobs([1, 2, 3].into()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Away { .. }), "{error:?}");
+    let asked = server.asked("asample");
+    let error = sampler.logprobs([1, 2, 3].into()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Away { attempts: 1, .. }), "{error:?}");
+    assert_eq!(server.asked("asample"), asked + 1);
+}
+
 #[tokio::test]
 async fn a_server_that_was_never_there_is_noticed_early() {
     let near = options("http://127.0.0.1:1");
