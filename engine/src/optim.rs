@@ -7,6 +7,10 @@ use crate::error::EngineError;
 use crate::real::Real;
 use minds_core::optim::AdamParams;
 
+/// A weight of this size makes every forward pass overflow: its square is no 32-bit number. A step that reaches it, from a
+/// learning rate of 1e30 for example, is refused.
+const LARGEST_WEIGHT: f64 = 1.8e19;
+
 /// Moments of AdamW, in the order of [`Adapter::values`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamState<T> {
@@ -39,7 +43,7 @@ pub struct StepStats {
 /// One step of AdamW. The gradients are left as they are; whoever accumulates clears them.
 ///
 /// # Errors
-/// Gradients or results that are not finite; nothing is changed then.
+/// Gradients or results that are not finite, or weights too large to compute with; nothing is changed then.
 pub fn adam_step<T: Real>(
     adapter: &mut Adapter<T>,
     grads: &Grads<T>,
@@ -80,7 +84,7 @@ pub fn adam_step<T: Real>(
         // A value that never had a gradient stays, even with eps = 0 (torch would divide zero by zero).
         let change = if *m == T::ZERO { T::ZERO } else { size * *m / denominator };
         *p = *p * decay - change;
-        finite &= p.is_finite() && v.is_finite();
+        finite &= p.to_f64().abs() < LARGEST_WEIGHT && v.is_finite();
     }
     if !finite {
         return Err(EngineError::NotFinite { what: "update" });

@@ -197,7 +197,11 @@ fn environments(plan: &RunPlan) -> Vec<Finding> {
                 Err(error) => Err(error),
             };
             match found {
-                Ok(()) => finding(State::Ok, "environment", format!("{} is there", env.name)),
+                Ok(()) => finding(
+                    State::Ok,
+                    "environment",
+                    format!("{} is there; `minds-actors check` tries it", env.name),
+                ),
                 Err(error) => finding(State::Missing, "environment", error.to_string()),
             }
         })

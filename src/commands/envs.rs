@@ -29,7 +29,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Runs the command.
 ///
 /// # Errors
-/// An environment, an argument or an item that does not exist (2), or a model that cannot be had (3).
+/// An environment, an argument or an item that does not exist (2), a model that cannot be had (3), or a completion that
+/// has no reward (1).
 pub fn run(command: &Envs) -> Result<(), Fault> {
     match command {
         Envs::List => {
@@ -68,7 +69,8 @@ pub fn run(command: &Envs) -> Result<(), Fault> {
             } else {
                 scored.show()
             }
-            Ok(())
+            let Err(missing) = scored.result else { return Ok(()) };
+            Err(anyhow!("{} gave this completion no reward: {missing}", env.name)).or_exit(Exit::Failed)
         }
     }
 }
@@ -170,6 +172,9 @@ fn show_python(environment: &PythonEnvironment) {
 
 fn show_item(item: &Item) {
     say!("--- item {}", item.index);
+    if item.prompt.is_empty() {
+        say!("its prompt is made when a rollout begins: a run keeps it in the folder `rollouts`");
+    }
     for Message { role, content } in &item.prompt {
         say!("[{}] {content}", role.name());
     }
@@ -233,14 +238,11 @@ impl Scored {
         for query in &self.queries {
             say!("query    {query}");
         }
-        match &self.result {
-            Ok(score) => {
-                for (name, value) in &score.metrics {
-                    say!("{name:20} {value}");
-                }
-                say!("reward   {}", score.reward.get());
+        if let Ok(score) = &self.result {
+            for (name, value) in &score.metrics {
+                say!("{name:20} {value}");
             }
-            Err(missing) => say!("no reward: {missing}"),
+            say!("reward   {}", score.reward.get());
         }
     }
 }

@@ -289,7 +289,9 @@ fn lock(path: &Path) -> anyhow::Result<FileLock> {
     match FileLock::take(&path.join(LOCK)) {
         Ok(lock) => Ok(lock),
         Err(LockError::Held(holder)) => Err(in_use(path, holder.as_deref())),
-        Err(LockError::Io(error)) => Err(error).context("failed to lock the run folder"),
+        Err(LockError::Io(error)) => {
+            Err(error).with_context(|| format!("failed to lock the run folder {}", path.display()))
+        }
     }
 }
 

@@ -84,7 +84,10 @@ impl Complete {
             let cause = missing.iter().find(|failure| failure.unanswered == unanswered);
             let cause =
                 cause.or(missing.first()).map_or("no member came back", |failure| failure.why.as_str());
-            let why = format!("{have} of {size} members have a reward, {needed} are needed: {cause}");
+            let why = format!(
+                "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
+                 trainer.on_member_failure): {cause}"
+            );
             return Err(RolloutFailure { why, unanswered });
         }
         let rewards: Vec<Reward> = judged.iter().map(|scored| scored.score.reward).collect();

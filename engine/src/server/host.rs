@@ -17,7 +17,8 @@ pub fn names_this_machine(bound: SocketAddr, headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else { return false };
     let name =
         host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
-    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    // A name may end in the dot of the root domain.
+    let bare = name.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
     bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
@@ -36,6 +37,7 @@ mod tests {
             ("127.1.2.3", true),
             ("localhost:8017", true),
             ("LocalHost", true),
+            ("localhost.:8017", true),
             ("[::1]:8017", true),
             ("evil.example:8017", false),
             ("127.0.0.1.evil.example", false),

@@ -79,3 +79,14 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         assert_eq!((adapter.values(), &state), (&before[..], &moments));
     }
 }
+
+#[test]
+fn a_step_after_which_no_forward_pass_can_be_computed_changes_nothing() {
+    let (mut adapter, mut state) = adapter([1.0, -0.5]);
+    let (before, moments) = (adapter.values().to_vec(), state.clone());
+    let grads = grads(&adapter, [3.0, 4.0]);
+    let step = |learning_rate| AdamParams { learning_rate, ..AdamParams::default() };
+    assert!(adam_step(&mut adapter, &grads, &mut state, &step(1e30)).is_err());
+    assert_eq!((adapter.values(), &state), (&before[..], &moments));
+    adam_step(&mut adapter, &grads, &mut state, &step(0.1)).unwrap();
+}
