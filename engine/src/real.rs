@@ -2,6 +2,7 @@
 //!
 //! Nothing in the engine asks which of the two it has; what differs is collected here.
 
+use crate::kernel::gemm::MatrixProduct;
 use pulp::Simd;
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
@@ -50,6 +51,9 @@ pub trait Real:
     /// Natural logarithm.
     fn ln(self) -> Self;
 
+    /// The matrix product for this processor.
+    fn matrix_product() -> MatrixProduct<Self>;
+
     /// Elements of a register.
     #[must_use]
     fn lane_count<S: Simd>() -> usize;
@@ -64,7 +68,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ident, $lanes:ident, $count:ident, $splat:ident, $fused:ident, $as:ident, $as_mut:ident, $exp:expr) => {
+    ($t:ident, $lanes:ident, $count:ident, $splat:ident, $fused:ident, $as:ident, $as_mut:ident, $exp:expr, $gemm:path) => {
         impl Real for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -96,6 +100,9 @@ macro_rules! real {
             fn ln(self) -> Self {
                 $t::ln(self)
             }
+            fn matrix_product() -> MatrixProduct<Self> {
+                $gemm()
+            }
             #[inline(always)]
             fn lane_count<S: Simd>() -> usize {
                 S::$count
@@ -120,8 +127,28 @@ macro_rules! real {
     };
 }
 
-real!(f32, f32s, F32_LANES, splat_f32s, mul_add_f32s, as_simd_f32s, as_mut_simd_f32s, exp_f32);
-real!(f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s, f64::exp);
+real!(
+    f32,
+    f32s,
+    F32_LANES,
+    splat_f32s,
+    mul_add_f32s,
+    as_simd_f32s,
+    as_mut_simd_f32s,
+    exp_f32,
+    gemm_f32::gemm::f32::get_gemm_fn
+);
+real!(
+    f64,
+    f64s,
+    F64_LANES,
+    splat_f64s,
+    mul_add_f64s,
+    as_simd_f64s,
+    as_mut_simd_f64s,
+    f64::exp,
+    gemm_f64::gemm::f64::get_gemm_fn
+);
 
 /// `e^x` by the reduction of Cody & Waite (1980) to |r| <= ln 2 / 2 and a polynomial of degree 7 (coefficients of Moshier's
 /// Cephes); within 2 ulp.

@@ -6,6 +6,7 @@
 //! sampled again. Only the last checkpoint keeps its file.
 
 use anyhow::{Context as _, ensure};
+use crc_fast::{CrcAlgorithm, checksum};
 use minds_stages::parcels::Spare;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -23,8 +24,13 @@ pub struct Kept {
     groups: usize,
     /// Bytes.
     bytes: usize,
-    /// CRC-32.
+    /// CRC-32 of the bytes, as in zip files.
     crc32: u32,
+}
+
+/// CRC-32/ISO-HDLC.
+fn crc32(bytes: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32
 }
 
 /// Writes these groups for the checkpoint of this name; `None` for none.
@@ -46,7 +52,7 @@ pub(super) fn write(folder: &Path, name: &str, spares: &[Spare]) -> anyhow::Resu
     let path = path(folder, name);
     fs::create_dir_all(folder.join(FOLDER)).context("failed to make the folder of spares")?;
     super::write_whole(&path, &all)?;
-    Ok(Some(Kept { groups, bytes: all.len(), crc32: crc32fast::hash(&all) }))
+    Ok(Some(Kept { groups, bytes: all.len(), crc32: crc32(&all) }))
 }
 
 /// Removes the files of all checkpoints but this one.
@@ -77,7 +83,7 @@ pub(super) fn read(folder: &Path, name: &str, kept: &Kept) -> Vec<Spare> {
 
 fn try_read(path: &Path, kept: &Kept) -> anyhow::Result<Vec<Spare>> {
     let all = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
-    let fits = all.len() == kept.bytes && crc32fast::hash(&all) == kept.crc32;
+    let fits = all.len() == kept.bytes && crc32(&all) == kept.crc32;
     ensure!(fits, "{} is not what its checkpoint says", path.display());
     let (mut rest, mut spares) = (all.as_slice(), Vec::new());
     while !rest.is_empty() {

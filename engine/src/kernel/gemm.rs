@@ -1,11 +1,36 @@
-//! Large matrix products through the `gemm` crate: fast, and with sums in an order of its choosing.
+//! Large matrix products through the `gemm` crates of the two number types: fast, and with sums in an order of their choosing.
 //!
-//! The only file with `unsafe`: the crate takes raw pointers. [`View`] and [`ViewMut`] prove on construction that
+//! The only file with `unsafe`: the crates take raw pointers. [`View`] and [`ViewMut`] prove on construction that
 //! every element they can name lies within their slice.
-#![expect(unsafe_code, reason = "the gemm crate takes raw pointers; views check their bounds beforehand")]
+#![expect(unsafe_code, reason = "the gemm crates take raw pointers; views check their bounds beforehand")]
 
 use crate::real::Real;
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+
+/// A product `c = alpha * c + beta * a · b` of column-major matrices: rows, columns, inner length; then `c` with the
+/// strides of its columns and rows and whether it is read; `a` and `b` with theirs; `alpha`, `beta`; three flags for complex
+/// numbers.
+pub type MatrixProduct<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
 /// A matrix within a slice.
 #[derive(Clone, Copy)]
@@ -105,24 +130,25 @@ pub(crate) fn gemm<T: Real>(
         Threads::One => Parallelism::None,
         Threads::All => Parallelism::Rayon(0),
     };
+    // The kernels want `c` with contiguous columns; ours has contiguous rows, so the transposed product is computed.
     // Strides fit an isize because the last element's offset does.
     // SAFETY: each view names elements of its slice only (checked when it was made), the shapes agree (checked
     // above), and `c` is borrowed mutably, so it overlaps neither `a` nor `b`.
     unsafe {
-        gemm::gemm(
-            c.rows,
+        T::matrix_product()(
             c.columns,
+            c.rows,
             a.columns,
             c.data.as_mut_ptr(),
-            1,
             c.stride as isize,
+            1,
             keep,
-            a.data.as_ptr(),
-            a.column_stride as isize,
-            a.row_stride as isize,
             b.data.as_ptr(),
-            b.column_stride as isize,
             b.row_stride as isize,
+            b.column_stride as isize,
+            a.data.as_ptr(),
+            a.row_stride as isize,
+            a.column_stride as isize,
             T::ONE,
             factor,
             false,

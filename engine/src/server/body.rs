@@ -184,7 +184,7 @@ async fn read(mut body: Body, limit: usize, pause: Duration, room: &mut Room) ->
 
 fn decompress(sent: &Bytes, limit: usize) -> Result<Bytes, Refusal> {
     let broken = |e: &dyn std::fmt::Display| Refusal::bad(format!("the zstd body cannot be read: {e}"));
-    let decoder = ruzstd::decoding::StreamingDecoder::new(&sent[..]).map_err(|e| broken(&e))?;
+    let decoder = zstd::Decoder::with_buffer(&sent[..]).map_err(|e| broken(&e))?;
     let mut all = Vec::new();
     decoder.take(limit as u64 + 1).read_to_end(&mut all).map_err(|e| broken(&e))?;
     if all.len() > limit { Err(too_large(limit)) } else { Ok(all.into()) }

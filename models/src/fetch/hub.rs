@@ -114,6 +114,8 @@ struct RemoteFile {
 
 impl<'a> HubModel<'a> {
     async fn find(name: &'a str, root: &Path, endpoint: Option<&'a str>) -> Result<Self, Failure> {
+        // An error means that the process has chosen one already.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let client = Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)

@@ -108,6 +108,8 @@ impl Transport {
         let path = format!("{}{PREFIX}/", base.path().trim_end_matches('/'));
         base.set_path(&path);
         let patience = &options.patience;
+        // An error means that the process has chosen one already.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(patience.connect)

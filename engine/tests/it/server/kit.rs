@@ -43,6 +43,8 @@ impl Served {
         let done = tokio::spawn(serve(listener, service, options, async move {
             stopped.await.ok();
         }));
+        // An error means that another test has done it.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let client = Client::builder().no_proxy().build().unwrap();
         Self { base, client, stop, done }
     }
