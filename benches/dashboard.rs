@@ -1,7 +1,7 @@
 //! What watching a run costs: the processor time of the dashboard's thread beside that of the whole process, while
 //! Prometheus scrapes every second and a page looks on.
 //!
-//! Yardstick: the same process's own work in the same run. The thread's time comes from the kernel, so it is exact however
+//! Baseline: the same process's own work in the same run. The thread's time comes from the kernel, so it is exact however
 //! noisy the machine is. Stages count on their own threads; what a count costs is measured alone and multiplied.
 #![expect(
     clippy::unwrap_used,
@@ -10,9 +10,9 @@
     reason = "a bench prints, measures real time, and ends at the first surprise"
 )]
 
-use minds_core::episode::Episode;
-use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion};
-use minds_stages::meters::Meters;
+use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
+use minds_core::rollout::Rollout;
+use minds_stages::telemetry::meters::PipelineMeters;
 use prometheus::Registry;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -100,13 +100,13 @@ fn main() {
     println!("{:.0} samples/s, {:.2} cores busy, {bytes} bytes a scrape", samples / seconds, whole / seconds);
     println!("dashboard's thread: {own:.2} s of {whole:.2} s, {:.2} %", 100.0 * own / whole);
 
-    let meters = Meters::default();
+    let meters = PipelineMeters::default();
     let registry = Registry::new();
     meters.collectors().into_iter().for_each(|collector| registry.register(collector).unwrap());
     const TIMES: u32 = 1_000_000;
     let begun = Instant::now();
-    let (id, item) = (EpisodeId { group: GroupId(0), member: 0 }, ItemKey { component: 0, item: 0 });
-    let played = Ok::<_, String>(Episode {
+    let (id, item) = (RolloutId { group: GroupId(0), member: 0 }, ItemKey { component: 0, item: 0 });
+    let rollout = Ok::<_, String>(Rollout {
         id,
         item,
         policy: PolicyVersion(0),
@@ -115,7 +115,7 @@ fn main() {
     });
     for n in 0..TIMES {
         let took = Duration::from_micros(u64::from(n));
-        meters.rollout("an_environment", &played, took);
+        meters.rollout("an_environment", &rollout, took);
         meters.scored("an_environment", f64::from(n % 7) / 7.0, took);
     }
     let each = begun.elapsed().as_secs_f64() / f64::from(TIMES);

@@ -1,6 +1,6 @@
 //! How fast the embedded engine is, beside torch and llama.cpp in the same minutes.
 //!
-//! Every measure is warmed up once and then taken in rounds; within a round ours and the yardstick's follow each
+//! Every measure is warmed up once and then taken in rounds; within a round ours and the baseline's follow each
 //! other, so that a change of the machine's mood meets both. The service is called as a run calls it. The output is
 //! the Markdown of `benches/README.md`.
 
@@ -9,18 +9,18 @@
 
 use anyhow::{Context as _, Result, bail};
 use minds_core::architecture::Architecture;
-use minds_core::backend::{SamplingBackend, Service as _, TrainingBackend};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams, Stop};
-use minds_engine::local::LocalService;
+use minds_core::service::{SamplingBackend, Service as _, TrainingBackend};
+use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_engine::sample::Draws;
-use minds_models::{Cache, Sources, resolve_from};
+use minds_engine::sample::SampleRng;
+use minds_models::{FetchSources, ModelCache, resolve_from};
 use serde_json::Value;
 use std::env;
 use std::fs;
@@ -56,25 +56,25 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let rounds = env::var(ROUNDS).map_or(Ok(3), |n| n.parse()).context(ROUNDS)?;
-    let cache = Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"));
-    let sources = Sources { hub: false, ..Sources::from_env() };
+    let cache = ModelCache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"));
+    let sources = FetchSources { hub: false, ..FetchSources::from_env() };
     let files = resolve_from(MODEL, &cache, &sources, &(Arc::new(|_| ()) as _))?.open()?;
     let files = files.context("the model has no files")?;
     let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor))?;
-    let mut smol = Ours::start(model)?;
-    let mut tiny = Ours::start(Model::random(Architecture::tiny(), 0)?)?;
-    let mut yardstick = Yardstick::start(files.path())?;
+    let mut smol = EngineBench::start(model)?;
+    let mut tiny = EngineBench::start(Model::random(Architecture::tiny(), 0)?)?;
+    let mut baseline = Baseline::start(files.path())?;
 
     println!("Load before: {}.", load());
-    let train = measure(rounds, &mut || smol.train(), &mut yardstick, &[("torch", "train")])?;
+    let train = measure(rounds, &mut || smol.train(), &mut baseline, &[("torch", "train")])?;
     let questions = [("torch", "decode"), ("llama.cpp", "llama_decode")];
-    let decode = measure(rounds, &mut || smol.decode(), &mut yardstick, &questions)?;
-    let step = measure(rounds, &mut || smol.step(), &mut yardstick, &[("torch", "step")])?;
-    let tiny = measure(rounds, &mut || tiny.step(), &mut yardstick, &[])?;
+    let decode = measure(rounds, &mut || smol.decode(), &mut baseline, &questions)?;
+    let step = measure(rounds, &mut || smol.step(), &mut baseline, &[("torch", "step")])?;
+    let tiny = measure(rounds, &mut || tiny.step(), &mut baseline, &[])?;
     println!("Load after: {}. {}.\n", load(), machine());
-    match &yardstick {
-        Some(yardstick) => println!("Yardstick: {}. Best (median) of {rounds}.\n", yardstick.about),
-        None => println!("Yardstick not run: set {PYTHON}. Best (median) of {rounds}.\n"),
+    match &baseline {
+        Some(baseline) => println!("Baseline: {}. Best (median) of {rounds}.\n", baseline.about),
+        None => println!("Baseline not run: set {PYTHON}. Best (median) of {rounds}.\n"),
     }
     report(&train, &decode, &step, &tiny);
     Ok(())
@@ -83,13 +83,13 @@ fn main() -> Result<()> {
 /// What a measure shall reach.
 #[derive(Clone, Copy, Default)]
 struct Goal {
-    /// Times as fast as every yardstick.
+    /// Times as fast as every baseline.
     speed: Option<f64>,
     /// Seconds to stay below.
     limit: Option<f64>,
 }
 
-fn report(train: &Measured, decode: &Measured, step: &Measured, tiny: &Measured) {
+fn report(train: &Comparison, decode: &Comparison, step: &Comparison, tiny: &Comparison) {
     let speed = |tokens: usize| move |s: f64| format!("{:.0}", tokens as f64 / s);
     let millis = |s: f64| format!("{:.1}", s * 1e3);
     let seconds = |s: f64| format!("{s:.2}");
@@ -115,19 +115,19 @@ fn total(parts: &[f64]) -> f64 {
 
 fn row(
     [name, unit_name]: [&str; 2],
-    measured: &Measured,
+    comparison: &Comparison,
     pick: impl Fn(&[f64]) -> f64 + Copy,
     unit: impl Fn(f64) -> String,
     goal: Goal,
 ) {
-    let cell = |takes: &Takes| format!("{} ({})", unit(takes.best(pick)), unit(takes.median(pick)));
-    let best = measured.ours.best(pick);
+    let cell = |timings: &Timings| format!("{} ({})", unit(timings.best(pick)), unit(timings.median(pick)));
+    let best = comparison.ours.best(pick);
     let (mut cells, mut ratios) = (Vec::new(), Vec::new());
-    for yardstick in ["torch", "llama.cpp"] {
-        match measured.others.iter().find(|(name, _)| *name == yardstick) {
-            Some((_, Ok(takes))) => {
-                ratios.push((yardstick, takes.best(pick) / best));
-                cells.push(cell(takes));
+    for baseline in ["torch", "llama.cpp"] {
+        match comparison.others.iter().find(|(name, _)| *name == baseline) {
+            Some((_, Ok(timings))) => {
+                ratios.push((baseline, timings.best(pick) / best));
+                cells.push(cell(timings));
             }
             Some((_, Err(reason))) => cells.push(reason.clone()),
             None => cells.push("–".into()),
@@ -149,7 +149,7 @@ fn row(
     let ratios: Vec<_> = ratios.iter().map(|(name, ratio)| format!("{name} {ratio:.2} ×")).collect();
     println!(
         "| {name} | {unit_name} | {} | {} | {} | {} | {} |",
-        cell(&measured.ours),
+        cell(&comparison.ours),
         cells.join(" | "),
         ratios.join(", "),
         goals.join(", "),
@@ -159,9 +159,9 @@ fn row(
 
 /// The parts of each round in seconds.
 #[derive(Default)]
-struct Takes(Vec<Vec<f64>>);
+struct Timings(Vec<Vec<f64>>);
 
-impl Takes {
+impl Timings {
     fn best(&self, pick: impl Fn(&[f64]) -> f64) -> f64 {
         self.sorted(pick)[0]
     }
@@ -178,61 +178,61 @@ impl Takes {
     }
 }
 
-/// One measure, of ours and of the yardsticks that have it.
-struct Measured {
-    ours: Takes,
-    others: Vec<(&'static str, Result<Takes, String>)>,
+/// One measure, of ours and of the baselines that have it.
+struct Comparison {
+    ours: Timings,
+    others: Vec<(&'static str, Result<Timings, String>)>,
 }
 
 fn measure(
     rounds: usize,
     ours: &mut dyn FnMut() -> Result<Vec<f64>>,
-    yardstick: &mut Option<Yardstick>,
+    baseline: &mut Option<Baseline>,
     questions: &[(&'static str, &str)],
-) -> Result<Measured> {
-    let mut measured = Measured { ours: Takes::default(), others: Vec::new() };
-    if yardstick.is_some() {
-        measured.others.extend(questions.iter().map(|(name, _)| (*name, Ok(Takes::default()))));
+) -> Result<Comparison> {
+    let mut comparison = Comparison { ours: Timings::default(), others: Vec::new() };
+    if baseline.is_some() {
+        comparison.others.extend(questions.iter().map(|(name, _)| (*name, Ok(Timings::default()))));
     }
     for round in 0..=rounds {
         let warm = round > 0;
         let parts = ours()?;
         if warm {
-            measured.ours.0.push(parts);
+            comparison.ours.0.push(parts);
         }
-        let Some(yardstick) = yardstick else { continue };
-        for ((_, takes), (_, question)) in measured.others.iter_mut().zip(questions) {
-            let Ok(rounds) = takes else { continue };
-            match yardstick.ask(question)? {
+        let Some(baseline) = baseline else { continue };
+        for ((_, timings), (_, question)) in comparison.others.iter_mut().zip(questions) {
+            let Ok(rounds) = timings else { continue };
+            match baseline.ask(question)? {
                 Ok(parts) if warm => rounds.0.push(parts),
                 Ok(_) => {}
-                Err(reason) => *takes = Err(reason),
+                Err(reason) => *timings = Err(reason),
             }
         }
     }
-    Ok(measured)
+    Ok(comparison)
 }
 
 /// The engine with an adapter.
-struct Ours {
+struct EngineBench {
     runtime: Runtime,
     vocab: usize,
-    random: Draws,
+    random: SampleRng,
     training: Arc<dyn TrainingBackend>,
     sampler: Arc<dyn SamplingBackend>,
     /// What decoding goes on from; kept by the prefix cache.
     contexts: Vec<Arc<[Token]>>,
 }
 
-impl Ours {
+impl EngineBench {
     fn start(model: Model<f32>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let vocab = model.architecture().vocab;
         let options = EngineOptions { prefix_bytes: 512 << 20, ..EngineOptions::new(MODEL) };
-        let service = LocalService::start(Arc::new(model), None, &options)?;
+        let service = EmbeddedService::start(Arc::new(model), None, &options)?;
         let training = runtime.block_on(service.create_training(LoraSpec::all_linear(RANK, 0)))?;
         let sampler = runtime.block_on(training.export_sampler(None))?.sampler;
-        let random = Draws::new(0, 0);
+        let random = SampleRng::new(0, 0);
         let mut ours = Self { runtime, vocab, random, training, sampler, contexts: Vec::new() };
         ours.contexts = (0..GROUP).map(|_| ours.tokens(CONTEXT).into()).collect();
         Ok(ours)
@@ -328,8 +328,8 @@ fn request(prompt: Arc<[Token]>, samples: usize, max_tokens: usize) -> SampleReq
     SampleRequest::new(prompt, samples, params)
 }
 
-/// `yardstick.py` as a child that answers line by line.
-struct Yardstick {
+/// `baseline.py` as a child that answers line by line.
+struct Baseline {
     /// Closed at the end, which ends the child.
     questions: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -337,29 +337,29 @@ struct Yardstick {
     about: String,
 }
 
-impl Yardstick {
+impl Baseline {
     fn start(model: &Path) -> Result<Option<Self>> {
         let Some(python) = env::var_os(PYTHON) else { return Ok(None) };
         let mut child = Command::new(python)
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/yardstick.py"))
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/baseline.py"))
             .arg(model)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context(PYTHON)?;
         let questions = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("the yardstick has no output")?);
-        let mut yardstick = Self { questions, answers, child, about: String::new() };
-        let hello = yardstick.answer()?;
+        let answers = BufReader::new(child.stdout.take().context("the baseline has no output")?);
+        let mut baseline = Self { questions, answers, child, about: String::new() };
+        let hello = baseline.answer()?;
         let llama = hello["llama_cpp"].as_str().unwrap_or("not installed");
         let about = hello["about"].as_str().unwrap_or_default();
-        yardstick.about = format!("{about}, llama-cpp-python {llama}");
-        Ok(Some(yardstick))
+        baseline.about = format!("{about}, llama-cpp-python {llama}");
+        Ok(Some(baseline))
     }
 
     /// The parts of a measure in seconds, or why there are none.
     fn ask(&mut self, question: &str) -> Result<Result<Vec<f64>, String>> {
-        writeln!(self.questions.as_mut().context("the yardstick has ended")?, "{question}")?;
+        writeln!(self.questions.as_mut().context("the baseline has ended")?, "{question}")?;
         let answer = self.answer()?;
         if let Some(parts) = answer["parts"].as_array() {
             return Ok(Ok(parts.iter().filter_map(Value::as_f64).collect()));
@@ -370,11 +370,11 @@ impl Yardstick {
     fn answer(&mut self) -> Result<Value> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        serde_json::from_str(&line).context("the yardstick failed; its message stands above")
+        serde_json::from_str(&line).context("the baseline failed; its message stands above")
     }
 }
 
-impl Drop for Yardstick {
+impl Drop for Baseline {
     fn drop(&mut self) {
         drop(self.questions.take());
         drop(self.child.wait());

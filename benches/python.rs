@@ -7,12 +7,12 @@
 )]
 
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend};
-use minds_core::environment::{Conductor as _, Environment as _, Oracle, Seat};
-use minds_core::ids::{EpisodeId, GroupId, Token};
-use minds_core::reward::Missing;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, StopReason};
-use minds_environments::worker::{PythonEnvironment, PythonOptions, Voice};
+use minds_core::environment::{Environment as _, Oracle, RolloutSession, SelfDrivenEnvironment as _};
+use minds_core::ids::{GroupId, RolloutId, Token};
+use minds_core::reward::RewardError;
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, SamplingParams, StopReason};
+use minds_core::service::{BackendError, SamplingBackend};
+use minds_environments::worker::{ModelProfile, PythonEnvironment, PythonOptions};
 use minds_models::ByteTokenizer;
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
@@ -23,13 +23,17 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// Answers at once.
-struct Instantly;
+struct InstantSampler;
 
 #[async_trait]
-impl SamplingBackend for Instantly {
+impl SamplingBackend for InstantSampler {
     async fn sample(&self, _: SampleRequest) -> Result<SampleResponse, BackendError> {
-        let sampled =
-            Sampled { tokens: vec![111, 107], logprobs: vec![-0.5; 2], stop: StopReason::Stop, topk: None };
+        let sampled = Completion {
+            tokens: vec![111, 107],
+            logprobs: vec![-0.5; 2],
+            stop: StopReason::Stop,
+            topk: None,
+        };
         Ok(SampleResponse {
             sequences: vec![sampled],
             prompt_logprobs: None,
@@ -40,13 +44,13 @@ impl SamplingBackend for Instantly {
 }
 
 #[async_trait]
-impl Oracle for Instantly {
-    async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+impl Oracle for InstantSampler {
+    async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         Ok(vec![-1.0; target.len()].into())
     }
 
-    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
-        Err(Missing::Unsupported("next tokens".into()))
+    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
+        Err(RewardError::Unsupported("next tokens".into()))
     }
 }
 
@@ -58,32 +62,37 @@ fn open(package: &str, python: Option<PathBuf>, workers: usize, args: &Value) ->
     let tokenizer = Arc::new(ByteTokenizer);
     let renderer = minds_environments::render::renderer("role_colon", tokenizer.clone()).unwrap();
     let (sampling, base_model) = (SamplingParams::plain(8), "bench".into());
-    PythonEnvironment::open(options, Voice { renderer, tokenizer, sampling, context: 1 << 16, base_model })
-        .unwrap()
+    PythonEnvironment::open(
+        options,
+        ModelProfile { renderer, tokenizer, sampling, context: 1 << 16, base_model },
+    )
+    .unwrap()
 }
 
 /// Plays one rollout; its reward.
 async fn reward(env: &PythonEnvironment) -> f32 {
     let (left, outcome) = oneshot::channel();
-    let policy = Arc::new(Instantly);
-    let episode = EpisodeId { group: GroupId(0), member: 0 };
-    let seat = Seat::new(episode, policy.clone(), policy, |result| left.send(result).unwrap());
-    env.play(&env.item(0), vec![seat]).await;
+    let policy = Arc::new(InstantSampler);
+    let rollout = RolloutId { group: GroupId(0), member: 0 };
+    let session = RolloutSession::new(rollout, policy.clone(), policy, |result| left.send(result).unwrap());
+    env.run_rollouts(&env.item(0), vec![session]).await;
     outcome.await.unwrap().unwrap().score.reward.get()
 }
 
-/// Plays groups of members in so many lanes, in each one group after the other; seconds.
-async fn play(env: &PythonEnvironment, lanes: u64, groups: u64, members: u32) -> f64 {
+/// Runs `groups` groups one after the other in each of `concurrency` tasks; returns the seconds taken.
+async fn run_groups(env: &PythonEnvironment, concurrency: u64, groups: u64, members: u32) -> f64 {
     let begun = Instant::now();
-    let playing = (0..lanes).map(|lane| async move {
+    let playing = (0..concurrency).map(|task| async move {
         for group in 0..groups {
-            let group = group * lanes + lane;
-            let seats = (0..members).map(|member| {
-                let episode = EpisodeId { group: GroupId(group), member };
-                let policy = Arc::new(Instantly);
-                Seat::new(episode, policy.clone(), policy, |result| assert!(result.is_ok(), "{result:?}"))
+            let group = group * concurrency + task;
+            let sessions = (0..members).map(|member| {
+                let rollout = RolloutId { group: GroupId(group), member };
+                let policy = Arc::new(InstantSampler);
+                RolloutSession::new(rollout, policy.clone(), policy, |result| {
+                    assert!(result.is_ok(), "{result:?}")
+                })
             });
-            env.play(&env.item(group), seats.collect()).await;
+            env.run_rollouts(&env.item(group), sessions.collect()).await;
         }
     });
     futures::future::join_all(playing).await;
@@ -93,18 +102,18 @@ async fn play(env: &PythonEnvironment, lanes: u64, groups: u64, members: u32) ->
 /// Rollouts per second of so many workers, 64 rollouts of 100 ms in each of them, in groups of so many.
 fn scaled(runtime: &Runtime, workers: u64, members: u32) -> f64 {
     let env = open("timed", None, workers as usize, &json!({"seconds": 0.1}));
-    let (lanes, groups) = (workers * 64 / u64::from(members), 20);
-    runtime.block_on(play(&env, lanes, 1, members));
-    let seconds = runtime.block_on(play(&env, lanes, groups, members));
-    (lanes * groups * u64::from(members)) as f64 / seconds
+    let (concurrency, groups) = (workers * 64 / u64::from(members), 20);
+    runtime.block_on(run_groups(&env, concurrency, 1, members));
+    let seconds = runtime.block_on(run_groups(&env, concurrency, groups, members));
+    (concurrency * groups * u64::from(members)) as f64 / seconds
 }
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     for turns in [10, 200] {
         let long = open("timed", None, 1, &json!({"seconds": 0.0, "turns": turns}));
-        runtime.block_on(play(&long, 1, 1, 1));
-        let seconds = runtime.block_on(play(&long, 1, 2000 / turns, 1));
+        runtime.block_on(run_groups(&long, 1, 1, 1));
+        let seconds = runtime.block_on(run_groups(&long, 1, 2000 / turns, 1));
         println!("a turn of a conversation of {turns:3} over the pipe {:7.0} µs", seconds / 2000.0 * 1e6);
     }
     if let Some(python) = std::env::var_os("MINDS_BENCH_PYTHON") {

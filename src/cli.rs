@@ -35,25 +35,25 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Trains from a config, or goes on with an unfinished run.
-    Run(Run),
+    Run(RunArgs),
     /// Says what a config means and whether it would start, and tries the service and the model.
-    Check(Check),
+    Check(CheckArgs),
     /// Measures weights on the environments of weight 0, without training.
-    Eval(Eval),
+    Eval(EvalArgs),
     /// Environments: what there is, what they show the model, and what an answer would earn.
     #[command(subcommand)]
-    Envs(Envs),
+    Envs(EnvsCommand),
     /// Plays a config's line in virtual time against a scripted service, and compares it with its bound.
-    Simulate(Simulate),
+    Simulate(SimulateArgs),
     /// Makes one page of a run folder, or a picture of its curves.
-    Report(Report),
+    Report(ReportArgs),
     /// Serves the embedded engine as a Tinker API, for any client of it.
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Model files: list what is in the cache, fetch ahead of a run.
     #[command(subcommand)]
-    Models(Models),
+    Models(ModelsCommand),
     /// Says what is missing on this machine, and how to get it.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// Prints the completions of a shell.
     Completions {
         /// Which shell.
@@ -69,7 +69,7 @@ pub enum Command {
 
 /// `run`
 #[derive(Args, Debug)]
-pub struct Run {
+pub struct RunArgs {
     /// The TOML config.
     pub config: PathBuf,
     /// Overrides a key, for example `--set model.base_model=./my-model`. The value is TOML; what is not, is text.
@@ -86,23 +86,23 @@ pub struct Run {
     pub seed: Option<u64>,
     /// How it goes on and when it stops.
     #[command(flatten)]
-    pub going: Going,
+    pub resume_args: ResumeArgs,
 }
 
-impl Run {
+impl RunArgs {
     /// The same config for another verb.
     #[must_use]
-    pub fn of(config: PathBuf, set: Vec<String>, seed: Option<u64>) -> Self {
-        Self { config, set, output_dir: None, max_steps: None, seed, going: Going::default() }
+    pub fn for_config(config: PathBuf, set: Vec<String>, seed: Option<u64>) -> Self {
+        Self { config, set, output_dir: None, max_steps: None, seed, resume_args: ResumeArgs::default() }
     }
 }
 
 /// How a run goes on and when it stops.
 #[derive(Args, Clone, Debug, Default)]
-pub struct Going {
+pub struct ResumeArgs {
     /// Whether to go on with an earlier run.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
-    pub resume: Resume,
+    pub resume: ResumeMode,
     /// Goes on with a run of another config; what differs is told.
     #[arg(long)]
     pub force: bool,
@@ -113,7 +113,7 @@ pub struct Going {
 
 /// Whether to go on with an earlier run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Resume {
+pub enum ResumeMode {
     /// With the run of the run folder, if it has one.
     #[default]
     Auto,
@@ -125,7 +125,7 @@ pub enum Resume {
 
 /// `check`
 #[derive(Args, Debug)]
-pub struct Check {
+pub struct CheckArgs {
     /// The TOML config.
     #[arg(required_unless_present = "schema")]
     pub config: Option<PathBuf>,
@@ -148,7 +148,7 @@ pub struct Check {
 
 /// `doctor`
 #[derive(Args, Debug)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// The TOML config whose needs are looked at; else those of the shipped configs.
     pub config: Option<PathBuf>,
     /// Overrides a key, as in `run`.
@@ -158,7 +158,7 @@ pub struct Doctor {
 
 /// `eval`
 #[derive(Args, Debug)]
-pub struct Eval {
+pub struct EvalArgs {
     /// The TOML config. Without an environment of weight 0, all are measured.
     pub config: PathBuf,
     /// Weights: a run folder (its last checkpoint), or the `tinker://` path of sampler weights; else the base model.
@@ -177,20 +177,20 @@ pub struct Eval {
 
 /// `envs`
 #[derive(Debug, Subcommand)]
-pub enum Envs {
+pub enum EnvsCommand {
     /// Lists the environments.
     List,
     /// Describes one: its arguments, its reward, and what it shows the model.
     Show {
         /// The environment, and how it is set.
         #[command(flatten)]
-        env: EnvChoice,
+        env: EnvArgs,
     },
     /// Prints the first items that a run of this seed plays.
     Sample {
         /// The environment, and how it is set.
         #[command(flatten)]
-        env: EnvChoice,
+        env: EnvArgs,
         /// How many.
         #[arg(short, long, value_name = "N", default_value_t = 3)]
         n: u64,
@@ -202,7 +202,7 @@ pub enum Envs {
     Score {
         /// The environment, and how it is set.
         #[command(flatten)]
-        env: EnvChoice,
+        env: EnvArgs,
         /// The item, as `sample` numbers it.
         #[arg(long, value_name = "I")]
         index: u64,
@@ -215,7 +215,7 @@ pub enum Envs {
         /// How the model reads conversations; else the one that belongs to the model.
         #[arg(long, value_name = "NAME")]
         renderer: Option<String>,
-        /// One JSON object: `reward` or null, `missing` with its cause or null, `parse`, `queries`, `metrics`.
+        /// One JSON object: `reward` or null, `reward_error` with its cause or null, `parse`, `queries`, `metrics`.
         #[arg(long)]
         json: bool,
     },
@@ -223,7 +223,7 @@ pub enum Envs {
 
 /// An environment as the `envs` verbs name it.
 #[derive(Args, Debug)]
-pub struct EnvChoice {
+pub struct EnvArgs {
     /// Its name; of a Python package, its folder, file or module.
     pub name: String,
     /// The interpreter of a Python package, where it is not that of a `.venv` or `python3`.
@@ -239,7 +239,7 @@ pub struct EnvChoice {
 
 /// `simulate`
 #[derive(Args, Debug)]
-pub struct Simulate {
+pub struct SimulateArgs {
     /// The TOML config; its `[simulate]` says what the service and the rewards do.
     pub config: PathBuf,
     /// Overrides a key, as in `run`.
@@ -261,7 +261,7 @@ pub struct Simulate {
 
 /// `report`
 #[derive(Args, Debug)]
-pub struct Report {
+pub struct ReportArgs {
     /// The run folder; its run may be going on.
     #[arg(value_name = "RUN_DIR")]
     pub folder: PathBuf,
@@ -271,7 +271,7 @@ pub struct Report {
     pub output: Option<PathBuf>,
     /// What to make.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    pub format: ReportFormat,
     /// Draws the rollouts that are shown at random.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -279,7 +279,7 @@ pub struct Report {
 
 /// What a report is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum ReportFormat {
     /// One page that stands alone.
     #[default]
     Html,
@@ -289,7 +289,7 @@ pub enum Format {
 
 /// `serve`
 #[derive(Args, Debug)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Address to listen at; port 0 takes a free one. Anything but this machine itself needs a key.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8017")]
     pub addr: SocketAddr,
@@ -327,7 +327,7 @@ pub struct Serve {
 
 /// `models`
 #[derive(Debug, Subcommand)]
-pub enum Models {
+pub enum ModelsCommand {
     /// Lists the models in the cache, and those that can be had by name.
     List,
     /// Fetches a model into the cache.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 /// Why the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Exit {
+pub enum ProcessExit {
     /// What was asked for is done; a run that was interrupted once has saved its state.
     Done = 0,
     /// The run could not go on; the first cause is on standard error.
@@ -18,22 +18,22 @@ pub enum Exit {
     Interrupted = 130,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<ProcessExit> for ExitCode {
+    fn from(exit: ProcessExit) -> Self {
         Self::from(exit as u8)
     }
 }
 
 /// An error with its exit code.
 #[derive(Debug)]
-pub struct Fault {
+pub struct CommandError {
     /// The code.
-    pub exit: Exit,
+    pub exit: ProcessExit,
     /// What went wrong, with its causes.
     pub error: anyhow::Error,
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for CommandError {
     /// The error and its causes; a cause that its error repeats is told once. A key that somebody wrote where another
     /// value belongs is not repeated.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,12 +74,12 @@ pub trait OrExit<T> {
     ///
     /// # Errors
     /// The error, with its code.
-    fn or_exit(self, exit: Exit) -> Result<T, Fault>;
+    fn or_exit(self, exit: ProcessExit) -> Result<T, CommandError>;
 }
 
 impl<T, E: Into<anyhow::Error>> OrExit<T> for Result<T, E> {
-    fn or_exit(self, exit: Exit) -> Result<T, Fault> {
-        self.map_err(|error| Fault { exit, error: error.into() })
+    fn or_exit(self, exit: ProcessExit) -> Result<T, CommandError> {
+        self.map_err(|error| CommandError { exit, error: error.into() })
     }
 }
 
@@ -89,7 +89,9 @@ mod tests {
 
     #[test]
     fn a_key_in_a_complaint_is_not_repeated() {
-        let told = |text: &str| Fault { exit: Exit::Config, error: anyhow::anyhow!("{text}") }.to_string();
+        let told = |text: &str| {
+            CommandError { exit: ProcessExit::Config, error: anyhow::anyhow!("{text}") }.to_string()
+        };
         assert_eq!(
             told("`trainer.seed` is \"tml-aB3_x-9\", and tml-z."),
             "`trainer.seed` is \"tml-…\", and tml-…."

@@ -15,7 +15,7 @@ mod terminal;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use exit::Exit;
+use exit::ProcessExit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Command::Man { dir } => commands::shell::man(dir.as_deref()),
     };
     match result {
-        Ok(()) => Exit::Done.into(),
+        Ok(()) => ProcessExit::Done.into(),
         Err(fault) => {
             tracing::error!("{fault}");
             fault.exit.into()

@@ -2,7 +2,7 @@
 //! fetch repeats). Its warnings are also events of the dashboard.
 
 use crate::cli::{Cli, Command, LogFormat};
-use crate::dashboard::Listener;
+use crate::dashboard::WarningLayer;
 use crate::terminal;
 use std::fmt::{self, Debug};
 use std::io::IsTerminal as _;
@@ -17,17 +17,19 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 pub fn init(cli: &Cli) {
     let usual = if matches!(cli.command, Command::Simulate(_)) { "error" } else { "info,hf_hub=off" };
     let filter = EnvFilter::try_from_env("MINDS_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| terminal::Log).with_target(false);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| terminal::StderrWriter)
+        .with_target(false);
     match cli.log_format {
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let log = log.with_ansi(colours).fmt_fields(debug_fn(field).delimited(" "));
-            log.finish().with(Listener).init();
+            log.finish().with(WarningLayer).init();
         }
         LogFormat::Json => {
             let log = log.json().flatten_event(true).with_current_span(false).with_span_list(true);
-            log.finish().with(Listener).init();
+            log.finish().with(WarningLayer).init();
             if matches!(cli.command, Command::Run(_)) {
                 terminal::log_lines();
             }
@@ -38,7 +40,7 @@ pub fn init(cli: &Cli) {
 /// A field of a line of text. What it holds may be the words of user code or of a server.
 fn field(to: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
     let text = format!("{value:?}");
-    let text = terminal::tame(&text);
+    let text = terminal::escape_controls(&text);
     match field.name() {
         "message" => to.write_str(&text),
         name if to.has_ansi_escapes() => write!(to, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{text}"),

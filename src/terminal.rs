@@ -15,29 +15,29 @@ use std::time::Duration;
 
 /// How a process talks.
 #[derive(Clone, Default)]
-enum Voice {
+enum OutputMode {
     /// Lines as they are.
     #[default]
     Plain,
     /// Lines as log records.
     Logged,
     /// Lines above bars.
-    Bars(MultiProgress),
+    ProgressBars(MultiProgress),
 }
 
-static VOICE: RwLock<Voice> = RwLock::new(Voice::Plain);
+static OUTPUT_MODE: RwLock<OutputMode> = RwLock::new(OutputMode::Plain);
 
-fn voice() -> Voice {
-    VOICE.read().unwrap_or_else(PoisonError::into_inner).clone()
+fn output_mode() -> OutputMode {
+    OUTPUT_MODE.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-fn talk(voice: Voice) {
-    *VOICE.write().unwrap_or_else(PoisonError::into_inner) = voice;
+fn set_output_mode(mode: OutputMode) {
+    *OUTPUT_MODE.write().unwrap_or_else(PoisonError::into_inner) = mode;
 }
 
 /// Text of others as it may be shown: control characters, with which it could play tricks on a terminal, in words.
 #[must_use]
-pub fn tame(text: &str) -> Cow<'_, str> {
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let tricks = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(tricks) {
         return text.into();
@@ -51,38 +51,38 @@ pub fn tame(text: &str) -> Cow<'_, str> {
 /// Writes a line to standard output. A reader that has gone must not end a run, so a failure is not one.
 pub fn line(text: fmt::Arguments<'_>) {
     let text = text.to_string();
-    let text = tame(&text);
+    let text = escape_controls(&text);
     let write = || drop(writeln!(io::stdout(), "{text}"));
-    match voice() {
-        Voice::Plain => write(),
-        Voice::Logged => text.lines().for_each(|line| tracing::info!("{line}")),
-        Voice::Bars(bars) => bars.suspend(write),
+    match output_mode() {
+        OutputMode::Plain => write(),
+        OutputMode::Logged => text.lines().for_each(|line| tracing::info!("{line}")),
+        OutputMode::ProgressBars(bars) => bars.suspend(write),
     }
 }
 
 /// Whether lines go into the log.
 pub fn is_logged() -> bool {
-    matches!(voice(), Voice::Logged)
+    matches!(output_mode(), OutputMode::Logged)
 }
 
 /// Lines go into the log from now on.
 pub fn log_lines() {
-    talk(Voice::Logged);
+    set_output_mode(OutputMode::Logged);
 }
 
 /// Writes a line to standard error; a failure is none here either.
 pub fn note(text: fmt::Arguments<'_>) {
-    drop(writeln!(Log, "{}", tame(&text.to_string())));
+    drop(writeln!(StderrWriter, "{}", escape_controls(&text.to_string())));
 }
 
 /// Standard error for the log. Whoever read it may have gone: what cannot be written is as good as written, for the log
 /// would tell of the failure on standard error.
-pub struct Log;
+pub struct StderrWriter;
 
-impl Write for Log {
+impl Write for StderrWriter {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        let written = match voice() {
-            Voice::Bars(bars) => bars.suspend(|| io::stderr().write(text)),
+        let written = match output_mode() {
+            OutputMode::ProgressBars(bars) => bars.suspend(|| io::stderr().write(text)),
             _ => io::stderr().write(text),
         };
         Ok(written.unwrap_or(text.len()))
@@ -99,9 +99,9 @@ const DRAWN_PER_SECOND: u8 = 20;
 
 /// A terminal that may be closed while bars are on it: they take a failure for a fault in the program, and it is none.
 #[derive(Debug)]
-struct Calm(Term);
+struct InfallibleTerminal(Term);
 
-impl TermLike for Calm {
+impl TermLike for InfallibleTerminal {
     fn width(&self) -> u16 {
         self.0.size().1
     }
@@ -111,51 +111,51 @@ impl TermLike for Calm {
     }
 
     fn move_cursor_up(&self, n: usize) -> io::Result<()> {
-        whatever(self.0.move_cursor_up(n))
+        ignore_failure(self.0.move_cursor_up(n))
     }
 
     fn move_cursor_down(&self, n: usize) -> io::Result<()> {
-        whatever(self.0.move_cursor_down(n))
+        ignore_failure(self.0.move_cursor_down(n))
     }
 
     fn move_cursor_right(&self, n: usize) -> io::Result<()> {
-        whatever(self.0.move_cursor_right(n))
+        ignore_failure(self.0.move_cursor_right(n))
     }
 
     fn move_cursor_left(&self, n: usize) -> io::Result<()> {
-        whatever(self.0.move_cursor_left(n))
+        ignore_failure(self.0.move_cursor_left(n))
     }
 
     fn write_line(&self, text: &str) -> io::Result<()> {
-        whatever(self.0.write_line(text))
+        ignore_failure(self.0.write_line(text))
     }
 
     fn write_str(&self, text: &str) -> io::Result<()> {
-        whatever(self.0.write_str(text))
+        ignore_failure(self.0.write_str(text))
     }
 
     fn clear_line(&self) -> io::Result<()> {
-        whatever(self.0.clear_line())
+        ignore_failure(self.0.clear_line())
     }
 
     fn flush(&self) -> io::Result<()> {
-        whatever(self.0.flush())
+        ignore_failure(self.0.flush())
     }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "what bars draw on gives results")]
-fn whatever(done: io::Result<()>) -> io::Result<()> {
+fn ignore_failure(done: io::Result<()>) -> io::Result<()> {
     drop(done);
     Ok(())
 }
 
 /// The bars of a run: its steps, and below them how the line is doing.
-pub struct Bars {
+pub struct ProgressBars {
     steps: ProgressBar,
-    line: ProgressBar,
+    status: ProgressBar,
 }
 
-impl Bars {
+impl ProgressBars {
     /// Shows them, if there is a terminal to show them on and lines do not go into the log.
     #[must_use]
     pub fn show(steps: u64, done: u64) -> Option<Self> {
@@ -167,7 +167,7 @@ impl Bars {
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
         };
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::term_like_with_hz(
-            Box::new(Calm(Term::buffered_stderr())),
+            Box::new(InfallibleTerminal(Term::buffered_stderr())),
             DRAWN_PER_SECOND,
         ));
         let steps = bars.add(ProgressBar::new(steps).with_position(done));
@@ -184,9 +184,9 @@ impl Bars {
         // Steps that were done before are no measure of how fast this is.
         steps.reset_eta();
         steps.enable_steady_tick(Duration::from_millis(250));
-        let line = bars.add(ProgressBar::new_spinner().with_style(style("  {wide_msg}")));
-        talk(Voice::Bars(bars));
-        Some(Self { steps, line })
+        let status = bars.add(ProgressBar::new_spinner().with_style(style("  {wide_msg}")));
+        set_output_mode(OutputMode::ProgressBars(bars));
+        Some(Self { steps, status })
     }
 
     /// So many steps are done.
@@ -195,16 +195,16 @@ impl Bars {
     }
 
     /// How the line is doing.
-    pub fn tell(&self, text: String) {
-        self.line.set_message(text);
+    pub fn set_status(&self, text: String) {
+        self.status.set_message(text);
     }
 }
 
-impl Drop for Bars {
+impl Drop for ProgressBars {
     fn drop(&mut self) {
-        talk(Voice::Plain);
+        set_output_mode(OutputMode::Plain);
         self.steps.finish_and_clear();
-        self.line.finish_and_clear();
+        self.status.finish_and_clear();
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_could_play_tricks_on_a_terminal_is_shown_in_words() {
-        assert_eq!(tame("a\tb\nä"), "a\tb\nä");
-        assert_eq!(tame("\u{1b}[31mred\r\u{7}\u{9b}2J"), "\\u{1b}[31mred\\r\\u{7}\\u{9b}2J");
+        assert_eq!(escape_controls("a\tb\nä"), "a\tb\nä");
+        assert_eq!(escape_controls("\u{1b}[31mred\r\u{7}\u{9b}2J"), "\\u{1b}[31mred\\r\\u{7}\\u{9b}2J");
     }
 }

@@ -1,31 +1,32 @@
-//! The actors of the line and the kit they stand on.
+//! The pipeline of actors that trains a policy.
 //!
-//! Prompts become rollouts, rollouts rewards, rewards advantages, advantages optimizer steps, all of it
-//! overlapping. Every group that is opened leaves with exactly one verdict; what flows is bounded by credits.
-//! Start reading at [`line`], which wires the stages, and [`parcels`], which names what travels between them.
+//! Items become rollouts, rollouts get rewards, rewards become advantages, advantages become optimizer steps, all of it
+//! overlapping. Every group that is opened leaves with exactly one outcome; credits bound what is in flight.
+//! Read [`pipeline`] first, which wires the stages, then [`messages`], which names what travels between them.
 
-pub mod activity;
-pub mod batcher;
-pub mod capacities;
-mod clock;
-pub mod deadline;
-pub mod evaluator;
-pub mod feeder;
-pub mod frozen;
-pub mod kit;
+pub mod generate;
 pub mod ledger;
-pub mod line;
-pub mod memory;
-pub mod meters;
-pub mod names;
-pub mod observer;
-pub mod parcels;
-pub mod play;
+pub mod mailbox;
+pub mod messages;
+pub mod pipeline;
 pub mod policy;
-pub mod queries;
-pub mod retry;
-pub mod sampler;
-pub mod scorer;
-pub mod seats;
-pub mod shadow_trainer;
-pub mod trainer;
+mod stages;
+
+/// Time limits and retries of requests to the service.
+pub mod service {
+    pub mod deadlines;
+    pub mod retry;
+}
+
+/// What a pipeline reports about itself: counters, times, and the names of its numbers.
+pub mod telemetry {
+    pub mod activity;
+    mod board;
+    pub mod meters;
+    pub mod names;
+    pub mod shadow_meter;
+
+    pub use board::{StageBoard, StageSnapshot};
+}
+
+pub use stages::{batcher, evaluator, feeder, sampler, scorer, shadow, trainer};

@@ -1,7 +1,7 @@
 //! Chat messages, and how they become tokens.
 
 use crate::ids::Token;
-use crate::sampling::{Sampled, Stop};
+use crate::sampling::{Completion, Stop};
 use serde::{Deserialize, Serialize};
 
 /// Who speaks.
@@ -82,14 +82,14 @@ pub enum Termination {
     /// Exactly one stop, at the end.
     Stop,
     /// No stop: it was cut off.
-    Cut,
+    Truncated,
     /// A stop elsewhere than at the end, or several.
     Malformed,
 }
 
 /// A sampled turn as text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parsed {
+pub struct ParsedCompletion {
     /// Text without the stop.
     pub text: String,
     /// How it ended.
@@ -111,5 +111,5 @@ pub trait Renderer: Send + Sync {
     fn stop(&self) -> Stop;
 
     /// Reads a sampled turn.
-    fn parse(&self, sampled: &Sampled) -> Parsed;
+    fn parse(&self, sampled: &Completion) -> ParsedCompletion;
 }

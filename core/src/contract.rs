@@ -4,13 +4,13 @@
 //! that fails panics with what it saw. They assume a service that keeps weights, answers prompt log-probs, and has
 //! a vocabulary of at least 64 tokens. No runtime is needed: run them on the one that the backend wants.
 
-use crate::backend::{BackendError, Forward, SamplingBackend, Service, TrainingBackend};
 use crate::datum::{Datum, LossInputs};
 use crate::ids::Token;
 use crate::lora::LoraSpec;
 use crate::loss::Loss;
 use crate::optim::AdamParams;
 use crate::sampling::{SampleRequest, SampleResponse, SamplingParams, Stop, StopReason};
+use crate::service::{BackendError, ForwardOutput, SamplingBackend, Service, TrainingBackend};
 use std::sync::Arc;
 
 /// How far log-probs of one thing asked in two ways may lie apart.
@@ -197,7 +197,7 @@ pub async fn what_is_forgotten_is_gone(service: &dyn Service, run: &str) {
     let training = trained(service).await;
     let [kept, gone] = ["kept", "gone"].map(|name| training.save_state(&format!("{run}-{name}")));
     let (kept, gone) = (kept.await.expect("a save"), gone.await.expect("a save"));
-    match service.forget(&gone).await {
+    match service.delete(&gone).await {
         Err(BackendError::Unsupported(_)) => return,
         forgotten => forgotten.expect("a deletion"),
     }
@@ -284,7 +284,7 @@ async fn loss_of(training: &dyn TrainingBackend) -> f64 {
     loss(&training.forward(data(), Loss::CrossEntropy).await.expect("a forward pass"))
 }
 
-fn loss(forward: &Forward) -> f64 {
+fn loss(forward: &ForwardOutput) -> f64 {
     *forward.metrics.get("loss:sum").expect("every pass reports loss:sum")
 }
 

@@ -4,14 +4,14 @@
 //! group play the same [`Item`].
 //!
 //! Most environments are asked turn by turn. One that runs a program of its own, which asks the policy whenever it
-//! likes, is a [`Conductor`]: it is given seats, and hands every seat back with an episode and its reward.
+//! likes, is a [`SelfDrivenEnvironment`]: it is given sessions, and hands every session back with a rollout and its reward.
 
-use crate::backend::{BackendError, SamplingBackend, TrainingBackend};
 use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
-use crate::episode::{Episode, Turn};
-use crate::ids::{EpisodeId, PolicyVersion, Token};
-use crate::reward::{Metrics, Missing, Reward, Score};
+use crate::ids::{PolicyVersion, RolloutId, Token};
+use crate::reward::{Metrics, Reward, RewardError, Score};
+use crate::rollout::{Rollout, Turn};
+use crate::service::{BackendError, SamplingBackend, TrainingBackend};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
@@ -32,8 +32,8 @@ pub struct Item {
 
 /// What follows an answer of the policy.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Reply {
-    /// The episode is over.
+pub enum EnvironmentReply {
+    /// The rollout is over.
     Done,
     /// The policy is asked again, with these messages appended to the conversation.
     Continue(Vec<Message>),
@@ -43,38 +43,38 @@ pub enum Reply {
 #[async_trait]
 pub trait Oracle: Send + Sync {
     /// Log-prob of each token of `target` after `prefix`. Equal questions under equal weights are asked once.
-    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing>;
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError>;
 
     /// The most likely next tokens after `prefix`, best first, at most `k`.
-    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing>;
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError>;
 
     /// What one gradient step on `text` would do to the summed log-prob of `target` after `prefix`.
     ///
     /// The step is taken aside, never on the weights in training. This is an optional ability: an oracle that has
-    /// nobody to take the step answers [`Missing::Unsupported`], as this default does, and a reward that needs it
+    /// nobody to take the step answers [`RewardError::Unsupported`], as this default does, and a reward that needs it
     /// stays missing.
-    async fn shift(
+    async fn logprob_delta(
         &self,
         _text: Datum,
         _prefix: Arc<[Token]>,
         _target: Arc<[Token]>,
-    ) -> Result<Shift, Missing> {
-        Err(Missing::Unsupported("what one gradient step would change".into()))
+    ) -> Result<LogprobDelta, RewardError> {
+        Err(RewardError::Unsupported("what one gradient step would change".into()))
     }
 
     /// An adapter to try something out on, with the weights that are asked here, until it is dropped.
     ///
     /// It is never the one in training. This is an optional ability, too: the default answers
-    /// [`Missing::Unsupported`].
-    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
-        Err(Missing::Unsupported("an adapter of its own".into()))
+    /// [`RewardError::Unsupported`].
+    async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
+        Err(RewardError::Unsupported("an adapter of its own".into()))
     }
 
     /// A sampler of weights that training never changes.
     ///
-    /// This is an optional ability, too: the default answers [`Missing::Unsupported`].
-    async fn frozen(&self, _weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
-        Err(Missing::Unsupported("weights beside the policy".into()))
+    /// This is an optional ability, too: the default answers [`RewardError::Unsupported`].
+    async fn frozen(&self, _weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
+        Err(RewardError::Unsupported("weights beside the policy".into()))
     }
 }
 
@@ -88,23 +88,23 @@ pub enum FrozenWeights {
 }
 
 /// An adapter on loan.
-pub struct Borrowed {
+pub struct AdapterLease {
     /// The adapter.
     pub training: Arc<dyn TrainingBackend>,
-    /// Gives it back when dropped.
-    pub lease: Box<dyn Send + Sync>,
+    /// Returns the adapter to the pool when dropped.
+    pub guard: Box<dyn Send + Sync>,
 }
 
 /// Summed log-prob of a target on both sides of one gradient step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shift {
+pub struct LogprobDelta {
     /// Under the start weights.
     pub before: f64,
     /// After the step.
     pub after: f64,
 }
 
-impl Shift {
+impl LogprobDelta {
     /// How much the log-prob rose.
     #[must_use]
     pub fn change(self) -> f64 {
@@ -112,7 +112,7 @@ impl Shift {
     }
 }
 
-impl From<BackendError> for Missing {
+impl From<BackendError> for RewardError {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
@@ -125,39 +125,46 @@ impl From<BackendError> for Missing {
 
 /// Everything that a reward may use.
 #[derive(Clone, Copy)]
-pub struct Scene<'a> {
+pub struct ScoringContext<'a> {
     /// The item that was played.
     pub item: &'a Item,
     /// What the policy did.
-    pub episode: &'a Episode,
+    pub rollout: &'a Rollout,
     /// How the model reads conversations.
     pub renderer: &'a dyn Renderer,
     /// Answers log-prob queries.
     pub oracle: &'a dyn Oracle,
 }
 
-impl Scene<'_> {
+impl ScoringContext<'_> {
     /// The last answer, as text.
     #[must_use]
     pub fn answer(&self) -> &str {
-        self.episode.turns.last().map_or("", |turn| turn.text.as_str())
+        self.rollout.turns.last().map_or("", |turn| turn.text.as_str())
     }
 
     /// Summed log-prob and number of tokens of `answer` as the assistant's reply to `messages`.
     ///
     /// # Errors
     /// The query failed or came back with another number of log-probs, or `answer` has no tokens.
-    pub async fn answer_logprob(&self, messages: &[Message], answer: &str) -> Result<(f64, usize), Missing> {
+    pub async fn answer_logprob(
+        &self,
+        messages: &[Message],
+        answer: &str,
+    ) -> Result<(f64, usize), RewardError> {
         let prefix = self.renderer.prompt(messages);
         let target = self.renderer.answer(answer);
         let tokens = target.len();
         if tokens == 0 {
-            return Err(Missing::Environment(format!("the answer {answer:?} has no tokens")));
+            return Err(RewardError::Environment(format!("the answer {answer:?} has no tokens")));
         }
         let logprobs = self.oracle.logprobs(prefix.into(), target.into()).await?;
         // A sum over fewer tokens would look like a better answer.
         if logprobs.len() != tokens {
-            return Err(Missing::Service(format!("{} log-probs came for {tokens} tokens", logprobs.len())));
+            return Err(RewardError::Service(format!(
+                "{} log-probs came for {tokens} tokens",
+                logprobs.len()
+            )));
         }
         Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), tokens))
     }
@@ -167,28 +174,28 @@ impl Scene<'_> {
     ///
     /// # Errors
     /// The measurement failed, is not finite or is not supported here, or `answer` has no tokens.
-    pub async fn answer_shift(
+    pub async fn answer_logprob_delta(
         &self,
         text: Datum,
         messages: &[Message],
         answer: &str,
-    ) -> Result<Shift, Missing> {
+    ) -> Result<LogprobDelta, RewardError> {
         let (prefix, target) = (self.renderer.prompt(messages), self.renderer.answer(answer));
         if target.is_empty() {
-            return Err(Missing::Environment(format!("the answer {answer:?} has no tokens")));
+            return Err(RewardError::Environment(format!("the answer {answer:?} has no tokens")));
         }
-        let shift = self.oracle.shift(text, prefix.into(), target.into()).await?;
+        let shift = self.oracle.logprob_delta(text, prefix.into(), target.into()).await?;
         if shift.change().is_finite() {
             Ok(shift)
         } else {
-            Err(Missing::NotFinite(format!("a probe went from {} to {}", shift.before, shift.after)))
+            Err(RewardError::NotFinite(format!("a probe went from {} to {}", shift.before, shift.after)))
         }
     }
 
     /// The version of the policy that played.
     #[must_use]
     pub fn policy(&self) -> PolicyVersion {
-        self.episode.policy
+        self.rollout.policy
     }
 }
 
@@ -198,8 +205,8 @@ pub trait Criterion: Send + Sync {
     /// Its name in the metrics.
     fn name(&self) -> &str;
 
-    /// Its value for one episode.
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing>;
+    /// Its value for one rollout.
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError>;
 }
 
 /// A reward that is a weighted sum of criteria.
@@ -221,7 +228,7 @@ impl Rubric {
     ///
     /// # Errors
     /// The first criterion that failed, or a sum that is not finite.
-    pub async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    pub async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let mut metrics = Metrics::new();
         let mut sum = 0.0;
         for (weight, criterion) in &self.parts {
@@ -250,8 +257,8 @@ pub trait Environment: Send + Sync {
     /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
     fn item(&self, index: u64) -> Item;
 
-    /// Whether its rewards ask [`Oracle::shift`] or [`Oracle::borrow_adapter`]. Only then is somebody kept who can answer it.
-    fn asks_shift(&self) -> bool {
+    /// Whether its rewards ask [`Oracle::logprob_delta`] or [`Oracle::lease_adapter`]. Only then is somebody kept who can answer it.
+    fn needs_shadow_adapters(&self) -> bool {
         false
     }
 
@@ -271,61 +278,61 @@ pub trait Environment: Send + Sync {
     ///
     /// # Errors
     /// It is not of that form.
-    fn recall(&self, _memory: &serde_json::Value) -> Result<(), Missing> {
-        Err(Missing::Environment(format!("{} keeps nothing", self.id())))
+    fn restore_memory(&self, _memory: &serde_json::Value) -> Result<(), RewardError> {
+        Err(RewardError::Environment(format!("{} keeps nothing", self.id())))
     }
 
     /// What the environment says after the policy's answer. Single-turn environments are done.
-    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<EnvironmentReply, RewardError> {
         debug_assert!(
             conversation.last().is_none_or(|m| m.role == Role::Assistant),
             "{} at {}",
             self.id(),
             item.index
         );
-        Ok(Reply::Done)
+        Ok(EnvironmentReply::Done)
     }
 
-    /// The reward of a finished episode.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing>;
+    /// The reward of a finished rollout.
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError>;
 
-    /// The environment as one that plays its episodes by itself, if it does so.
-    fn conductor(&self) -> Option<&dyn Conductor> {
+    /// The environment as one that plays its rollouts by itself, if it does so.
+    fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {
         None
     }
 }
 
-/// An environment that plays its episodes by itself: it asks the policy whenever it likes, and its episodes come with
+/// An environment that plays its rollouts by itself: it asks the policy whenever it likes, and its rollouts come with
 /// their rewards.
 #[async_trait]
-pub trait Conductor: Send + Sync {
-    /// Plays one item, once for every seat. All seats belong to one group. Ends when every seat has been left;
+pub trait SelfDrivenEnvironment: Send + Sync {
+    /// Plays one item, once for every session. All sessions belong to one group. Ends when every session has been left;
     /// dropping it gives up what is under way.
-    async fn play(&self, item: &Item, seats: Vec<Seat>);
+    async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>);
 
     /// Whether rewards compare the members of a group. Then none of them can be played again without the others.
-    fn compares(&self) -> bool {
+    fn compares_rollouts(&self) -> bool {
         false
     }
 }
 
-/// A place in a group that is being played, with the weights that play. It is left exactly once: a seat that is
+/// A place in a group that is being played, with the weights that play. It is left exactly once: a session that is
 /// dropped counts as left without a result.
-pub struct Seat {
+pub struct RolloutSession {
     /// Who sits here.
-    pub episode: EpisodeId,
-    /// Samples from the weights of this episode, each request with a seed of its own.
+    pub rollout: RolloutId,
+    /// Samples from the weights of this rollout, each request with a seed of its own.
     pub sampler: Arc<dyn SamplingBackend>,
     /// Answers questions about the same weights.
     pub oracle: Arc<dyn Oracle>,
-    exit: Option<Exit>,
+    on_finish: Option<OnFinish>,
 }
 
-type Exit = Box<dyn FnOnce(Result<Performance, Missing>) + Send>;
+type OnFinish = Box<dyn FnOnce(Result<SessionRollout, RewardError>) + Send>;
 
-/// What came out of a seat.
+/// What came out of a session.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Performance {
+pub struct SessionRollout {
     /// What the policy did; at least one turn.
     pub turns: Vec<Turn>,
     /// The conversation to which the first answer was given.
@@ -334,30 +341,30 @@ pub struct Performance {
     pub score: Score,
 }
 
-impl Seat {
-    /// A seat; `exit` is told how it was left.
+impl RolloutSession {
+    /// A session; `on_finish` is told how it was left.
     #[must_use]
     pub fn new(
-        episode: EpisodeId,
+        rollout: RolloutId,
         sampler: Arc<dyn SamplingBackend>,
         oracle: Arc<dyn Oracle>,
-        exit: impl FnOnce(Result<Performance, Missing>) + Send + 'static,
+        on_finish: impl FnOnce(Result<SessionRollout, RewardError>) + Send + 'static,
     ) -> Self {
-        Self { episode, sampler, oracle, exit: Some(Box::new(exit)) }
+        Self { rollout, sampler, oracle, on_finish: Some(Box::new(on_finish)) }
     }
 
-    /// Leaves the seat with what came out.
-    pub fn leave(mut self, result: Result<Performance, Missing>) {
-        if let Some(exit) = self.exit.take() {
-            exit(result);
+    /// Leaves the session with what came out.
+    pub fn finish(mut self, result: Result<SessionRollout, RewardError>) {
+        if let Some(on_finish) = self.on_finish.take() {
+            on_finish(result);
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for RolloutSession {
     fn drop(&mut self) {
-        if let Some(exit) = self.exit.take() {
-            exit(Err(Missing::Environment("it gave no result".into())));
+        if let Some(on_finish) = self.on_finish.take() {
+            on_finish(Err(RewardError::Environment("it gave no result".into())));
         }
     }
 }

@@ -7,7 +7,7 @@ pub const LOGPROB_ROUNDING: f32 = 1e-3;
 
 /// Result of a forward or forward_backward pass.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Forward {
+pub struct ForwardOutput {
     /// Log-prob of each target under the weights at that moment, one vector per datum. As the service tells them:
     /// none may be a probability above 1 by more than [`LOGPROB_ROUNDING`], and yet it happens.
     pub logprobs: Vec<Vec<f32>>,
@@ -15,7 +15,7 @@ pub struct Forward {
     pub metrics: BTreeMap<String, f64>,
 }
 
-impl Forward {
+impl ForwardOutput {
     /// The results of parts, in order, as the result of the whole. The part of a metric's name behind the colon says
     /// how; a metric without a rule, or that only some parts have, means nothing for the whole.
     #[must_use]
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn metrics_are_put_together_by_their_suffix() {
-        let part = |n: usize, values: &[(&str, f64)]| Forward {
+        let part = |n: usize, values: &[(&str, f64)]| ForwardOutput {
             logprobs: vec![vec![-1.0]; n],
             metrics: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),
         };
@@ -76,7 +76,7 @@ mod tests {
         let all = |v: f64| keys.map(|k| (k, v));
         let mut first = part(3, &all(2.0));
         first.metrics.insert("only:sum".into(), 1.0);
-        let whole = Forward::merged(vec![first, part(1, &all(6.0))]);
+        let whole = ForwardOutput::merged(vec![first, part(1, &all(6.0))]);
         // By hand: the mean is (3 * 2 + 1 * 6) / 4 = 3, the slack 6 - 3.
         let expected = [
             ("a:sum", 8.0),
@@ -90,6 +90,6 @@ mod tests {
         expected.insert("f:unique_1".into(), 6.0);
         assert_eq!(whole.metrics, expected);
         assert_eq!(whole.logprobs.len(), 4);
-        assert_eq!(Forward::merged(vec![part(1, &[("plain", 5.0)])]).metrics["plain"], 5.0);
+        assert_eq!(ForwardOutput::merged(vec![part(1, &[("plain", 5.0)])]).metrics["plain"], 5.0);
     }
 }

@@ -18,14 +18,14 @@ impl fmt::Display for GroupId {
 
 /// One rollout: the `member`-th of its group, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct EpisodeId {
+pub struct RolloutId {
     /// The group that this rollout belongs to.
     pub group: GroupId,
     /// Position within the group.
     pub member: u32,
 }
 
-impl fmt::Display for EpisodeId {
+impl fmt::Display for RolloutId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.group, self.member)
     }

@@ -6,13 +6,11 @@
 
 pub mod advantage;
 pub mod architecture;
-pub mod backend;
 pub mod chat;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
 pub mod environment;
-pub mod episode;
 mod forward;
 pub mod ids;
 pub mod lora;
@@ -20,6 +18,8 @@ pub mod loss;
 pub mod optim;
 pub mod random;
 pub mod reward;
+pub mod rollout;
 pub mod sampling;
 pub mod schedule;
+pub mod service;
 pub mod tensor;

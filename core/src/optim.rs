@@ -36,9 +36,9 @@ impl Default for AdamParams {
 
 /// How the step size changes over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LearningRate {
-    /// Its course after the warm-up.
-    pub course: Course,
+pub struct LearningRateSchedule {
+    /// Its decay after the warm-up.
+    pub decay: LearningRateDecay,
     /// Steps over which it grows from nothing, in equal parts.
     pub warmup: u64,
     /// What is left of it at the end, as a share of the full size; only for courses that fall.
@@ -48,7 +48,7 @@ pub struct LearningRate {
 /// How the step size falls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Course {
+pub enum LearningRateDecay {
     /// Not at all.
     #[default]
     Constant,
@@ -58,7 +58,7 @@ pub enum Course {
     Cosine,
 }
 
-impl LearningRate {
+impl LearningRateSchedule {
     /// The share of the full step size that the step after `done` steps takes, of a run of `all` steps.
     #[must_use]
     pub fn share(&self, done: u64, all: u64) -> f64 {
@@ -69,10 +69,10 @@ impl LearningRate {
         // that no step is wasted on nothing.
         let span = all.saturating_sub(self.warmup).max(1) as f64;
         let progress = ((done - self.warmup) as f64 / span).min(1.0);
-        let left = match self.course {
-            Course::Constant => return 1.0,
-            Course::Linear => 1.0 - progress,
-            Course::Cosine => (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0,
+        let left = match self.decay {
+            LearningRateDecay::Constant => return 1.0,
+            LearningRateDecay::Linear => 1.0 - progress,
+            LearningRateDecay::Cosine => (1.0 + (std::f64::consts::PI * progress).cos()) / 2.0,
         };
         self.floor + (1.0 - self.floor) * left
     }
@@ -123,15 +123,15 @@ mod tests {
 
     #[test]
     fn a_step_size_warms_up_and_falls() {
-        let rate = |course, floor| LearningRate { course, warmup: 2, floor };
+        let rate = |decay, floor| LearningRateSchedule { decay, warmup: 2, floor };
         // Two of warm-up, then a full step and four that fall by a fifth each; cosines of 0, 36, 72, 108 and 144 degrees.
         let (far, near) = ((1.0 + 5_f64.sqrt()) / 4.0, (5_f64.sqrt() - 1.0) / 4.0);
         for (rate, expected) in [
-            (rate(Course::Constant, 0.0), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-            (rate(Course::Linear, 0.0), [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
-            (rate(Course::Linear, 0.5), [0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6]),
+            (rate(LearningRateDecay::Constant, 0.0), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+            (rate(LearningRateDecay::Linear, 0.0), [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+            (rate(LearningRateDecay::Linear, 0.5), [0.5, 1.0, 1.0, 0.9, 0.8, 0.7, 0.6]),
             (
-                rate(Course::Cosine, 0.0),
+                rate(LearningRateDecay::Cosine, 0.0),
                 [0.5, 1.0, 1.0, 0.5 + far / 2.0, 0.5 + near / 2.0, 0.5 - near / 2.0, 0.5 - far / 2.0],
             ),
         ] {
@@ -141,10 +141,10 @@ mod tests {
             }
         }
         assert_eq!(
-            rate(Course::Linear, 0.0).share(9, 7),
+            rate(LearningRateDecay::Linear, 0.0).share(9, 7),
             0.0,
             "a run that was made longer stays at its floor"
         );
-        assert_eq!(LearningRate::default().share(0, 1), 1.0);
+        assert_eq!(LearningRateSchedule::default().share(0, 1), 1.0);
     }
 }

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// The draws that belong to these numbers, and to no others.
 #[must_use]
-pub fn draws(key: [u64; 4]) -> ChaCha8Rng {
+pub fn seeded_rng(key: [u64; 4]) -> ChaCha8Rng {
     let mut bytes = [0; 32];
     for (bytes, word) in bytes.chunks_exact_mut(8).zip(key) {
         bytes.copy_from_slice(&word.to_le_bytes());

@@ -12,15 +12,15 @@ pub struct Reward(f32);
 /// A reward that is NaN or infinite.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 #[error("the reward is {0}, it must be finite")]
-pub struct NotFinite(pub f32);
+pub struct RewardNotFinite(pub f32);
 
 impl Reward {
     /// Takes a finite number.
     ///
     /// # Errors
     /// Gives back what is NaN or infinite.
-    pub fn new(value: f32) -> Result<Self, NotFinite> {
-        if value.is_finite() { Ok(Self(value)) } else { Err(NotFinite(value)) }
+    pub fn new(value: f32) -> Result<Self, RewardNotFinite> {
+        if value.is_finite() { Ok(Self(value)) } else { Err(RewardNotFinite(value)) }
     }
 
     /// The number.
@@ -31,8 +31,8 @@ impl Reward {
 }
 
 impl TryFrom<f32> for Reward {
-    type Error = NotFinite;
-    fn try_from(value: f32) -> Result<Self, NotFinite> {
+    type Error = RewardNotFinite;
+    fn try_from(value: f32) -> Result<Self, RewardNotFinite> {
         Self::new(value)
     }
 }
@@ -67,10 +67,10 @@ pub struct Score {
     pub metrics: Metrics,
 }
 
-/// Why an episode has no reward, by what the line can do about it.
+/// Why a rollout has no reward, by what the line can do about it.
 #[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "why", rename_all = "snake_case")]
-pub enum Missing {
+pub enum RewardError {
     /// A service that is needed failed: the same scoring may succeed if it is tried again.
     #[error("the service failed while scoring: {0}")]
     Service(String),
@@ -94,7 +94,7 @@ pub enum Missing {
     NotFinite(String),
 }
 
-impl Missing {
+impl RewardError {
     /// Whether the same scoring may succeed if it is tried again now. What has waited for its whole limit is not tried
     /// again: a limit that is waited out several times is no limit.
     #[must_use]
@@ -102,7 +102,7 @@ impl Missing {
         matches!(self, Self::Service(_))
     }
 
-    /// Whether a service could not answer: neither the episode nor its environment explains it, and the same item is worth
+    /// Whether a service could not answer: neither the rollout nor its environment explains it, and the same item is worth
     /// being played again later.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
@@ -127,16 +127,16 @@ impl Missing {
         }
     }
 
-    /// Whether the cause may lie in the episode itself, so that it deserves a look: neither the run's set-up, nor its
+    /// Whether the cause may lie in the rollout itself, so that it deserves a look: neither the run's set-up, nor its
     /// limits, nor a service that could not answer explain it.
     #[must_use]
-    pub fn is_poison(&self) -> bool {
+    pub fn needs_quarantine(&self) -> bool {
         !matches!(self, Self::Unsupported(_) | Self::Budget(_)) && !self.is_unanswered()
     }
 }
 
-impl From<NotFinite> for Missing {
-    fn from(error: NotFinite) -> Self {
+impl From<RewardNotFinite> for RewardError {
+    fn from(error: RewardNotFinite) -> Self {
         Self::NotFinite(error.0.to_string())
     }
 }
@@ -149,14 +149,14 @@ mod tests {
     fn every_cause_is_one_of_the_words() {
         let why = String::new;
         let causes = [
-            Missing::Service(why()),
-            Missing::Away(why()),
-            Missing::TimedOut(1),
-            Missing::Environment(why()),
-            Missing::Unsupported(why()),
-            Missing::Budget(1),
-            Missing::NotFinite(why()),
+            RewardError::Service(why()),
+            RewardError::Away(why()),
+            RewardError::TimedOut(1),
+            RewardError::Environment(why()),
+            RewardError::Unsupported(why()),
+            RewardError::Budget(1),
+            RewardError::NotFinite(why()),
         ];
-        assert_eq!(causes.each_ref().map(Missing::name), Missing::NAMES);
+        assert_eq!(causes.each_ref().map(RewardError::name), RewardError::NAMES);
     }
 }

@@ -153,7 +153,7 @@ pub type TopK = Vec<(Token, f32)>;
 
 /// Tokens with the log-prob each had under the model at temperature 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampled {
+pub struct Completion {
     /// Sampled tokens, the stop included.
     pub tokens: Vec<Token>,
     /// Log-prob of each, same length.
@@ -164,22 +164,22 @@ pub struct Sampled {
     pub topk: Option<Vec<TopK>>,
 }
 
-impl Sampled {
+impl Completion {
     /// Whether it can be trained: it has tokens, and each of them a finite log-prob.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn check(&self) -> Result<(), SampleFlaw> {
+    pub fn check(&self) -> Result<(), CompletionError> {
         let tokens = self.tokens.len();
         let logprobs = self.logprobs.len();
         if tokens == 0 {
-            return Err(SampleFlaw::Empty);
+            return Err(CompletionError::Empty);
         }
         if tokens != logprobs {
-            return Err(SampleFlaw::Unmatched { tokens, logprobs });
+            return Err(CompletionError::Unmatched { tokens, logprobs });
         }
         match self.logprobs.iter().position(|logprob| !logprob.is_finite()) {
-            Some(at) => Err(SampleFlaw::NotFinite { at, logprob: self.logprobs[at] }),
+            Some(at) => Err(CompletionError::NotFinite { at, logprob: self.logprobs[at] }),
             None => Ok(()),
         }
     }
@@ -187,7 +187,7 @@ impl Sampled {
 
 /// Why a sample cannot be trained.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
-pub enum SampleFlaw {
+pub enum CompletionError {
     /// It has no tokens.
     #[error("a sample came back without tokens")]
     Empty,
@@ -213,7 +213,7 @@ pub enum SampleFlaw {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleResponse {
     /// One entry per sample.
-    pub sequences: Vec<Sampled>,
+    pub sequences: Vec<Completion>,
     /// Log-prob of each prompt token given those before it; the first has none.
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position, best first; the first position has none.

@@ -5,14 +5,14 @@
 //! it in the list, and within a component every item comes once per cycle, each cycle in its own seeded order.
 
 use crate::ids::ItemKey;
-use crate::random::draws;
+use crate::random::seeded_rng;
 use rand::Rng;
 use std::num::NonZeroU64;
 use thiserror::Error;
 
 /// One component of the mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Component {
+pub struct ScheduleComponent {
     /// Share of the run, not negative; 0 is never drawn.
     pub weight: f64,
     /// Items in one cycle of its data.
@@ -26,12 +26,12 @@ pub struct Component {
 #[derive(Clone, Debug)]
 pub struct Schedule {
     seed: u64,
-    drawn: Vec<Drawn>,
+    drawn: Vec<WeightedComponent>,
 }
 
 /// A component with a weight.
 #[derive(Clone, Copy, Debug)]
-struct Drawn {
+struct WeightedComponent {
     component: u16,
     items: u64,
     strata: u64,
@@ -58,7 +58,7 @@ impl Schedule {
     ///
     /// # Errors
     /// See [`ScheduleError`].
-    pub fn new(seed: u64, components: &[Component]) -> Result<Self, ScheduleError> {
+    pub fn new(seed: u64, components: &[ScheduleComponent]) -> Result<Self, ScheduleError> {
         for (i, c) in components.iter().enumerate() {
             if !(c.weight.is_finite() && c.weight >= 0.0) {
                 return Err(ScheduleError::Weight(i, c.weight));
@@ -75,7 +75,7 @@ impl Schedule {
         for (i, c) in components.iter().enumerate().filter(|(_, c)| c.weight > 0.0) {
             let share = ((c.weight / rest).min(1.0) * ONE as f64).round() as u64;
             rest -= c.weight;
-            drawn.push(Drawn { component: i as u16, items: c.items, strata: c.strata, share });
+            drawn.push(WeightedComponent { component: i as u16, items: c.items, strata: c.strata, share });
         }
         if let Some(last) = drawn.last_mut() {
             last.share = ONE;
@@ -87,7 +87,7 @@ impl Schedule {
     #[must_use]
     pub fn of_one(seed: u64, items: NonZeroU64, strata: NonZeroU64) -> Self {
         let (items, strata) = (items.get(), strata.get());
-        Self { seed, drawn: vec![Drawn { component: 0, items, strata, share: ONE }] }
+        Self { seed, drawn: vec![WeightedComponent { component: 0, items, strata, share: ONE }] }
     }
 
     /// The item played at `position`.
@@ -106,7 +106,7 @@ impl Schedule {
     }
 
     /// The item of a component's `visit`-th draw.
-    fn visit(&self, drawn: &Drawn, visit: u64) -> u64 {
+    fn visit(&self, drawn: &WeightedComponent, visit: u64) -> u64 {
         let (cycle, place) = (visit / drawn.items, visit % drawn.items);
         let (stratum, slot) = (place % drawn.strata, place / drawn.strata);
         let size = (drawn.items - stratum).div_ceil(drawn.strata);
@@ -130,7 +130,7 @@ fn slot_of(slot: u64, size: u64, seed: u64, stream: [u64; 3]) -> u64 {
     }
     let half = (64 - (size - 1).leading_zeros()).div_ceil(2);
     let mask = (1_u64 << half) - 1;
-    let mut rng = draws([seed, stream[0], stream[1], stream[2]]);
+    let mut rng = seeded_rng([seed, stream[0], stream[1], stream[2]]);
     let rounds: [u64; 4] = std::array::from_fn(|_| rng.next_u64());
     let mut value = slot;
     loop {
@@ -157,8 +157,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    fn component(weight: f64, items: u64) -> Component {
-        Component { weight, items, strata: 1 }
+    fn component(weight: f64, items: u64) -> ScheduleComponent {
+        ScheduleComponent { weight, items, strata: 1 }
     }
 
     // H8, H9: batches of later components came out wrong or empty, the schedule had a state that a resume lost, and
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn strata_take_turns_and_still_cover_everything() {
-        let schedule = Schedule::new(1, &[Component { weight: 1.0, items: 11, strata: 2 }]).unwrap();
+        let schedule = Schedule::new(1, &[ScheduleComponent { weight: 1.0, items: 11, strata: 2 }]).unwrap();
         let cycle: Vec<u64> = (0..11).map(|p| schedule.item(p).item).collect();
         assert!(cycle.iter().enumerate().all(|(p, item)| item % 2 == p as u64 % 2), "{cycle:?}");
         assert_eq!(cycle.iter().copied().collect::<HashSet<_>>(), (0..11).collect());
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn mixtures_from_which_nothing_can_be_drawn_are_refused() {
-        let error = |components: &[Component]| Schedule::new(0, components).unwrap_err();
+        let error = |components: &[ScheduleComponent]| Schedule::new(0, components).unwrap_err();
         assert_eq!(error(&[]), ScheduleError::NoWeight);
         assert_eq!(error(&[component(0.0, 1)]), ScheduleError::NoWeight);
         assert_eq!(error(&[component(-1.0, 1)]), ScheduleError::Weight(0, -1.0));

@@ -3,7 +3,7 @@
 //! Whoever reads a file hands on what it found. An engine that computes on the short forms moves less memory; for any
 //! other, [`Tensor::into_values`] gives the same numbers, bit for bit.
 
-/// Numbers that share one step of a [`Grid`].
+/// Numbers that share one step of a [`QuantizedBlocks`].
 pub const BLOCK: usize = 32;
 
 /// A tensor's numbers, row-major.
@@ -14,7 +14,7 @@ pub enum Tensor {
     /// The upper halves of their bits; the lower ones are zero.
     Bfloat16(Vec<u16>),
     /// Small codes in blocks of [`BLOCK`].
-    Grid(Grid),
+    QuantizedBlocks(QuantizedBlocks),
 }
 
 impl Tensor {
@@ -24,7 +24,7 @@ impl Tensor {
         match self {
             Self::Full(values) => values.len(),
             Self::Bfloat16(halves) => halves.len(),
-            Self::Grid(grid) => grid.codes.len(),
+            Self::QuantizedBlocks(grid) => grid.codes.len(),
         }
     }
 
@@ -40,7 +40,7 @@ impl Tensor {
         match self {
             Self::Full(values) => values,
             Self::Bfloat16(halves) => halves.into_iter().map(widened).collect(),
-            Self::Grid(grid) => grid.values().collect(),
+            Self::QuantizedBlocks(grid) => grid.values().collect(),
         }
     }
 
@@ -48,7 +48,7 @@ impl Tensor {
     pub fn append(&mut self, rows: Self) {
         match (self, rows) {
             (Self::Bfloat16(own), Self::Bfloat16(rows)) => own.extend(rows),
-            (Self::Grid(own), Self::Grid(rows)) => {
+            (Self::QuantizedBlocks(own), Self::QuantizedBlocks(rows)) => {
                 own.codes.extend(rows.codes);
                 own.steps.extend(rows.steps);
             }
@@ -67,11 +67,13 @@ impl Tensor {
         match self {
             Self::Full(values) => Self::Full(order.apply(values, width)),
             Self::Bfloat16(halves) => Self::Bfloat16(order.apply(halves, width)),
-            Self::Grid(grid) if width.is_multiple_of(BLOCK) => Self::Grid(Grid {
-                codes: order.apply(grid.codes, width),
-                steps: order.apply(grid.steps, width / BLOCK),
-            }),
-            Self::Grid(grid) => Self::Full(order.apply(grid.values().collect(), width)),
+            Self::QuantizedBlocks(grid) if width.is_multiple_of(BLOCK) => {
+                Self::QuantizedBlocks(QuantizedBlocks {
+                    codes: order.apply(grid.codes, width),
+                    steps: order.apply(grid.steps, width / BLOCK),
+                })
+            }
+            Self::QuantizedBlocks(grid) => Self::Full(order.apply(grid.values().collect(), width)),
         }
     }
 }
@@ -100,12 +102,12 @@ pub fn widened(half: u16) -> f32 {
 ///
 /// A scale has so few bits that the product is exact; the number is then the same with a fused multiply-add.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Grid {
+pub struct QuantizedBlocks {
     codes: Vec<u8>,
     steps: Vec<(f32, f32)>,
 }
 
-impl Grid {
+impl QuantizedBlocks {
     /// `None` where the codes are not as many whole blocks as there are steps, or a scale has over 16 significant bits
     /// (those of files have 11).
     #[must_use]
@@ -138,7 +140,7 @@ mod tests {
 
     fn grid(first: u8, steps: &[(f32, f32)]) -> Tensor {
         let codes = (0..steps.len() * BLOCK).map(|i| first + i as u8).collect();
-        Tensor::Grid(Grid::new(codes, steps.to_vec()).unwrap())
+        Tensor::QuantizedBlocks(QuantizedBlocks::new(codes, steps.to_vec()).unwrap())
     }
 
     #[test]
@@ -146,8 +148,8 @@ mod tests {
         let values = grid(0, &[(0.5, -1.0), (2.0, 3.0)]).into_values();
         assert_eq!((values[0], values[3], values[32], values[33]), (-1.0, 0.5, 67.0, 69.0));
         assert_eq!(Tensor::Bfloat16(vec![0x3f80, 0xc000]).into_values(), [1.0, -2.0]);
-        assert!(Grid::new(vec![0; 33], vec![(1.0, 0.0)]).is_none());
-        assert!(Grid::new(vec![0; 32], vec![(0.1, 0.0)]).is_none());
+        assert!(QuantizedBlocks::new(vec![0; 33], vec![(1.0, 0.0)]).is_none());
+        assert!(QuantizedBlocks::new(vec![0; 32], vec![(0.1, 0.0)]).is_none());
     }
 
     #[test]
@@ -156,7 +158,7 @@ mod tests {
         let expected = [a.clone().into_values(), b.clone().into_values()].concat();
         let mut same = a.clone();
         same.append(b.clone());
-        assert!(matches!(same, Tensor::Grid(_)));
+        assert!(matches!(same, Tensor::QuantizedBlocks(_)));
         assert_eq!(same.into_values(), expected);
         let mut mixed = a;
         mixed.append(Tensor::Full(b.into_values()));

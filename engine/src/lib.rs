@@ -8,10 +8,10 @@
 pub mod adapter;
 mod attention;
 pub mod checkpoint;
+pub mod embedded;
 pub mod error;
 mod kernel;
-pub mod kv;
-pub mod local;
+pub mod kv_cache;
 pub mod loss;
 pub mod model;
 pub mod optim;

@@ -1,6 +1,6 @@
 //! The losses, token by token: value and derivative with respect to the log-prob.
 //!
-//! Losses are sums over tokens, so this is all of the arithmetic. A carrier (weight or advantage) of zero gives
+//! Losses are sums over tokens, so this is all of the arithmetic. A coefficient (weight or advantage) of zero gives
 //! exactly zero for both.
 
 use crate::real::Real;
@@ -8,28 +8,28 @@ use minds_core::loss::Loss;
 
 /// Loss of one token and its derivative with respect to `logprob`.
 ///
-/// `sampled` is the log-prob at sampling time; cross-entropy does not read it. `carrier` is the weight or the
+/// `sampled` is the log-prob at sampling time; cross-entropy does not read it. `coefficient` is the weight or the
 /// advantage.
-pub fn token_loss<T: Real>(loss: Loss, logprob: T, sampled: T, carrier: T) -> (T, T) {
-    if carrier == T::ZERO {
+pub fn token_loss<T: Real>(loss: Loss, logprob: T, sampled: T, coefficient: T) -> (T, T) {
+    if coefficient == T::ZERO {
         return (T::ZERO, T::ZERO);
     }
     let ratio = || (logprob - sampled).exp();
     match loss {
-        Loss::CrossEntropy => (-(logprob * carrier), -carrier),
+        Loss::CrossEntropy => (-(logprob * coefficient), -coefficient),
         Loss::ImportanceSampling => {
-            let value = -(ratio() * carrier);
+            let value = -(ratio() * coefficient);
             (value, value)
         }
         Loss::Ppo { low, high } => {
             let ratio = ratio();
-            let plain = ratio * carrier;
-            let clipped = clamp(ratio, low, high) * carrier;
+            let plain = ratio * coefficient;
+            let clipped = clamp(ratio, low, high) * coefficient;
             // Within the bounds both are equal; outside, a chosen clip is constant. NaN stays on the first branch.
             if clipped < plain { (-clipped, T::ZERO) } else { (-plain, -plain) }
         }
         Loss::Cispo { low, high } => {
-            let weight = clamp(ratio(), low, high) * carrier;
+            let weight = clamp(ratio(), low, high) * coefficient;
             (-(weight * logprob), -weight)
         }
     }
@@ -51,11 +51,12 @@ mod tests {
     use super::*;
 
     /// Ratio 1.5, 0.5 or 1.1 of a log-prob of -1.
-    fn check(loss: Loss, ratio: f64, carrier: f64, value: f64, slope: f64) {
-        let (found, found_slope) = token_loss(loss, -1.0, -1.0 - ratio.ln(), carrier);
-        assert!((found - value).abs() < 1e-14, "{loss:?} {ratio} {carrier}: value {found}");
-        assert!((found_slope - slope).abs() < 1e-14, "{loss:?} {ratio} {carrier}: slope {found_slope}");
-        let (single, single_slope) = token_loss(loss, -1.0f32, (-1.0 - ratio.ln()) as f32, carrier as f32);
+    fn check(loss: Loss, ratio: f64, coefficient: f64, value: f64, slope: f64) {
+        let (found, found_slope) = token_loss(loss, -1.0, -1.0 - ratio.ln(), coefficient);
+        assert!((found - value).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: value {found}");
+        assert!((found_slope - slope).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: slope {found_slope}");
+        let (single, single_slope) =
+            token_loss(loss, -1.0f32, (-1.0 - ratio.ln()) as f32, coefficient as f32);
         assert!((f64::from(single) - value).abs() < 1e-6 && (f64::from(single_slope) - slope).abs() < 1e-6);
     }
 
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_carrier_of_zero_gives_zero_even_for_ratios_that_overflow() {
+    fn a_coefficient_of_zero_gives_zero_even_for_ratios_that_overflow() {
         for loss in [Loss::CrossEntropy, Loss::ImportanceSampling, Loss::Ppo { low: 0.8, high: 1.2 }] {
             assert_eq!(token_loss(loss, 0.0f32, -1e9, 0.0), (0.0, 0.0));
         }

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 /// What an argument may be, and what it is when it is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum ArgKind {
     /// `true` or `false`.
     Flag(bool),
     /// A whole number from `min` to `max`.
@@ -45,7 +45,7 @@ pub struct Arg {
     /// Its key.
     pub name: &'static str,
     /// What it may be.
-    pub kind: Kind,
+    pub kind: ArgKind,
     /// The argument and the value (as a word) without which this one has no effect.
     pub only_with: Option<(&'static str, &'static str)>,
     /// What it does, in one line.
@@ -57,12 +57,12 @@ impl Arg {
     #[must_use]
     pub fn default(&self) -> Value {
         match self.kind {
-            Kind::Flag(default) => default.into(),
-            Kind::Whole { default, .. } => default.into(),
-            Kind::Number { default, .. } => default.into(),
-            Kind::Choice(words) => words.first().copied().into(),
-            Kind::Text(default) => default.into(),
-            Kind::Table => Map::new().into(),
+            ArgKind::Flag(default) => default.into(),
+            ArgKind::Whole { default, .. } => default.into(),
+            ArgKind::Number { default, .. } => default.into(),
+            ArgKind::Choice(words) => words.first().copied().into(),
+            ArgKind::Text(default) => default.into(),
+            ArgKind::Table => Map::new().into(),
         }
     }
 
@@ -70,27 +70,27 @@ impl Arg {
     #[must_use]
     pub fn allowed(&self) -> String {
         match self.kind {
-            Kind::Flag(_) => "true or false".into(),
-            Kind::Whole { min, max, .. } => format!("a whole number from {min} to {max}"),
-            Kind::Number { min, max, .. } => format!("a number from {min} to {max}"),
-            Kind::Choice(words) => words.iter().enumerate().fold(String::new(), |mut text, (i, word)| {
+            ArgKind::Flag(_) => "true or false".into(),
+            ArgKind::Whole { min, max, .. } => format!("a whole number from {min} to {max}"),
+            ArgKind::Number { min, max, .. } => format!("a number from {min} to {max}"),
+            ArgKind::Choice(words) => words.iter().enumerate().fold(String::new(), |mut text, (i, word)| {
                 let join = if i == 0 { "" } else { " or " };
                 write!(text, "{join}\"{word}\"").expect("writing to a string cannot fail");
                 text
             }),
-            Kind::Text(_) => "a text".into(),
-            Kind::Table => "a table".into(),
+            ArgKind::Text(_) => "a text".into(),
+            ArgKind::Table => "a table".into(),
         }
     }
 
     fn allows(&self, value: &Value) -> bool {
         match self.kind {
-            Kind::Flag(_) => value.is_boolean(),
-            Kind::Whole { min, max, .. } => value.as_i64().is_some_and(|n| (min..=max).contains(&n)),
-            Kind::Number { min, max, .. } => value.as_f64().is_some_and(|x| (min..=max).contains(&x)),
-            Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
-            Kind::Text(_) => value.as_str().is_some_and(|text| !text.is_empty()),
-            Kind::Table => value.is_object(),
+            ArgKind::Flag(_) => value.is_boolean(),
+            ArgKind::Whole { min, max, .. } => value.as_i64().is_some_and(|n| (min..=max).contains(&n)),
+            ArgKind::Number { min, max, .. } => value.as_f64().is_some_and(|x| (min..=max).contains(&x)),
+            ArgKind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+            ArgKind::Text(_) => value.as_str().is_some_and(|text| !text.is_empty()),
+            ArgKind::Table => value.is_object(),
         }
     }
 }
@@ -151,17 +151,22 @@ mod tests {
     use serde_json::json;
 
     const TABLE: &[Arg] = &[
-        Arg { name: "task", kind: Kind::Choice(&["near", "far"]), only_with: None, about: "" },
-        Arg { name: "shots", kind: Kind::Whole { default: 3, min: 0, max: 4 }, only_with: None, about: "" },
+        Arg { name: "task", kind: ArgKind::Choice(&["near", "far"]), only_with: None, about: "" },
+        Arg {
+            name: "shots",
+            kind: ArgKind::Whole { default: 3, min: 0, max: 4 },
+            only_with: None,
+            about: "",
+        },
         Arg {
             name: "width",
-            kind: Kind::Number { default: 1.0, min: 0.1, max: 9.0 },
+            kind: ArgKind::Number { default: 1.0, min: 0.1, max: 9.0 },
             only_with: Some(("task", "far")),
             about: "",
         },
-        Arg { name: "loud", kind: Kind::Flag(false), only_with: None, about: "" },
-        Arg { name: "inner", kind: Kind::Text("x"), only_with: None, about: "" },
-        Arg { name: "rest", kind: Kind::Table, only_with: None, about: "" },
+        Arg { name: "loud", kind: ArgKind::Flag(false), only_with: None, about: "" },
+        Arg { name: "inner", kind: ArgKind::Text("x"), only_with: None, about: "" },
+        Arg { name: "rest", kind: ArgKind::Table, only_with: None, about: "" },
     ];
 
     fn check(given: Value) -> Result<Value, String> {

@@ -57,7 +57,7 @@ pub enum EnvError {
     },
     /// What runs Python environments cannot be set up.
     #[error("what runs Python environments cannot be set up: {0}")]
-    Host(String),
+    WorkerSetup(String),
     /// The environment takes no argument of this name.
     #[error("`{env}` takes no argument `{key}`; it takes {allowed}{}", hint(.nearest))]
     UnknownArg {

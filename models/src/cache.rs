@@ -3,7 +3,7 @@
 //! A model is in the cache when its `record.json` is: the record is written last, by rename, after the files it
 //! names are whole. Whatever else lies there is unfinished work that the next fetch resumes or removes.
 
-use crate::bytes::read_small;
+use crate::bounded_file::read_small;
 use crate::error::ModelError;
 use crate::lock::FileLock;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ const RECORD: &str = "record.json";
 
 /// A folder of models.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct ModelCache {
     /// `None` where no variable says where it is.
     root: Option<PathBuf>,
 }
@@ -24,7 +24,7 @@ pub struct Cache {
 /// Where a cached model came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "from", rename_all = "snake_case")]
-pub enum Origin {
+pub enum ModelOrigin {
     /// The full-precision files of the hub.
     Hub {
         /// Commit of the repository.
@@ -43,7 +43,7 @@ pub struct CachedModel {
     /// `owner/name`.
     pub name: String,
     /// Where it came from.
-    pub origin: Origin,
+    pub origin: ModelOrigin,
     /// The folder or GGUF file to open.
     pub path: PathBuf,
     /// Bytes on disk.
@@ -51,15 +51,15 @@ pub struct CachedModel {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct CacheRecord {
     name: String,
-    origin: Origin,
+    origin: ModelOrigin,
     /// Relative to the cache's root, with `/`.
     path: String,
     bytes: u64,
 }
 
-impl Cache {
+impl ModelCache {
     /// The cache in this folder; it need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: Some(root.into()) }
@@ -102,7 +102,7 @@ impl Cache {
         if !path.is_file() {
             return Ok(None);
         }
-        let record: Record = serde_json::from_slice(&read_small(&path, 1 << 20)?)
+        let record: CacheRecord = serde_json::from_slice(&read_small(&path, 1 << 20)?)
             .map_err(|e| ModelError::damaged(&path, e.to_string()))?;
         let model = root.join(&record.path);
         // Someone may have removed the files and left the record.
@@ -138,11 +138,17 @@ impl Cache {
     }
 
     /// Declares the model whole.
-    pub(crate) fn put(&self, name: &str, origin: Origin, path: &Path) -> Result<CachedModel, ModelError> {
+    pub(crate) fn put(
+        &self,
+        name: &str,
+        origin: ModelOrigin,
+        path: &Path,
+    ) -> Result<CachedModel, ModelError> {
         let bytes = size_of(path).map_err(|e| ModelError::io("measure", path, e))?;
         let relative = path.strip_prefix(self.root()?).unwrap_or(path);
         let parts: Vec<_> = relative.iter().map(|part| part.to_string_lossy()).collect();
-        let record = Record { name: name.to_owned(), origin: origin.clone(), path: parts.join("/"), bytes };
+        let record =
+            CacheRecord { name: name.to_owned(), origin: origin.clone(), path: parts.join("/"), bytes };
         let entry = self.entry(name)?;
         let write = || -> io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(&entry)?;
@@ -201,29 +207,33 @@ fn size_of(path: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fetch::Sources;
-    use crate::source::{ModelSource, Stock, resolve_from, stock, tokenizer};
+    use crate::fetch::FetchSources;
+    use crate::source::{ModelAvailability, ModelSource, model_availability, resolve_from, tokenizer};
     use std::sync::Arc;
 
     #[test]
     fn without_a_home_only_what_must_be_fetched_asks_for_the_folder() {
-        let cache = Cache::from_variables(|_| None);
+        let cache = ModelCache::from_variables(|_| None);
         let model = tempfile::tempdir().unwrap();
         let gguf = model.path().join("a.gguf");
         fs::write(&gguf, "").unwrap();
-        let nowhere = Sources { hub: false, hub_endpoint: None, python: None };
+        let nowhere = FetchSources { hub: false, hub_endpoint: None, python: None };
         let ask = |name: &str| resolve_from(name, &cache, &nowhere, &(Arc::new(|_| ()) as _));
         assert_eq!(ask("tiny-random").unwrap(), ModelSource::TinyRandom);
         assert_eq!(ask(model.path().to_str().unwrap()).unwrap(), ModelSource::Folder(model.path().into()));
         assert_eq!(ask(gguf.to_str().unwrap()).unwrap(), ModelSource::Gguf(gguf.clone()));
         assert!(tokenizer("tiny-random", &cache, &nowhere, &(Arc::new(|_| ()) as _)).is_ok());
-        assert_eq!(stock("tiny-random", &cache).unwrap(), Stock::Whole(ModelSource::TinyRandom));
+        assert_eq!(
+            model_availability("tiny-random", &cache).unwrap(),
+            ModelAvailability::Complete(ModelSource::TinyRandom)
+        );
         let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
-        assert!(matches!(stock(name, &cache), Ok(Stock::Absent { .. })));
+        assert!(matches!(model_availability(name, &cache), Ok(ModelAvailability::Absent { .. })));
         for error in [ask(name).unwrap_err(), cache.list().unwrap_err()] {
             assert!(error.to_string().contains("set MINDS_MODELS"), "{error}");
         }
-        let found = |set: &'static str| Cache::from_variables(move |key| (key == set).then(|| "/x".into()));
+        let found =
+            |set: &'static str| ModelCache::from_variables(move |key| (key == set).then(|| "/x".into()));
         for (set, root) in [
             ("MINDS_MODELS", "/x"),
             ("XDG_CACHE_HOME", "/x/minds-actors/models"),

@@ -3,7 +3,7 @@
 //! Nothing is guessed: what the engine would compute differently from transformers is refused by name.
 
 use crate::error::ModelError;
-use crate::shape::checked;
+use crate::shape::check_architecture;
 use minds_core::architecture::{Architecture, RopeScaling};
 use minds_core::ids::Token;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ pub(crate) const SUPPORTED: [&str; 3] = ["LlamaForCausalLM", "Qwen2ForCausalLM",
 
 /// The fields of `config.json` that decide the arithmetic, with transformers' defaults where a file may omit them.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Config {
+pub(crate) struct HuggingFaceConfig {
     #[serde(default)]
     architectures: Vec<String>,
     vocab_size: usize,
@@ -76,7 +76,7 @@ fn silu() -> String {
     "silu".into()
 }
 
-impl Config {
+impl HuggingFaceConfig {
     /// Parses and translates; `path` is named in complaints.
     pub(crate) fn parse(path: &Path, json: &[u8]) -> Result<(Self, Architecture), ModelError> {
         let value: Value =
@@ -133,7 +133,7 @@ impl Config {
             qkv_bias: class == "Qwen2ForCausalLM",
             qk_norm: class == "Qwen3ForCausalLM",
         };
-        checked(path, arch)
+        check_architecture(path, arch)
     }
 
     /// Base and stretch, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).

@@ -72,7 +72,7 @@ pub enum ModelError {
         /// Which model.
         name: String,
         /// Each way that was tried, in order.
-        attempts: Vec<Attempt>,
+        attempts: Vec<FetchAttempt>,
         /// What to do.
         advice: String,
     },
@@ -81,7 +81,7 @@ pub enum ModelError {
 /// One way to get a model, and why it failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("\n  {way}: {reason}")]
-pub struct Attempt {
+pub struct FetchAttempt {
     /// What was tried.
     pub way: String,
     /// Why it did not work.

@@ -1,9 +1,9 @@
 //! A Hugging Face model folder: config.json, safetensors, tokenizer.json and their companions.
 
-use crate::bytes::read_small;
-use crate::config::{Config, OneOrMany};
+use crate::bounded_file::read_small;
+use crate::config::{HuggingFaceConfig, OneOrMany};
 use crate::error::ModelError;
-use crate::safetensors::Shards;
+use crate::safetensors::SafetensorsShards;
 use crate::tokenizer::ModelTokenizer;
 use minds_core::architecture::Architecture;
 use minds_core::ids::Token;
@@ -15,16 +15,16 @@ const MAX_JSON: u64 = 256 << 20;
 
 /// An open folder.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct ModelFolder {
     pub(crate) path: PathBuf,
-    pub(crate) shards: Shards,
+    pub(crate) shards: SafetensorsShards,
     pub(crate) config_json: Vec<u8>,
     pub(crate) chat_template: Option<String>,
     pub(crate) stops: Vec<Token>,
     pub(crate) bos: Option<Token>,
 }
 
-impl Folder {
+impl ModelFolder {
     pub(crate) fn open(path: &Path) -> Result<(Self, Architecture), ModelError> {
         let config_path = path.join("config.json");
         if !config_path.is_file() {
@@ -32,8 +32,8 @@ impl Folder {
             return Err(ModelError::missing(&config_path, hint));
         }
         let config_json = read_small(&config_path, MAX_JSON)?;
-        let (config, arch) = Config::parse(&config_path, &config_json)?;
-        let shards = Shards::open(path)?;
+        let (config, arch) = HuggingFaceConfig::parse(&config_path, &config_json)?;
+        let shards = SafetensorsShards::open(path)?;
         let mut stops = generation_stops(path)?;
         stops.extend(config.eos_token_id.into_iter().flat_map(OneOrMany::into_vec));
         let chat_template = chat_template(path)?;

@@ -4,10 +4,10 @@
 //! bytes that are left before anything is allocated for it, every tensor against the end of the file.
 //! Layout: github.com/ggml-org/ggml, docs/gguf.md.
 
-use crate::bytes::Bytes;
+use crate::bounded_file::BoundedFile;
 use crate::error::ModelError;
-use crate::quant::TensorType;
-use minds_core::tensor::Tensor as Values;
+use crate::tensor_type::TensorType;
+use minds_core::tensor::Tensor;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -19,41 +19,41 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// An open GGUF file.
 #[derive(Debug)]
-pub(crate) struct Gguf {
-    bytes: Bytes,
-    header: Header,
+pub(crate) struct GgufFile {
+    bytes: BoundedFile,
+    header: GgufHeader,
 }
 
 #[derive(Debug)]
-struct Header {
-    metadata: HashMap<String, Value>,
-    tensors: HashMap<String, Tensor>,
+struct GgufHeader {
+    metadata: HashMap<String, GgufValue>,
+    tensors: HashMap<String, GgufTensor>,
     len: u64,
 }
 
 /// A metadata value. Numbers keep their sign and are widened.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum GgufValue {
     Unsigned(u64),
     Signed(i64),
     Float(f64),
     Bool(bool),
     String(String),
-    Array(Vec<Value>),
+    Array(Vec<GgufValue>),
 }
 
 /// Where a tensor lies. `shape` is in row-major order: outermost first, the reverse of what the file says.
 #[derive(Clone, Debug)]
-pub(crate) struct Tensor {
+pub(crate) struct GgufTensor {
     pub(crate) shape: Vec<usize>,
     kind: TensorType,
     offset: u64,
     len: u64,
 }
 
-impl Gguf {
+impl GgufFile {
     pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
-        let bytes = Bytes::open(path)?;
+        let bytes = BoundedFile::open(path)?;
         let usual = bytes.len().min(USUAL_HEADER);
         match Self::parse(path, bytes.len(), &bytes.read(0, usual, "the header")?) {
             Err(_) if usual < bytes.len() => {
@@ -65,8 +65,8 @@ impl Gguf {
         .map(|header| Self { bytes, header })
     }
 
-    fn parse(path: &Path, file_len: u64, header: &[u8]) -> Result<Header, ModelError> {
-        let mut cursor = Cursor { path, rest: header };
+    fn parse(path: &Path, file_len: u64, header: &[u8]) -> Result<GgufHeader, ModelError> {
+        let mut cursor = GgufCursor { path, rest: header };
         if cursor.take(4, "the magic")? != b"GGUF" {
             return Err(ModelError::damaged(path, "it does not begin with `GGUF`"));
         }
@@ -95,7 +95,7 @@ impl Gguf {
             tensors.insert(name, tensor);
         }
         let alignment = match metadata.get("general.alignment") {
-            Some(Value::Unsigned(n)) if n.is_power_of_two() && *n <= 1 << 20 => *n,
+            Some(GgufValue::Unsigned(n)) if n.is_power_of_two() && *n <= 1 << 20 => *n,
             None => DEFAULT_ALIGNMENT,
             Some(other) => {
                 return Err(ModelError::damaged(path, format!("general.alignment is {other:?}")));
@@ -116,10 +116,10 @@ impl Gguf {
                 return Err(ModelError::damaged(path, reason));
             }
         }
-        Ok(Header { metadata, tensors, len: header_len })
+        Ok(GgufHeader { metadata, tensors, len: header_len })
     }
 
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub(crate) fn bytes(&self) -> &BoundedFile {
         &self.bytes
     }
 
@@ -127,17 +127,17 @@ impl Gguf {
         self.header.len
     }
 
-    pub(crate) fn tensor(&self, name: &str) -> Option<&Tensor> {
+    pub(crate) fn tensor(&self, name: &str) -> Option<&GgufTensor> {
         self.header.tensors.get(name)
     }
 
     /// The tensor's numbers in row-major order.
-    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Values, ModelError> {
+    pub(crate) fn data(&self, name: &str, tensor: &GgufTensor) -> Result<Tensor, ModelError> {
         let raw = self.bytes.read(tensor.offset, tensor.len, name)?;
         Ok(tensor.kind.decode(&raw))
     }
 
-    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&GgufValue> {
         self.header.metadata.get(key)
     }
 
@@ -145,7 +145,7 @@ impl Gguf {
     pub(crate) fn string(&self, key: &str) -> Result<Option<&str>, ModelError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::String(s)) => Ok(Some(s)),
+            Some(GgufValue::String(s)) => Ok(Some(s)),
             Some(other) => Err(self.wrong_type(key, "a string", other)),
         }
     }
@@ -154,8 +154,8 @@ impl Gguf {
     pub(crate) fn integer(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let value = match self.get(key) {
             None => return Ok(None),
-            Some(Value::Unsigned(n)) => usize::try_from(*n).ok(),
-            Some(Value::Signed(n)) => usize::try_from(*n).ok(),
+            Some(GgufValue::Unsigned(n)) => usize::try_from(*n).ok(),
+            Some(GgufValue::Signed(n)) => usize::try_from(*n).ok(),
             Some(_) => None,
         };
         match (value, self.get(key)) {
@@ -169,39 +169,39 @@ impl Gguf {
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Float(x)) => Ok(Some(*x)),
-            Some(Value::Unsigned(n)) => Ok(Some(*n as f64)),
+            Some(GgufValue::Float(x)) => Ok(Some(*x)),
+            Some(GgufValue::Unsigned(n)) => Ok(Some(*n as f64)),
             Some(other) => Err(self.wrong_type(key, "a number", other)),
         }
     }
 
     /// An array of strings; an error where the key is absent.
     pub(crate) fn strings(&self, key: &str) -> Result<Vec<&str>, ModelError> {
-        let Some(Value::Array(items)) = self.get(key) else {
+        let Some(GgufValue::Array(items)) = self.get(key) else {
             return Err(ModelError::damaged(self.bytes.path(), format!("there is no array `{key}`")));
         };
         items
             .iter()
             .map(|item| match item {
-                Value::String(s) => Ok(s.as_str()),
+                GgufValue::String(s) => Ok(s.as_str()),
                 other => Err(self.wrong_type(key, "an array of strings", other)),
             })
             .collect()
     }
 
-    fn wrong_type(&self, key: &str, expected: &str, found: &Value) -> ModelError {
+    fn wrong_type(&self, key: &str, expected: &str, found: &GgufValue) -> ModelError {
         let shown: String = format!("{found:?}").chars().take(60).collect();
         ModelError::damaged(self.bytes.path(), format!("`{key}` should be {expected}, it holds {shown}"))
     }
 }
 
 /// What is left of the header.
-struct Cursor<'a> {
+struct GgufCursor<'a> {
     path: &'a Path,
     rest: &'a [u8],
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> GgufCursor<'a> {
     fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8], ModelError> {
         let split = usize::try_from(len).ok().and_then(|len| self.rest.split_at_checked(len));
         let Some((taken, rest)) = split else {
@@ -242,28 +242,28 @@ impl<'a> Cursor<'a> {
         Err(ModelError::damaged(self.path, reason))
     }
 
-    fn value(&mut self, kind: u32, key: &str, depth: u8) -> Result<Value, ModelError> {
+    fn value(&mut self, kind: u32, key: &str, depth: u8) -> Result<GgufValue, ModelError> {
         Ok(match kind {
-            0 => Value::Unsigned(u64::from(self.array::<1>(key)?[0])),
-            1 => Value::Signed(i64::from(i8::from_le_bytes(self.array(key)?))),
-            2 => Value::Unsigned(u64::from(u16::from_le_bytes(self.array(key)?))),
-            3 => Value::Signed(i64::from(i16::from_le_bytes(self.array(key)?))),
-            4 => Value::Unsigned(u64::from(self.u32(key)?)),
-            5 => Value::Signed(i64::from(i32::from_le_bytes(self.array(key)?))),
-            6 => Value::Float(as_written(f32::from_le_bytes(self.array(key)?))),
-            7 => Value::Bool(self.array::<1>(key)?[0] != 0),
-            8 => Value::String(self.string(key)?),
+            0 => GgufValue::Unsigned(u64::from(self.array::<1>(key)?[0])),
+            1 => GgufValue::Signed(i64::from(i8::from_le_bytes(self.array(key)?))),
+            2 => GgufValue::Unsigned(u64::from(u16::from_le_bytes(self.array(key)?))),
+            3 => GgufValue::Signed(i64::from(i16::from_le_bytes(self.array(key)?))),
+            4 => GgufValue::Unsigned(u64::from(self.u32(key)?)),
+            5 => GgufValue::Signed(i64::from(i32::from_le_bytes(self.array(key)?))),
+            6 => GgufValue::Float(as_written(f32::from_le_bytes(self.array(key)?))),
+            7 => GgufValue::Bool(self.array::<1>(key)?[0] != 0),
+            8 => GgufValue::String(self.string(key)?),
             9 => self.list(key, depth)?,
-            10 => Value::Unsigned(self.u64(key)?),
-            11 => Value::Signed(i64::from_le_bytes(self.array(key)?)),
-            12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
+            10 => GgufValue::Unsigned(self.u64(key)?),
+            11 => GgufValue::Signed(i64::from_le_bytes(self.array(key)?)),
+            12 => GgufValue::Float(f64::from_le_bytes(self.array(key)?)),
             other => {
                 return Err(ModelError::damaged(self.path, format!("`{key}` has the unknown type {other}")));
             }
         })
     }
 
-    fn list(&mut self, key: &str, depth: u8) -> Result<Value, ModelError> {
+    fn list(&mut self, key: &str, depth: u8) -> Result<GgufValue, ModelError> {
         if depth == 4 {
             return Err(ModelError::damaged(self.path, format!("`{key}` nests arrays more than 4 deep")));
         }
@@ -281,10 +281,10 @@ impl<'a> Cursor<'a> {
         for _ in 0..count {
             items.push(self.value(kind, key, depth + 1)?);
         }
-        Ok(Value::Array(items))
+        Ok(GgufValue::Array(items))
     }
 
-    fn tensor(&mut self) -> Result<(String, Tensor), ModelError> {
+    fn tensor(&mut self) -> Result<(String, GgufTensor), ModelError> {
         let name = self.string("a tensor name")?;
         let damaged = |reason: String| ModelError::damaged(self.path, format!("tensor `{name}` {reason}"));
         let (path, what) = (self.path, "a tensor entry");
@@ -308,7 +308,7 @@ impl<'a> Cursor<'a> {
         let len = elements.filter(|_| shape[0] % kind.block() == 0).and_then(|n| kind.bytes_of(n));
         let len = len.ok_or_else(|| damaged(format!("has the impossible shape {shape:?} for its type")))?;
         shape.reverse();
-        Ok((name, Tensor { shape, kind, offset, len }))
+        Ok((name, GgufTensor { shape, kind, offset, len }))
     }
 }
 

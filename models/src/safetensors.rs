@@ -2,11 +2,11 @@
 //!
 //! Only headers are kept in memory. Offsets are checked against the file before a tensor is read.
 
-use crate::bytes::{Bytes, read_small};
+use crate::bounded_file::{BoundedFile, read_small};
 use crate::error::ModelError;
-use crate::quant::TensorType;
+use crate::tensor_type::TensorType;
 use ::safetensors::Dtype;
-use minds_core::tensor::Tensor as Values;
+use minds_core::tensor::Tensor;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -16,14 +16,14 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of a folder.
 #[derive(Debug)]
-pub(crate) struct Shards {
-    files: Vec<(Bytes, u64)>,
-    tensors: HashMap<String, Tensor>,
+pub(crate) struct SafetensorsShards {
+    files: Vec<(BoundedFile, u64)>,
+    tensors: HashMap<String, SafetensorsTensor>,
 }
 
 /// Where a tensor lies.
 #[derive(Debug)]
-pub(crate) struct Tensor {
+pub(crate) struct SafetensorsTensor {
     pub(crate) shape: Vec<usize>,
     file: usize,
     dtype: Dtype,
@@ -32,18 +32,18 @@ pub(crate) struct Tensor {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct SafetensorsIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct SafetensorsEntry {
     dtype: Dtype,
     shape: Vec<usize>,
     data_offsets: (u64, u64),
 }
 
-impl Shards {
+impl SafetensorsShards {
     /// `model.safetensors`, or the shards that `model.safetensors.index.json` names.
     pub(crate) fn open(folder: &Path) -> Result<Self, ModelError> {
         let single = folder.join("model.safetensors");
@@ -51,7 +51,7 @@ impl Shards {
         let names = if single.is_file() {
             BTreeSet::from(["model.safetensors".to_owned()])
         } else if index.is_file() {
-            let index: Index = serde_json::from_slice(&read_small(&index, MAX_HEADER)?)
+            let index: SafetensorsIndex = serde_json::from_slice(&read_small(&index, MAX_HEADER)?)
                 .map_err(|e| ModelError::damaged(&index, e.to_string()))?;
             index.weight_map.into_values().collect()
         } else {
@@ -73,7 +73,7 @@ impl Shards {
 
     fn add(&mut self, path: &Path) -> Result<(), ModelError> {
         let damaged = |reason: String| ModelError::damaged(path, reason);
-        let bytes = Bytes::open(path)?;
+        let bytes = BoundedFile::open(path)?;
         let mut len = [0; 8];
         len.copy_from_slice(&bytes.read(0, 8, "the header's length")?);
         let len = u64::from_le_bytes(len);
@@ -85,7 +85,7 @@ impl Shards {
                 .map_err(|e| damaged(format!("the header is not JSON: {e}")))?;
         let data = 8 + len;
         for (name, value) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let entry: Entry =
+            let entry: SafetensorsEntry =
                 serde_json::from_value(value).map_err(|e| damaged(format!("tensor `{name}`: {e}")))?;
             let (start, end) = entry.data_offsets;
             let len = end.checked_sub(start);
@@ -105,7 +105,8 @@ impl Shards {
                 )));
             };
             let file = self.files.len();
-            let tensor = Tensor { shape: entry.shape, file, dtype: entry.dtype, offset: data + start, len };
+            let tensor =
+                SafetensorsTensor { shape: entry.shape, file, dtype: entry.dtype, offset: data + start, len };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(damaged(format!("tensor `{name}` is also in another shard")));
             }
@@ -114,12 +115,12 @@ impl Shards {
         Ok(())
     }
 
-    pub(crate) fn tensor(&self, name: &str) -> Option<&Tensor> {
+    pub(crate) fn tensor(&self, name: &str) -> Option<&SafetensorsTensor> {
         self.tensors.get(name)
     }
 
     /// The tensor's numbers in row-major order.
-    pub(crate) fn data(&self, name: &str, tensor: &Tensor) -> Result<Values, ModelError> {
+    pub(crate) fn data(&self, name: &str, tensor: &SafetensorsTensor) -> Result<Tensor, ModelError> {
         let (bytes, _) = &self.files[tensor.file];
         let kind = match tensor.dtype {
             Dtype::F32 => TensorType::F32,
@@ -134,7 +135,7 @@ impl Shards {
     }
 
     /// Every file with the length of its header.
-    pub(crate) fn files(&self) -> impl Iterator<Item = (&Bytes, u64)> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&BoundedFile, u64)> {
         self.files.iter().map(|(bytes, header)| (bytes, *header))
     }
 }

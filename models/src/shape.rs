@@ -5,7 +5,7 @@ use minds_core::architecture::Architecture;
 use std::path::Path;
 
 /// Hands back an architecture that can be computed; `path` is named in complaints.
-pub(crate) fn checked(path: &Path, arch: Architecture) -> Result<Architecture, ModelError> {
+pub(crate) fn check_architecture(path: &Path, arch: Architecture) -> Result<Architecture, ModelError> {
     // Far above any model of these families; keeps products of two sizes within 2^56.
     const LARGEST: usize = 1 << 28;
     let sizes = [

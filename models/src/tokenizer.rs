@@ -5,7 +5,7 @@
 //! models were trained.
 
 use crate::error::ModelError;
-use crate::pretokenizer::{Recipe, recipe};
+use crate::pretokenizer::{PreTokenization, pre_tokenization};
 use minds_core::chat;
 use minds_core::ids::Token;
 use serde_json::Value;
@@ -44,7 +44,8 @@ impl ModelTokenizer {
     /// From the parts of a GGUF file.
     pub(crate) fn from_parts(path: &Path, parts: ByteLevelParts) -> Result<Self, ModelError> {
         let damaged = |e: tokenizers::Error| ModelError::damaged(path, format!("its tokenizer: {e}"));
-        let Recipe { normalizer, pre_tokenizer, ignore_merges } = recipe(path, &parts.pre)?;
+        let PreTokenization { normalizer, pre_tokenizer, ignore_merges } =
+            pre_tokenization(path, &parts.pre)?;
         let mut vocab = Vocab::default();
         for (id, token) in parts.tokens.into_iter().enumerate() {
             let id = Token::try_from(id).map_err(|e| damaged(e.into()))?;

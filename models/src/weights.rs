@@ -89,7 +89,7 @@ impl RowOrder for HalfSplit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_core::tensor::{Grid, Tensor};
+    use minds_core::tensor::{QuantizedBlocks, Tensor};
 
     #[test]
     fn interleaved_rows_become_half_split() {
@@ -110,11 +110,11 @@ mod tests {
         // one head of width 4, rows of 64 numbers in two blocks each
         let codes = (0..4 * 64).map(|i| i as u8).collect();
         let steps = (0..8).map(|i| (0.5 + i as f32, -(i as f32))).collect();
-        let stored = Tensor::Grid(Grid::new(codes, steps).unwrap());
+        let stored = Tensor::QuantizedBlocks(QuantizedBlocks::new(codes, steps).unwrap());
         let order = HalfSplit { head_dim: 4 };
         let expected = order.apply(stored.clone().into_values(), 64);
         let found = stored.reordered(64, order);
-        assert!(matches!(found, Tensor::Grid(_)));
+        assert!(matches!(found, Tensor::QuantizedBlocks(_)));
         assert_eq!(found.into_values(), expected);
     }
 }

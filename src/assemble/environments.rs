@@ -1,43 +1,43 @@
 //! Environments by their plans: native ones from the registry, all others as Python packages.
 
-use super::Ready;
+use super::ModelService;
 use crate::config::environments::EnvPlan;
 use crate::config::error::ConfigError;
-use crate::config::plan::{Judge, RunPlan};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::config::plan::{OraclePlan, RunPlan};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
 use minds_environments::EnvError;
 use minds_environments::registry;
-use minds_environments::worker::{self, PythonEnvironment, Voice};
-use minds_stages::parcels::Component;
+use minds_environments::worker::{self, ModelProfile, PythonEnvironment};
+use minds_stages::messages::MixtureComponent;
 use std::sync::Arc;
 
 /// Loads the environments.
 ///
 /// # Errors
 /// An environment or an argument is unknown or wrong.
-pub fn components(plan: &RunPlan, ready: &Ready) -> Result<Vec<Component>, Fault> {
+pub fn components(plan: &RunPlan, ready: &ModelService) -> Result<Vec<MixtureComponent>, CommandError> {
     plan.envs.iter().map(|env| component(plan, env, ready)).collect()
 }
 
-fn component(plan: &RunPlan, env: &EnvPlan, ready: &Ready) -> Result<Component, Fault> {
+fn component(plan: &RunPlan, env: &EnvPlan, ready: &ModelService) -> Result<MixtureComponent, CommandError> {
     let renderer = &ready.renderer;
     let sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
-    let environment: Arc<dyn Environment> = match native(plan, env).or_exit(Exit::Config)? {
+    let environment: Arc<dyn Environment> = match native(plan, env).or_exit(ProcessExit::Config)? {
         Some(environment) => environment,
         None => {
-            let voice = Voice {
+            let profile = ModelProfile {
                 renderer: renderer.clone(),
                 tokenizer: ready.tokenizer.clone(),
                 sampling: sampling.clone(),
                 context: ready.info.context,
                 base_model: plan.base_model.clone(),
             };
-            Arc::new(python(plan, env, voice).or_exit(Exit::Config)?)
+            Arc::new(python(plan, env, profile).or_exit(ProcessExit::Config)?)
         }
     };
-    Ok(Component {
+    Ok(MixtureComponent {
         name: env.name.clone(),
         environment,
         renderer: renderer.clone(),
@@ -64,7 +64,7 @@ pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environmen
         let loaded = registry::load(&options.id, &options.args, options.seed);
         return loaded.map(Some).map_err(|error| complaint(plan, env, &error));
     }
-    if plan.judge != Judge::Sampled {
+    if plan.oracle != OraclePlan::Sampled {
         let problem = format!(
             "cannot be used with the environment `{}`: rewards of Python environments ask the version that played; \
              leave it out",
@@ -79,8 +79,12 @@ pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environmen
 ///
 /// # Errors
 /// There is no such package, or it cannot be loaded.
-pub fn python(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<PythonEnvironment, ConfigError> {
-    let opened = PythonEnvironment::open(env.options.clone(), voice);
+pub fn python(
+    plan: &RunPlan,
+    env: &EnvPlan,
+    profile: ModelProfile,
+) -> Result<PythonEnvironment, ConfigError> {
+    let opened = PythonEnvironment::open(env.options.clone(), profile);
     opened.map_err(|error| complaint(plan, env, &error))
 }
 
@@ -89,7 +93,7 @@ pub fn python(plan: &RunPlan, env: &EnvPlan, voice: Voice) -> Result<PythonEnvir
 /// # Errors
 /// There is no such package.
 pub fn find_python(plan: &RunPlan, env: &EnvPlan) -> Result<(), ConfigError> {
-    worker::find(&env.options).map_err(|error| complaint(plan, env, &error))
+    worker::find_package(&env.options).map_err(|error| complaint(plan, env, &error))
 }
 
 fn complaint(plan: &RunPlan, env: &EnvPlan, error: &EnvError) -> ConfigError {
@@ -101,7 +105,7 @@ fn complaint(plan: &RunPlan, env: &EnvPlan, error: &EnvError) -> ConfigError {
         | EnvError::NoPackage { .. }
         | EnvError::ManyModules { .. }
         | EnvError::Python { .. }
-        | EnvError::Host(_)
+        | EnvError::WorkerSetup(_)
         | EnvError::Data { .. } => "id".into(),
     };
     plan.wrong(&format!("{}.{key}", env.key), format!("is wrong: {error}"))

@@ -3,10 +3,10 @@
 use crate::cli::VERSION;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
-use crate::run_folder::{Fingerprint, Fingerprints};
+use crate::run_folder::{EnvironmentFingerprint, EnvironmentFingerprints};
 use minds_core::environment::Environment;
 use minds_environments::registry;
-use minds_stages::parcels::Component;
+use minds_stages::messages::MixtureComponent;
 use sha2::{Digest as _, Sha256};
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ const LARGEST: u64 = 16 << 20;
 
 /// Every environment of a run, by its name in metrics.
 #[must_use]
-pub fn fingerprints(plan: &RunPlan, components: &[Component]) -> Fingerprints {
+pub fn fingerprints(plan: &RunPlan, components: &[MixtureComponent]) -> EnvironmentFingerprints {
     plan.envs
         .iter()
         .zip(components)
@@ -29,7 +29,7 @@ pub fn fingerprints(plan: &RunPlan, components: &[Component]) -> Fingerprints {
         .collect()
 }
 
-fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> Fingerprint {
+fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> EnvironmentFingerprint {
     let rows = environment.items().get();
     let mut data = Sha256::new();
     let looked = rows.min(ROWS);
@@ -39,7 +39,7 @@ fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> Fingerprint {
         let item = environment.item(u64::try_from(index).unwrap_or(u64::MAX));
         data.update(serde_json::to_vec(&item).unwrap_or_default());
     }
-    Fingerprint { rows, data: hex(data), code: code(&env.options.id) }
+    EnvironmentFingerprint { rows, data: hex(data), code: code(&env.options.id) }
 }
 
 /// Of a native environment, the program itself; of a package with a folder, its files. Of an installed module nothing is
@@ -87,11 +87,11 @@ fn hex(digest: Sha256) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::Env;
+    use crate::config::file::EnvConfig;
     use serde_json::json;
 
-    fn native(args: serde_json::Value) -> Fingerprint {
-        let env = Env { id: "self_prediction".into(), ..Env::default() };
+    fn native(args: serde_json::Value) -> EnvironmentFingerprint {
+        let env = EnvConfig { id: "self_prediction".into(), ..EnvConfig::default() };
         let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
         let environment = registry::load("self_prediction", args.as_object().unwrap(), 0).unwrap();
         fingerprint(&plan.envs[0], &*environment)

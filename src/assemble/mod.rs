@@ -2,12 +2,13 @@
 
 mod environments;
 mod fingerprint;
-mod line;
+mod pipeline;
 mod service;
 
 pub use environments::{components, find_python, native, python};
 pub use fingerprint::fingerprints;
-pub use line::{
-    Measuring, check_samplers, evaluation, judge, options, parts, recall, reference, retry, shadow,
+pub use pipeline::{
+    StandaloneShadowTrainer, check_samplers, evaluation, options, oracle, parts, reference, restore_memories,
+    retry, shadow,
 };
-pub use service::{Ready, check_key, model, no_model, reach, renderer, renderer_name, service};
+pub use service::{ModelService, check_key, model, no_model, probe_server, renderer, renderer_name, service};

@@ -3,16 +3,16 @@
 use super::options;
 use crate::config::error::ConfigError;
 use crate::config::plan::{EnginePlan, RemotePlan, RunPlan, ServicePlan};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::Context as _;
-use minds_core::backend::{Service, ServiceInfo};
 use minds_core::chat::{Renderer, Tokenizer};
-use minds_engine::local::LocalService;
+use minds_core::service::{Service, ServiceInfo};
+use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_models::{ByteTokenizer, Cache, ModelError, Progress, Sources};
-use minds_stages::deadline::Deadlines;
-use minds_tinker::client::{Client, ClientError, ClientOptions, Meters, Patience};
+use minds_models::{ByteTokenizer, FetchProgress, FetchSources, ModelCache, ModelError};
+use minds_stages::service::deadlines::Deadlines;
+use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Longest that a run waits for a server at its end.
-const GOODBYE: Duration = Duration::from_secs(5);
+const SESSION_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A model in the service's hands, and how it reads.
-pub struct Ready {
+pub struct ModelService {
     /// Who computes.
     pub service: Arc<dyn Service>,
     /// What it says about itself.
@@ -38,17 +38,17 @@ pub struct Ready {
     /// Whether weights can be sampled from while newer ones are trained.
     pub keeps_samplers: bool,
     /// What its client counts, if it is a server.
-    pub client_meters: Meters,
-    remote: Option<Remote>,
+    pub client_meters: ClientMetrics,
+    remote: Option<RemoteClient>,
 }
 
 /// A client with threads of its own: its connections outlive those that ask through them.
-struct Remote {
+struct RemoteClient {
     client: Client,
     runtime: Runtime,
 }
 
-impl Ready {
+impl ModelService {
     /// Tells a server how the run ended, so that it need not keep what it holds for it.
     pub fn close(self, reason: FinishReason) {
         if let Some(remote) = self.remote {
@@ -57,10 +57,10 @@ impl Ready {
     }
 }
 
-impl Remote {
+impl RemoteClient {
     fn close(self, reason: FinishReason) {
         let Self { client, runtime } = self;
-        let finish = async { tokio::time::timeout(GOODBYE, client.finish(reason)).await };
+        let finish = async { tokio::time::timeout(SESSION_CLOSE_TIMEOUT, client.finish(reason)).await };
         match runtime.block_on(finish) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "the session was not finished"),
@@ -74,24 +74,32 @@ impl Remote {
 ///
 /// # Errors
 /// The model cannot be had or read, the service is not there, or the renderer does not fit the model.
-pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>, progress: &Progress) -> Result<Ready, Fault> {
+pub fn service(
+    plan: &RunPlan,
+    state_dir: Option<PathBuf>,
+    progress: &FetchProgress,
+) -> Result<ModelService, CommandError> {
     match &plan.service {
         ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir, progress),
         ServicePlan::Remote(server) => remote(plan, server, progress),
     }
 }
 
-fn remote(plan: &RunPlan, server: &RemotePlan, progress: &Progress) -> Result<Ready, Fault> {
-    check_key(plan).or_exit(Exit::Config)?;
-    let cache = Cache::from_env();
-    let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &Sources::from_env(), progress)
+fn remote(
+    plan: &RunPlan,
+    server: &RemotePlan,
+    progress: &FetchProgress,
+) -> Result<ModelService, CommandError> {
+    check_key(plan).or_exit(ProcessExit::Config)?;
+    let cache = ModelCache::from_env();
+    let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &FetchSources::from_env(), progress)
         .map_err(|error| no_model(plan, error))?;
-    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
-    let client_meters = Meters::default();
+    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
+    let client_meters = ClientMetrics::default();
     let (service, remote) = connect(plan, server, Some(tokenizer.vocab()), &client_meters)?;
     let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
     let (service, remote) = (Arc::new(service), Some(remote));
-    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
+    Ok(ModelService { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
 }
 
 /// Refuses a service that needs a key when there is none.
@@ -114,8 +122,8 @@ pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// As for a run.
-pub fn reach(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), Fault> {
-    let (service, remote) = connect(plan, server, None, &Meters::default())?;
+pub fn probe_server(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), CommandError> {
+    let (service, remote) = connect(plan, server, None, &ClientMetrics::default())?;
     let found = (service.info(), service.keeps_samplers());
     remote.close(FinishReason::Success);
     Ok(found)
@@ -125,22 +133,22 @@ fn connect(
     plan: &RunPlan,
     server: &RemotePlan,
     vocab: Option<usize>,
-    meters: &Meters,
-) -> Result<(RemoteService, Remote), Fault> {
+    metrics: &ClientMetrics,
+) -> Result<(RemoteService, RemoteClient), CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tinker")
         .enable_all()
         .build()
         .context("failed to start the client's threads")
-        .or_exit(Exit::Unavailable)?;
+        .or_exit(ProcessExit::Unavailable)?;
     let options = ClientOptions {
         api_key: server.api_key.clone(),
         allow_insecure: server.allow_insecure,
         tags: vec![plan.stem.clone()],
         seed: plan.seed,
-        patience: patience(server),
-        meters: meters.clone(),
+        timeouts: client_timeouts(server),
+        metrics: metrics.clone(),
         ..ClientOptions::new(server.base_url.clone())
     };
     let model = RemoteOptions {
@@ -151,33 +159,34 @@ fn connect(
     };
     let service = match runtime.block_on(RemoteService::connect(&options, model)) {
         Err(error @ ClientError::Options(_)) => {
-            return Err(plan.wrong("tinker.base_url", format!("is wrong: {error}"))).or_exit(Exit::Config);
+            return Err(plan.wrong("tinker.base_url", format!("is wrong: {error}")))
+                .or_exit(ProcessExit::Config);
         }
         other => other
             .with_context(|| format!("failed to connect to {}", server.base_url))
-            .or_exit(Exit::Unavailable)?,
+            .or_exit(ProcessExit::Unavailable)?,
     };
     let client = service.client().clone();
-    Ok((service, Remote { client, runtime }))
+    Ok((service, RemoteClient { client, runtime }))
 }
 
 /// A server that does not answer is waited for; one that has taken a request in must answer in the usual time.
-fn patience(server: &RemotePlan) -> Patience {
+fn client_timeouts(server: &RemotePlan) -> ClientTimeouts {
     let Deadlines { sampling, training } = Deadlines::default();
-    Patience { submit: server.outage, sample: sampling, training, ..Patience::default() }
+    ClientTimeouts { outage: server.outage, sample: sampling, training, ..ClientTimeouts::default() }
 }
 
 fn embedded(
     plan: &RunPlan,
     engine: &EnginePlan,
     state_dir: Option<PathBuf>,
-    progress: &Progress,
-) -> Result<Ready, Fault> {
+    progress: &FetchProgress,
+) -> Result<ModelService, CommandError> {
     let name = &plan.base_model;
-    let cache = Cache::from_env();
-    minds_models::stock(name, &cache).map_err(|error| no_model(plan, error))?;
+    let cache = ModelCache::from_env();
+    minds_models::model_availability(name, &cache).map_err(|error| no_model(plan, error))?;
     let (model, tokenizer) = model(name, plan.seed, progress)?;
-    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(Exit::Config)?;
+    let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
@@ -189,49 +198,59 @@ fn embedded(
             + 2 * plan.shadows.get()
             + plan.eval_concurrency.get() * 8,
         seed: plan.seed,
-        state_dir,
+        checkpoint_dir: state_dir,
         ..EngineOptions::new(name.clone())
     };
-    let service =
-        LocalService::start(model, Some(tokenizer.clone()), &settings).or_exit(Exit::Unavailable)?;
+    let service = EmbeddedService::start(model, Some(tokenizer.clone()), &settings)
+        .or_exit(ProcessExit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
     let info = service.info();
-    let (keeps_samplers, client_meters) = (true, Meters::default());
-    Ok(Ready { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote: None })
+    let (keeps_samplers, client_meters) = (true, ClientMetrics::default());
+    Ok(ModelService {
+        info,
+        service,
+        tokenizer,
+        renderer,
+        warnings,
+        keeps_samplers,
+        client_meters,
+        remote: None,
+    })
 }
 
 /// A model, and how it writes text.
-pub type Readable = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
+pub type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 
 /// Gets a model by its name, with its tokenizer; `seed` makes the weights of the random one.
 ///
 /// # Errors
 /// The model cannot be had or read.
-pub fn model(name: &str, seed: u64, progress: &Progress) -> Result<Readable, Fault> {
-    let cache = Cache::from_env();
-    let source = minds_models::resolve(name, &cache, progress).or_exit(Exit::Unavailable)?;
-    match source.open().or_exit(Exit::Unavailable)? {
+pub fn model(name: &str, seed: u64, progress: &FetchProgress) -> Result<ModelAndTokenizer, CommandError> {
+    let cache = ModelCache::from_env();
+    let source = minds_models::resolve(name, &cache, progress).or_exit(ProcessExit::Unavailable)?;
+    match source.open().or_exit(ProcessExit::Unavailable)? {
         None => {
             let model = Model::random(minds_core::architecture::Architecture::tiny(), seed);
-            Ok((Arc::new(model.or_exit(Exit::Unavailable)?), Arc::new(ByteTokenizer)))
+            Ok((Arc::new(model.or_exit(ProcessExit::Unavailable)?), Arc::new(ByteTokenizer)))
         }
         Some(files) => {
             let model = Model::load(files.architecture().clone(), &mut |tensor| files.tensor(tensor));
-            let tokenizer = files.tokenizer().or_exit(Exit::Unavailable)?;
-            let model = model.with_context(|| format!("failed to load {name}")).or_exit(Exit::Unavailable)?;
+            let tokenizer = files.tokenizer().or_exit(ProcessExit::Unavailable)?;
+            let model =
+                model.with_context(|| format!("failed to load {name}")).or_exit(ProcessExit::Unavailable)?;
             Ok((Arc::new(model), Arc::new(tokenizer)))
         }
     }
 }
 
 /// The fault of a config whose model cannot be had: what is written is no name, or it is not there.
-pub fn no_model(plan: &RunPlan, error: ModelError) -> Fault {
+pub fn no_model(plan: &RunPlan, error: ModelError) -> CommandError {
     match error {
-        ModelError::UnknownName { .. } => Fault {
-            exit: Exit::Config,
+        ModelError::UnknownName { .. } => CommandError {
+            exit: ProcessExit::Config,
             error: plan.wrong("model.base_model", format!("is wrong: {error}")).into(),
         },
-        error => Fault { exit: Exit::Unavailable, error: error.into() },
+        error => CommandError { exit: ProcessExit::Unavailable, error: error.into() },
     }
 }
 

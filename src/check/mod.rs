@@ -1,18 +1,18 @@
 //! What a plan would do, in numbers, before anything is started.
 //!
-//! Sizes come from the code that makes them: the credits and the lanes from the line's own options, the memory from the
+//! Sizes come from the code that makes them: the credits and the mailboxes from the line's own options, the memory from the
 //! engine. What cannot be known beforehand is left out or called a bound.
 
-mod found;
 pub mod machine;
 mod model;
 mod requests;
-mod stand_in;
+mod result;
+mod stub_model;
 mod tokens;
 
-pub use found::Found;
-pub use requests::{Habits, Request, requests};
-pub use tokens::Tokens;
+pub use requests::{EnvironmentUsage, StepRequest, requests};
+pub use result::CheckResult;
+pub use tokens::TokenEstimate;
 
 use crate::assemble;
 use crate::config::RunPlan;
@@ -20,32 +20,32 @@ use crate::config::plan::ServicePlan;
 use minds_core::architecture::Architecture;
 use minds_engine::adapter::training_bytes;
 use minds_models::expected_tensors;
-use minds_stages::capacities::Capacities;
+use minds_stages::pipeline::MailboxCapacities;
 use serde::Serialize;
 
 /// Bytes of memory that something takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Share {
+pub struct MemoryUse {
     /// What.
     pub what: &'static str,
     /// How many bytes, about.
     pub bytes: u64,
 }
 
-/// How much each lane holds, in the order of the line.
+/// How much each mailbox holds, in the order of the line.
 #[must_use]
-pub fn lanes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
-    let capacities = Capacities::of(&assemble::options(plan), plan.group_size.get());
+pub fn mailboxes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
+    let capacities = MailboxCapacities::of(&assemble::options(plan), plan.group_size.get());
     capacities.named().into_iter().map(|(name, capacity)| (name, capacity.get())).collect()
 }
 
 /// What the embedded engine will take of the memory, about.
 #[must_use]
-pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Vec<Share> {
+pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Vec<MemoryUse> {
     let ServicePlan::Embedded(engine) = &plan.service else { return Vec::new() };
     let parameters: usize =
         expected_tensors(architecture).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
-    let share = |what, bytes: usize| Share { what, bytes: bytes as u64 };
+    let share = |what, bytes: usize| MemoryUse { what, bytes: bytes as u64 };
     let mut shares = vec![
         // The engine computes in 32 bits whatever the file holds.
         share("weights", parameters * size_of::<f32>()),
@@ -61,18 +61,18 @@ pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Ve
 
 /// Bytes of all of it.
 #[must_use]
-pub fn sum(memory: &[Share]) -> u64 {
+pub fn total_bytes(memory: &[MemoryUse]) -> u64 {
     memory.iter().map(|share| share.bytes).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::Env;
+    use crate::config::file::EnvConfig;
 
     #[test]
     fn the_memory_is_that_of_what_the_engine_makes() {
-        let env = Env { id: "target_number".into(), ..Env::default() };
+        let env = EnvConfig { id: "target_number".into(), ..EnvConfig::default() };
         let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
         let architecture = Architecture::tiny();
         let Architecture { vocab, dim, layers, heads, kv_heads, head_dim, ffn, .. } = architecture;
@@ -82,7 +82,7 @@ mod tests {
         let head = if architecture.tied_head { 1 } else { 2 };
         let weights = 4 * (layers * layer + head * vocab * dim + dim);
         let shares = memory(&plan, &architecture, false);
-        assert_eq!(shares[0], Share { what: "weights", bytes: weights as u64 });
+        assert_eq!(shares[0], MemoryUse { what: "weights", bytes: weights as u64 });
         assert_eq!(shares[1].bytes, 768 << 20);
         assert_eq!(shares.len(), 3);
         assert_eq!(memory(&plan, &architecture, true).len(), 4);

@@ -3,51 +3,51 @@
 use crate::assemble;
 use crate::commands::progress;
 use crate::config::plan::{RunPlan, ServicePlan};
-use crate::exit::Fault;
+use crate::exit::CommandError;
 use indicatif::HumanBytes;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
-use minds_models::{Cache, ModelSource, Sources, Stock};
+use minds_models::{FetchSources, ModelAvailability, ModelCache, ModelSource};
 use std::sync::Arc;
 
 /// The model as far as it lies on this machine.
-pub(super) struct ModelAtHand {
+pub(super) struct LocalModel {
     /// In words.
     pub place: String,
-    stock: Stock,
+    availability: ModelAvailability,
     /// Its tokenizer, which may be there without the rest.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Of the embedded engine's model only: a server knows its own.
     pub architecture: Option<Architecture>,
 }
 
-impl ModelAtHand {
+impl LocalModel {
     /// Looks, and fetches nothing.
     ///
     /// # Errors
     /// What is written is no model (2), or its files cannot be read (3).
-    pub(super) fn look(plan: &RunPlan) -> Result<Self, Fault> {
-        let cache = Cache::from_env();
+    pub(super) fn find(plan: &RunPlan) -> Result<Self, CommandError> {
+        let cache = ModelCache::from_env();
         let no_model = |error| assemble::no_model(plan, error);
-        let stock = minds_models::stock(&plan.base_model, &cache).map_err(no_model)?;
-        let tokenizer = minds_models::stocked_tokenizer(&plan.base_model, &cache).map_err(no_model)?;
+        let availability = minds_models::model_availability(&plan.base_model, &cache).map_err(no_model)?;
+        let tokenizer = minds_models::local_tokenizer(&plan.base_model, &cache).map_err(no_model)?;
         let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
-        let (place, architecture) = match &stock {
+        let (place, architecture) = match &availability {
             _ if !is_embedded && tokenizer.is_some() => {
                 ("the server's, its tokenizer is at hand".into(), None)
             }
             _ if !is_embedded => ("the server's, a run would fetch its tokenizer".into(), None),
-            Stock::Whole(ModelSource::TinyRandom) => {
+            ModelAvailability::Complete(ModelSource::TinyRandom) => {
                 ("seeded random weights, no file".into(), Some(Architecture::tiny()))
             }
-            Stock::Whole(source @ (ModelSource::Folder(path) | ModelSource::Gguf(path))) => {
+            ModelAvailability::Complete(source @ (ModelSource::Folder(path) | ModelSource::Gguf(path))) => {
                 let files = source.open().map_err(no_model)?;
                 let shape = files.map(|files| files.architecture().clone());
                 (format!("at hand in {}", path.display()), shape)
             }
-            Stock::Absent { .. } => ("not at hand, a run would fetch it".into(), None),
+            ModelAvailability::Absent { .. } => ("not at hand, a run would fetch it".into(), None),
         };
-        Ok(Self { place, stock, tokenizer, architecture })
+        Ok(Self { place, availability, tokenizer, architecture })
     }
 
     /// Gets the tokenizer of a model that is not at hand, some megabytes, which shows that the model can be had; says what a
@@ -55,14 +55,14 @@ impl ModelAtHand {
     ///
     /// # Errors
     /// It cannot be had.
-    pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, Fault> {
-        let Stock::Absent { name, package } = &self.stock else { return Ok(None) };
+    pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, CommandError> {
+        let ModelAvailability::Absent { name, package } = &self.availability else { return Ok(None) };
         let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
         if self.tokenizer.is_some() && !is_embedded {
             return Ok(None);
         }
-        let cache = Cache::from_env();
-        let sources = Sources { python: None, ..Sources::from_env() };
+        let cache = ModelCache::from_env();
+        let sources = FetchSources { python: None, ..FetchSources::from_env() };
         match minds_models::tokenizer(name, &cache, &sources, &progress::bars()) {
             Ok(tokenizer) => {
                 self.tokenizer = Some(tokenizer);

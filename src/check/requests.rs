@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// Requests of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Request {
+pub struct StepRequest {
     /// For what.
     pub what: &'static str,
     /// How many at a time; `None` where the environments decide it.
@@ -19,9 +19,9 @@ pub struct Request {
 
 /// What the environments of a run do, as far as it matters to the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Habits {
+pub struct EnvironmentUsage {
     /// Some play by themselves and ask as they like.
-    pub by_themselves: bool,
+    pub self_driven: bool,
     /// Some rewards measure gradient steps.
     pub measure: bool,
     /// Environments that are evaluated only.
@@ -30,17 +30,17 @@ pub struct Habits {
 
 /// All requests of a step, the most frequent first.
 #[must_use]
-pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
-    let pace = &plan.pace;
-    let (groups, members) = (pace.groups_per_batch.get() as u64, u64::from(plan.group_size.get()));
+pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
+    let batching = &plan.batching;
+    let (groups, members) = (batching.groups_per_batch.get() as u64, u64::from(plan.group_size.get()));
     let request =
-        |what, count: u64, every: u64, note: String| Request { what, count: Some(count), every, note };
+        |what, count: u64, every: u64, note: String| StepRequest { what, count: Some(count), every, note };
     let mut all = vec![
         request(
             "samples",
             groups,
             1,
-            match habits.by_themselves {
+            match habits.self_driven {
                 true => format!(
                     "{members} samples each; Python environments ask by themselves, as often as they like"
                 ),
@@ -49,7 +49,7 @@ pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
                 }
             },
         ),
-        Request {
+        StepRequest {
             what: "log-probs for rewards",
             count: None,
             every: 1,
@@ -62,8 +62,8 @@ pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
             },
         },
     ];
-    if pace.kl_penalty > 0.0 {
-        let of = pace.kl_reference.as_deref().unwrap_or("the base model");
+    if batching.kl_penalty > 0.0 {
+        let of = batching.kl_reference.as_deref().unwrap_or("the base model");
         all.push(request(
             "log-probs of the reference",
             groups * members,
@@ -71,13 +71,13 @@ pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
             format!("one a rollout, of {of}"),
         ));
     }
-    let parts = pace.parts.get() as u64;
+    let parts = batching.parts.get() as u64;
     all.push(request("forward_backward", parts, 1, format!("{} rollouts each", groups * members / parts)));
-    all.push(request("optim_step", pace.substeps.get() as u64, 1, String::new()));
-    let publish = pace.publish_every.get();
+    all.push(request("optim_step", batching.substeps.get() as u64, 1, String::new()));
+    let publish = batching.publish_every.get();
     all.push(request("sampler weights", 1, publish, "the newest, to play with".into()));
     if habits.measure {
-        all.push(Request {
+        all.push(StepRequest {
             what: "measured gradient steps",
             count: None,
             every: 1,
@@ -110,15 +110,15 @@ pub fn requests(plan: &RunPlan, habits: Habits) -> Vec<Request> {
 mod tests {
     use super::*;
     use crate::cli;
-    use crate::config::Variables;
+    use crate::config::ProcessVariables;
 
-    fn asked(text: &str, habits: Habits) -> Vec<(&'static str, Option<u64>, u64)> {
+    fn asked(text: &str, habits: EnvironmentUsage) -> Vec<(&'static str, Option<u64>, u64)> {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("x.toml");
         let small = "env.id = 'target_number'\nmodel.base_model = 'tiny-random'\n";
         std::fs::write(&config, format!("{small}{text}")).unwrap();
-        let command = cli::Run::of(config, vec![], None);
-        let plan = RunPlan::load(&command, &Variables::default()).unwrap();
+        let command = cli::RunArgs::for_config(config, vec![], None);
+        let plan = RunPlan::load(&command, &ProcessVariables::default()).unwrap();
         requests(&plan, habits).into_iter().map(|r| (r.what, r.count, r.every)).collect()
     }
 
@@ -126,7 +126,7 @@ mod tests {
     fn a_step_asks_what_its_sizes_say() {
         let text = "[trainer]\nrollouts_per_example = 8\ngroups_per_batch = 12\nnum_substeps = 2\nstream_minibatches = 3\n\
                     publish_every = 4\nkl_penalty_coef = 0.1\nsave_every = 10\neval_every = 5\n[eval]\nepisodes = 16";
-        let habits = Habits { by_themselves: false, measure: true, evaluated: 2 };
+        let habits = EnvironmentUsage { self_driven: false, measure: true, evaluated: 2 };
         assert_eq!(
             asked(text, habits),
             [
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn what_is_turned_off_is_not_asked() {
-        let found = asked("trainer.save_every = 0", Habits::default());
+        let found = asked("trainer.save_every = 0", EnvironmentUsage::default());
         let what: Vec<_> = found.iter().map(|(what, ..)| *what).collect();
         assert_eq!(
             what,

@@ -11,16 +11,16 @@ const MEASURED: u64 = 16;
 
 /// Tokens of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Tokens {
+pub struct TokenEstimate {
     /// Most that are sampled, in rollouts of one turn.
     pub sampled_at_most: u64,
     /// Prompts of the first items, where a tokenizer is at hand and an environment is one of ours.
-    pub prompts: Option<Prompts>,
+    pub prompts: Option<PromptLengths>,
 }
 
 /// Lengths of the first prompts, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Prompts {
+pub struct PromptLengths {
     /// How many were measured.
     pub items: u64,
     /// The mean.
@@ -29,16 +29,16 @@ pub struct Prompts {
     pub longest: u64,
 }
 
-impl Tokens {
+impl TokenEstimate {
     /// Of a step in which these environments are played.
     #[must_use]
     pub fn of(plan: &RunPlan, environments: &[&dyn Environment], renderer: Option<&dyn Renderer>) -> Self {
-        let rollouts = plan.pace.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());
+        let rollouts = plan.batching.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());
         let lengths: Vec<u64> = renderer
             .into_iter()
             .flat_map(|renderer| environments.iter().flat_map(move |of| lengths(plan.seed, *of, renderer)))
             .collect();
-        let prompts = lengths.iter().max().map(|longest| Prompts {
+        let prompts = lengths.iter().max().map(|longest| PromptLengths {
             items: lengths.len() as u64,
             mean: lengths.iter().sum::<u64>() as f64 / lengths.len() as f64,
             longest: *longest,
@@ -58,7 +58,7 @@ fn lengths(seed: u64, environment: &dyn Environment, renderer: &dyn Renderer) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::Env;
+    use crate::config::file::EnvConfig;
     use minds_environments::{registry, render};
     use minds_models::ByteTokenizer;
     use serde_json::Map;
@@ -66,16 +66,16 @@ mod tests {
 
     #[test]
     fn prompts_are_measured_as_they_will_be_sent() {
-        let env = Env { id: "target_number".into(), ..Env::default() };
+        let env = EnvConfig { id: "target_number".into(), ..EnvConfig::default() };
         let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
         let environment = registry::load("target_number", &Map::new(), 0).unwrap();
         let renderer = render::renderer("role_colon", Arc::new(ByteTokenizer)).unwrap();
-        let tokens = Tokens::of(&plan, &[&*environment], Some(&*renderer));
+        let tokens = TokenEstimate::of(&plan, &[&*environment], Some(&*renderer));
         // 4 groups of 4, 2048 tokens each: the defaults.
         assert_eq!(tokens.sampled_at_most, 4 * 4 * 2048);
         // It has one item only, and a byte is a token.
         let prompt = renderer.prompt(&environment.item(0).prompt).len() as u64;
-        assert_eq!(tokens.prompts, Some(Prompts { items: 1, mean: prompt as f64, longest: prompt }));
-        assert_eq!(Tokens::of(&plan, &[&*environment], None).prompts, None);
+        assert_eq!(tokens.prompts, Some(PromptLengths { items: 1, mean: prompt as f64, longest: prompt }));
+        assert_eq!(TokenEstimate::of(&plan, &[&*environment], None).prompts, None);
     }
 }

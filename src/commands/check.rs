@@ -1,59 +1,59 @@
 //! `minds-actors check`: what a config means, whether a run of it would start, and what it would ask of whom.
 
-use super::say;
+use super::print_line;
 use crate::assemble;
-use crate::check::{self, Found};
+use crate::check::{self, CheckResult};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::{RunPlan, ServicePlan};
-use crate::config::{Variables, schema};
-use crate::exit::{Exit, Fault, OrExit};
-use crate::run_folder::Outlook;
+use crate::config::{ProcessVariables, schema};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::FolderOutlook;
 use indicatif::HumanBytes;
-use minds_stages::batcher::Staleness;
+use minds_stages::batcher::StalenessHandling;
 use serde_json::{Value, json};
 
 /// Runs the command.
 ///
 /// # Errors
 /// A run of this config would not start: for its own sake (2), or for that of the model or the service (3).
-pub fn run(command: &cli::Check) -> Result<(), Fault> {
+pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
     let Some(config) = command.config.clone() else {
-        say!("{:#}", schema::schema());
+        print_line!("{:#}", schema::schema());
         return Ok(());
     };
-    let config = cli::Run {
+    let config = cli::RunArgs {
         output_dir: command.output_dir.clone(),
-        ..cli::Run::of(config, command.set.clone(), None)
+        ..cli::RunArgs::for_config(config, command.set.clone(), None)
     };
-    let found = RunPlan::load(&config, &Variables::of_process())
-        .or_exit(Exit::Config)
-        .and_then(|plan| Found::look(plan, command.offline));
+    let found = RunPlan::load(&config, &ProcessVariables::current())
+        .or_exit(ProcessExit::Config)
+        .and_then(|plan| CheckResult::run(plan, command.offline));
     match &found {
-        Ok(found) if command.json => say!("{}", found.as_json()),
+        Ok(found) if command.json => print_line!("{}", found.as_json()),
         Ok(found) => found.show(),
         Err(fault) if command.json => {
-            say!("{}", json!({ "error": fault.to_string(), "exit_code": fault.exit as u8 }));
+            print_line!("{}", json!({ "error": fault.to_string(), "exit_code": fault.exit as u8 }));
         }
         Err(_) => {}
     }
     found.map(drop)
 }
 
-impl Found {
+impl CheckResult {
     fn show(&self) {
         let Self { plan, .. } = self;
-        let pace = &plan.pace;
-        let verdict = if self.offline {
+        let batching = &plan.batching;
+        let status = if self.offline {
             "nothing is wrong with it; nobody was asked"
         } else {
             "a run of it would start"
         };
-        say!("config       {}: {verdict}", plan.origin);
-        say!("service      {}", service(plan));
+        print_line!("config       {}: {status}", plan.origin);
+        print_line!("service      {}", service(plan));
         let reads = self.context.map(|n| format!(", reads {n} tokens")).unwrap_or_default();
-        say!("model        {}: {}{reads}", plan.base_model, self.model);
-        say!(
+        print_line!("model        {}: {}{reads}", plan.base_model, self.model);
+        print_line!(
             "             renderer {}, LoRA rank {}, alpha {}",
             self.renderer,
             plan.lora.rank,
@@ -62,29 +62,34 @@ impl Found {
         for (env, share) in plan.envs.iter().zip(shares(&plan.envs)) {
             let share =
                 if env.weight > 0.0 { format!("{:.0} %", 100.0 * share) } else { "evaluated only".into() };
-            say!("environment  {}: {}, weight {}, {share}", env.name, env.options.id, env.weight);
+            print_line!("environment  {}: {}, weight {}, {share}", env.name, env.options.id, env.weight);
         }
         let credits = assemble::options(plan).credits();
-        say!("batch        {} groups of {}, {credits} credits", pace.groups_per_batch, plan.group_size);
-        let lanes: Vec<String> = check::lanes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
-        say!("lanes        {}", lanes.join(", "));
-        say!(
+        print_line!(
+            "batch        {} groups of {}, {credits} credits",
+            batching.groups_per_batch,
+            plan.group_size
+        );
+        let mailboxes: Vec<String> =
+            check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
+        print_line!("mailboxes    {}", mailboxes.join(", "));
+        print_line!(
             "staleness    up to {} steps off policy, rollouts at most {} steps old; {}",
-            pace.max_steps_off_policy,
-            pace.max_staleness,
-            match pace.staleness {
-                Staleness::Wait => "the trainer waits for stragglers",
-                Staleness::Drop => "older ones are dropped and played again",
+            batching.max_steps_off_policy,
+            batching.max_staleness,
+            match batching.staleness {
+                StalenessHandling::Wait => "the trainer waits for stragglers",
+                StalenessHandling::Drop => "older ones are dropped and played again",
             }
         );
-        say!("loss         {}, learning rate {}", plan.loss.name(), plan.adam.learning_rate);
-        say!(
+        print_line!("loss         {}, learning rate {}", plan.loss.name(), plan.adam.learning_rate);
+        print_line!(
             "tokens       at most {} sampled a step and turn, {} an answer",
             self.tokens.sampled_at_most,
             plan.sampling.max_tokens
         );
         if let Some(prompts) = &self.tokens.prompts {
-            say!(
+            print_line!(
                 "             prompts of {:.0} tokens on average, {} at most, in the first {} items",
                 prompts.mean,
                 prompts.longest,
@@ -99,7 +104,7 @@ impl Found {
                 format!("every {} steps", request.every)
             };
             let note = if request.note.is_empty() { String::new() } else { format!(": {}", request.note) };
-            say!("asks         {often}, {count}{}{note}", request.what);
+            print_line!("asks         {often}, {count}{}{note}", request.what);
         }
         if !self.memory.is_empty() {
             let parts: Vec<String> = self
@@ -107,34 +112,38 @@ impl Found {
                 .iter()
                 .map(|share| format!("{} {}", share.what, HumanBytes(share.bytes)))
                 .collect();
-            say!("memory       about {}: {}", HumanBytes(check::sum(&self.memory)), parts.join(", "));
+            print_line!(
+                "memory       about {}: {}",
+                HumanBytes(check::total_bytes(&self.memory)),
+                parts.join(", ")
+            );
         }
         let every = |n: u64| if n == 0 { "never".to_owned() } else { format!("every {n} steps") };
         let steps = plan.max_steps;
-        say!(
+        print_line!(
             "steps        {steps}; saved {} and at the end, evaluated {}{}",
             every(plan.save_every),
             every(plan.eval_every),
             if plan.eval_every == 0 { "" } else { " and at the end" }
         );
-        say!("run folder   {}", self.folder_line());
+        print_line!("run folder   {}", self.folder_line());
         for tried in &self.tried {
-            say!("tried        {tried}");
+            print_line!("tried        {tried}");
         }
         for warning in &self.warnings {
-            say!("note         {warning}");
+            print_line!("note         {warning}");
         }
     }
 
     fn folder_line(&self) -> String {
         match (&self.plan.output_dir, &self.folder) {
-            (Some(path), Some(Outlook::GoesOn { step })) if *step >= self.plan.max_steps => {
+            (Some(path), Some(FolderOutlook::Resumes { step })) if *step >= self.plan.max_steps => {
                 format!("{}: all its {step} steps are done", path.display())
             }
-            (Some(path), Some(Outlook::GoesOn { step })) => {
+            (Some(path), Some(FolderOutlook::Resumes { step })) => {
                 format!("{}: the run in it goes on after step {step}", path.display())
             }
-            (Some(path), Some(Outlook::StartsOver)) => {
+            (Some(path), Some(FolderOutlook::Restarts)) => {
                 format!("{}: the run in it saved no state and starts over", path.display())
             }
             (Some(path), _) => format!("{}: a new run", path.display()),
@@ -165,8 +174,8 @@ impl Found {
                 json!({ "name": env.name, "id": env.options.id, "weight": env.weight, "share": share })
             })
             .collect();
-        let (folder, goes_on) = match (&plan.output_dir, &self.folder) {
-            (path, Some(Outlook::GoesOn { step })) => (path, Some(*step)),
+        let (folder, resumes_after) = match (&plan.output_dir, &self.folder) {
+            (path, Some(FolderOutlook::Resumes { step })) => (path, Some(*step)),
             (path, _) => (path, None),
         };
         json!({
@@ -176,12 +185,12 @@ impl Found {
             "model": { "base_model": plan.base_model, "place": self.model, "context": self.context,
                        "renderer": self.renderer, "lora": plan.lora },
             "environments": environments,
-            "groups_per_batch": plan.pace.groups_per_batch,
+            "groups_per_batch": plan.batching.groups_per_batch,
             "group_size": plan.group_size,
             "credits": assemble::options(plan).credits(),
-            "lanes": check::lanes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-            "max_steps_off_policy": plan.pace.max_steps_off_policy,
-            "max_staleness": plan.pace.max_staleness,
+            "mailboxes": check::mailboxes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+            "max_steps_off_policy": plan.batching.max_steps_off_policy,
+            "max_staleness": plan.batching.max_staleness,
             "loss": plan.loss.name(),
             "optim": plan.adam,
             "tokens": self.tokens,
@@ -190,7 +199,7 @@ impl Found {
             "steps": plan.max_steps,
             "save_every": plan.save_every,
             "eval_every": plan.eval_every,
-            "run_folder": { "path": folder, "goes_on_after": goes_on },
+            "run_folder": { "path": folder, "resumes_after": resumes_after },
             "tried": self.tried,
             "warnings": self.warnings,
         })

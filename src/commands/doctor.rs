@@ -1,17 +1,17 @@
 //! `minds-actors doctor`: what is missing on this machine, and how to get it.
 
-use super::say;
+use super::print_line;
 use crate::assemble;
 use crate::check::{self, machine};
 use crate::cli;
 use crate::config::metrics::PORT;
 use crate::config::plan::{RunPlan, ServicePlan};
-use crate::config::{Variables, environments::EnvPlan};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::config::{ProcessVariables, environments::EnvPlan};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::anyhow;
 use indicatif::HumanBytes;
 use minds_environments::registry;
-use minds_models::{Cache, KNOWN_MODELS, Stock};
+use minds_models::{KNOWN_MODELS, ModelAvailability, ModelCache};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
@@ -20,7 +20,7 @@ const LITTLE_DISK: u64 = 2 << 30;
 
 /// How something stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum FindingStatus {
     /// It is there.
     Ok,
     /// It is not as it might be, and nothing that is asked for needs more.
@@ -30,23 +30,23 @@ enum State {
 }
 
 /// One thing that was looked at.
-struct Finding {
-    state: State,
+struct DoctorFinding {
+    status: FindingStatus,
     what: &'static str,
     /// What was found, and how to get what was not.
-    said: String,
+    message: String,
 }
 
 /// Runs the command.
 ///
 /// # Errors
 /// Something that the config needs is missing (1), or the config is wrong (2).
-pub fn run(command: &cli::Doctor) -> Result<(), Fault> {
+pub fn run(command: &cli::DoctorArgs) -> Result<(), CommandError> {
     let plan = command.config.clone().map(|config| {
-        let config = cli::Run::of(config, command.set.clone(), None);
-        RunPlan::load(&config, &Variables::of_process())
+        let config = cli::RunArgs::for_config(config, command.set.clone(), None);
+        RunPlan::load(&config, &ProcessVariables::current())
     });
-    let plan = plan.transpose().or_exit(Exit::Config)?;
+    let plan = plan.transpose().or_exit(ProcessExit::Config)?;
     let mut findings = vec![version(), cores(), memory(plan.as_ref()), disk(plan.as_ref())];
     findings.push(model(plan.as_ref()));
     findings.extend(python(plan.as_ref()));
@@ -58,93 +58,108 @@ pub fn run(command: &cli::Doctor) -> Result<(), Fault> {
     let metrics =
         plan.as_ref().map_or(Some(SocketAddr::from(([127, 0, 0, 1], PORT))), |plan| plan.metrics.addr);
     findings.extend(metrics.map(|addr| port("dashboard", addr, "another in `metrics.addr`")));
-    for Finding { state, what, said } in &findings {
-        let state = match state {
-            State::Ok => "ok",
-            State::Warn => "warn",
-            State::Missing => "missing",
+    for DoctorFinding { status, what, message } in &findings {
+        let status = match status {
+            FindingStatus::Ok => "ok",
+            FindingStatus::Warn => "warn",
+            FindingStatus::Missing => "missing",
         };
-        say!("{state:<8} {what:<12} {said}");
+        print_line!("{status:<8} {what:<12} {message}");
     }
-    match findings.iter().filter(|finding| finding.state == State::Missing).count() {
+    match findings.iter().filter(|finding| finding.status == FindingStatus::Missing).count() {
         0 => Ok(()),
-        n => Err(anyhow!("{n} of {} things are missing", findings.len())).or_exit(Exit::Failed),
+        n => Err(anyhow!("{n} of {} things are missing", findings.len())).or_exit(ProcessExit::Failed),
     }
 }
 
-fn finding(state: State, what: &'static str, said: impl Into<String>) -> Finding {
-    Finding { state, what, said: said.into() }
+fn finding(status: FindingStatus, what: &'static str, message: impl Into<String>) -> DoctorFinding {
+    DoctorFinding { status, what, message: message.into() }
 }
 
-fn version() -> Finding {
-    finding(State::Ok, "version", cli::VERSION)
+fn version() -> DoctorFinding {
+    finding(FindingStatus::Ok, "version", cli::VERSION)
 }
 
-fn cores() -> Finding {
-    finding(State::Ok, "cores", machine::cores().to_string())
+fn cores() -> DoctorFinding {
+    finding(FindingStatus::Ok, "cores", machine::cores().to_string())
 }
 
 /// Enough for the model and what is trained beside it, where that is known.
-fn memory(plan: Option<&RunPlan>) -> Finding {
+fn memory(plan: Option<&RunPlan>) -> DoctorFinding {
     let needed = plan.and_then(needed_memory);
     match (machine::memory(), needed) {
-        (None, _) => finding(State::Warn, "memory", "this system does not say how much is free"),
+        (None, _) => finding(FindingStatus::Warn, "memory", "this system does not say how much is free"),
         (Some(free), Some(needed)) if free < needed => {
             let less = "a smaller model, or a smaller engine.kv_cache_mib, takes less, and a container may be given more";
-            let said = format!("{} free, about {} needed: {less}", HumanBytes(free), HumanBytes(needed));
-            finding(State::Missing, "memory", said)
+            let message = format!("{} free, about {} needed: {less}", HumanBytes(free), HumanBytes(needed));
+            finding(FindingStatus::Missing, "memory", message)
         }
         (Some(free), needed) => {
             let needed = needed.map(|needed| format!(", about {} needed", HumanBytes(needed)));
-            finding(State::Ok, "memory", format!("{} free{}", HumanBytes(free), needed.unwrap_or_default()))
+            finding(
+                FindingStatus::Ok,
+                "memory",
+                format!("{} free{}", HumanBytes(free), needed.unwrap_or_default()),
+            )
         }
     }
 }
 
 fn needed_memory(plan: &RunPlan) -> Option<u64> {
-    let Ok(Stock::Whole(source)) = minds_models::stock(&plan.base_model, &Cache::from_env()) else {
+    let Ok(ModelAvailability::Complete(source)) =
+        minds_models::model_availability(&plan.base_model, &ModelCache::from_env())
+    else {
         return None;
     };
     let files = source.open().ok()??;
     let shares = check::memory(plan, files.architecture(), false);
-    Some(check::sum(&shares))
+    Some(check::total_bytes(&shares))
 }
 
-fn disk(plan: Option<&RunPlan>) -> Finding {
+fn disk(plan: Option<&RunPlan>) -> DoctorFinding {
     let folder = plan.and_then(|plan| plan.output_dir.clone()).unwrap_or_else(|| "outputs".into());
     match machine::disk(&folder) {
         Ok(free) if free < LITTLE_DISK => {
-            let said =
+            let message =
                 format!("{} free for {}: free some, or set output_dir", HumanBytes(free), folder.display());
-            finding(State::Warn, "disk", said)
+            finding(FindingStatus::Warn, "disk", message)
         }
-        Ok(free) => finding(State::Ok, "disk", format!("{} free for {}", HumanBytes(free), folder.display())),
-        Err(error) => finding(State::Warn, "disk", format!("{} cannot be asked: {error}", folder.display())),
+        Ok(free) => {
+            finding(FindingStatus::Ok, "disk", format!("{} free for {}", HumanBytes(free), folder.display()))
+        }
+        Err(error) => {
+            finding(FindingStatus::Warn, "disk", format!("{} cannot be asked: {error}", folder.display()))
+        }
     }
 }
 
 /// The embedded engine needs the whole model; for a server the tokenizer will do.
-fn model(plan: Option<&RunPlan>) -> Finding {
+fn model(plan: Option<&RunPlan>) -> DoctorFinding {
     let name = plan.map_or(KNOWN_MODELS[0].name, |plan| &plan.base_model);
     let is_embedded = plan.is_none_or(|plan| matches!(plan.service, ServicePlan::Embedded(_)));
     // Without a config nothing is needed yet.
-    let absent = if plan.is_some() { State::Missing } else { State::Warn };
+    let absent = if plan.is_some() { FindingStatus::Missing } else { FindingStatus::Warn };
     let look = || {
-        let cache = Cache::from_env();
-        let tokenizer = minds_models::stocked_tokenizer(name, &cache)?;
-        Ok::<_, minds_models::ModelError>((minds_models::stock(name, &cache)?, tokenizer.is_some()))
+        let cache = ModelCache::from_env();
+        let tokenizer = minds_models::local_tokenizer(name, &cache)?;
+        Ok::<_, minds_models::ModelError>((
+            minds_models::model_availability(name, &cache)?,
+            tokenizer.is_some(),
+        ))
     };
     match look() {
-        Err(error) => finding(State::Missing, "model", error.to_string()),
-        Ok((Stock::Whole(_), _)) => finding(State::Ok, "model", format!("{name} is at hand")),
-        Ok((Stock::Absent { .. }, true)) if !is_embedded => {
-            finding(State::Ok, "model", format!("the tokenizer of {name} is at hand"))
+        Err(error) => finding(FindingStatus::Missing, "model", error.to_string()),
+        Ok((ModelAvailability::Complete(_), _)) => {
+            finding(FindingStatus::Ok, "model", format!("{name} is at hand"))
         }
-        Ok((Stock::Absent { .. }, _)) if !is_embedded => {
-            let said = format!("the tokenizer of {name} is not at hand: a run fetches it from the hub");
-            finding(State::Warn, "model", said)
+        Ok((ModelAvailability::Absent { .. }, true)) if !is_embedded => {
+            finding(FindingStatus::Ok, "model", format!("the tokenizer of {name} is at hand"))
         }
-        Ok((Stock::Absent { name, .. }, _)) => {
+        Ok((ModelAvailability::Absent { .. }, _)) if !is_embedded => {
+            let message = format!("the tokenizer of {name} is not at hand: a run fetches it from the hub");
+            finding(FindingStatus::Warn, "model", message)
+        }
+        Ok((ModelAvailability::Absent { name, .. }, _)) => {
             finding(absent, "model", format!("{name} is not at hand: `minds-actors models fetch {name}`"))
         }
     }
@@ -152,9 +167,9 @@ fn model(plan: Option<&RunPlan>) -> Finding {
 
 /// Python 3 with what makes virtual environments: Python environments run on it, and pip fetches models where the hub
 /// cannot be reached.
-fn python(plan: Option<&RunPlan>) -> Vec<Finding> {
+fn python(plan: Option<&RunPlan>) -> Vec<DoctorFinding> {
     let is_needed = plan.is_some_and(|plan| pythons(plan).next().is_some());
-    let absent = if is_needed { State::Missing } else { State::Warn };
+    let absent = if is_needed { FindingStatus::Missing } else { FindingStatus::Warn };
     let says = |arguments: &[&str]| {
         let output = Command::new("python3").args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -166,15 +181,15 @@ fn python(plan: Option<&RunPlan>) -> Vec<Finding> {
             "there is no python3: on Debian or Ubuntu, `apt-get install python3`",
         )];
     };
-    let mut findings = vec![finding(State::Ok, "python", version)];
+    let mut findings = vec![finding(FindingStatus::Ok, "python", version)];
     for (what, arguments, package) in [
         ("python venv", &["-c", "import ensurepip, venv"][..], "python3-venv"),
         ("python pip", &["-m", "pip", "--version"], "python3-pip"),
     ] {
         findings.push(match says(arguments) {
-            Some(_) => finding(State::Ok, what, "is there"),
+            Some(_) => finding(FindingStatus::Ok, what, "is there"),
             None => finding(
-                State::Warn,
+                FindingStatus::Warn,
                 what,
                 format!("is not there: on Debian or Ubuntu, `apt-get install {package}`"),
             ),
@@ -187,7 +202,7 @@ fn pythons(plan: &RunPlan) -> impl Iterator<Item = &EnvPlan> {
     plan.envs.iter().filter(|env| !registry::is_native(&env.options.id))
 }
 
-fn environments(plan: &RunPlan) -> Vec<Finding> {
+fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
     plan.envs
         .iter()
         .map(|env| {
@@ -198,34 +213,37 @@ fn environments(plan: &RunPlan) -> Vec<Finding> {
             };
             match found {
                 Ok(()) => finding(
-                    State::Ok,
+                    FindingStatus::Ok,
                     "environment",
                     format!("{} is there; `minds-actors check` tries it", env.name),
                 ),
-                Err(error) => finding(State::Missing, "environment", error.to_string()),
+                Err(error) => finding(FindingStatus::Missing, "environment", error.to_string()),
             }
         })
         .collect()
 }
 
 /// The key, and a server that takes it.
-fn service(plan: &RunPlan) -> Option<Finding> {
+fn service(plan: &RunPlan) -> Option<DoctorFinding> {
     let ServicePlan::Remote(server) = &plan.service else { return None };
-    let reached =
-        assemble::check_key(plan).or_exit(Exit::Config).and_then(|()| assemble::reach(plan, server));
+    let reached = assemble::check_key(plan)
+        .or_exit(ProcessExit::Config)
+        .and_then(|()| assemble::probe_server(plan, server));
     Some(match reached {
         Ok((info, _)) => {
-            finding(State::Ok, "service", format!("{} serves {}", server.base_url, info.base_model))
+            finding(FindingStatus::Ok, "service", format!("{} serves {}", server.base_url, info.base_model))
         }
-        Err(fault) => finding(State::Missing, "service", fault.to_string()),
+        Err(fault) => finding(FindingStatus::Missing, "service", fault.to_string()),
     })
 }
 
 /// Whether a server could listen at an address.
-fn port(what: &'static str, address: SocketAddr, other: &str) -> Finding {
+fn port(what: &'static str, address: SocketAddr, other: &str) -> DoctorFinding {
     match TcpListener::bind(address) {
-        Ok(_) => finding(State::Ok, what, format!("{address} is free")),
-        Err(error) => finding(State::Warn, what, format!("{address} cannot be had: {error}; name {other}")),
+        Ok(_) => finding(FindingStatus::Ok, what, format!("{address} is free")),
+        Err(error) => {
+            finding(FindingStatus::Warn, what, format!("{address} cannot be had: {error}; name {other}"))
+        }
     }
 }
 
@@ -237,9 +255,9 @@ mod tests {
     fn a_port_that_is_taken_is_told_with_what_to_do() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = port("serve", taken.local_addr().unwrap(), "another with --addr");
-        assert_eq!(found.state, State::Warn);
-        assert!(found.said.contains("--addr"), "{}", found.said);
+        assert_eq!(found.status, FindingStatus::Warn);
+        assert!(found.message.contains("--addr"), "{}", found.message);
         drop(taken);
-        assert_eq!(port("serve", SocketAddr::from(([127, 0, 0, 1], 0)), "another").state, State::Ok);
+        assert_eq!(port("serve", SocketAddr::from(([127, 0, 0, 1], 0)), "another").status, FindingStatus::Ok);
     }
 }

@@ -1,27 +1,29 @@
 //! `minds-actors envs`: what environments there are, what they show a model, and what an answer earns.
 
-use super::{progress, say};
-use crate::assemble::{self, Measuring};
-use crate::cli::{EnvChoice, Envs};
+use super::{print_line, progress};
+use crate::assemble::{self, StandaloneShadowTrainer};
+use crate::cli::{EnvArgs, EnvsCommand};
 use crate::config::{RunPlan, file, overrides};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::{Context as _, anyhow};
 use async_trait::async_trait;
-use minds_core::backend::SamplingBackend;
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Borrowed, Environment, FrozenWeights, Item, Oracle, Reply, Scene, Shift};
-use minds_core::episode::{Episode, Turn};
-use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
-use minds_core::reward::{Missing, Score};
-use minds_core::sampling::{Sampled, StopReason};
+use minds_core::environment::{
+    AdapterLease, Environment, EnvironmentReply, FrozenWeights, Item, LogprobDelta, Oracle, ScoringContext,
+};
+use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId, Token};
+use minds_core::reward::{RewardError, Score};
+use minds_core::rollout::{Rollout, Turn};
+use minds_core::sampling::{Completion, StopReason};
 use minds_core::schedule::Schedule;
+use minds_core::service::SamplingBackend;
 use minds_environments::registry::{self, EnvInfo};
-use minds_environments::worker::{PythonEnvironment, Voice};
+use minds_environments::worker::{ModelProfile, PythonEnvironment};
 use minds_models::ByteTokenizer;
-use minds_stages::line::StartFrom;
-use minds_stages::policy::Interviewer;
-use minds_stages::queries::Queries;
+use minds_stages::pipeline::ShadowStart;
+use minds_stages::policy::LogprobOracle;
+use minds_stages::policy::QueryBudget;
 use serde_json::{Value, json};
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,15 +33,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// # Errors
 /// An environment, an argument or an item that does not exist (2), a model that cannot be had (3), or a completion that
 /// has no reward (1).
-pub fn run(command: &Envs) -> Result<(), Fault> {
+pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
     match command {
-        Envs::List => {
+        EnvsCommand::List => {
             for info in registry::list() {
-                say!("{:20} {}", info.id, info.about);
+                print_line!("{:20} {}", info.id, info.about);
             }
             Ok(())
         }
-        Envs::Show { env } => {
+        EnvsCommand::Show { env } => {
             if registry::is_native(&env.name) {
                 let environment = load(env)?;
                 let info = registry::list().iter().find(|info| info.id == environment.id());
@@ -49,14 +51,14 @@ pub fn run(command: &Envs) -> Result<(), Fault> {
             }
             Ok(())
         }
-        Envs::Sample { env, n, json } => {
+        EnvsCommand::Sample { env, n, json } => {
             let environment = load(env)?;
             for item in first_items(&*environment, env.seed, *n) {
-                if *json { say!("{}", as_json(&item)) } else { show_item(&item) }
+                if *json { print_line!("{}", as_json(&item)) } else { show_item(&item) }
             }
             Ok(())
         }
-        Envs::Score { env, index, completion, model, renderer, json } => {
+        EnvsCommand::Score { env, index, completion, model, renderer, json } => {
             let answer = completion_text(completion)?;
             let native = registry::is_native(&env.name).then(|| load(env)).transpose()?;
             if let Some(environment) = &native {
@@ -65,66 +67,68 @@ pub fn run(command: &Envs) -> Result<(), Fault> {
             let plan = plan(env, model, renderer.as_deref())?;
             let scored = score(&plan, native, env, *index, &answer)?;
             if *json {
-                say!("{}", scored.as_json())
+                print_line!("{}", scored.as_json())
             } else {
                 scored.show()
             }
             let Err(missing) = scored.result else { return Ok(()) };
-            Err(anyhow!("{} gave this completion no reward: {missing}", env.name)).or_exit(Exit::Failed)
+            Err(anyhow!("{} gave this completion no reward: {missing}", env.name))
+                .or_exit(ProcessExit::Failed)
         }
     }
 }
 
-fn args(env: &EnvChoice) -> Result<toml::Table, Fault> {
+fn args(env: &EnvArgs) -> Result<toml::Table, CommandError> {
     let mut args = toml::Table::new();
     for set in &env.set {
-        overrides::apply(&mut args, set).or_exit(Exit::Config)?;
+        overrides::apply(&mut args, set).or_exit(ProcessExit::Config)?;
     }
     Ok(args)
 }
 
 /// The smallest run with this environment and this model.
-fn plan(env: &EnvChoice, model: &str, renderer: Option<&str>) -> Result<RunPlan, Fault> {
-    let choice = file::Env {
+fn plan(env: &EnvArgs, model: &str, renderer: Option<&str>) -> Result<RunPlan, CommandError> {
+    let choice = file::EnvConfig {
         id: env.name.clone(),
         python: env.python.clone(),
         args: args(env)?,
-        ..file::Env::default()
+        ..file::EnvConfig::default()
     };
-    RunPlan::embedded(choice, model, renderer, env.seed).or_exit(Exit::Config)
+    RunPlan::embedded(choice, model, renderer, env.seed).or_exit(ProcessExit::Config)
 }
 
-fn load(env: &EnvChoice) -> Result<Arc<dyn Environment>, Fault> {
+fn load(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
     if !registry::is_native(&env.name) {
         return Ok(Arc::new(python(env)?));
     }
     if env.python.is_some() {
-        return Err(anyhow!("--python: {} is no Python package", env.name)).or_exit(Exit::Config);
+        return Err(anyhow!("--python: {} is no Python package", env.name)).or_exit(ProcessExit::Config);
     }
     let plan = plan(env, minds_models::TINY_RANDOM, None)?;
     let options = &plan.envs[0].options;
-    registry::load(&options.id, &options.args, options.seed).or_exit(Exit::Config)
+    registry::load(&options.id, &options.args, options.seed).or_exit(ProcessExit::Config)
 }
 
 /// A Python environment without a model: it can show what it has, and not play.
-fn python(env: &EnvChoice) -> Result<PythonEnvironment, Fault> {
+fn python(env: &EnvArgs) -> Result<PythonEnvironment, CommandError> {
     let plan = plan(env, minds_models::TINY_RANDOM, None)?;
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
     let renderer = minds_environments::render::renderer("role_colon", tokenizer.clone());
-    let voice = Voice {
-        renderer: renderer.or_exit(Exit::Failed)?,
+    let profile = ModelProfile {
+        renderer: renderer.or_exit(ProcessExit::Failed)?,
         tokenizer,
         sampling: plan.sampling.clone(),
         context: 1 << 16,
         base_model: plan.base_model.clone(),
     };
-    PythonEnvironment::open(plan.envs[0].options.clone(), voice).or_exit(Exit::Config)
+    PythonEnvironment::open(plan.envs[0].options.clone(), profile).or_exit(ProcessExit::Config)
 }
 
-fn check_index(env: &EnvChoice, environment: &dyn Environment, index: u64) -> Result<(), Fault> {
+fn check_index(env: &EnvArgs, environment: &dyn Environment, index: u64) -> Result<(), CommandError> {
     let last = environment.items().get() - 1;
     if index > last {
-        return Err(anyhow!("--index {index}: {} has the items 0 to {last}", env.name)).or_exit(Exit::Config);
+        return Err(anyhow!("--index {index}: {} has the items 0 to {last}", env.name))
+            .or_exit(ProcessExit::Config);
     }
     Ok(())
 }
@@ -136,22 +140,22 @@ fn first_items(environment: &dyn Environment, seed: u64, n: u64) -> Vec<Item> {
 }
 
 fn show(info: &EnvInfo, environment: &dyn Environment) {
-    say!("{}: {}", info.id, info.about);
-    say!("{} items, {} kinds in turn", environment.items(), environment.strata());
-    say!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
+    print_line!("{}: {}", info.id, info.about);
+    print_line!("{} items, {} kinds in turn", environment.items(), environment.strata());
+    print_line!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
     for arg in info.args {
         let only =
             arg.only_with.map_or_else(String::new, |(key, word)| format!("; only with {key} = {word}"));
-        say!("  {} = {}  ({}{only})\n      {}", arg.name, arg.default(), arg.allowed(), arg.about);
+        print_line!("  {} = {}  ({}{only})\n      {}", arg.name, arg.default(), arg.allowed(), arg.about);
     }
-    say!("");
+    print_line!("");
     show_item(&environment.item(0));
 }
 
 fn show_python(environment: &PythonEnvironment) {
     let found = environment.description();
     let library = found.verifiers.as_ref().map_or_else(String::new, |v| format!(", verifiers {v}"));
-    say!(
+    print_line!(
         "{}: {} environment `{}` on Python {}{library}",
         environment.id(),
         found.kind,
@@ -159,30 +163,30 @@ fn show_python(environment: &PythonEnvironment) {
         found.python
     );
     match found.columns.is_empty() {
-        true => say!("{} items, made when they are played", found.items),
-        false => say!("{} rows with {}", found.items, found.columns.join(", ")),
+        true => print_line!("{} items, made when they are played", found.items),
+        false => print_line!("{} rows with {}", found.items, found.columns.join(", ")),
     }
     if !found.rewards.is_empty() {
         let together = if found.group_rewards { ", which compare the members of a group" } else { "" };
-        say!("rewards: {}{together}", found.rewards.join(", "));
+        print_line!("rewards: {}{together}", found.rewards.join(", "));
     }
-    say!("");
+    print_line!("");
     show_item(&environment.item(0));
 }
 
 fn show_item(item: &Item) {
-    say!("--- item {}", item.index);
+    print_line!("--- item {}", item.index);
     if item.prompt.is_empty() {
-        say!("its prompt is made when a rollout begins: a run keeps it in the folder `rollouts`");
+        print_line!("its prompt is made when a rollout begins: a run keeps it in the folder `rollouts`");
     }
     for Message { role, content } in &item.prompt {
-        say!("[{}] {content}", role.name());
+        print_line!("[{}] {content}", role.name());
     }
     if let Some(answer) = &item.answer {
-        say!("answer: {answer}");
+        print_line!("answer: {answer}");
     }
     if !item.info.is_null() {
-        say!("info: {}", item.info);
+        print_line!("info: {}", item.info);
     }
 }
 
@@ -194,35 +198,35 @@ fn as_json(item: &Item) -> Value {
     object
 }
 
-fn completion_text(written: &str) -> Result<String, Fault> {
+fn completion_text(written: &str) -> Result<String, CommandError> {
     match (written, written.strip_prefix('@')) {
         ("-", _) => {
             let mut text = String::new();
             let read = std::io::stdin().read_to_string(&mut text);
-            read.context("--completion -: standard input is no text").or_exit(Exit::Config)?;
+            read.context("--completion -: standard input is no text").or_exit(ProcessExit::Config)?;
             Ok(text)
         }
         (_, Some(path)) => std::fs::read_to_string(path)
             .with_context(|| format!("--completion {written}: failed to read {path}"))
-            .or_exit(Exit::Config),
+            .or_exit(ProcessExit::Config),
         (text, None) => Ok(text.to_owned()),
     }
 }
 
 /// What an answer earned, and why.
-struct Scored {
+struct CompletionScore {
     answer: String,
     parse: Option<Value>,
-    result: Result<Score, Missing>,
+    result: Result<Score, RewardError>,
     queries: Vec<Value>,
 }
 
-impl Scored {
+impl CompletionScore {
     fn as_json(&self) -> Value {
         let score = self.result.as_ref().ok();
         json!({
             "reward": score.map(|s| s.reward.get()),
-            "missing": self.result.as_ref().err().map(ToString::to_string),
+            "reward_error": self.result.as_ref().err().map(ToString::to_string),
             "parse": self.parse,
             "queries": self.queries,
             "metrics": score.map(|s| &s.metrics),
@@ -230,19 +234,21 @@ impl Scored {
     }
 
     fn show(&self) {
-        say!("answer   {:?}", self.answer);
+        print_line!("answer   {:?}", self.answer);
         match &self.parse {
-            Some(parse) => say!("parse    {parse}"),
-            None => say!("parse    nothing: the answer is not valid, or its reward reads the whole text"),
+            Some(parse) => print_line!("parse    {parse}"),
+            None => {
+                print_line!("parse    nothing: the answer is not valid, or its reward reads the whole text")
+            }
         }
         for query in &self.queries {
-            say!("query    {query}");
+            print_line!("query    {query}");
         }
         if let Ok(score) = &self.result {
             for (name, value) in &score.metrics {
-                say!("{name:20} {value}");
+                print_line!("{name:20} {value}");
             }
-            say!("reward   {}", score.reward.get());
+            print_line!("reward   {}", score.reward.get());
         }
     }
 }
@@ -251,25 +257,25 @@ impl Scored {
 fn score(
     plan: &RunPlan,
     native: Option<Arc<dyn Environment>>,
-    env: &EnvChoice,
+    env: &EnvArgs,
     index: u64,
     answer: &str,
-) -> Result<Scored, Fault> {
+) -> Result<CompletionScore, CommandError> {
     // Shadows are kept somewhere while they measure.
-    let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(Exit::Failed)?;
+    let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
     let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
     let environment = match native {
         Some(environment) => environment,
         None => assemble::components(plan, &ready)?.remove(0).environment,
     };
     check_index(env, &*environment, index)?;
-    let shadow = assemble::shadow(plan, &ready, [&*environment], StartFrom::Base);
+    let shadow = assemble::shadow(plan, &ready, [&*environment], ShadowStart::Base);
     super::system().block_on(async {
-        let sampler = ready.service.base_sampler().await.or_exit(Exit::Unavailable)?;
-        let queries = Arc::new(Queries::default().with_service(ready.service.clone()));
-        let _measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
-        let oracle = Recorder {
-            inner: Interviewer::new(sampler, queries, None),
+        let sampler = ready.service.base_sampler().await.or_exit(ProcessExit::Unavailable)?;
+        let queries = Arc::new(QueryBudget::default().with_service(ready.service.clone()));
+        let _measuring = shadow.map(|shadow| StandaloneShadowTrainer::start(shadow, &queries));
+        let oracle = RecordingOracle {
+            inner: LogprobOracle::new(sampler, queries, None),
             tokenizer: ready.tokenizer.clone(),
             queries: Mutex::default(),
         };
@@ -278,12 +284,17 @@ fn score(
         let turn = Turn {
             prompt: ready.renderer.prompt(&item.prompt).into(),
             // Nobody sampled it, so there is nothing to say about how likely it was.
-            answer: Sampled { logprobs: vec![0.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None },
+            completion: Completion {
+                logprobs: vec![0.0; tokens.len()],
+                tokens,
+                stop: StopReason::Stop,
+                topk: None,
+            },
             text: answer.to_owned(),
             complete: true,
         };
-        let episode = Episode {
-            id: EpisodeId { group: GroupId(0), member: 0 },
+        let rollout = Rollout {
+            id: RolloutId { group: GroupId(0), member: 0 },
             item: ItemKey { component: 0, item: index },
             policy: PolicyVersion(0),
             turns: vec![turn],
@@ -292,46 +303,47 @@ fn score(
         let renderer = &*ready.renderer;
         let said: Vec<Message> = item.prompt.iter().cloned().chain([Message::assistant(answer)]).collect();
         // A Python package says so itself, when it is played.
-        if environment.conductor().is_none()
-            && let Ok(Reply::Continue(_)) = environment.reply(&item, &said).await
+        if environment.self_driven().is_none()
+            && let Ok(EnvironmentReply::Continue(_)) = environment.reply(&item, &said).await
         {
             let why = anyhow!(
                 "{} has more turns after this completion: only a run generates and scores all of them",
                 env.name
             );
-            return Err(why).or_exit(Exit::Config);
+            return Err(why).or_exit(ProcessExit::Config);
         }
-        let result =
-            environment.score(Scene { item: &item, episode: &episode, renderer, oracle: &oracle }).await;
+        let result = environment
+            .score(ScoringContext { item: &item, rollout: &rollout, renderer, oracle: &oracle })
+            .await;
         let queries = oracle.queries.into_inner().unwrap_or_else(PoisonError::into_inner);
         let parse = environment.parse(&item, answer);
-        Ok(Scored { answer: answer.to_owned(), parse, result, queries })
+        Ok(CompletionScore { answer: answer.to_owned(), parse, result, queries })
     })
 }
 
 /// Remembers what was asked, and what was answered.
-struct Recorder {
-    inner: Interviewer,
+struct RecordingOracle {
+    inner: LogprobOracle,
     tokenizer: Arc<dyn Tokenizer>,
     queries: Mutex<Vec<Value>>,
 }
 
-impl Recorder {
+impl RecordingOracle {
     fn note(&self, query: Value) {
         self.queries.lock().unwrap_or_else(PoisonError::into_inner).push(query);
     }
 }
 
 #[async_trait]
-impl Oracle for Recorder {
-    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+impl Oracle for RecordingOracle {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
         let answer = self.inner.logprobs(prefix, target).await?;
         self.note(json!({ "prefix": before, "target": after, "logprobs": &*answer }));
         Ok(answer)
     }
 
-    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
         let before = self.tokenizer.decode(&prefix);
         let answer = self.inner.next_tokens(prefix, k).await?;
         let next: Vec<_> = answer.iter().map(|(token, lp)| (self.tokenizer.decode(&[*token]), lp)).collect();
@@ -339,7 +351,12 @@ impl Oracle for Recorder {
         Ok(answer)
     }
 
-    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
+    async fn logprob_delta(
+        &self,
+        text: Datum,
+        prefix: Arc<[Token]>,
+        target: Arc<[Token]>,
+    ) -> Result<LogprobDelta, RewardError> {
         let learnt: Vec<Token> = match text.inputs() {
             LossInputs::Weights(weights) => {
                 let learnt = text.targets().iter().zip(weights).filter(|(_, weight)| **weight > 0.0);
@@ -349,7 +366,7 @@ impl Oracle for Recorder {
         };
         let learnt = self.tokenizer.decode(&learnt);
         let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
-        let shift = self.inner.shift(text, prefix, target).await?;
+        let shift = self.inner.logprob_delta(text, prefix, target).await?;
         self.note(json!({
             "prefix": before,
             "target": after,
@@ -360,11 +377,11 @@ impl Oracle for Recorder {
         Ok(shift)
     }
 
-    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
-        self.inner.borrow_adapter().await
+    async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
+        self.inner.lease_adapter().await
     }
 
-    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
         self.inner.frozen(weights).await
     }
 }

@@ -1,21 +1,19 @@
 //! `minds-actors eval`: measures weights on environments, without training them.
 
-use super::{progress, say};
-use crate::assemble::{self, Measuring};
+use super::{print_line, progress};
+use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli;
 use crate::config::plan::ShadowFrom;
-use crate::config::{RunPlan, Variables};
-use crate::exit::{Exit, Fault, OrExit};
+use crate::config::{ProcessVariables, RunPlan};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
 use minds_core::reward::Metrics;
 use minds_stages::evaluator::{Evaluation, Evaluator};
-use minds_stages::line::StartFrom;
-use minds_stages::names;
-use minds_stages::policy::Policy;
-use minds_stages::queries::Queries;
-use minds_stages::shadow_trainer::Origin;
+use minds_stages::pipeline::ShadowStart;
+use minds_stages::policy::{Policy, QueryBudget, ShadowOrigin};
+use minds_stages::telemetry::names;
 use minds_tinker::types::FinishReason;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -25,16 +23,16 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// The config or the checkpoint is wrong (2), the model or the service cannot be had (3), or an environment has no
-/// episode with a reward (1).
-pub fn run(command: &cli::Eval) -> Result<(), Fault> {
-    let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
-    let mut plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
-    let Weights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
+/// rollout with a reward (1).
+pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
+    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
+    let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
+    let EvaluatedWeights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;
     let states = match states {
         // Shadows are kept somewhere while they measure.
         None => {
-            scratch = tempfile::tempdir().context("failed to make a folder").or_exit(Exit::Failed)?;
+            scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
             Some(scratch.path().to_owned())
         }
         states => states,
@@ -50,14 +48,14 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
         components.retain(|c| c.weight == 0.0);
     }
     let asked = components.iter().map(|c| &*c.environment);
-    let shadow = assemble::shadow(&plan, &ready, asked, StartFrom::Base);
+    let shadow = assemble::shadow(&plan, &ready, asked, ShadowStart::Base);
     let follows = shadow.is_some() && plan.shadow_from == ShadowFrom::Policy;
     if let (true, Some(path), None) = (follows, &path, &state) {
         return Err(anyhow!(
             "--checkpoint {path}: these are weights to sample from, and the rewards ask what a training step would \
              change: name the run's folder, or use `--set shadow.from=base`"
         ))
-        .or_exit(Exit::Config);
+        .or_exit(ProcessExit::Config);
     }
     let components = components.into_iter().map(Arc::new).collect();
     let evaluation = super::system().block_on(async {
@@ -67,13 +65,13 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
             }
             None => ready.service.base_sampler().await.context("failed to sample from the base model"),
         };
-        let sampler = sampler.or_exit(Exit::Unavailable)?;
-        let queries = Arc::new(Queries::new(plan.queries).with_service(ready.service.clone()));
-        let origin = state.filter(|_| follows).map(|path| Origin::kept(path, sampler.clone()));
+        let sampler = sampler.or_exit(ProcessExit::Unavailable)?;
+        let queries = Arc::new(QueryBudget::new(plan.queries).with_service(ready.service.clone()));
+        let origin = state.filter(|_| follows).map(|path| ShadowOrigin::kept(path, sampler.clone()));
         let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
-        let judge = assemble::judge(&plan, &ready).await.or_exit(Exit::Unavailable)?;
+        let judge = assemble::oracle(&plan, &ready).await.or_exit(ProcessExit::Unavailable)?;
         let options = assemble::evaluation(&plan);
-        let measuring = shadow.map(|shadow| Measuring::start(shadow, &queries));
+        let measuring = shadow.map(|shadow| StandaloneShadowTrainer::start(shadow, &queries));
         let evaluator =
             Evaluator::new(options, components, plan.seed, assemble::retry(&plan), judge, &queries);
         let evaluation = evaluator.evaluate(&policy).await;
@@ -84,15 +82,15 @@ pub fn run(command: &cli::Eval) -> Result<(), Fault> {
     })?;
     ready.close(FinishReason::Success);
     if command.json {
-        say!("{}", json!({ "checkpoint": path, "step": step, "metrics": evaluation.metrics }));
+        print_line!("{}", json!({ "checkpoint": path, "step": step, "metrics": evaluation.metrics }));
     } else {
         show(&evaluation);
     }
     match unmeasured(&evaluation.metrics) {
         None => Ok(()),
         Some(name) => {
-            let why = anyhow!("{name} was not measured: no episode has a reward; the warnings above say why");
-            Err(why).or_exit(Exit::Failed)
+            let why = anyhow!("{name} was not measured: no rollout has a reward; the warnings above say why");
+            Err(why).or_exit(ProcessExit::Failed)
         }
     }
 }
@@ -112,7 +110,7 @@ pub fn show(evaluation: &Evaluation) {
     let metrics = &evaluation.metrics;
     for name in names(metrics) {
         let get = |key: &str| metrics.get(&format!("{name}/{key}")).copied().unwrap_or(f64::NAN);
-        say!(
+        print_line!(
             "eval {:<7} {name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
             evaluation.step,
             get(names::EVAL_REWARD),
@@ -125,7 +123,7 @@ pub fn show(evaluation: &Evaluation) {
 }
 
 /// Which weights, and where an embedded engine finds them.
-struct Weights {
+struct EvaluatedWeights {
     step: u64,
     path: Option<String>,
     /// The same weights for adapters, where a run tells it.
@@ -133,22 +131,22 @@ struct Weights {
     states: Option<PathBuf>,
 }
 
-fn weights(written: Option<&str>) -> Result<Weights, Fault> {
+fn weights(written: Option<&str>) -> Result<EvaluatedWeights, CommandError> {
     match written {
-        None => Ok(Weights { step: 0, path: None, state: None, states: None }),
+        None => Ok(EvaluatedWeights { step: 0, path: None, state: None, states: None }),
         Some(path) if path.starts_with("tinker://") => {
-            Ok(Weights { step: 0, path: Some(path.into()), state: None, states: None })
+            Ok(EvaluatedWeights { step: 0, path: Some(path.into()), state: None, states: None })
         }
         Some(folder) => {
             let folder = Path::new(folder);
-            let last = last_checkpoint(folder).or_exit(Exit::Config)?;
+            let last = last_checkpoint(folder).or_exit(ProcessExit::Config)?;
             let none = || {
                 anyhow!("--checkpoint {}: the run has no checkpoint with sampler weights", folder.display())
             };
-            let last = last.ok_or_else(none).or_exit(Exit::Config)?;
-            let path = last.sampler_path.ok_or_else(none).or_exit(Exit::Config)?;
+            let last = last.ok_or_else(none).or_exit(ProcessExit::Config)?;
+            let path = last.sampler_path.ok_or_else(none).or_exit(ProcessExit::Config)?;
             let (state, states) = (Some(last.state_path), Some(folder.join("weights")));
-            Ok(Weights { step: last.step, path: Some(path), state, states })
+            Ok(EvaluatedWeights { step: last.step, path: Some(path), state, states })
         }
     }
 }

@@ -15,10 +15,10 @@ pub mod signals;
 pub mod simulate;
 
 /// Prints a line for people.
-macro_rules! say {
+macro_rules! print_line {
     ($($text:tt)*) => { $crate::terminal::line(format_args!($($text)*)) };
 }
-pub(crate) use say;
+pub(crate) use print_line;
 
 /// What actors live in, with threads for everything else. From here on, SIGUSR1 asks and does not end the process.
 fn system() -> actix::SystemRunner {
@@ -29,6 +29,6 @@ fn system() -> actix::SystemRunner {
             .build()
             .expect("the operating system refused threads for the runtime")
     });
-    system.block_on(async { signals::expect_questions() });
+    system.block_on(async { signals::ignore_user_signal() });
     system
 }

@@ -1,39 +1,39 @@
 //! `minds-actors models`: what is in the cache, and fetching ahead of a run.
 
-use super::{progress, say};
-use crate::cli::Models;
-use crate::exit::{Exit, Fault, OrExit};
+use super::{print_line, progress};
+use crate::cli::ModelsCommand;
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use indicatif::HumanBytes;
-use minds_models::{Cache, KNOWN_MODELS, Origin, TINY_RANDOM, resolve};
+use minds_models::{KNOWN_MODELS, ModelCache, ModelOrigin, TINY_RANDOM, resolve};
 
 /// Runs the command.
 ///
 /// # Errors
 /// The cache cannot be read, or the model cannot be had.
-pub fn run(command: &Models) -> Result<(), Fault> {
-    let cache = Cache::from_env();
+pub fn run(command: &ModelsCommand) -> Result<(), CommandError> {
+    let cache = ModelCache::from_env();
     match command {
-        Models::List => {
-            let cached = cache.list().or_exit(Exit::Unavailable)?;
-            say!("in the cache {}:", cache.root().or_exit(Exit::Unavailable)?.display());
+        ModelsCommand::List => {
+            let cached = cache.list().or_exit(ProcessExit::Unavailable)?;
+            print_line!("in the cache {}:", cache.root().or_exit(ProcessExit::Unavailable)?.display());
             for model in &cached {
                 let origin = match &model.origin {
-                    Origin::Hub { commit } => format!("hub, commit {commit}"),
-                    Origin::Pypi { package } => format!("Python package {package}"),
+                    ModelOrigin::Hub { commit } => format!("hub, commit {commit}"),
+                    ModelOrigin::Pypi { package } => format!("Python package {package}"),
                 };
-                say!("  {}  {}  {origin}", model.name, HumanBytes(model.bytes));
+                print_line!("  {}  {}  {origin}", model.name, HumanBytes(model.bytes));
             }
             if cached.is_empty() {
-                say!("  nothing yet");
+                print_line!("  nothing yet");
             }
-            say!("known by name, without the hub:");
+            print_line!("known by name, without the hub:");
             for model in KNOWN_MODELS {
-                say!("  {}", model.name);
+                print_line!("  {}", model.name);
             }
-            say!("  {TINY_RANDOM}  (seeded random weights, no file)");
+            print_line!("  {TINY_RANDOM}  (seeded random weights, no file)");
         }
-        Models::Fetch { name } => {
-            resolve(name, &cache, &progress::bars()).or_exit(Exit::Unavailable)?;
+        ModelsCommand::Fetch { name } => {
+            resolve(name, &cache, &progress::bars()).or_exit(ProcessExit::Unavailable)?;
         }
     }
     Ok(())

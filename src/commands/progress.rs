@@ -2,18 +2,18 @@
 
 use crate::terminal;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use minds_models::{Progress, Step};
+use minds_models::{FetchProgress, FetchStep};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A progress that draws on standard error.
 #[must_use]
-pub fn bars() -> Progress {
+pub fn bars() -> FetchProgress {
     let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
     Arc::new(move |step| {
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
         match step {
-            Step::Waiting => tell("another process is fetching the same model, waiting for it"),
-            Step::Trying { way, total } => {
+            FetchStep::Waiting => tell("another process is fetching the same model, waiting for it"),
+            FetchStep::Trying { way, total } => {
                 let new = ProgressBar::new(total.unwrap_or(0)).with_style(style());
                 new.set_message(format!("fetching from {way}"));
                 if new.is_hidden() {
@@ -21,19 +21,19 @@ pub fn bars() -> Progress {
                 }
                 *bar = Some(new);
             }
-            Step::Received { done, total } => {
+            FetchStep::Received { done, total } => {
                 if let Some(bar) = &*bar {
                     bar.set_length(total);
                     bar.set_position(done);
                 }
             }
-            Step::Failed(attempt) => {
+            FetchStep::Failed(attempt) => {
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                 }
                 tell(&attempt.to_string());
             }
-            Step::Ready(model) => {
+            FetchStep::Ready(model) => {
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                 }

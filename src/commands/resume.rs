@@ -1,12 +1,12 @@
 //! Where a run lives, and from which of its states it goes on.
 
-use crate::assemble::Ready;
-use crate::cli::{Going, Resume};
+use crate::assemble::ModelService;
+use crate::cli::{ResumeArgs, ResumeMode};
 use crate::config::RunPlan;
-use crate::exit::{Exit, Fault, OrExit};
-use crate::run_folder::{self, RunFolder, Terms};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::{self, ResumeTerms, RunFolder};
 use anyhow::{Context as _, anyhow};
-use minds_core::backend::{BackendError, TrainingBackend};
+use minds_core::service::{BackendError, TrainingBackend};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,28 +14,28 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// There is none such, or it may not be used.
-pub fn open(plan: &RunPlan, going: &Going) -> Result<RunFolder, Fault> {
+pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError> {
     let runs = PathBuf::from("outputs").join(&plan.stem);
-    let path = match (&plan.output_dir, going.resume) {
-        (Some(named), Resume::Latest) => {
+    let path = match (&plan.output_dir, args.resume) {
+        (Some(named), ResumeMode::Latest) => {
             let why =
                 format!("--resume latest looks under {}, and {} is named", runs.display(), named.display());
-            return Err(anyhow!("{why}: leave one of them out")).or_exit(Exit::Config);
+            return Err(anyhow!("{why}: leave one of them out")).or_exit(ProcessExit::Config);
         }
         (Some(named), _) => named.clone(),
-        (None, Resume::Latest) => latest(plan, &runs).or_exit(Exit::Config)?,
-        (None, Resume::Auto | Resume::Never) => {
+        (None, ResumeMode::Latest) => latest(plan, &runs).or_exit(ProcessExit::Config)?,
+        (None, ResumeMode::Auto | ResumeMode::Never) => {
             let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
             let names = std::iter::once(time.clone()).chain((2..).map(|n| format!("{time}-{n}")));
             names.map(|name| runs.join(name)).find(|path| !path.exists()).expect("the names never end")
         }
     };
-    let terms = match (going.resume, going.force) {
-        (Resume::Never, _) => Terms::New,
-        (_, true) => Terms::AnyConfig,
-        (_, false) => Terms::SameConfig,
+    let terms = match (args.resume, args.force) {
+        (ResumeMode::Never, _) => ResumeTerms::New,
+        (_, true) => ResumeTerms::AnyConfig,
+        (_, false) => ResumeTerms::SameConfig,
     };
-    let folder = RunFolder::open(&path, &plan.resolved, terms).or_exit(Exit::Config)?;
+    let folder = RunFolder::open(&path, &plan.resolved, terms).or_exit(ProcessExit::Config)?;
     Ok(if plan.tensorboard { folder.with_tensorboard() } else { folder })
 }
 
@@ -60,7 +60,7 @@ fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
 /// The service is not there, or has none of the states.
 pub async fn adapter(
     plan: &RunPlan,
-    ready: &Ready,
+    ready: &ModelService,
     folder: &mut RunFolder,
 ) -> anyhow::Result<Arc<dyn TrainingBackend>> {
     let make = || ready.service.create_training(plan.lora.clone());
@@ -71,7 +71,7 @@ pub async fn adapter(
         match training.load_state(path, true).await {
             Ok(()) => {
                 if first.is_some() {
-                    folder.go_back(place)?;
+                    folder.roll_back(place)?;
                 }
                 return Ok(training);
             }

@@ -1,12 +1,12 @@
 //! `minds-actors serve`: the embedded engine behind the Tinker API.
 
-use super::signals::{Asked, Signals};
-use super::{progress, say};
+use super::signals::{SignalRequest, Signals};
+use super::{print_line, progress};
 use crate::assemble;
 use crate::cli;
-use crate::exit::{Exit, Fault, OrExit};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::{Context as _, anyhow};
-use minds_engine::local::LocalService;
+use minds_engine::embedded::EmbeddedService;
 use minds_engine::runtime::EngineOptions;
 use minds_engine::server::{ApiKey, ServerOptions, serve};
 use std::time::{Duration, SystemTime};
@@ -18,11 +18,11 @@ const LAST_WRITES: Duration = Duration::from_secs(1);
 /// Runs the command.
 ///
 /// # Errors
-/// See [`Exit`].
-pub fn run(command: &cli::Serve) -> Result<(), Fault> {
+/// See [`ProcessExit`].
+pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
     let mib = |mib: std::num::NonZeroUsize| mib.get().saturating_mul(1 << 20);
     let options = ServerOptions {
-        api_key: api_key(command, &|name| std::env::var(name).ok()).or_exit(Exit::Config)?,
+        api_key: api_key(command, &|name| std::env::var(name).ok()).or_exit(ProcessExit::Config)?,
         adapter_bytes: mib(command.adapter_mib),
         sampler_bytes: mib(command.sampler_mib),
         session_idle: Duration::from_secs(60 * command.session_minutes.get() as u64),
@@ -33,12 +33,12 @@ pub fn run(command: &cli::Serve) -> Result<(), Fault> {
         .enable_all()
         .build()
         .context("failed to start the threads that answer")
-        .or_exit(Exit::Failed)?;
+        .or_exit(ProcessExit::Failed)?;
     // A taken address is found before a model is fetched.
     let listener = runtime
         .block_on(TcpListener::bind(command.addr))
         .with_context(|| format!("failed to listen at {}", command.addr))
-        .or_exit(Exit::Unavailable)?;
+        .or_exit(ProcessExit::Unavailable)?;
     let (model, tokenizer) = assemble::model(&command.model, command.seed, &progress::bars())?;
     let engine = EngineOptions {
         threads: command.threads,
@@ -46,28 +46,29 @@ pub fn run(command: &cli::Serve) -> Result<(), Fault> {
         // The server itself bounds what waits, and asks clients to come back.
         max_waiting: options.max_pending,
         seed: command.seed,
-        state_dir: Some(command.data.clone()),
+        checkpoint_dir: Some(command.data.clone()),
         ..EngineOptions::new(command.model.clone())
     };
-    let service = LocalService::start(model, Some(tokenizer), &engine).or_exit(Exit::Unavailable)?;
+    let service =
+        EmbeddedService::start(model, Some(tokenizer), &engine).or_exit(ProcessExit::Unavailable)?;
     let served = runtime.block_on(async {
-        let mut signals = Signals::listen().or_exit(Exit::Failed)?;
-        let address = listener.local_addr().or_exit(Exit::Failed)?;
-        say!("address      http://{address}");
-        say!("model        {}", command.model);
-        say!("data folder  {}", command.data.display());
-        say!("key          {}", key_line(command));
-        serve(listener, service, options, async move { while signals.next().await != Asked::Stop {} })
+        let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
+        let address = listener.local_addr().or_exit(ProcessExit::Failed)?;
+        print_line!("address      http://{address}");
+        print_line!("model        {}", command.model);
+        print_line!("data folder  {}", command.data.display());
+        print_line!("key          {}", key_line(command));
+        serve(listener, service, options, async move { while signals.next().await != SignalRequest::Stop {} })
             .await
             .context("failed to serve")
-            .or_exit(Exit::Failed)
+            .or_exit(ProcessExit::Failed)
     });
     runtime.shutdown_timeout(LAST_WRITES);
     served
 }
 
 /// The key that clients must send, if they must.
-fn api_key(command: &cli::Serve, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<ApiKey>> {
+fn api_key(command: &cli::ServeArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<ApiKey>> {
     match &command.api_key_env {
         Some(name) => {
             let key = env(name).and_then(|key| ApiKey::new(&key));
@@ -81,7 +82,7 @@ fn api_key(command: &cli::Serve, env: &dyn Fn(&str) -> Option<String>) -> anyhow
     }
 }
 
-fn key_line(command: &cli::Serve) -> String {
+fn key_line(command: &cli::ServeArgs) -> String {
     match &command.api_key_env {
         Some(name) => format!("the one in {name}"),
         None => "none".into(),

@@ -2,7 +2,7 @@
 //! own definitions.
 
 use crate::cli::Cli;
-use crate::exit::{Exit, Fault, OrExit};
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
@@ -19,7 +19,7 @@ const PLAIN: &str = "minds_actors";
 ///
 /// # Errors
 /// Standard output cannot be written to (1).
-pub fn completions(shell: Shell) -> Result<(), Fault> {
+pub fn completions(shell: Shell) -> Result<(), CommandError> {
     let mut text = Vec::new();
     if shell == Shell::Bash {
         // The script for bash calls the verbs of a name with a hyphen by two names; so it is made for one without.
@@ -35,22 +35,22 @@ pub fn completions(shell: Shell) -> Result<(), Fault> {
 ///
 /// # Errors
 /// It cannot be written (1).
-pub fn man(folder: Option<&Path>) -> Result<(), Fault> {
+pub fn man(folder: Option<&Path>) -> Result<(), CommandError> {
     let Some(folder) = folder else {
         let mut text = Vec::new();
-        Man::new(Cli::command()).render(&mut text).or_exit(Exit::Failed)?;
+        Man::new(Cli::command()).render(&mut text).or_exit(ProcessExit::Failed)?;
         return print(&text);
     };
     let written =
         std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
-    written.with_context(|| format!("failed to write into {}", folder.display())).or_exit(Exit::Failed)
+    written.with_context(|| format!("failed to write into {}", folder.display())).or_exit(ProcessExit::Failed)
 }
 
 /// A reader that has seen enough is no failure.
-fn print(text: &[u8]) -> Result<(), Fault> {
+fn print(text: &[u8]) -> Result<(), CommandError> {
     match io::stdout().write_all(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("failed to write to standard output").or_exit(Exit::Failed)
+            Err(error).context("failed to write to standard output").or_exit(ProcessExit::Failed)
         }
         _ => Ok(()),
     }

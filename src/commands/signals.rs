@@ -4,7 +4,7 @@ use anyhow::Context as _;
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum SignalRequest {
     /// Ctrl-C, SIGTERM, or the end of the terminal.
     Stop,
     /// SIGUSR1: say what waits for what.
@@ -21,7 +21,7 @@ pub struct Signals {
 
 /// From now on, a question for a report does not end the process while it is setting up: there is nothing to report yet.
 /// Must be called in a runtime.
-pub fn expect_questions() {
+pub fn ignore_user_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     // Once listened to, a signal keeps its new meaning for the life of the process.
     drop(signal(SignalKind::user_defined1()));
@@ -43,12 +43,12 @@ impl Signals {
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) -> Asked {
+    pub async fn next(&mut self) -> SignalRequest {
         tokio::select! {
-            _ = self.interrupt.recv() => Asked::Stop,
-            _ = self.terminate.recv() => Asked::Stop,
-            _ = self.hangup.recv() => Asked::Stop,
-            _ = self.user.recv() => Asked::Report,
+            _ = self.interrupt.recv() => SignalRequest::Stop,
+            _ = self.terminate.recv() => SignalRequest::Stop,
+            _ = self.hangup.recv() => SignalRequest::Stop,
+            _ = self.user.recv() => SignalRequest::Report,
         }
     }
 }

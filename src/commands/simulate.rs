@@ -1,10 +1,10 @@
 //! `minds-actors simulate`: plays a config's line in virtual time and says how close to its bound it runs.
 
-use super::say;
+use super::print_line;
 use crate::cli;
-use crate::config::{RunPlan, Variables};
-use crate::exit::{Exit, Fault, OrExit};
-use crate::simulate::{self, Log, Outcome};
+use crate::config::{ProcessVariables, RunPlan};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::simulate::{self, EventLog, SimulationSummary};
 use anyhow::Context as _;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,30 +14,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// # Errors
 /// The config is wrong (2), or the run failed or the events cannot be written (1).
-pub fn run(command: &cli::Simulate) -> Result<(), Fault> {
-    let config = cli::Run::of(command.config.clone(), command.set.clone(), command.seed);
-    let mut plan = RunPlan::load(&config, &Variables::of_process()).or_exit(Exit::Config)?;
+pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
+    let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
+    let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps.get();
     }
     let events = command.events.as_ref().map(|path| {
         let file = File::create(path).with_context(|| format!("failed to write {}", path.display()));
-        file.or_exit(Exit::Failed).map(|file| Shared(Arc::new(Mutex::new(BufWriter::new(file)))))
+        file.or_exit(ProcessExit::Failed)
+            .map(|file| SharedEventFile(Arc::new(Mutex::new(BufWriter::new(file)))))
     });
     let events = events.transpose()?;
-    let outcome = system().block_on(async {
+    let summary = system().block_on(async {
         let to = events.clone().map(|events| Box::new(events) as Box<dyn Write + Send>);
-        simulate::play(&plan, Log::new(to)).await
+        simulate::run(&plan, EventLog::new(to)).await
     });
     if let (Some(mut events), Some(path)) = (events, &command.events) {
         let written = events.flush().with_context(|| format!("failed to write {}", path.display()));
-        written.or_exit(Exit::Failed)?;
+        written.or_exit(ProcessExit::Failed)?;
     }
-    let outcome = outcome.context("the simulated run failed").or_exit(Exit::Failed)?;
+    let summary = summary.context("the simulated run failed").or_exit(ProcessExit::Failed)?;
     if command.json {
-        say!("{}", outcome.to_json());
+        print_line!("{}", summary.to_json());
     } else {
-        show(&plan, &outcome);
+        show(&plan, &summary);
     }
     Ok(())
 }
@@ -53,52 +54,55 @@ fn system() -> actix::SystemRunner {
     })
 }
 
-fn show(plan: &RunPlan, outcome: &Outcome) {
+fn show(plan: &RunPlan, summary: &SimulationSummary) {
     let credits = crate::assemble::options(plan).credits();
-    say!(
+    print_line!(
         "simulated    {} steps of {} groups of {}, {credits} credits: {:.0} s of virtual time",
-        outcome.steps,
-        plan.pace.groups_per_batch,
+        summary.steps,
+        plan.batching.groups_per_batch,
         plan.group_size,
-        outcome.seconds
+        summary.seconds
     );
     let number = |number: Option<f64>, digits: usize| match number {
         Some(number) => format!("{number:.digits$}"),
         None => "–".into(),
     };
-    say!("step         {:.3} s, {} samples/s", outcome.step_s, number(outcome.samples_per_s, 2));
+    print_line!("step         {:.3} s, {} samples/s", summary.step_s, number(summary.samples_per_s, 2));
     let parts: Vec<String> =
-        outcome.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
-    say!(
+        summary.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
+    print_line!(
         "bound        {:.3} s, set by {} ({})",
-        outcome.bound.step(),
-        outcome.bound.cause().unwrap_or("nothing"),
+        summary.bound.step(),
+        summary.bound.cause().unwrap_or("nothing"),
         parts.join(", ")
     );
-    say!("efficiency   {} of the bound", number(outcome.efficiency(), 3));
-    say!("training     {} % of the time", number(outcome.training_share.map(|share| 100.0 * share), 0));
-    say!(
+    print_line!("efficiency   {} of the bound", number(summary.efficiency(), 3));
+    print_line!(
+        "training     {} % of the time",
+        number(summary.training_share.map(|share| 100.0 * share), 0)
+    );
+    print_line!(
         "staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most",
-        outcome.staleness.mean(),
-        outcome.staleness.percentile(0.5),
-        outcome.staleness.percentile(0.99),
-        outcome.staleness.percentile(1.0)
+        summary.staleness.mean(),
+        summary.staleness.percentile(0.5),
+        summary.staleness.percentile(0.99),
+        summary.staleness.percentile(1.0)
     );
-    say!(
+    print_line!(
         "stragglers   hold the trainer up for {} % of the time",
-        number(outcome.held_share.map(|share| 100.0 * share), 1)
+        number(summary.held_share.map(|share| 100.0 * share), 1)
     );
-    for lane in &outcome.lanes {
-        say!(
-            "lane         {:<9} {:.1} on average, {} at most, of {}",
-            lane.name,
-            lane.mean,
-            lane.most,
-            lane.capacity
+    for mailbox in &summary.mailboxes {
+        print_line!(
+            "mailbox      {:<9} {:.1} on average, {} at most, of {}",
+            mailbox.name,
+            mailbox.mean,
+            mailbox.most,
+            mailbox.capacity
         );
     }
-    let groups = &outcome.groups;
-    say!(
+    let groups = &summary.groups;
+    print_line!(
         "groups       {} opened, {} trained, {} filtered, {} dropped, {} failed",
         groups.opened,
         groups.trained,
@@ -106,30 +110,30 @@ fn show(plan: &RunPlan, outcome: &Outcome) {
         groups.dropped,
         groups.failed
     );
-    let faults = &outcome.faults;
-    say!(
+    let faults = &summary.faults;
+    print_line!(
         "faults       {} requests failed, {} were never answered, {} samples without a number, {} rewards missing",
         faults.failed,
         faults.hung,
         faults.not_finite,
         faults.missing
     );
-    if outcome.efficiency().is_none() {
-        say!(
+    if summary.efficiency().is_none() {
+        print_line!(
             "note         the steps took no time, so nothing can be told per second: give `[simulate]` times that \
              are not 0"
         );
     }
     for warning in &plan.warnings {
-        say!("note         {warning}");
+        print_line!("note         {warning}");
     }
 }
 
 /// A file that is flushed by its owner when its writer has gone.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<BufWriter<File>>>);
+struct SharedEventFile(Arc<Mutex<BufWriter<File>>>);
 
-impl Write for Shared {
+impl Write for SharedEventFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
     }

@@ -1,7 +1,7 @@
 //! What the config says of environments: which there are, their shares, and how those that are Python packages are run.
 
 use super::choose;
-use super::file::{ConfigFile, Env};
+use super::file::{ConfigFile, EnvConfig};
 use minds_environments::worker::{BadReward, PythonOptions};
 use minds_tinker::client::API_KEY_ENV;
 use std::num::NonZeroUsize;
@@ -34,7 +34,7 @@ pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("fail", BadReward::Fail)
 
 /// The environments of a config; an error is a key and its problem.
 pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
-    let all: Vec<Env> = match (&file.envs[..], &file.env) {
+    let all: Vec<EnvConfig> = match (&file.envs[..], &file.env) {
         ([_, ..], Some(_)) => {
             let problem = "stands beside [[envs]]: use one of them".into();
             return Err(("env".into(), problem));
@@ -96,7 +96,7 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
     Ok(plans)
 }
 
-fn options(file: &ConfigFile, env: &Env, seed: u64) -> Result<PythonOptions, (&'static str, String)> {
+fn options(file: &ConfigFile, env: &EnvConfig, seed: u64) -> Result<PythonOptions, (&'static str, String)> {
     let zero = || "is 0, it must be at least 1".to_owned();
     let count = |key: &'static str, written: Option<usize>| match written.map(NonZeroUsize::new) {
         Some(None) => Err((key, zero())),

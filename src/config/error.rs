@@ -22,13 +22,13 @@ pub enum ConfigError {
         /// The key, what stands there and what would be right.
         message: String,
         /// The line.
-        excerpt: Option<Excerpt>,
+        excerpt: Option<ConfigExcerpt>,
     },
 }
 
 /// A line of a file with a part of it underlined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excerpt {
+pub struct ConfigExcerpt {
     /// Its number, from 1.
     pub line: usize,
     /// The line.
@@ -39,7 +39,7 @@ pub struct Excerpt {
     pub length: usize,
 }
 
-impl fmt::Display for Excerpt {
+impl fmt::Display for ConfigExcerpt {
     /// As a compiler shows it, from a new line on.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.line.to_string();
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn an_excerpt_points_at_its_part() {
-        let excerpt = Excerpt { line: 12, text: "seed = -1".into(), before: 7, length: 2 };
+        let excerpt = ConfigExcerpt { line: 12, text: "seed = -1".into(), before: 7, length: 2 };
         assert_eq!(excerpt.to_string(), "\n   |\n12 | seed = -1\n   |        ^^");
     }
 }

@@ -15,51 +15,51 @@ pub struct ConfigFile {
     /// The run folder.
     pub output_dir: Option<PathBuf>,
     /// The environment.
-    pub env: Option<Env>,
+    pub env: Option<EnvConfig>,
     /// A mixture of environments; if there are any, `env` is not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub envs: Vec<Env>,
+    pub envs: Vec<EnvConfig>,
     /// Batches and steps.
     #[serde(default)]
-    pub trainer: Trainer,
+    pub trainer: TrainerConfig,
     /// What is trained.
-    pub model: Option<Model>,
+    pub model: Option<BaseModelConfig>,
     /// Who computes.
     #[serde(default)]
-    pub tinker: Tinker,
+    pub tinker: TinkerConfig,
     /// The optimizer beyond its learning rate.
     #[serde(default)]
-    pub optim: Optim,
+    pub optim: OptimConfig,
     /// Rewards.
     #[serde(default)]
-    pub scorer: Scorer,
+    pub scorer: ScorerConfig,
     /// Measured gradient steps.
     #[serde(default)]
-    pub shadow: Shadow,
+    pub shadow: ShadowConfig,
     /// Evaluations.
     #[serde(default)]
-    pub eval: Eval,
+    pub eval: EvalConfig,
     /// The run as a whole.
     #[serde(default)]
-    pub run: Run,
+    pub run: RunConfig,
     /// What is written down.
     #[serde(default)]
-    pub log: Log,
+    pub log: LogConfig,
     /// The embedded engine.
     #[serde(default)]
-    pub engine: Engine,
+    pub engine: EngineConfig,
     /// Where the run can be looked at. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
-    pub metrics: Metrics,
+    pub metrics: MetricsConfig,
     /// What `simulate` plays against. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
-    pub simulate: Simulate,
+    pub simulate: SimulateConfig,
 }
 
 /// `[run]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Run {
+pub struct RunConfig {
     /// Time after which it stops and saves.
     pub deadline: Option<String>,
     /// How long groups may go without an answer from a service, one that a reward asks for example.
@@ -69,7 +69,7 @@ pub struct Run {
 /// `[log]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Log {
+pub struct LogConfig {
     /// Whether TensorBoard finds the run's numbers in its folder.
     pub tensorboard: Option<bool>,
 }
@@ -77,7 +77,7 @@ pub struct Log {
 /// `[env]` and `[[envs]]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Env {
+pub struct EnvConfig {
     /// Name or path.
     pub id: String,
     /// Name in metrics.
@@ -108,7 +108,7 @@ pub struct Env {
 /// `[trainer]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Trainer {
+pub struct TrainerConfig {
     /// Rollouts per group.
     pub rollouts_per_example: Option<u32>,
     /// Groups per optimizer step.
@@ -172,13 +172,13 @@ pub struct Trainer {
     pub eval_every: Option<u64>,
     /// Sampling.
     #[serde(default)]
-    pub args: TrainerArgs,
+    pub args: SamplingConfig,
 }
 
 /// `[trainer.args]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct TrainerArgs {
+pub struct SamplingConfig {
     /// Most tokens per answer.
     pub max_new_tokens: Option<usize>,
     /// Softmax temperature.
@@ -192,7 +192,7 @@ pub struct TrainerArgs {
 /// `[model]`
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct BaseModelConfig {
     /// Name, folder, GGUF file or `tiny-random`.
     pub base_model: String,
     /// How the model reads conversations.
@@ -203,7 +203,7 @@ pub struct Model {
 /// `[tinker]`
 #[derive(Clone, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tinker {
+pub struct TinkerConfig {
     /// `embedded` or a server's address.
     pub base_url: Option<String>,
     /// The key itself. Never written anywhere.
@@ -219,9 +219,9 @@ pub struct Tinker {
     pub any_model: Option<bool>,
 }
 
-impl std::fmt::Debug for Tinker {
+impl std::fmt::Debug for TinkerConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tinker")
+        f.debug_struct("TinkerConfig")
             .field("base_url", &self.base_url)
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .field("api_key_env", &self.api_key_env)
@@ -235,7 +235,7 @@ impl std::fmt::Debug for Tinker {
 /// `[optim]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Optim {
+pub struct OptimConfig {
     /// Decay of the first moment.
     pub beta1: Option<f64>,
     /// Decay of the second moment.
@@ -259,7 +259,7 @@ pub struct Optim {
 /// `[scorer]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Scorer {
+pub struct ScorerConfig {
     /// Rewards computed at a time.
     pub workers: Option<usize>,
     /// Whose log-probs count.
@@ -275,7 +275,7 @@ pub struct Scorer {
 /// `[shadow]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shadow {
+pub struct ShadowConfig {
     /// Adapters for measuring, and so measurements at a time.
     pub adapters: Option<usize>,
     /// Their rank.
@@ -289,7 +289,7 @@ pub struct Shadow {
 /// `[eval]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Eval {
+pub struct EvalConfig {
     /// Episodes of each environment of weight 0.
     pub episodes: Option<u64>,
     /// Episodes under way at a time.
@@ -299,7 +299,7 @@ pub struct Eval {
 /// `[engine]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Engine {
+pub struct EngineConfig {
     /// Threads; the number of cores if not given.
     pub threads: Option<usize>,
     /// Memory for keys and values of sequences being sampled, in MiB.
@@ -311,7 +311,7 @@ pub struct Engine {
 /// `[metrics]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Metrics {
+pub struct MetricsConfig {
     /// Where Prometheus and browsers are answered: an address with its port, or `off`.
     pub addr: Option<String>,
     /// The environment variable with the token that others than this machine have to know.
@@ -321,27 +321,27 @@ pub struct Metrics {
 /// `[simulate]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Simulate {
+pub struct SimulateConfig {
     /// Optimizer steps.
     pub steps: Option<u64>,
     /// One sample.
-    pub sample: Option<Written>,
+    pub sample: Option<LatencyConfig>,
     /// Samples and queries that the service works on at a time.
     pub sampling_slots: Option<usize>,
     /// What one reward does on its own.
-    pub reward: Option<Written>,
+    pub reward: Option<LatencyConfig>,
     /// Log-prob queries of one reward.
     pub queries: Option<usize>,
     /// One of them.
-    pub query: Option<Written>,
+    pub query: Option<LatencyConfig>,
     /// A pass over a whole batch.
-    pub forward_backward: Option<Written>,
+    pub forward_backward: Option<LatencyConfig>,
     /// An optimizer step.
-    pub optim_step: Option<Written>,
+    pub optim_step: Option<LatencyConfig>,
     /// Making a sampler of new weights.
-    pub export: Option<Written>,
+    pub export: Option<LatencyConfig>,
     /// Saving a state.
-    pub save: Option<Written>,
+    pub save: Option<LatencyConfig>,
     /// Share of the requests for samples and log-probs that fail.
     pub failures: Option<f64>,
     /// Share of the requests for samples that are never answered.
@@ -352,7 +352,7 @@ pub struct Simulate {
     pub missing: Option<f64>,
     /// What goes wrong when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
+    pub faults: Vec<FaultConfig>,
 }
 
 /// A time in seconds, always the same or spread.
@@ -361,17 +361,17 @@ pub struct Simulate {
     untagged,
     expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
 )]
-pub enum Written {
+pub enum LatencyConfig {
     /// Always the same.
     Seconds(f64),
     /// Spread.
-    Spread(Spread),
+    Spread(LatencySpreadConfig),
 }
 
 /// A time that differs from case to case.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spread {
+pub struct LatencySpreadConfig {
     /// Its mean without the tail.
     pub mean: f64,
     /// Its distribution.
@@ -387,7 +387,7 @@ pub struct Spread {
 /// `[[simulate.faults]]`
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct FaultConfig {
     /// Seconds from the start.
     pub at_s: f64,
     /// Seconds that it lasts.

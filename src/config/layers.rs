@@ -2,8 +2,8 @@
 
 use super::error::ConfigError;
 use super::file::ConfigFile;
-use super::places::{Places, is_secret};
-use super::variables::Variables;
+use super::locations::{ConfigLocations, is_secret};
+use super::variables::ProcessVariables;
 use super::{overrides, schema};
 use crate::cli;
 use serde_path_to_error::deserialize;
@@ -16,49 +16,52 @@ const LONGEST_VALUE: usize = 40;
 ///
 /// # Errors
 /// See [`ConfigError`].
-pub(super) fn read(command: &cli::Run, variables: &Variables) -> Result<(ConfigFile, Places), ConfigError> {
+pub(super) fn read(
+    command: &cli::RunArgs,
+    variables: &ProcessVariables,
+) -> Result<(ConfigFile, ConfigLocations), ConfigError> {
     let path = &command.config;
     let text =
         std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-    let mut places = Places::new(path.display().to_string(), &text);
-    DeTable::parse(&text).map_err(|error| places.syntax(&error))?;
-    let mut table: toml::Table = text.parse().map_err(|error| places.syntax(&error))?;
-    variables.apply(&mut table, &mut places)?;
+    let mut locations = ConfigLocations::new(path.display().to_string(), &text);
+    DeTable::parse(&text).map_err(|error| locations.syntax(&error))?;
+    let mut table: toml::Table = text.parse().map_err(|error| locations.syntax(&error))?;
+    variables.apply(&mut table, &mut locations)?;
     for set in &command.set {
         let key = overrides::apply(&mut table, set)?;
-        places.give(&key, overrides::shown(set));
+        locations.give(&key, overrides::shown(set));
     }
-    let mut file = typed(table, &places)?;
+    let mut file = typed(table, &locations)?;
     if let Some(steps) = command.max_steps {
         file.trainer.total_batches = Some(steps);
-        places.give("trainer.total_batches", "--max-steps");
+        locations.give("trainer.total_batches", "--max-steps");
     }
     if let Some(seed) = command.seed {
         file.trainer.seed = Some(seed);
-        places.give("trainer.seed", "--seed");
+        locations.give("trainer.seed", "--seed");
     }
-    if let Some(deadline) = &command.going.deadline {
+    if let Some(deadline) = &command.resume_args.deadline {
         file.run.deadline = Some(deadline.clone());
-        places.give("run.deadline", "--deadline");
+        locations.give("run.deadline", "--deadline");
     }
     if let Some(dir) = &command.output_dir {
         file.output_dir = Some(dir.clone());
-        places.give("output_dir", "--output-dir");
+        locations.give("output_dir", "--output-dir");
     }
-    Ok((file, places))
+    Ok((file, locations))
 }
 
 /// The table with every key known and of its type.
-fn typed(table: toml::Table, places: &Places) -> Result<ConfigFile, ConfigError> {
+fn typed(table: toml::Table, locations: &ConfigLocations) -> Result<ConfigFile, ConfigError> {
     if let Some((key, message)) = schema::unknown_key(&table) {
-        return Err(places.unknown(&key, message));
+        return Err(locations.unknown(&key, message));
     }
     let table = toml::Value::Table(table);
     deserialize(table.clone()).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { "" } else { &path };
         let (key, problem) = explain(&table, path, error.inner().message());
-        places.wrong(&key, problem)
+        locations.wrong(&key, problem)
     })
 }
 
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     fn complaint(text: &str) -> String {
-        typed(text.parse().unwrap(), &Places::new("x.toml".into(), text)).unwrap_err().to_string()
+        typed(text.parse().unwrap(), &ConfigLocations::new("x.toml".into(), text)).unwrap_err().to_string()
     }
 
     #[test]

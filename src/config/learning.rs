@@ -21,10 +21,10 @@ pub(super) const ESTIMATORS: &[(&str, Estimator)] = &[
 const MOST_ROLLOUTS: u32 = 4096;
 
 /// A key and what is wrong with it.
-type Wrong = (String, String);
+type KeyProblem = (String, String);
 
 /// What is trained and how, decided.
-pub(super) struct Learning {
+pub(super) struct LearningPlan {
     /// Rollouts per group.
     pub group_size: NonZeroU32,
     /// The loss.
@@ -39,12 +39,12 @@ pub(super) struct Learning {
     pub sampling: SamplingParams,
 }
 
-impl Learning {
+impl LearningPlan {
     /// Decides.
     ///
     /// # Errors
     /// The key that is wrong, and what is wrong with it.
-    pub(super) fn decide(file: &ConfigFile, seed: u64) -> Result<Self, Wrong> {
+    pub(super) fn decide(file: &ConfigFile, seed: u64) -> Result<Self, KeyProblem> {
         let trainer = &file.trainer;
         let bad = |key: &str, problem: String| (key.to_owned(), problem);
         let group_size = trainer.rollouts_per_example.unwrap_or(4);
@@ -75,7 +75,7 @@ impl Learning {
     }
 }
 
-fn loss(file: &ConfigFile) -> Result<Loss, Wrong> {
+fn loss(file: &ConfigFile) -> Result<Loss, KeyProblem> {
     let name = file.trainer.loss_fn.as_deref().unwrap_or(LOSSES[0]);
     let loss = Loss::from_config(name, &file.trainer.loss_fn_config).map_err(|error| match error {
         LossError::Name(_) => {
@@ -93,7 +93,7 @@ fn loss(file: &ConfigFile) -> Result<Loss, Wrong> {
     Ok(loss)
 }
 
-fn adam(file: &ConfigFile) -> Result<AdamParams, Wrong> {
+fn adam(file: &ConfigFile) -> Result<AdamParams, KeyProblem> {
     let usual = AdamParams::default();
     let adam = AdamParams {
         learning_rate: file.trainer.learning_rate.unwrap_or(usual.learning_rate),
@@ -110,7 +110,7 @@ fn adam(file: &ConfigFile) -> Result<AdamParams, Wrong> {
     Ok(adam)
 }
 
-fn sampling(file: &ConfigFile) -> Result<SamplingParams, Wrong> {
+fn sampling(file: &ConfigFile) -> Result<SamplingParams, KeyProblem> {
     let args = &file.trainer.args;
     let bad = |key: &str, problem: String| (format!("trainer.args.{key}"), problem);
     let sampling = SamplingParams {

@@ -1,7 +1,7 @@
 //! Where the run can be looked at, and by whom.
 
-use super::file::Metrics;
-use super::variables::Variables;
+use super::file::MetricsConfig;
+use super::variables::ProcessVariables;
 use minds_tinker::client::Secret;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -27,7 +27,10 @@ pub struct MetricsPlan {
 
 impl MetricsPlan {
     /// Decides; an error is a key and its problem.
-    pub(super) fn decide(file: &Metrics, variables: &Variables) -> Result<Self, (&'static str, String)> {
+    pub(super) fn decide(
+        file: &MetricsConfig,
+        variables: &ProcessVariables,
+    ) -> Result<Self, (&'static str, String)> {
         let token = match &file.token_env {
             None => None,
             Some(variable) => {

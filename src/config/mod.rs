@@ -2,18 +2,18 @@
 //!
 //! [`file`] mirrors what is written, [`layers`] puts file, variables, overrides and flags on top of each other, [`plan`] is
 //! what it means: resolved and checked, without an `Option` that stands for a default. A complaint says where the value
-//! was written ([`places`]). A config that makes a plan starts.
+//! was written ([`locations`]). A config that makes a plan starts.
 
+pub mod batching;
 pub mod environments;
 pub mod error;
 pub mod file;
 mod layers;
 mod learning;
+mod locations;
 pub mod mask;
 pub mod metrics;
 pub mod overrides;
-pub mod pace;
-mod places;
 pub mod plan;
 mod rewards;
 pub mod schema;
@@ -23,7 +23,7 @@ mod variables;
 
 pub use plan::RunPlan;
 use std::num::NonZeroUsize;
-pub use variables::Variables;
+pub use variables::ProcessVariables;
 
 /// The value of a name; the first one when nothing is written.
 fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {

@@ -1,7 +1,7 @@
 //! `--set table.key=value` on top of a file.
 
 use super::error::ConfigError;
-use super::places::is_secret;
+use super::locations::is_secret;
 
 /// Most parts of a key.
 const DEEPEST: usize = 32;

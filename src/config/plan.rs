@@ -1,19 +1,19 @@
 //! What a config means: every value decided and checked.
 
+use super::batching::BatchingPlan;
 use super::environments::{EnvPlan, environments};
 use super::error::ConfigError;
 use super::file::{self, ConfigFile};
 use super::layers;
-use super::learning::Learning;
+use super::learning::LearningPlan;
+use super::locations::ConfigLocations;
 use super::metrics::MetricsPlan;
 use super::one_of;
-use super::pace::Pace;
-use super::places::Places;
-pub use super::rewards::{Judge, ShadowFrom};
-use super::rewards::{Rewards, Shadows};
+pub use super::rewards::{OraclePlan, ShadowFrom};
+use super::rewards::{RewardPlan, ShadowPlan};
 pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
-use super::variables::Variables;
+use super::variables::ProcessVariables;
 use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
@@ -24,7 +24,7 @@ use minds_environments::registry;
 use minds_environments::render;
 use minds_environments::worker::is_path;
 use minds_stages::ledger::UNANSWERED;
-use minds_stages::queries;
+use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub struct RunPlan {
     /// The config's file, for messages.
     pub origin: String,
     /// Where each value was written.
-    places: Places,
+    locations: ConfigLocations,
     /// The config's file name without its ending.
     pub stem: String,
     /// The run folder, if it was named.
@@ -45,7 +45,7 @@ pub struct RunPlan {
     /// Rollouts per group.
     pub group_size: NonZeroU32,
     /// How groups become optimizer steps.
-    pub pace: Pace,
+    pub batching: BatchingPlan,
     /// Optimizer steps in all.
     pub max_steps: u64,
     /// Seed of items, samples and the adapter.
@@ -81,9 +81,9 @@ pub struct RunPlan {
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
     /// Whose log-probs count.
-    pub judge: Judge,
+    pub oracle: OraclePlan,
     /// How often rewards may ask for log-probs.
-    pub queries: queries::Limits,
+    pub queries: QueryLimits,
     /// Adapters that measure gradient steps.
     pub shadows: NonZeroUsize,
     /// Their shape.
@@ -115,9 +115,9 @@ impl RunPlan {
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub fn load(command: &cli::Run, variables: &Variables) -> Result<Self, ConfigError> {
-        let (file, places) = layers::read(command, variables)?;
-        Self::decide(file, places, &command.config, variables)
+    pub fn load(command: &cli::RunArgs, variables: &ProcessVariables) -> Result<Self, ConfigError> {
+        let (file, locations) = layers::read(command, variables)?;
+        Self::decide(file, locations, &command.config, variables)
     }
 
     /// The plan of the smallest config that names this environment and this model, on the embedded engine.
@@ -125,32 +125,37 @@ impl RunPlan {
     /// # Errors
     /// See [`ConfigError`].
     pub fn embedded(
-        env: file::Env,
+        env: file::EnvConfig,
         base_model: &str,
         renderer: Option<&str>,
         seed: u64,
     ) -> Result<Self, ConfigError> {
         let config = ConfigFile {
             env: Some(env),
-            trainer: file::Trainer { seed: Some(seed), ..file::Trainer::default() },
-            model: Some(file::Model {
+            trainer: file::TrainerConfig { seed: Some(seed), ..file::TrainerConfig::default() },
+            model: Some(file::BaseModelConfig {
                 base_model: base_model.into(),
                 renderer_name: renderer.map(str::to_owned),
             }),
-            tinker: file::Tinker { base_url: Some(EMBEDDED.into()), ..file::Tinker::default() },
+            tinker: file::TinkerConfig { base_url: Some(EMBEDDED.into()), ..file::TinkerConfig::default() },
             ..ConfigFile::default()
         };
         let path = "the command line";
-        Self::decide(config, Places::new(path.into(), ""), Path::new(path), &Variables::default())
+        Self::decide(
+            config,
+            ConfigLocations::new(path.into(), ""),
+            Path::new(path),
+            &ProcessVariables::default(),
+        )
     }
 
     fn decide(
         file: ConfigFile,
-        places: Places,
+        locations: ConfigLocations,
         path: &Path,
-        variables: &Variables,
+        variables: &ProcessVariables,
     ) -> Result<Self, ConfigError> {
-        let bad = |key: &str, problem: String| places.wrong(key, problem);
+        let bad = |key: &str, problem: String| locations.wrong(key, problem);
         let Some(model) = &file.model else {
             return Err(bad("model.base_model", "is missing: name the model to train".into()));
         };
@@ -161,16 +166,17 @@ impl RunPlan {
         let trainer = &file.trainer;
         let seed = trainer.seed.unwrap_or(0);
         let envs = environments(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
-        let learning = Learning::decide(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
-        let Learning { group_size, loss, adam, lora, estimator, sampling } = learning;
+        let learning = LearningPlan::decide(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
+        let LearningPlan { group_size, loss, adam, lora, estimator, sampling } = learning;
         let max_steps = trainer.total_batches.unwrap_or(100_000);
         if max_steps == 0 {
             return Err(bad("trainer.total_batches", "is 0, it must be at least 1".into()));
         }
-        let pace = Pace::decide(&file, group_size.get()).map_err(|(key, problem)| bad(key, problem))?;
-        let rewards = Rewards::decide(&file).map_err(|(key, problem)| bad(key, problem))?;
-        let Rewards { scorers, judge, queries, timeout: score_timeout } = rewards;
-        let shadows = Shadows::decide(&file, &lora, seed).map_err(|(key, problem)| bad(key, problem))?;
+        let batching =
+            BatchingPlan::decide(&file, group_size.get()).map_err(|(key, problem)| bad(key, problem))?;
+        let rewards = RewardPlan::decide(&file).map_err(|(key, problem)| bad(key, problem))?;
+        let RewardPlan { scorers, oracle, queries, timeout: score_timeout } = rewards;
+        let shadows = ShadowPlan::decide(&file, &lora, seed).map_err(|(key, problem)| bad(key, problem))?;
         let save_every = trainer.save_every.unwrap_or(20);
         let eval_episodes = NonZeroU64::new(file.eval.episodes.unwrap_or(64))
             .filter(|episodes| episodes.get() <= MOST_EPISODES)
@@ -205,7 +211,7 @@ impl RunPlan {
             renderer: model.renderer_name.clone(),
             service: ServicePlan::decide(&file, variables, &bad)?,
             scorers,
-            judge,
+            oracle,
             queries,
             shadows: shadows.adapters,
             shadow_lora: shadows.lora,
@@ -220,17 +226,17 @@ impl RunPlan {
             simulate: SimulatePlan::decide(&file.simulate).map_err(|(key, problem)| bad(&key, problem))?,
             warnings: Vec::new(),
             origin: path.display().to_string(),
-            places,
+            locations,
             resolved: file,
-            pace,
+            batching,
         };
-        Ok(Self { warnings: plan.concerns(), ..plan })
+        Ok(Self { warnings: plan.collect_warnings(), ..plan })
     }
 
     /// The complaint about a key that turned out to be wrong after the plan was made.
     #[must_use]
     pub fn wrong(&self, key: &str, problem: impl std::fmt::Display) -> ConfigError {
-        self.places.wrong(key, problem)
+        self.locations.wrong(key, problem)
     }
 
     /// Refuses what `eval` takes and training cannot use.
@@ -265,15 +271,15 @@ impl RunPlan {
     /// Saved sampler weights that the config names.
     #[must_use]
     pub fn pinned(&self) -> Vec<String> {
-        let judge = match &self.judge {
-            Judge::Pinned(path) => Some(path.clone()),
+        let oracle = match &self.oracle {
+            OraclePlan::Pinned(path) => Some(path.clone()),
             _ => None,
         };
-        judge.into_iter().chain(self.pace.kl_reference.clone()).collect()
+        oracle.into_iter().chain(self.batching.kl_reference.clone()).collect()
     }
 
     /// What the user should know but need not change.
-    fn concerns(&self) -> Vec<String> {
+    fn collect_warnings(&self) -> Vec<String> {
         let mut concerns = Vec::new();
         if self.eval_every > 0 && self.envs.iter().all(|env| env.weight > 0.0) {
             concerns.push(
@@ -287,11 +293,11 @@ impl RunPlan {
                     .into(),
             );
         }
-        if self.loss == Loss::ImportanceSampling && self.pace.max_staleness > 2 {
+        if self.loss == Loss::ImportanceSampling && self.batching.max_staleness > 2 {
             concerns.push(format!(
                 "trainer.loss_fn: importance_sampling does not bound the ratios of stale rollouts, which may be {} \
                  steps old: cispo truncates them, and is the default",
-                self.pace.max_staleness
+                self.batching.max_staleness
             ));
         }
         if self.group_size.get() == 1 && self.estimator != Estimator::None {
@@ -306,10 +312,10 @@ impl RunPlan {
                     .into(),
             );
         }
-        if self.pace.rate.warmup >= self.max_steps {
+        if self.batching.rate.warmup >= self.max_steps {
             concerns.push(format!(
                 "optim.warmup_steps: the run ends before the {} steps of its warm-up do",
-                self.pace.rate.warmup
+                self.batching.rate.warmup
             ));
         }
         if self.resolved.trainer.args.max_new_tokens.is_none() {

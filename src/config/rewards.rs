@@ -5,13 +5,13 @@ use super::file::ConfigFile;
 use super::{at_least_one, choose, one_of};
 use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
-use minds_stages::queries::Limits;
+use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 /// Whose log-probs count in rewards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Judge {
+pub enum OraclePlan {
     /// The version that sampled the group.
     Sampled,
     /// The newest version when the reward is computed.
@@ -37,36 +37,36 @@ const MOST_QUERIES: usize = 4096;
 const MOST_SCORERS: usize = 65_536;
 /// Most adapters beside the one in training.
 const MOST_SHADOWS: usize = 64;
-pub(super) const JUDGES: &[(&str, Judge)] =
-    &[("sampled", Judge::Sampled), ("latest", Judge::Latest), ("base", Judge::Base)];
+pub(super) const ORACLES: &[(&str, OraclePlan)] =
+    &[("sampled", OraclePlan::Sampled), ("latest", OraclePlan::Latest), ("base", OraclePlan::Base)];
 pub(super) const SHADOW_FROM: &[(&str, ShadowFrom)] =
     &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
 
 /// A key and what is wrong with it.
-type Wrong = (&'static str, String);
+type StaticKeyProblem = (&'static str, String);
 
 /// What rewards may ask, decided.
-pub(super) struct Rewards {
+pub(super) struct RewardPlan {
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
     /// Whose log-probs count.
-    pub judge: Judge,
+    pub oracle: OraclePlan,
     /// How often they may be asked for.
-    pub queries: Limits,
+    pub queries: QueryLimits,
     /// Longest that one reward may take.
     pub timeout: Duration,
 }
 
-impl Rewards {
+impl RewardPlan {
     /// Decides.
     ///
     /// # Errors
     /// The key that is wrong, and what is wrong with it.
-    pub(super) fn decide(file: &ConfigFile) -> Result<Self, Wrong> {
+    pub(super) fn decide(file: &ConfigFile) -> Result<Self, StaticKeyProblem> {
         let scorer = &file.scorer;
-        let judge = match scorer.policy.as_deref() {
-            None => Judge::Sampled,
-            Some(written) => judge(written).map_err(|problem| ("scorer.policy", problem))?,
+        let oracle = match scorer.policy.as_deref() {
+            None => OraclePlan::Sampled,
+            Some(written) => oracle(written).map_err(|problem| ("scorer.policy", problem))?,
         };
         let timeout = match scorer.timeout_s.unwrap_or(600) {
             seconds if !(1..=LONGEST_S).contains(&seconds) => {
@@ -81,31 +81,31 @@ impl Rewards {
             let problem = format!("is {concurrency}, it must be at most {MOST_QUERIES}");
             return Err(("scorer.concurrency", problem));
         }
-        let queries = Limits {
+        let queries = QueryLimits {
             concurrency,
             per_step: NonZeroU64::new(scorer.queries_per_step.unwrap_or(0)),
             // The reward's own limit comes later, so that the cause is told.
-            patience: timeout / 2,
+            wait_limit: timeout / 2,
         };
         let scorers = count("scorer.workers", scorer.workers.unwrap_or(16))?;
         if scorers.get() > MOST_SCORERS {
             return Err(("scorer.workers", format!("is {scorers}, it must be at most {MOST_SCORERS}")));
         }
-        Ok(Self { scorers, judge, queries, timeout })
+        Ok(Self { scorers, oracle, queries, timeout })
     }
 }
 
-fn judge(written: &str) -> Result<Judge, String> {
+fn oracle(written: &str) -> Result<OraclePlan, String> {
     let pinned = written.strip_prefix("pinned:").filter(|weights| !weights.is_empty());
-    let named = JUDGES.iter().find(|(name, _)| *name == written).map(|(_, judge)| judge.clone());
-    named.or_else(|| pinned.map(|weights| Judge::Pinned(weights.to_owned()))).ok_or_else(|| {
-        let names = JUDGES.iter().map(|(name, _)| *name).chain(["pinned:<path of sampler weights>"]);
+    let named = ORACLES.iter().find(|(name, _)| *name == written).map(|(_, oracle)| oracle.clone());
+    named.or_else(|| pinned.map(|weights| OraclePlan::Pinned(weights.to_owned()))).ok_or_else(|| {
+        let names = ORACLES.iter().map(|(name, _)| *name).chain(["pinned:<path of sampler weights>"]);
         format!("is \"{written}\", it must be {}", one_of(written, names))
     })
 }
 
 /// The adapters that measure gradient steps, decided.
-pub(super) struct Shadows {
+pub(super) struct ShadowPlan {
     /// How many.
     pub adapters: NonZeroUsize,
     /// Their shape.
@@ -116,12 +116,12 @@ pub(super) struct Shadows {
     pub from: ShadowFrom,
 }
 
-impl Shadows {
+impl ShadowPlan {
     /// Decides, beside a policy of this shape.
     ///
     /// # Errors
     /// The key that is wrong, and what is wrong with it.
-    pub(super) fn decide(file: &ConfigFile, policy: &LoraSpec, seed: u64) -> Result<Self, Wrong> {
+    pub(super) fn decide(file: &ConfigFile, policy: &LoraSpec, seed: u64) -> Result<Self, StaticKeyProblem> {
         let shadow = &file.shadow;
         let from = choose(shadow.from.as_deref(), SHADOW_FROM).map_err(|problem| ("shadow.from", problem))?;
         // A copy of the policy has its shape.

@@ -5,7 +5,7 @@
 
 use super::error::{distance, nearest};
 use super::file::ConfigFile;
-use super::{environments, learning, overrides, pace, rewards, simulate};
+use super::{batching, environments, learning, overrides, rewards, simulate};
 use minds_environments::registry;
 use minds_environments::render;
 use schemars::generate::SchemaSettings;
@@ -22,14 +22,15 @@ pub fn schema() -> Value {
         schema["$defs"][table]["properties"][key]["enum"] = words.into();
     }
     for (table, key, words) in
-        [("Scorer", "policy", names(rewards::JUDGES)), ("Trainer", "kl_reference", vec!["base"])]
+        [("ScorerConfig", "policy", names(rewards::ORACLES)), ("TrainerConfig", "kl_reference", vec!["base"])]
     {
         let pinned = json!({ "pattern": "^pinned:." });
         schema["$defs"][table]["properties"][key]["anyOf"] = json!([{ "enum": words }, pinned]);
     }
     let ids: Vec<&str> = registry::list().iter().map(|info| info.id).collect();
-    schema["$defs"]["Env"]["properties"]["id"]["examples"] = ids.into();
-    schema["$defs"]["Model"]["properties"]["renderer_name"]["examples"] = render::NAMES.as_slice().into();
+    schema["$defs"]["EnvConfig"]["properties"]["id"]["examples"] = ids.into();
+    schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
+        render::NAMES.as_slice().into();
     add_other_names(&mut schema);
     schema
 }
@@ -37,17 +38,17 @@ pub fn schema() -> Value {
 /// Keys that take one of some words.
 fn choices() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     vec![
-        ("Env", "on_bad_reward", names(environments::BAD_REWARDS)),
-        ("Trainer", "staleness", names(pace::STALENESS)),
-        ("Trainer", "constant_groups", names(pace::CONSTANT)),
-        ("Trainer", "loss_weighting", names(pace::WEIGHTINGS)),
-        ("Trainer", "on_member_failure", pace::ON_MEMBER_FAILURE.to_vec()),
-        ("Trainer", "loss_fn", learning::LOSSES.to_vec()),
-        ("Trainer", "advantage", names(learning::ESTIMATORS)),
-        ("Optim", "lr_schedule", names(pace::COURSES)),
-        ("Shadow", "from", names(rewards::SHADOW_FROM)),
-        ("Spread", "spread", names(simulate::SPREADS)),
-        ("Fault", "what", names(simulate::FAULTS)),
+        ("EnvConfig", "on_bad_reward", names(environments::BAD_REWARDS)),
+        ("TrainerConfig", "staleness", names(batching::STALENESS)),
+        ("TrainerConfig", "constant_groups", names(batching::CONSTANT)),
+        ("TrainerConfig", "loss_weighting", names(batching::WEIGHTINGS)),
+        ("TrainerConfig", "on_member_failure", batching::ON_MEMBER_FAILURE.to_vec()),
+        ("TrainerConfig", "loss_fn", learning::LOSSES.to_vec()),
+        ("TrainerConfig", "advantage", names(learning::ESTIMATORS)),
+        ("OptimConfig", "lr_schedule", names(batching::COURSES)),
+        ("ShadowConfig", "from", names(rewards::SHADOW_FROM)),
+        ("LatencySpreadConfig", "spread", names(simulate::SPREADS)),
+        ("FaultConfig", "what", names(simulate::FAULTS)),
     ]
 }
 
@@ -105,16 +106,16 @@ fn add_other_names(schema: &mut Value) {
 #[must_use]
 pub(super) fn unknown_key(table: &toml::Table) -> Option<(String, String)> {
     let schema = schema();
-    let keys = Keys { schema: &schema };
+    let keys = SchemaKeys { schema: &schema };
     keys.unknown(&schema, "", table)
 }
 
 /// The keys that a schema allows.
-struct Keys<'a> {
+struct SchemaKeys<'a> {
     schema: &'a Value,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> SchemaKeys<'a> {
     /// What a node means for a table, if it says which keys that may have.
     fn table(&self, node: &'a Value) -> Option<&'a Map<String, Value>> {
         if let Some(properties) = node["properties"].as_object() {
@@ -239,7 +240,7 @@ mod tests {
     fn the_schema_has_words_and_every_key_has_its_description() {
         let schema = schema();
         assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
-        let keys = Keys { schema: &schema };
+        let keys = SchemaKeys { schema: &schema };
         for (table, known) in keys.tables() {
             for (key, node) in known {
                 assert!(node["description"].as_str().is_some_and(|text| !text.is_empty()), "{table}.{key}");
@@ -251,7 +252,7 @@ mod tests {
             assert_eq!(node["type"], "string", "{table}.{key}");
             assert!(words.len() > 1);
         }
-        assert_eq!(schema["$defs"]["Trainer"]["properties"]["lora_rank"]["type"], "integer");
+        assert_eq!(schema["$defs"]["TrainerConfig"]["properties"]["lora_rank"]["type"], "integer");
         assert!(!schema.to_string().contains("null"), "{schema:#}");
     }
 }

@@ -3,7 +3,7 @@
 use super::error::ConfigError;
 use super::file::ConfigFile;
 use super::plan::time;
-use super::variables::Variables;
+use super::variables::ProcessVariables;
 use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl ServicePlan {
     /// See [`ConfigError`].
     pub(super) fn decide(
         file: &ConfigFile,
-        variables: &Variables,
+        variables: &ProcessVariables,
         bad: &dyn Fn(&str, String) -> ConfigError,
     ) -> Result<Self, ConfigError> {
         let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());

@@ -1,8 +1,8 @@
 //! `[simulate]`: what a scripted service and scripted rewards do, checked.
 
-use super::file::{self, Simulate, Written};
+use super::file::{self, LatencyConfig, SimulateConfig};
 use super::{at_least_one, choose};
-use minds_core::random::draws;
+use minds_core::random::seeded_rng;
 use rand_distr::{Distribution as _, Exp1, LogNormal, StandardUniform};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -20,32 +20,32 @@ pub struct SimulatePlan {
     /// Optimizer steps.
     pub steps: u64,
     /// One sample.
-    pub sample: Latency,
+    pub sample: SimulatedLatency,
     /// Samples and log-prob queries that the service works on at a time; `None` for all that are asked.
     pub slots: Option<NonZeroUsize>,
     /// What one reward does on its own.
-    pub reward: Latency,
+    pub reward: SimulatedLatency,
     /// Log-prob queries of one reward, sent together.
     pub queries: usize,
     /// One of them.
-    pub query: Latency,
+    pub query: SimulatedLatency,
     /// A pass over a whole batch; a part of it takes its share.
-    pub forward_backward: Latency,
+    pub forward_backward: SimulatedLatency,
     /// An optimizer step.
-    pub optim_step: Latency,
+    pub optim_step: SimulatedLatency,
     /// Making a sampler of new weights.
-    pub export: Latency,
+    pub export: SimulatedLatency,
     /// Saving a state.
-    pub save: Latency,
+    pub save: SimulatedLatency,
     /// How often what goes wrong.
-    pub rates: Rates,
+    pub rates: FaultRates,
     /// What goes wrong when.
-    pub faults: Vec<Window>,
+    pub faults: Vec<FaultWindow>,
 }
 
 /// Shares of all that is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct FaultRates {
     /// Requests for samples and log-probs that fail and may be asked again.
     pub failures: f64,
     /// Requests for samples that are never answered.
@@ -58,18 +58,18 @@ pub struct Rates {
 
 /// A stretch of time in which the service is not itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window {
+pub struct FaultWindow {
     /// Its beginning, since the start.
     pub at: Duration,
     /// Its end.
     pub until: Duration,
     /// What happens in it.
-    pub fault: Fault,
+    pub fault: SimulatedFault,
 }
 
 /// What is wrong with the service.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fault {
+pub enum SimulatedFault {
     /// It answers nothing until the end of the window: a client keeps asking, and waits so long.
     Away,
     /// Everything that begins in it takes so many times as long.
@@ -78,37 +78,37 @@ pub enum Fault {
 
 /// A time that differs from case to case.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Latency {
+pub struct SimulatedLatency {
     mean: f64,
-    spread: Spread,
+    spread: LatencyDistribution,
     tail_share: f64,
     tail_factor: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Spread {
+enum LatencyDistribution {
     Constant,
     Exponential,
     Lognormal(LogNormal<f64>),
 }
 
-impl Latency {
+impl SimulatedLatency {
     /// Always the same number of seconds.
     #[must_use]
     pub fn constant(seconds: f64) -> Self {
-        Self { mean: seconds, spread: Spread::Constant, tail_share: 0.0, tail_factor: 1.0 }
+        Self { mean: seconds, spread: LatencyDistribution::Constant, tail_share: 0.0, tail_factor: 1.0 }
     }
 
     /// The time, in seconds, of the case with this key: equal keys take equal times.
     #[must_use]
     pub fn draw(&self, key: [u64; 4]) -> f64 {
-        let mut chance = draws(key);
+        let mut chance = seeded_rng(key);
         let in_tail: f64 = StandardUniform.sample(&mut chance);
         let factor = if in_tail < self.tail_share { self.tail_factor } else { 1.0 };
         let part: f64 = match self.spread {
-            Spread::Constant => 1.0,
-            Spread::Exponential => Exp1.sample(&mut chance),
-            Spread::Lognormal(one) => one.sample(&mut chance),
+            LatencyDistribution::Constant => 1.0,
+            LatencyDistribution::Exponential => Exp1.sample(&mut chance),
+            LatencyDistribution::Lognormal(one) => one.sample(&mut chance),
         };
         self.mean * factor * part
     }
@@ -119,12 +119,14 @@ impl Latency {
         self.mean * (1.0 + self.tail_share * (self.tail_factor - 1.0))
     }
 
-    fn decide(written: &Written) -> Result<Self, String> {
+    fn decide(written: &LatencyConfig) -> Result<Self, String> {
         let spread = match written {
-            Written::Seconds(mean) => &file::Spread { mean: *mean, ..file::Spread::default() },
-            Written::Spread(spread) => spread,
+            LatencyConfig::Seconds(mean) => {
+                &file::LatencySpreadConfig { mean: *mean, ..file::LatencySpreadConfig::default() }
+            }
+            LatencyConfig::Spread(spread) => spread,
         };
-        let file::Spread { mean, sigma, .. } = *spread;
+        let file::LatencySpreadConfig { mean, sigma, .. } = *spread;
         if !(0.0..=MOST_SECONDS).contains(&mean) {
             return Err(format!("is {mean} s, it must lie between 0 and {MOST_SECONDS}"));
         }
@@ -136,16 +138,16 @@ impl Latency {
         let kind = choose(spread.spread.as_deref(), SPREADS)
             .map_err(|problem| format!("has a `spread` that {problem}"))?;
         let spread = match (kind, sigma) {
-            (Kind::Constant, None) => Spread::Constant,
-            (Kind::Exponential, None) => Spread::Exponential,
-            (Kind::Lognormal, sigma) => {
+            (DistributionKind::Constant, None) => LatencyDistribution::Constant,
+            (DistributionKind::Exponential, None) => LatencyDistribution::Exponential,
+            (DistributionKind::Lognormal, sigma) => {
                 let sigma = sigma.unwrap_or(1.0);
                 if !(0.0..=4.0).contains(&sigma) {
                     return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
                 }
                 // Of mean 1, so that `mean` is the mean.
                 let one = LogNormal::new(-sigma * sigma / 2.0, sigma);
-                Spread::Lognormal(one.map_err(|error| error.to_string())?)
+                LatencyDistribution::Lognormal(one.map_err(|error| error.to_string())?)
             }
             (_, Some(_)) => return Err("has a `sigma`, which is for spread = \"lognormal\"".into()),
         };
@@ -154,25 +156,29 @@ impl Latency {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum DistributionKind {
     Constant,
     Exponential,
     Lognormal,
 }
 
-pub(super) const SPREADS: &[(&str, Kind)] =
-    &[("constant", Kind::Constant), ("exponential", Kind::Exponential), ("lognormal", Kind::Lognormal)];
-pub(super) const FAULTS: &[(&str, Fault)] = &[("away", Fault::Away), ("slow", Fault::Slow(10.0))];
+pub(super) const SPREADS: &[(&str, DistributionKind)] = &[
+    ("constant", DistributionKind::Constant),
+    ("exponential", DistributionKind::Exponential),
+    ("lognormal", DistributionKind::Lognormal),
+];
+pub(super) const FAULTS: &[(&str, SimulatedFault)] =
+    &[("away", SimulatedFault::Away), ("slow", SimulatedFault::Slow(10.0))];
 
 impl SimulatePlan {
     /// Decides.
     ///
     /// # Errors
     /// The key that is wrong, and what is wrong with it.
-    pub fn decide(file: &Simulate) -> Result<Self, (String, String)> {
-        let latency = |key: &str, written: &Option<Written>, default: f64| {
+    pub fn decide(file: &SimulateConfig) -> Result<Self, (String, String)> {
+        let latency = |key: &str, written: &Option<LatencyConfig>, default: f64| {
             let written = written.as_ref();
-            let decided = written.map_or(Ok(Latency::constant(default)), Latency::decide);
+            let decided = written.map_or(Ok(SimulatedLatency::constant(default)), SimulatedLatency::decide);
             decided.map_err(|problem| (format!("simulate.{key}"), problem))
         };
         let share = |key: &str, written: Option<f64>| match written.unwrap_or(0.0) {
@@ -203,7 +209,7 @@ impl SimulatePlan {
             optim_step: latency("optim_step", &file.optim_step, 0.5)?,
             export: latency("export", &file.export, 1.0)?,
             save: latency("save", &file.save, 1.0)?,
-            rates: Rates {
+            rates: FaultRates {
                 failures: share("failures", file.failures)?,
                 hangs: share("hangs", file.hangs)?,
                 not_finite: share("not_finite", file.not_finite)?,
@@ -220,13 +226,13 @@ impl SimulatePlan {
 
     /// What is wrong with the service at this time after the start.
     #[must_use]
-    pub fn fault(&self, at: Duration) -> Option<&Window> {
+    pub fn fault(&self, at: Duration) -> Option<&FaultWindow> {
         self.faults.iter().find(|window| (window.at..window.until).contains(&at))
     }
 }
 
-fn window(written: &file::Fault) -> Result<Window, String> {
-    let file::Fault { at_s, for_s, what, factor } = written;
+fn window(written: &file::FaultConfig) -> Result<FaultWindow, String> {
+    let file::FaultConfig { at_s, for_s, what, factor } = written;
     let time = |key: &str, seconds: f64| {
         if (0.0..=MOST_SECONDS).contains(&seconds) {
             Ok(Duration::from_secs_f64(seconds))
@@ -237,15 +243,15 @@ fn window(written: &file::Fault) -> Result<Window, String> {
     let at = time("at_s", *at_s)?;
     let fault = choose(Some(what), FAULTS).map_err(|problem| format!("has `what`, which {problem}"))?;
     let fault = match (fault, factor) {
-        (Fault::Slow(_), Some(factor)) => Fault::Slow(*factor),
+        (SimulatedFault::Slow(_), Some(factor)) => SimulatedFault::Slow(*factor),
         (fault, _) => fault,
     };
     match (fault, factor) {
-        (Fault::Slow(factor), _) if !(0.0..=MOST_SECONDS).contains(&factor) => {
+        (SimulatedFault::Slow(factor), _) if !(0.0..=MOST_SECONDS).contains(&factor) => {
             Err(format!("has `factor` = {factor}, it must not be negative"))
         }
-        (Fault::Away, Some(_)) => Err("has a `factor`, which is for what = \"slow\"".into()),
-        _ => Ok(Window { at, until: at + time("for_s", *for_s)?, fault }),
+        (SimulatedFault::Away, Some(_)) => Err("has a `factor`, which is for what = \"slow\"".into()),
+        _ => Ok(FaultWindow { at, until: at + time("for_s", *for_s)?, fault }),
     }
 }
 
@@ -301,6 +307,9 @@ mod tests {
     fn a_fault_lasts_from_its_beginning_to_its_end() {
         let plan = decide("faults = [{ at_s = 10, for_s = 5, what = \"slow\", factor = 3 }]").unwrap();
         let at = |seconds| plan.fault(Duration::from_secs(seconds)).map(|window| window.fault);
-        assert_eq!([9, 10, 14, 15].map(at), [None, Some(Fault::Slow(3.0)), Some(Fault::Slow(3.0)), None]);
+        assert_eq!(
+            [9, 10, 14, 15].map(at),
+            [None, Some(SimulatedFault::Slow(3.0)), Some(SimulatedFault::Slow(3.0)), None]
+        );
     }
 }

@@ -6,8 +6,8 @@
 //! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, beats a `tinker.api_key` of the file.
 
 use super::error::ConfigError;
+use super::locations::ConfigLocations;
 use super::overrides::write;
-use super::places::Places;
 use super::schema;
 use minds_tinker::client::API_KEY_ENV;
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ const OUTPUT_DIR: &str = "OUTPUT_DIR";
 
 /// Environment variables. What they hold is shown nowhere.
 #[derive(Clone, Default)]
-pub struct Variables(BTreeMap<String, String>);
+pub struct ProcessVariables(BTreeMap<String, String>);
 
-impl Variables {
+impl ProcessVariables {
     /// Those of this process; values that are no text are left out.
     #[must_use]
-    pub fn of_process() -> Self {
+    pub fn current() -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
@@ -55,14 +55,18 @@ impl Variables {
     ///
     /// # Errors
     /// A variable that can set nothing.
-    pub(super) fn apply(&self, table: &mut toml::Table, places: &mut Places) -> Result<(), ConfigError> {
+    pub(super) fn apply(
+        &self,
+        table: &mut toml::Table,
+        locations: &mut ConfigLocations,
+    ) -> Result<(), ConfigError> {
         // First, so that MINDS_TINKER__BASE_URL counts where both are set.
         let (name, key) = BASE_URL;
         if let Some(url) = self.get(name).filter(|url| !url.is_empty()) {
             let place = format!("the variable {name}");
             let fail = |message| ConfigError::Wrong { place: place.clone(), message, excerpt: None };
             write(table, &key, &url).map_err(fail)?;
-            places.give(&key.join("."), place);
+            locations.give(&key.join("."), place);
         }
         self.supersede_key(table);
         for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
@@ -92,7 +96,7 @@ impl Variables {
                 ));
             }
             write(table, &parts, value).map_err(fail)?;
-            places.give(&parts.join("."), format!("the variable {name}"));
+            locations.give(&parts.join("."), format!("the variable {name}"));
         }
         Ok(())
     }
@@ -109,7 +113,7 @@ fn is_meant_as_key(rest: &str) -> bool {
         && schema::unknown_key(&toml::Table::from_iter([(table.to_owned(), inner.into())])).is_none()
 }
 
-impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Variables {
+impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for ProcessVariables {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
         Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
@@ -121,9 +125,9 @@ mod tests {
 
     fn applied(variables: &[(&str, &str)]) -> Result<toml::Table, String> {
         let mut table = "[trainer]\nseed = 1\nbatch_size = 4".parse().unwrap();
-        let mut places = Places::new("x.toml".into(), "");
-        let variables: Variables = variables.iter().copied().collect();
-        variables.apply(&mut table, &mut places).map_err(|error| error.to_string())?;
+        let mut locations = ConfigLocations::new("x.toml".into(), "");
+        let variables: ProcessVariables = variables.iter().copied().collect();
+        variables.apply(&mut table, &mut locations).map_err(|error| error.to_string())?;
         Ok(table)
     }
 

@@ -3,25 +3,25 @@
 //! Read-only, and beside the run: it has a thread of its own, reads what the line leaves behind, and nothing in the line
 //! waits for it. On other addresses than this machine's own it asks for a token.
 
-mod door;
-mod facts;
-mod hub;
+mod access;
 mod live;
 mod page;
+mod recent_groups;
 mod registry;
-mod rollouts;
 mod routes;
-mod rows;
-mod troubles;
+mod run_info;
+mod thinned_rows;
+mod view;
+mod warnings;
 
-pub use facts::{Facts, service};
-pub use hub::{Hub, Level, State};
-pub use live::waits_for;
-pub use troubles::Listener;
+pub use live::trainer_activity;
+pub use run_info::{RunInfo, service};
+pub use view::{EventLevel, RunState, RunView};
+pub use warnings::WarningLayer;
 
 use crate::config::metrics::MetricsPlan;
+use access::AccessGuard;
 use anyhow::Context as _;
-use door::Door;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -29,23 +29,23 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Longest that the end of a run waits until everybody who looks on has its last state.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// An address that is taken and not yet answered at.
-pub struct Listening {
+pub struct DashboardListener {
     listener: TcpListener,
-    door: Door,
+    guard: AccessGuard,
     /// Whether the usual address was taken, so that this is another one.
     pub elsewhere: bool,
 }
 
-impl Listening {
+impl DashboardListener {
     /// Takes the address of the config; where none is written and the usual one is taken, a free one. `None` where it is
     /// turned off.
     ///
     /// # Errors
     /// The address that is written cannot be had.
-    pub fn take(plan: &MetricsPlan) -> anyhow::Result<Option<Self>> {
+    pub fn bind(plan: &MetricsPlan) -> anyhow::Result<Option<Self>> {
         let Some(addr) = plan.addr else { return Ok(None) };
         let taken = TcpListener::bind(addr);
         let (listener, elsewhere) = match taken {
@@ -55,39 +55,39 @@ impl Listening {
         let listener = listener
             .with_context(|| format!("`metrics.addr`: {addr} cannot be had; name another one, or \"off\""))?;
         listener.set_nonblocking(true).context("failed to set up the metrics' address")?;
-        let door = Door::new(
+        let guard = AccessGuard::new(
             listener.local_addr().context("failed to read the metrics' address")?,
             plan.token.clone(),
         );
-        Ok(Some(Self { listener, door, elsewhere }))
+        Ok(Some(Self { listener, guard, elsewhere }))
     }
 
     /// Where the page is.
     #[must_use]
     pub fn url(&self) -> String {
-        self.door.url()
+        self.guard.url()
     }
 
     /// Answers from now on, until it is closed or dropped.
     ///
     /// # Errors
     /// The operating system refuses a thread.
-    pub fn serve(self, hub: Arc<Hub>) -> anyhow::Result<Dashboard> {
+    pub fn serve(self, view: Arc<RunView>) -> anyhow::Result<Dashboard> {
         let (stop, stopped) = oneshot::channel();
-        let (farewell, told) = oneshot::channel();
+        let (finishing, finished) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("failed to start the dashboard")?;
-        let routes = routes::routes(hub.clone(), self.door).context("failed to set up the metrics")?;
+        let routes = routes::routes(view.clone(), self.guard).context("failed to set up the metrics")?;
         let thread = std::thread::Builder::new().name("dashboard".into()).spawn(move || {
             runtime.block_on(async move {
-                let over = hub.over.subscribe();
-                let mut serving = tokio::spawn(routes::serve(self.listener, routes, over));
+                let closed = view.closed.subscribe();
+                let mut serving = tokio::spawn(routes::serve(self.listener, routes, closed));
                 let end = async { drop(stopped.await) };
                 let watching = async {
-                    live::watch(&hub, end).await;
-                    hub.over.send_replace(true);
+                    live::publish_status(&view, end).await;
+                    view.closed.send_replace(true);
                 };
                 tokio::select! {
                     served = &mut serving => {
@@ -99,12 +99,12 @@ impl Listening {
                     () = watching => {}
                 }
                 // Streams end by themselves once they have told the last state; whoever does not read is not waited for.
-                drop(tokio::time::timeout(FAREWELL, serving).await);
+                drop(tokio::time::timeout(SHUTDOWN_GRACE, serving).await);
             });
-            drop(farewell);
+            drop(finishing);
         });
         thread.context("failed to start the dashboard")?;
-        Ok(Dashboard { stop, told })
+        Ok(Dashboard { stop, finished })
     }
 }
 
@@ -112,7 +112,7 @@ impl Listening {
 pub struct Dashboard {
     stop: oneshot::Sender<()>,
     /// Breaks when the last state is told.
-    told: oneshot::Receiver<Infallible>,
+    finished: oneshot::Receiver<Infallible>,
 }
 
 impl Dashboard {
@@ -121,6 +121,6 @@ impl Dashboard {
     pub async fn close(self) {
         drop(self.stop);
         // The thread's own limit, and a moment for its last reading.
-        drop(tokio::time::timeout(2 * FAREWELL, self.told).await);
+        drop(tokio::time::timeout(2 * SHUTDOWN_GRACE, self.finished).await);
     }
 }

@@ -1,11 +1,11 @@
 //! All metrics: what stages and the client count, and what is read off the run when somebody asks.
 //!
-//! What is read here costs the run nothing between two scrapes. Names and help texts of these stand in [`READ`] alone;
+//! What is read here costs the run nothing between two scrapes. Names and help texts of these stand in [`RUN_METRICS`] alone;
 //! `docs/metrics.md` explains all of them.
 
-use super::hub::Hub;
-use minds_stages::ledger::Tokens;
-use minds_stages::names;
+use super::view::RunView;
+use minds_stages::ledger::DiscardedTokens;
+use minds_stages::telemetry::names;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, Registry};
@@ -17,10 +17,10 @@ use std::sync::atomic::Ordering::Relaxed;
 ///
 /// # Errors
 /// Two have one name.
-pub(super) fn registry(hub: Arc<Hub>) -> Result<Registry, Error> {
+pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
     let registry = Registry::new();
-    let read = Read::new(hub.clone())?;
-    let counted = hub.meters.collectors().into_iter().chain(hub.client.collectors());
+    let read = RunCollector::new(view.clone())?;
+    let counted = view.meters.collectors().into_iter().chain(view.client.collectors());
     for collector in counted.chain([Box::new(read) as Box<dyn Collector>]) {
         registry.register(collector)?;
     }
@@ -29,38 +29,38 @@ pub(super) fn registry(hub: Arc<Hub>) -> Result<Registry, Error> {
 }
 
 /// A value for each set of labels.
-type Values = Vec<(Vec<String>, f64)>;
+type LabeledValues = Vec<(Vec<String>, f64)>;
 
 /// A metric that is read.
-struct Metered {
+struct RunMetric {
     name: &'static str,
     help: &'static str,
     labels: &'static [&'static str],
-    read: fn(&Hub) -> Values,
+    read: fn(&RunView) -> LabeledValues,
 }
 
-fn one(value: f64) -> Values {
+fn one(value: f64) -> LabeledValues {
     vec![(vec![], value)]
 }
 
-fn each<const N: usize>(values: [(&str, f64); N]) -> Values {
+fn each<const N: usize>(values: [(&str, f64); N]) -> LabeledValues {
     values.into_iter().map(|(label, value)| (vec![label.to_owned()], value)).collect()
 }
 
-fn lanes(hub: &Hub, value: impl Fn(&minds_stages::kit::LaneStats) -> f64) -> Values {
-    hub.line.lanes().iter().map(|lane| (vec![lane.name.to_owned()], value(lane))).collect()
+fn mailboxes(view: &RunView, value: impl Fn(&minds_stages::mailbox::MailboxStats) -> f64) -> LabeledValues {
+    view.pipeline.mailboxes().iter().map(|mailbox| (vec![mailbox.name.to_owned()], value(mailbox))).collect()
 }
 
-fn stages(hub: &Hub, value: impl Fn(&minds_stages::kit::StageSnapshot) -> u64) -> Values {
-    let stages = hub.line.board.read();
+fn stages(view: &RunView, value: impl Fn(&minds_stages::telemetry::StageSnapshot) -> u64) -> LabeledValues {
+    let stages = view.pipeline.board.read();
     stages.iter().map(|(name, stage)| (vec![(*name).to_owned()], value(stage) as f64)).collect()
 }
 
 /// A number of the last evaluation, of each environment that was measured.
-fn measured(hub: &Hub, number: &str) -> Values {
-    let told = hub.told();
-    let Some(last) = told.evaluations.all().last() else { return Vec::new() };
-    let environments = hub.facts.environments.iter().map(|share| share.name.clone());
+fn measured(view: &RunView, number: &str) -> LabeledValues {
+    let history = view.history();
+    let Some(last) = history.evaluations.all().last() else { return Vec::new() };
+    let environments = view.run_info.environments.iter().map(|share| share.name.clone());
     let found = environments.filter_map(|name| {
         let value = *last.get(&format!("eval/{name}/{number}"))?;
         value.is_finite().then(|| (vec![name], value))
@@ -69,119 +69,125 @@ fn measured(hub: &Hub, number: &str) -> Values {
 }
 
 /// Rollouts that are played and not yet judged.
-fn backlog(hub: &Hub) -> f64 {
-    let [played, judged] = ["sampler", "scorer"].map(|name| hub.line.board.stage(name));
-    (played.done + played.failed).saturating_sub(judged.done + judged.failed) as f64
+fn backlog(view: &RunView) -> f64 {
+    let [sampled, scored] = ["sampler", "scorer"].map(|name| view.pipeline.board.stage(name));
+    (sampled.done + sampled.failed).saturating_sub(scored.done + scored.failed) as f64
 }
 
 /// What is read. A name that ends in `_total` is a counter, any other a gauge.
-const READ: &[Metered] = &[
-    Metered {
+const RUN_METRICS: &[RunMetric] = &[
+    RunMetric {
         name: "minds_build_info",
         help: "Always 1: the program's version and commit.",
         labels: &["version", "commit"],
-        read: |hub| vec![(vec![hub.facts.version.into(), hub.facts.commit.unwrap_or("unknown").into()], 1.0)],
+        read: |view| {
+            vec![(vec![view.run_info.version.into(), view.run_info.commit.unwrap_or("unknown").into()], 1.0)]
+        },
     },
-    Metered {
+    RunMetric {
         name: "minds_run_info",
         help: "Always 1: what is trained where.",
         labels: &["run", "base_model", "service", "loss"],
-        read: |hub| {
-            let facts = &hub.facts;
-            let loss = facts.loss.to_owned();
-            vec![(vec![facts.name.clone(), facts.base_model.clone(), facts.service.clone(), loss], 1.0)]
+        read: |view| {
+            let run_info = &view.run_info;
+            let loss = run_info.loss.to_owned();
+            vec![(
+                vec![run_info.name.clone(), run_info.base_model.clone(), run_info.service.clone(), loss],
+                1.0,
+            )]
         },
     },
-    Metered {
+    RunMetric {
         name: "minds_run_start_timestamp_seconds",
         help: "When this life of the run began.",
         labels: &[],
-        read: |hub| one(hub.facts.started),
+        read: |view| one(view.run_info.started),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_step",
         help: "Optimizer steps done.",
         labels: &[],
-        read: |hub| one(hub.told().step as f64),
+        read: |view| one(view.history().step as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_step_timestamp_seconds",
         help: "When the last optimizer step was done; before the first one, when this life of the run began.",
         labels: &[],
-        read: |hub| one(hub.told().stepped),
+        read: |view| one(view.history().step_at),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_steps",
         help: "Optimizer steps in all.",
         labels: &[],
-        read: |hub| one(hub.facts.steps as f64),
+        read: |view| one(view.run_info.steps as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_max_staleness_steps",
         help: "Most steps by which rollouts may lie behind the weights that they train.",
         labels: &[],
-        read: |hub| one(hub.facts.max_staleness as f64),
+        read: |view| one(view.run_info.max_staleness as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_checkpoint_step",
         help: "Steps done at the last saved state.",
         labels: &[],
-        read: |hub| one(hub.told().checkpoint.map_or(hub.facts.first_step, |(step, _)| step) as f64),
+        read: |view| one(view.history().checkpoint.map_or(view.run_info.first_step, |(step, _)| step) as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_run_checkpoint_timestamp_seconds",
         help: "When the last state was saved; before the first one, when this life of the run began.",
         labels: &[],
-        read: |hub| one(hub.told().checkpoint.map_or(hub.facts.started, |(_, at)| at)),
+        read: |view| one(view.history().checkpoint.map_or(view.run_info.started, |(_, at)| at)),
     },
-    Metered {
+    RunMetric {
         name: "minds_eval_step",
         help: "Steps that the weights of the last evaluation had behind them.",
         labels: &[],
-        read: |hub| {
-            let step = hub.told().evaluations.all().last().and_then(|last| last.get(names::STEP).copied());
+        read: |view| {
+            let step =
+                view.history().evaluations.all().last().and_then(|last| last.get(names::STEP).copied());
             step.map(one).unwrap_or_default()
         },
     },
-    Metered {
+    RunMetric {
         name: "minds_eval_reward",
         help: "Mean reward of the last evaluation.",
         labels: &["environment"],
-        read: |hub| measured(hub, names::EVAL_REWARD),
+        read: |view| measured(view, names::EVAL_REWARD),
     },
-    Metered {
+    RunMetric {
         name: "minds_eval_reward_low",
         help: "Lower end of its 95 % interval.",
         labels: &["environment"],
-        read: |hub| measured(hub, names::EVAL_REWARD_LOW),
+        read: |view| measured(view, names::EVAL_REWARD_LOW),
     },
-    Metered {
+    RunMetric {
         name: "minds_eval_reward_high",
         help: "Upper end of its 95 % interval.",
         labels: &["environment"],
-        read: |hub| measured(hub, names::EVAL_REWARD_HIGH),
+        read: |view| measured(view, names::EVAL_REWARD_HIGH),
     },
-    Metered {
-        name: "minds_line_credits",
+    RunMetric {
+        name: "minds_pipeline_credits",
         help: "Rights to have a group under way, by state: `used` or `free`.",
         labels: &["state"],
-        read: |hub| {
-            let used = hub.line.ledger.counts().in_flight();
-            each([("used", used as f64), ("free", hub.line.credits.saturating_sub(used) as f64)])
+        read: |view| {
+            let used = view.pipeline.ledger.counts().in_flight();
+            each([("used", used as f64), ("free", view.pipeline.credits.saturating_sub(used) as f64)])
         },
     },
-    Metered {
-        name: "minds_line_groups_opened_total",
+    RunMetric {
+        name: "minds_pipeline_groups_opened_total",
         help: "Groups opened.",
         labels: &[],
-        read: |hub| one(hub.line.ledger.counts().opened as f64),
+        read: |view| one(view.pipeline.ledger.counts().opened as f64),
     },
-    Metered {
-        name: "minds_line_groups_settled_total",
-        help: "Groups that have left the line, by their verdict.",
-        labels: &["verdict"],
-        read: |hub| {
-            let counts = hub.line.ledger.counts();
+    RunMetric {
+        name: "minds_pipeline_groups_settled_total",
+        help: "Groups that have left the pipeline, by their outcome.",
+        labels: &["outcome"],
+        read: |view| {
+            let counts = view.pipeline.ledger.counts();
             each([
                 ("trained", counts.trained as f64),
                 ("filtered", counts.filtered as f64),
@@ -190,27 +196,27 @@ const READ: &[Metered] = &[
             ])
         },
     },
-    Metered {
-        name: "minds_line_tokens_discarded_total",
-        help: "Sampled tokens of rollouts that had their reward and were not trained, by the verdict on their group.",
-        labels: &["verdict"],
-        read: |hub| {
-            let Tokens { filtered, dropped, failed } = hub.line.ledger.discarded();
+    RunMetric {
+        name: "minds_pipeline_tokens_discarded_total",
+        help: "Sampled tokens of rollouts that had their reward and were not trained, by the outcome of their group.",
+        labels: &["outcome"],
+        read: |view| {
+            let DiscardedTokens { filtered, dropped, failed } = view.pipeline.ledger.discarded();
             each([("filtered", filtered as f64), ("dropped", dropped as f64), ("failed", failed as f64)])
         },
     },
-    Metered {
-        name: "minds_line_seconds_total",
-        help: "Time that the line has been at work.",
+    RunMetric {
+        name: "minds_pipeline_seconds_total",
+        help: "Time that the pipeline has been at work.",
         labels: &[],
-        read: |hub| one(hub.line.activity.shares().wall),
+        read: |view| one(view.pipeline.activity.shares().wall),
     },
-    Metered {
-        name: "minds_line_busy_seconds_total",
+    RunMetric {
+        name: "minds_pipeline_busy_seconds_total",
         help: "Time in which at least one piece of this work was under way.",
         labels: &["work"],
-        read: |hub| {
-            let shares = hub.line.activity.shares();
+        read: |view| {
+            let shares = view.pipeline.activity.shares();
             each([
                 ("sampling", shares.sampling),
                 ("scoring", shares.scoring),
@@ -220,66 +226,66 @@ const READ: &[Metered] = &[
             ])
         },
     },
-    Metered {
-        name: "minds_line_overlap_seconds_total",
+    RunMetric {
+        name: "minds_pipeline_overlap_seconds_total",
         help: "Time in which the trainer was busy while sampling or scoring went on.",
         labels: &[],
-        read: |hub| one(hub.line.activity.shares().overlap),
+        read: |view| one(view.pipeline.activity.shares().overlap),
     },
-    Metered {
-        name: "minds_lane_depth",
-        help: "Parcels queued or in work.",
-        labels: &["lane"],
-        read: |hub| lanes(hub, |lane| lane.depth as f64),
+    RunMetric {
+        name: "minds_mailbox_depth",
+        help: "Messages queued or in work.",
+        labels: &["mailbox"],
+        read: |view| mailboxes(view, |mailbox| mailbox.depth as f64),
     },
-    Metered {
-        name: "minds_lane_capacity",
-        help: "Most parcels that a lane holds.",
-        labels: &["lane"],
-        read: |hub| lanes(hub, |lane| lane.capacity as f64),
+    RunMetric {
+        name: "minds_mailbox_capacity",
+        help: "Most messages that a mailbox holds.",
+        labels: &["mailbox"],
+        read: |view| mailboxes(view, |mailbox| mailbox.capacity as f64),
     },
-    Metered {
-        name: "minds_lane_sent_total",
-        help: "Parcels sent.",
-        labels: &["lane"],
-        read: |hub| lanes(hub, |lane| lane.sent as f64),
+    RunMetric {
+        name: "minds_mailbox_sent_total",
+        help: "Messages sent.",
+        labels: &["mailbox"],
+        read: |view| mailboxes(view, |mailbox| mailbox.sent as f64),
     },
-    Metered {
-        name: "minds_lane_lost_total",
-        help: "Parcels dropped unopened. Anything but 0 before a run's end is a fault.",
-        labels: &["lane"],
-        read: |hub| lanes(hub, |lane| lane.lost as f64),
+    RunMetric {
+        name: "minds_mailbox_lost_total",
+        help: "Messages dropped unopened. Anything but 0 before a run's end is a fault.",
+        labels: &["mailbox"],
+        read: |view| mailboxes(view, |mailbox| mailbox.lost as f64),
     },
-    Metered {
-        name: "minds_lane_wait_seconds_total",
+    RunMetric {
+        name: "minds_mailbox_wait_seconds_total",
         help: "Time that senders have waited for room, summed over the senders.",
-        labels: &["lane"],
-        read: |hub| lanes(hub, |lane| lane.waited_s),
+        labels: &["mailbox"],
+        read: |view| mailboxes(view, |mailbox| mailbox.waited_s),
     },
-    Metered {
+    RunMetric {
         name: "minds_stage_busy",
         help: "Pieces of work in progress.",
         labels: &["stage"],
-        read: |hub| stages(hub, |stage| stage.busy),
+        read: |view| stages(view, |stage| stage.busy),
     },
-    Metered {
+    RunMetric {
         name: "minds_stage_done_total",
         help: "Pieces of work done.",
         labels: &["stage"],
-        read: |hub| stages(hub, |stage| stage.done),
+        read: |view| stages(view, |stage| stage.done),
     },
-    Metered {
+    RunMetric {
         name: "minds_stage_failed_total",
         help: "Pieces of work that failed.",
         labels: &["stage"],
-        read: |hub| stages(hub, |stage| stage.failed),
+        read: |view| stages(view, |stage| stage.failed),
     },
-    Metered {
+    RunMetric {
         name: "minds_trainer_idle_seconds_total",
         help: "Time in which the trainer had nothing to do, by what went on meanwhile: what it was waiting for.",
         labels: &["reason"],
-        read: |hub| {
-            let idle = hub.line.activity.shares().idle;
+        read: |view| {
+            let idle = view.pipeline.activity.shares().idle;
             each([
                 ("sampling", idle.sampling),
                 ("scoring", idle.scoring),
@@ -289,86 +295,86 @@ const READ: &[Metered] = &[
             ])
         },
     },
-    Metered {
+    RunMetric {
         name: "minds_trainer_refused_batches_total",
         help: "Batches that the service refused: no optimizer step was made of them.",
         labels: &[],
-        read: |hub| one(hub.line.ledger.refused_batches() as f64),
+        read: |view| one(view.pipeline.ledger.refused_batches() as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_scorer_backlog",
-        help: "Rollouts that are played and not yet judged.",
+        help: "Rollouts that are sampled and not yet scored.",
         labels: &[],
-        read: |hub| one(backlog(hub)),
+        read: |view| one(backlog(view)),
     },
-    Metered {
+    RunMetric {
         name: "minds_scorer_queries_total",
         help: "Log-prob queries of rewards, by who answered: the `service`, or the `memory` of an equal one.",
         labels: &["answer"],
-        read: |hub| {
-            let asked = hub.line.queries.read();
+        read: |view| {
+            let asked = view.pipeline.queries.read();
             each([("service", asked.sent as f64), ("memory", asked.remembered as f64)])
         },
     },
-    Metered {
+    RunMetric {
         name: "minds_scorer_query_wait_seconds_total",
         help: "Time that log-prob queries have waited for room or for the next step, summed over the queries.",
         labels: &[],
-        read: |hub| one(hub.line.queries.read().waited_s),
+        read: |view| one(view.pipeline.queries.read().waited_s),
     },
-    Metered {
+    RunMetric {
         name: "minds_shadow_steps_total",
         help: "Gradient steps measured by shadow adapters.",
         labels: &[],
-        read: |hub| one(hub.line.queries.read().shifts.done as f64),
+        read: |view| one(view.pipeline.queries.read().deltas.done as f64),
     },
-    Metered {
+    RunMetric {
         name: "minds_shadow_wait_seconds_total",
         help: "Time that these waited for an adapter.",
         labels: &[],
-        read: |hub| one(hub.line.queries.read().shifts.waited_s),
+        read: |view| one(view.pipeline.queries.read().deltas.waited_s),
     },
-    Metered {
+    RunMetric {
         name: "minds_shadow_service_seconds_total",
         help: "Time that these took.",
         labels: &[],
-        read: |hub| one(hub.line.queries.read().shifts.worked_s),
+        read: |view| one(view.pipeline.queries.read().deltas.worked_s),
     },
-    Metered {
+    RunMetric {
         name: "minds_python_process_ends_total",
         help: "Processes of a Python environment that ended unasked, or did not start, and were replaced.",
         labels: &["environment"],
-        read: |hub| {
-            hub.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
+        read: |view| {
+            view.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
         },
     },
 ];
 
-/// Reads the metrics of [`READ`] off a run.
-struct Read {
-    hub: Arc<Hub>,
+/// Reads the metrics of [`RUN_METRICS`] off a run.
+struct RunCollector {
+    view: Arc<RunView>,
     descs: Vec<Desc>,
 }
 
-impl Read {
-    fn new(hub: Arc<Hub>) -> Result<Self, Error> {
-        let descs = READ.iter().map(|metric| {
+impl RunCollector {
+    fn new(view: Arc<RunView>) -> Result<Self, Error> {
+        let descs = RUN_METRICS.iter().map(|metric| {
             let labels = metric.labels.iter().map(|label| (*label).to_owned()).collect();
             Desc::new(metric.name.into(), metric.help.into(), labels, HashMap::new())
         });
-        Ok(Self { hub, descs: descs.collect::<Result<_, _>>()? })
+        Ok(Self { view, descs: descs.collect::<Result<_, _>>()? })
     }
 }
 
-impl Collector for Read {
+impl Collector for RunCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let families = READ.iter().map(|metric| {
+        let families = RUN_METRICS.iter().map(|metric| {
             let is_counter = metric.name.ends_with("_total");
-            let values = (metric.read)(&self.hub).into_iter().map(|(labels, value)| {
+            let values = (metric.read)(&self.view).into_iter().map(|(labels, value)| {
                 let pairs = metric.labels.iter().zip(labels).map(|(name, label)| {
                     let mut pair = LabelPair::default();
                     pair.set_name((*name).to_owned());
@@ -407,15 +413,15 @@ mod tests {
     /// The rows of the tables in `docs/metrics.md`: a name, its labels, its meaning, and what to do.
     #[test]
     fn every_metric_is_explained_and_nothing_else() {
-        let stages = minds_stages::meters::Meters::default();
-        let client = minds_tinker::client::Meters::default();
+        let stages = minds_stages::telemetry::meters::PipelineMeters::default();
+        let client = minds_tinker::client::ClientMetrics::default();
         let counted = stages.collectors().into_iter().chain(client.collectors());
         let counted: Vec<String> = counted
             .flat_map(|c| c.desc().into_iter().map(|desc| desc.fq_name.clone()).collect::<Vec<_>>())
             .collect();
-        let read = READ.iter().map(|metric| metric.name.to_owned());
+        let read = RUN_METRICS.iter().map(|metric| metric.name.to_owned());
         let known: BTreeSet<String> = read.chain(counted.iter().cloned()).collect();
-        assert_eq!(known.len(), READ.len() + counted.len(), "two have one name");
+        assert_eq!(known.len(), RUN_METRICS.len() + counted.len(), "two have one name");
 
         let docs = include_str!("../../docs/metrics.md");
         let rows = docs.lines().filter_map(|line| line.strip_prefix("| `minds_"));

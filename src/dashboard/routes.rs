@@ -1,7 +1,7 @@
 //! The addresses.
 
-use super::door::{self, Door};
-use super::hub::Hub;
+use super::access::{self, AccessGuard};
+use super::view::RunView;
 use super::{page, registry};
 use axum::Router;
 use axum::extract::{Path, Query, State};
@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures::Stream;
 use minds_core::reward::Metrics;
-use minds_engine::server::listen::{self, Limits};
+use minds_engine::server::listen::{self, ConnectionLimits};
 use prometheus::{Registry, TextEncoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -31,12 +31,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Whoever looks on takes none of the files that the run needs, and no memory without end.
-const LIMITS: Limits = Limits { connections: 64, head_timeout: Duration::from_secs(10) };
+const LIMITS: ConnectionLimits = ConnectionLimits { connections: 64, head_timeout: Duration::from_secs(10) };
 
 /// What a request is answered from.
 #[derive(Clone)]
-struct Shared {
-    hub: Arc<Hub>,
+struct RouteState {
+    view: Arc<RunView>,
     registry: Registry,
 }
 
@@ -44,8 +44,8 @@ struct Shared {
 ///
 /// # Errors
 /// Two metrics have one name.
-pub(super) fn routes(hub: Arc<Hub>, door: Door) -> Result<Router, prometheus::Error> {
-    let registry = registry::registry(hub.clone())?;
+pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, prometheus::Error> {
+    let registry = registry::registry(view.clone())?;
     Ok(Router::new()
         .route("/", get(|| async { page::file("index.html") }))
         .route("/assets/{name}", get(|Path(name): Path<String>| async move { page::file(&name) }))
@@ -59,18 +59,18 @@ pub(super) fn routes(hub: Arc<Hub>, door: Door) -> Result<Router, prometheus::Er
         .route("/api/groups", get(groups))
         .route("/api/groups/{id}", get(group))
         .fallback(|| async { missing("there is no such address") })
-        .layer(from_fn_with_state(Arc::new(door), door::guard))
+        .layer(from_fn_with_state(Arc::new(guard), access::require_access))
         .layer(map_response(protect))
-        .with_state(Shared { hub, registry }))
+        .with_state(RouteState { view, registry }))
 }
 
 /// Answers until the listener fails, or until all is told and every answer under way has left.
 pub(super) async fn serve(
     listener: std::net::TcpListener,
     routes: Router,
-    mut over: watch::Receiver<bool>,
+    mut closed: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
-    let end = async move { drop(over.wait_for(|over| *over).await) };
+    let end = async move { drop(closed.wait_for(|closed| *closed).await) };
     listen::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, end).await
 }
 
@@ -87,77 +87,80 @@ pub(super) fn missing(what: &str) -> Response {
     (StatusCode::NOT_FOUND, Json(json!({ "error": what }))).into_response()
 }
 
-async fn metrics(State(shared): State<Shared>) -> Response {
+async fn metrics(State(shared): State<RouteState>) -> Response {
     match TextEncoder::new().encode_to_string(&shared.registry.gather()) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
-async fn run(State(shared): State<Shared>) -> Response {
-    Json(&shared.hub.facts).into_response()
+async fn run(State(shared): State<RouteState>) -> Response {
+    Json(&shared.view.run_info).into_response()
 }
 
-async fn steps(State(shared): State<Shared>) -> Json<Vec<Metrics>> {
-    Json(shared.hub.told().rows.all().cloned().collect())
+async fn steps(State(shared): State<RouteState>) -> Json<Vec<Metrics>> {
+    Json(shared.view.history().rows.all().cloned().collect())
 }
 
-async fn evaluations(State(shared): State<Shared>) -> Json<Vec<Metrics>> {
-    Json(shared.hub.told().evaluations.all().cloned().collect())
+async fn evaluations(State(shared): State<RouteState>) -> Json<Vec<Metrics>> {
+    Json(shared.view.history().evaluations.all().cloned().collect())
 }
 
-async fn events(State(shared): State<Shared>) -> Json<Value> {
-    Json(json!(shared.hub.told().events.iter().rev().collect::<Vec<_>>()))
+async fn events(State(shared): State<RouteState>) -> Json<Value> {
+    Json(json!(shared.view.history().events.iter().rev().collect::<Vec<_>>()))
 }
 
-async fn checkpoints(State(shared): State<Shared>) -> Json<Vec<Value>> {
-    Json(shared.hub.told().checkpoints.clone())
+async fn checkpoints(State(shared): State<RouteState>) -> Json<Vec<Value>> {
+    Json(shared.view.history().checkpoints.clone())
 }
 
 #[derive(Deserialize)]
-struct Which {
+struct GroupsQuery {
     env: Option<String>,
 }
 
-async fn groups(State(shared): State<Shared>, Query(which): Query<Which>) -> Json<Vec<Value>> {
-    let kept = shared.hub.told().recent.list(which.env.as_deref());
+async fn groups(State(shared): State<RouteState>, Query(which): Query<GroupsQuery>) -> Json<Vec<Value>> {
+    let kept = shared.view.history().recent.list(which.env.as_deref());
     Json(kept.iter().map(|group| group.summary()).collect())
 }
 
-async fn group(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
-    let kept = id.parse().ok().and_then(|id| shared.hub.told().recent.find(id));
+async fn group(State(shared): State<RouteState>, Path(id): Path<String>) -> Response {
+    let kept = id.parse().ok().and_then(|id| shared.view.history().recent.find(id));
     match kept {
-        Some(group) => Json(group.whole(&*shared.hub.tokenizer)).into_response(),
+        Some(group) => Json(group.whole(&*shared.view.tokenizer)).into_response(),
         None => missing("this group is no longer kept: rollouts/ in the run folder has all of them"),
     }
 }
 
-async fn live(State(shared): State<Shared>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let mut state = shared.hub.state.subscribe();
+async fn live(State(shared): State<RouteState>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let mut state = shared.view.state.subscribe();
     // The state as it is now comes first.
     state.mark_changed();
-    let news = shared.hub.news.subscribe();
-    let over = shared.hub.over.subscribe();
-    let stream = futures::stream::unfold((state, news, over), |(mut state, mut news, mut over)| async move {
-        loop {
-            let event = tokio::select! {
-                biased;
-                told = news.recv() => match told {
-                    Ok((name, text)) => Event::default().event(name).data(&*text),
-                    // A browser that slept reads what it missed from the lists.
-                    Err(RecvError::Lagged(_)) => continue,
-                    Err(RecvError::Closed) => return None,
-                },
-                changed = state.changed() => {
-                    changed.ok()?;
-                    let text = state.borrow_and_update().clone();
-                    Event::default().event("state").data(&*text)
-                }
-                // The last one of these: everything before it is told.
-                _ = over.wait_for(|over| *over) => return None,
-            };
-            return Some((Ok(event), (state, news, over)));
-        }
-    });
+    let updates = shared.view.updates.subscribe();
+    let closed = shared.view.closed.subscribe();
+    let stream = futures::stream::unfold(
+        (state, updates, closed),
+        |(mut state, mut updates, mut closed)| async move {
+            loop {
+                let event = tokio::select! {
+                    biased;
+                    told = updates.recv() => match told {
+                        Ok((name, text)) => Event::default().event(name).data(&*text),
+                        // A browser that slept reads what it missed from the lists.
+                        Err(RecvError::Lagged(_)) => continue,
+                        Err(RecvError::Closed) => return None,
+                    },
+                    changed = state.changed() => {
+                        changed.ok()?;
+                        let text = state.borrow_and_update().clone();
+                        Event::default().event("state").data(&*text)
+                    }
+                    // The last one of these: everything before it is told.
+                    _ = closed.wait_for(|closed| *closed) => return None,
+                };
+                return Some((Ok(event), (state, updates, closed)));
+            }
+        },
+    );
     Sse::new(stream).keep_alive(KeepAlive::default())
 }

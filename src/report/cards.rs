@@ -2,9 +2,9 @@
 
 use super::curves::MOST_ENVIRONMENTS;
 use super::numbers::{count, several, show};
-use super::rollouts::{self, Chosen, Rollout};
-use super::text::{Piece, cut};
-use super::tokens::{self, Span};
+use super::rollouts::{self, ChosenRollouts, StoredRollout};
+use super::text::{TextPiece, cut};
+use super::tokens::{self, TokenSpan};
 use minds_core::chat::Tokenizer;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 pub const ANSWER: usize = 3000;
 /// Characters of a message of the prompt that are shown.
 const MESSAGE: usize = 1500;
-/// Messages of a prompt, and turns of an episode, that are shown.
+/// Messages of a prompt, and turns of a rollout, that are shown.
 pub const MESSAGES: usize = 12;
 /// Numbers of a reward that are shown.
 const NUMBERS: usize = 60;
@@ -21,14 +21,14 @@ pub const NAME: usize = 300;
 
 /// An environment's rollouts.
 #[derive(Serialize)]
-pub struct Shown {
+pub struct EnvironmentCards {
     name: String,
-    kinds: Vec<(&'static str, Vec<Card>)>,
+    kinds: Vec<(&'static str, Vec<RolloutCard>)>,
 }
 
 /// A rollout as it stands in the page.
 #[derive(Serialize)]
-struct Card {
+struct RolloutCard {
     step: String,
     group: u64,
     member: u64,
@@ -36,35 +36,35 @@ struct Card {
     age: String,
     reward: String,
     advantage: String,
-    numbers: Vec<(Vec<Piece>, String)>,
+    numbers: Vec<(Vec<TextPiece>, String)>,
     more_numbers: usize,
-    prompt: Vec<Message>,
+    prompt: Vec<MessageCard>,
     more_messages: usize,
-    turns: Vec<Turn>,
+    turns: Vec<TurnCard>,
     more_turns: usize,
 }
 
 #[derive(Serialize)]
-struct Message {
+struct MessageCard {
     role: String,
-    text: Vec<Piece>,
+    text: Vec<TextPiece>,
 }
 
 #[derive(Serialize)]
-struct Turn {
+struct TurnCard {
     /// Without shades.
-    text: Vec<Piece>,
+    text: Vec<TextPiece>,
     /// Instead of the text, where the tokens are known.
-    shaded: Option<Vec<Span>>,
+    shaded: Option<Vec<TokenSpan>>,
     /// Beside the text, where they are not.
-    strip: Vec<Span>,
+    strip: Vec<TokenSpan>,
     tokens: String,
     prompt_tokens: String,
     complete: bool,
 }
 
 /// The rollouts of each environment.
-pub fn environments(chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> Vec<Shown> {
+pub fn environments(chosen: &ChosenRollouts, tokenizer: Option<&dyn Tokenizer>) -> Vec<EnvironmentCards> {
     let shown = chosen.environments.iter().take(MOST_ENVIRONMENTS).map(|(name, kinds)| {
         let kinds = [
             ("Best", &kinds.best),
@@ -73,21 +73,25 @@ pub fn environments(chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> Vec<S
             ("At random, last steps", &kinds.late),
         ];
         let kinds = kinds.into_iter().filter(|(_, rollouts)| !rollouts.is_empty());
-        let cards = |rollouts: &[Rollout]| rollouts.iter().map(|rollout| card(rollout, tokenizer)).collect();
-        Shown { name: name.clone(), kinds: kinds.map(|(title, rollouts)| (title, cards(rollouts))).collect() }
+        let cards =
+            |rollouts: &[StoredRollout]| rollouts.iter().map(|rollout| card(rollout, tokenizer)).collect();
+        EnvironmentCards {
+            name: name.clone(),
+            kinds: kinds.map(|(title, rollouts)| (title, cards(rollouts))).collect(),
+        }
     });
     shown.collect()
 }
 
-fn card(rollout: &Rollout, tokenizer: Option<&dyn Tokenizer>) -> Card {
+fn card(rollout: &StoredRollout, tokenizer: Option<&dyn Tokenizer>) -> RolloutCard {
     let number = |value: &Option<f64>| value.map_or_else(|| "none".into(), show);
     let numbers = rollout.metrics.iter().take(NUMBERS).map(|(name, value)| (cut(name, NAME), number(value)));
     // The first says what it is about, the last what is asked.
     let skipped = rollout.prompt.len().saturating_sub(MESSAGES);
     let messages = rollout.prompt.iter().enumerate().filter(|(n, _)| *n == 0 || *n > skipped);
     let messages =
-        messages.map(|(_, said)| Message { role: said.role.clone(), text: cut(&said.content, MESSAGE) });
-    Card {
+        messages.map(|(_, said)| MessageCard { role: said.role.clone(), text: cut(&said.content, MESSAGE) });
+    RolloutCard {
         step: count(rollout.step),
         group: rollout.group,
         member: rollout.member,
@@ -104,10 +108,10 @@ fn card(rollout: &Rollout, tokenizer: Option<&dyn Tokenizer>) -> Card {
     }
 }
 
-fn turn(turn: &rollouts::Turn, tokenizer: Option<&dyn Tokenizer>) -> Turn {
+fn turn(turn: &rollouts::StoredTurn, tokenizer: Option<&dyn Tokenizer>) -> TurnCard {
     let shaded = tokenizer.and_then(|t| tokens::shaded(t, &turn.text, &turn.tokens, &turn.logprobs));
     let strip = if shaded.is_some() { Vec::new() } else { tokens::strip(&turn.logprobs) };
-    Turn {
+    TurnCard {
         text: cut(&turn.text, ANSWER),
         shaded,
         strip,

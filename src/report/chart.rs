@@ -49,7 +49,7 @@ pub struct Chart {
 
 /// How the points of a curve are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum CurveStyle {
     /// By a smooth line, from each point to the next.
     Smooth,
     /// The same, and with a gap where steps in between have no value.
@@ -68,7 +68,7 @@ pub struct Curve {
     /// Step and value, in the order of the steps; all finite.
     pub points: Vec<(f64, f64)>,
     /// How they are joined.
-    pub course: Course,
+    pub course: CurveStyle,
     /// Step and the interval in which the value lies, for measured points.
     pub intervals: Vec<(f64, Range<f64>)>,
 }
@@ -77,17 +77,17 @@ impl Curve {
     /// A curve through those of these points that are finite.
     pub fn new(name: &str, colour: usize, mut points: Vec<(f64, f64)>) -> Self {
         points.retain(|(step, value)| step.is_finite() && value.is_finite());
-        Self { name: name.into(), colour, points, course: Course::Smooth, intervals: Vec::new() }
+        Self { name: name.into(), colour, points, course: CurveStyle::Smooth, intervals: Vec::new() }
     }
 
     /// Whether its points vary about a course of their own.
     fn is_smoothed(&self) -> bool {
-        self.course != Course::Plain && self.intervals.is_empty() && window(self.points.len()).is_some()
+        self.course != CurveStyle::Plain && self.intervals.is_empty() && window(self.points.len()).is_some()
     }
 
     /// The points of a line, apart where it has a gap that can be seen.
     fn pieces<'a>(&self, points: &'a [(f64, f64)]) -> Vec<&'a [(f64, f64)]> {
-        let (Some(first), Some(last), Course::Gaps) = (points.first(), points.last(), self.course) else {
+        let (Some(first), Some(last), CurveStyle::Gaps) = (points.first(), points.last(), self.course) else {
             return vec![points];
         };
         let least = ((last.0 - first.0) / STRETCHES as f64).max(1.0);
@@ -109,7 +109,7 @@ pub fn window(points: usize) -> Option<usize> {
 
 /// What is drawn on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Surface {
+pub enum DrawSurface {
     /// Elements of a page.
     Page,
     /// Pixels.
@@ -124,7 +124,7 @@ pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Str
     let mut text = String::new();
     {
         let canvas = SVGBackend::with_string(&mut text, (size.0 * SCALE, size.1 * SCALE)).into_drawing_area();
-        draw(&canvas, chart, steps, Surface::Page)?;
+        draw(&canvas, chart, steps, DrawSurface::Page)?;
         canvas.present()?;
     }
     let inside = text.split_once('>').and_then(|(_, rest)| rest.rsplit_once("</svg>"));
@@ -139,7 +139,7 @@ pub fn draw<B>(
     canvas: &DrawingArea<B, Shift>,
     chart: &Chart,
     steps: &[u64],
-    surface: Surface,
+    surface: DrawSurface,
 ) -> anyhow::Result<()>
 where
     B: DrawingBackend,
@@ -159,7 +159,7 @@ where
     let decimals = decimals(&y);
     let (_, height) = context.plotting_area().dim_in_pixel();
     // The library takes the middle of a line of text for the middle of its digits; each surface in its own way.
-    let nudge = if surface == Surface::Picture { pixels(LETTERS) as i32 / 5 } else { SCALE as i32 };
+    let nudge = if surface == DrawSurface::Picture { pixels(LETTERS) as i32 / 5 } else { SCALE as i32 };
     context
         .configure_mesh()
         .disable_x_mesh()
@@ -184,10 +184,10 @@ where
     Ok(())
 }
 
-type Context<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type PlotContext<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// What is smoothed: each point, or of very many the band in which they lie.
-fn draw_points<B>(context: &mut Context<'_, B>, curve: &Curve, surface: Surface) -> anyhow::Result<()>
+fn draw_points<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
 where
     B: DrawingBackend,
     B::ErrorType: Error + Send + Sync + 'static,
@@ -210,7 +210,7 @@ where
 }
 
 /// The smooth course, or the points themselves where they are few or measured.
-fn draw_course<B>(context: &mut Context<'_, B>, curve: &Curve, surface: Surface) -> anyhow::Result<()>
+fn draw_course<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
 where
     B: DrawingBackend,
     B::ErrorType: Error + Send + Sync + 'static,
@@ -243,19 +243,19 @@ where
 }
 
 fn draw_line<B>(
-    context: &mut Context<'_, B>,
+    context: &mut PlotContext<'_, B>,
     points: &[(f64, f64)],
     style: ShapeStyle,
-    surface: Surface,
+    surface: DrawSurface,
 ) -> anyhow::Result<()>
 where
     B: DrawingBackend,
     B::ErrorType: Error + Send + Sync + 'static,
 {
     match surface {
-        Surface::Page => context.draw_series(LineSeries::new(points.iter().copied(), style)).map(drop)?,
+        DrawSurface::Page => context.draw_series(LineSeries::new(points.iter().copied(), style)).map(drop)?,
         // As a whole, a line that turns sharply gets spikes: the library fills the polygon around it.
-        Surface::Picture => {
+        DrawSurface::Picture => {
             let pairs = points.windows(2).map(|pair| PathElement::new(pair.to_vec(), style));
             context.draw_series(pairs).map(drop)?;
         }
@@ -328,8 +328,8 @@ pub mod tests {
             let drawing = svg(&chart, (440, 200), &[]).unwrap();
             ["<polyline", "<circle"].map(|element| drawing.matches(element).count())
         };
-        assert_eq!(count(Course::Smooth), [2, 0], "each point, and the smooth course");
-        assert_eq!(count(Course::Gaps), [5, 1], "of each point three lines, one of no length");
-        assert_eq!(count(Course::Plain), [1, 0]);
+        assert_eq!(count(CurveStyle::Smooth), [2, 0], "each point, and the smooth course");
+        assert_eq!(count(CurveStyle::Gaps), [5, 1], "of each point three lines, one of no length");
+        assert_eq!(count(CurveStyle::Plain), [1, 0]);
     }
 }

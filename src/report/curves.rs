@@ -1,10 +1,10 @@
 //! Which of a run's numbers are drawn.
 
-use super::chart::{Chart, Course, Curve};
+use super::chart::{Chart, Curve, CurveStyle};
 use super::numbers::smooth;
-use super::source::Source;
-use super::table::Table;
-use minds_stages::names;
+use super::source::ReportSource;
+use super::table::MetricsTable;
+use minds_stages::telemetry::names;
 
 /// Environments that are drawn, of a mixture.
 pub const MOST_ENVIRONMENTS: usize = 12;
@@ -12,7 +12,7 @@ pub const MOST_ENVIRONMENTS: usize = 12;
 const MOST_PARTS: usize = 16;
 
 /// The reward of each environment, and of all together where there are several; and how many groups teach anything.
-pub fn rewards(source: &Source) -> Vec<Chart> {
+pub fn rewards(source: &ReportSource) -> Vec<Chart> {
     let names = source.environments();
     let all = (names.len() > 1).then(|| reward(&source.table, "all", "All environments", 5));
     let each = names.iter().take(MOST_ENVIRONMENTS).enumerate();
@@ -23,20 +23,20 @@ pub fn rewards(source: &Source) -> Vec<Chart> {
 }
 
 /// A share as percents, where there is one.
-fn share_of(source: &Source, title: &str, unit: &str, key: &str) -> Option<Chart> {
+fn share_of(source: &ReportSource, title: &str, unit: &str, key: &str) -> Option<Chart> {
     let points: Vec<_> =
         source.table.points(key).into_iter().map(|(step, share)| (step, 100.0 * share)).collect();
     (!points.is_empty()).then(|| chart(title, unit, &[("", points)]))
 }
 
-fn reward(table: &Table, name: &str, title: &str, colour: usize) -> Chart {
+fn reward(table: &MetricsTable, name: &str, title: &str, colour: usize) -> Chart {
     let points = table.points(&format!("env/{name}/reward/total"));
     Chart { title: title.into(), unit: "mean reward".into(), curves: vec![Curve::new("", colour, points)] }
 }
 
 /// What the optimizer saw.
-pub fn optimizer(table: &Table) -> Vec<Chart> {
-    let one = |title, unit, key| with(Course::Gaps, chart(title, unit, &[("", table.points(key))]));
+pub fn optimizer(table: &MetricsTable) -> Vec<Chart> {
+    let one = |title, unit, key| with(CurveStyle::Gaps, chart(title, unit, &[("", table.points(key))]));
     drawn([
         drift(table),
         entropy(table),
@@ -48,23 +48,23 @@ pub fn optimizer(table: &Table) -> Vec<Chart> {
 }
 
 /// Where nothing was trained, these numbers are not there, and a line across would invent them.
-fn with(course: Course, mut chart: Chart) -> Chart {
+fn with(course: CurveStyle, mut chart: Chart) -> Chart {
     chart.curves.iter_mut().for_each(|curve| curve.course = course);
     chart
 }
 
-fn drift(table: &Table) -> Chart {
+fn drift(table: &MetricsTable) -> Chart {
     let curves = [("½ mean squared gap", names::KL_V2), ("mean gap", names::KL_V1)];
     let curves = curves.map(|(name, key)| (name, table.points(key)));
-    with(Course::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
+    with(CurveStyle::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
 }
 
-fn entropy(table: &Table) -> Chart {
+fn entropy(table: &MetricsTable) -> Chart {
     chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(names::ENTROPY))])
 }
 
 /// How the line ran.
-pub fn flow(table: &Table) -> Vec<Chart> {
+pub fn flow(table: &MetricsTable) -> Vec<Chart> {
     let seconds = [
         ("step", names::TIME_TOTAL),
         ("passes", names::TIME_TRAIN),
@@ -85,26 +85,26 @@ pub fn flow(table: &Table) -> Vec<Chart> {
         throughput(table),
         staleness(table),
         chart("Time of a step", "seconds", &seconds.map(|(name, key)| (name, table.points(key)))),
-        with(Course::Plain, busy),
+        with(CurveStyle::Plain, busy),
         chart("Log-prob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
         chart("Measured gradient steps", "mean seconds", &of(shadow)),
     ])
 }
 
-fn throughput(table: &Table) -> Chart {
+fn throughput(table: &MetricsTable) -> Chart {
     let sampled = per_second(table, names::TOKENS_SAMPLED, 1.0);
     let trained = per_second(table, names::TOKENS_TRAINED, 1.0);
     let unit = format!("tokens per second, over {} steps around each", rate_window(table));
-    with(Course::Plain, chart("Throughput", &unit, &[("sampled", sampled), ("trained", trained)]))
+    with(CurveStyle::Plain, chart("Throughput", &unit, &[("sampled", sampled), ("trained", trained)]))
 }
 
-fn staleness(table: &Table) -> Chart {
+fn staleness(table: &MetricsTable) -> Chart {
     let curves = [("mean", names::STALENESS_MEAN), ("oldest", names::STALENESS_MAX)];
-    chart("Age of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
+    chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// What an environment's rewards were made of, and how its episodes went.
-pub fn parts(table: &Table, environment: &str) -> Vec<Chart> {
+pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
     let start = format!("env/{environment}/");
     let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != names::REWARD);
     let charts = names.map(|name| {
@@ -116,11 +116,11 @@ pub fn parts(table: &Table, environment: &str) -> Vec<Chart> {
 }
 
 /// The rewards of an evaluated environment with their 95 % intervals.
-pub fn evaluation(source: &Source, environment: &str, colour: usize) -> Chart {
+pub fn evaluation(source: &ReportSource, environment: &str, colour: usize) -> Chart {
     let rows = || source.evaluations.iter().map(|row| (row.step as f64, row));
     let points =
         rows().filter_map(|(step, row)| Some((step, row.get(environment, names::EVAL_REWARD)?))).collect();
-    let interval = |(step, row): (f64, &super::source::Evaluated)| {
+    let interval = |(step, row): (f64, &super::source::EvaluationRecord)| {
         Some((
             step,
             row.get(environment, names::EVAL_REWARD_LOW)?..row.get(environment, names::EVAL_REWARD_HIGH)?,
@@ -132,7 +132,7 @@ pub fn evaluation(source: &Source, environment: &str, colour: usize) -> Chart {
 }
 
 /// The four that tell most: for a picture.
-pub fn telling(source: &Source) -> Vec<Chart> {
+pub fn telling(source: &ReportSource) -> Vec<Chart> {
     let table = &source.table;
     let names = source.environments();
     let name = |name: &String| if names.len() > 1 { name.clone() } else { String::new() };
@@ -162,13 +162,13 @@ fn changing(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 
 /// Steps around each over which a rate is taken: a step that had nothing to train takes next to no time, and its own
 /// rate would say nothing.
-fn rate_window(table: &Table) -> usize {
+fn rate_window(table: &MetricsTable) -> usize {
     let window = (table.len() / 20).max(5) | 1;
     window.min(table.len())
 }
 
 /// A number per second: its sum over the steps around each, by the time that these took.
-fn per_second(table: &Table, key: &str, factor: f64) -> Vec<(f64, f64)> {
+fn per_second(table: &MetricsTable, key: &str, factor: f64) -> Vec<(f64, f64)> {
     let (Some(values), Some(seconds)) = (table.column(key), table.column(names::TIME_TOTAL)) else {
         return Vec::new();
     };
@@ -195,7 +195,7 @@ mod tests {
             format!("{{\"step\":{step},\"tokens/sampled\":1000,\"time/total\":{seconds}}}\n")
         };
         let rows: String = (1..).zip([1.0, 1.0, 0.001, 1.0, 1.0]).map(|(step, s)| row(step, s)).collect();
-        let (table, _) = Table::read(rows.as_bytes()).unwrap();
+        let (table, _) = MetricsTable::read(rows.as_bytes()).unwrap();
         let rates = per_second(&table, "tokens/sampled", 1.0);
         let near = |n: usize, rate: f64| (rates[n].1 - rate).abs() < 1e-6 * rate;
         assert!(near(0, 3000.0 / 2.001) && near(2, 5000.0 / 4.001), "{rates:?}");

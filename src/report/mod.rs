@@ -4,10 +4,10 @@
 //! in the folder is changed but the page itself, which belongs there. What is damaged is told and left out.
 
 mod axes;
+mod bounded_lines;
 mod cards;
 mod chart;
 mod curves;
-mod lines;
 mod numbers;
 mod page;
 mod palette;
@@ -20,17 +20,17 @@ mod text;
 mod timeline;
 mod tokens;
 
-pub use source::Source;
+pub use source::ReportSource;
 
 use minds_core::chat::Tokenizer;
-use minds_models::{Cache, Sources, tokenizer};
+use minds_models::{FetchSources, ModelCache, tokenizer};
 use std::sync::Arc;
 
 /// The page; the seed draws the rollouts that are shown at random.
 ///
 /// # Errors
 /// A drawing failed.
-pub fn html(source: &Source, seed: u64) -> anyhow::Result<String> {
+pub fn html(source: &ReportSource, seed: u64) -> anyhow::Result<String> {
     let chosen = rollouts::choose(&source.files, seed);
     page::html(source, &chosen, reader(source).as_deref())
 }
@@ -39,13 +39,13 @@ pub fn html(source: &Source, seed: u64) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// A drawing failed.
-pub fn png(source: &Source) -> anyhow::Result<Vec<u8>> {
+pub fn png(source: &ReportSource) -> anyhow::Result<Vec<u8>> {
     picture::png(&curves::telling(source), source.table.steps())
 }
 
 /// The model's tokenizer, where it is on this machine. Nothing is fetched for a page.
-fn reader(source: &Source) -> Option<Arc<dyn Tokenizer>> {
-    let nowhere = Sources { hub: false, hub_endpoint: None, python: None };
+fn reader(source: &ReportSource) -> Option<Arc<dyn Tokenizer>> {
+    let nowhere = FetchSources { hub: false, hub_endpoint: None, python: None };
     let silent = Arc::new(|_| ());
-    tokenizer(&source.plan.as_ref()?.base_model, &Cache::from_env(), &nowhere, &(silent as _)).ok()
+    tokenizer(&source.plan.as_ref()?.base_model, &ModelCache::from_env(), &nowhere, &(silent as _)).ok()
 }

@@ -2,14 +2,14 @@
 
 /// A mean, and its standard error where more than one number went into it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
+pub struct MeanEstimate {
     /// The mean; NaN of nothing.
     pub mean: f64,
     /// The standard error.
     pub error: Option<f64>,
 }
 
-impl Estimate {
+impl MeanEstimate {
     /// Of these numbers, taken as independent.
     pub fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;
@@ -140,12 +140,12 @@ mod tests {
     /// 1, 2, 3, 4: mean 2.5, sample variance 5/3, standard error sqrt(5/12).
     #[test]
     fn a_mean_has_its_standard_error_where_there_is_one() {
-        let found = Estimate::of(&[1.0, 2.0, 3.0, 4.0]);
+        let found = MeanEstimate::of(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(found.mean, 2.5);
         assert!((found.error.unwrap() - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
-        assert_eq!(Estimate::of(&[1.0]), Estimate { mean: 1.0, error: None });
-        assert_eq!(Estimate::of(&[]).show(), "none");
-        let shown = |mean, error| Estimate { mean, error: Some(error) }.show();
+        assert_eq!(MeanEstimate::of(&[1.0]), MeanEstimate { mean: 1.0, error: None });
+        assert_eq!(MeanEstimate::of(&[]).show(), "none");
+        let shown = |mean, error| MeanEstimate { mean, error: Some(error) }.show();
         assert_eq!(shown(-0.51234, 0.01256), "−0.512 ± 0.013");
         assert_eq!((shown(1234.5, 100.0), shown(0.5, 0.0)), ("1234 ± 100".into(), "0.5".into()));
     }

@@ -6,14 +6,14 @@ use super::cards::{self, ANSWER, MESSAGES, NAME};
 use super::chart::{self, Chart};
 use super::curves;
 use super::numbers::{count, show};
-use super::palette::{INKS, Ink};
-use super::rollouts::Chosen;
-use super::source::{Poisoned, Source};
-use super::summary::{self, Change, Fact};
-use super::text::{Piece, cut};
+use super::palette::{ChartColor, INKS};
+use super::rollouts::ChosenRollouts;
+use super::source::{ReportSource, StoredQuarantine};
+use super::summary::{self, ReportFact, RewardChange};
+use super::text::{TextPiece, cut};
 use super::timeline;
 use minds_core::chat::Tokenizer;
-use minds_stages::names;
+use minds_stages::telemetry::names;
 use minijinja::Environment;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -30,8 +30,12 @@ const ROWS: usize = 30;
 ///
 /// # Errors
 /// A drawing failed.
-pub fn html(source: &Source, chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> anyhow::Result<String> {
-    let view = View::new(source, chosen, tokenizer)?;
+pub fn html(
+    source: &ReportSource,
+    chosen: &ChosenRollouts,
+    tokenizer: Option<&dyn Tokenizer>,
+) -> anyhow::Result<String> {
+    let view = ReportView::new(source, chosen, tokenizer)?;
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     // The ending of its name turns the escaping on.
@@ -41,44 +45,44 @@ pub fn html(source: &Source, chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>)
 
 /// All that the template needs.
 #[derive(Serialize)]
-struct View {
+struct ReportView {
     style: &'static str,
     name: String,
     status: String,
     written: Option<String>,
     made: String,
     version: &'static str,
-    inks: [Ink; INKS.len()],
-    notes: Vec<Vec<Piece>>,
-    headline: Vec<Fact>,
-    changes: Vec<Change>,
-    settings: Vec<Fact>,
-    groups: Option<(u64, Vec<Fact>)>,
-    sections: Vec<Section>,
+    inks: [ChartColor; INKS.len()],
+    notes: Vec<Vec<TextPiece>>,
+    headline: Vec<ReportFact>,
+    changes: Vec<RewardChange>,
+    settings: Vec<ReportFact>,
+    groups: Option<(u64, Vec<ReportFact>)>,
+    sections: Vec<ChartSection>,
     smooth: Option<String>,
-    steps: Vec<timeline::Step>,
-    evaluations: Vec<Evaluated>,
-    environments: Vec<cards::Shown>,
+    steps: Vec<timeline::StepBars>,
+    evaluations: Vec<EvaluationSection>,
+    environments: Vec<cards::EnvironmentCards>,
     read: String,
-    faults: Vec<Fact>,
+    faults: Vec<ReportFact>,
     kinds: Vec<[String; 3]>,
-    poisoned: Vec<Poison>,
+    quarantined: Vec<QuarantineCard>,
     checkpoints: Vec<[String; 4]>,
     checkpoint_count: String,
-    config: Vec<Piece>,
+    config: Vec<TextPiece>,
 }
 
 /// Charts under a heading.
 #[derive(Serialize)]
-struct Section {
+struct ChartSection {
     title: String,
     open: bool,
-    charts: Vec<Drawn>,
+    charts: Vec<DrawnChart>,
 }
 
 /// A chart as it stands in the page.
 #[derive(Serialize)]
-struct Drawn {
+struct DrawnChart {
     title: String,
     unit: String,
     legend: Vec<(String, usize)>,
@@ -89,9 +93,9 @@ struct Drawn {
 
 /// An environment's evaluations.
 #[derive(Serialize)]
-struct Evaluated {
+struct EvaluationSection {
     name: String,
-    chart: Drawn,
+    chart: DrawnChart,
     /// Names of the numbers beside the reward.
     parts: Vec<String>,
     rows: Vec<EvaluationRow>,
@@ -109,17 +113,21 @@ struct EvaluationRow {
 }
 
 #[derive(Serialize)]
-struct Poison {
+struct QuarantineCard {
     environment: String,
     item: u64,
     policy: u64,
     kind: String,
-    cause: Vec<Piece>,
-    text: Vec<Vec<Piece>>,
+    cause: Vec<TextPiece>,
+    text: Vec<Vec<TextPiece>>,
 }
 
-impl View {
-    fn new(source: &Source, chosen: &Chosen, tokenizer: Option<&dyn Tokenizer>) -> anyhow::Result<Self> {
+impl ReportView {
+    fn new(
+        source: &ReportSource,
+        chosen: &ChosenRollouts,
+        tokenizer: Option<&dyn Tokenizer>,
+    ) -> anyhow::Result<Self> {
         let table = &source.table;
         let length = table.len();
         let smooth = chart::window(length).map(|window| count(window as u64));
@@ -157,7 +165,7 @@ impl View {
                 .iter()
                 .map(|((name, kind), n)| [name.clone(), kind.clone(), count(*n)])
                 .collect(),
-            poisoned: quarantine.last.iter().rev().map(poison).collect(),
+            quarantined: quarantine.last.iter().rev().map(quarantine_card).collect(),
             checkpoints: states
                 .map(|state| {
                     let sampler = state.sampler_path.clone().unwrap_or_default();
@@ -175,15 +183,15 @@ fn moment(time: SystemTime) -> Option<String> {
     Some(time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
 }
 
-fn sections(source: &Source) -> anyhow::Result<Vec<Section>> {
+fn sections(source: &ReportSource) -> anyhow::Result<Vec<ChartSection>> {
     let table = &source.table;
     let names = source.environments();
-    let section = |title: &str, charts: &[Chart], size, open| -> anyhow::Result<Option<Section>> {
+    let section = |title: &str, charts: &[Chart], size, open| -> anyhow::Result<Option<ChartSection>> {
         let charts = charts
             .iter()
             .map(|chart| drawn(chart, size, table.steps()))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        Ok((!charts.is_empty()).then(|| Section { title: title.into(), open, charts }))
+        Ok((!charts.is_empty()).then(|| ChartSection { title: title.into(), open, charts }))
     };
     let mut all = vec![
         section("Reward", &curves::rewards(source), LARGE, true)?,
@@ -197,9 +205,9 @@ fn sections(source: &Source) -> anyhow::Result<Vec<Section>> {
     Ok(all.into_iter().flatten().collect())
 }
 
-fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Drawn> {
+fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<DrawnChart> {
     let named = chart.curves.iter().filter(|curve| !curve.name.is_empty());
-    Ok(Drawn {
+    Ok(DrawnChart {
         title: chart.title.clone(),
         unit: chart.unit.clone(),
         legend: named.map(|curve| (curve.name.clone(), curve.colour)).collect(),
@@ -209,7 +217,7 @@ fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Drawn
     })
 }
 
-fn evaluated(source: &Source, name: &str, n: usize) -> anyhow::Result<Evaluated> {
+fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<EvaluationSection> {
     let all = &source.evaluations;
     let newest = || all.iter().rev().take(ROWS);
     let mut parts: Vec<String> = newest().flat_map(|row| row.parts(name).into_keys()).collect();
@@ -231,7 +239,7 @@ fn evaluated(source: &Source, name: &str, n: usize) -> anyhow::Result<Evaluated>
             parts: parts.iter().map(|part| number(made_of.get(part).copied())).collect(),
         }
     });
-    Ok(Evaluated {
+    Ok(EvaluationSection {
         name: name.into(),
         chart: drawn(&curves::evaluation(source, name, n), LARGE, source.table.steps())?,
         rows: rows.collect(),
@@ -241,7 +249,7 @@ fn evaluated(source: &Source, name: &str, n: usize) -> anyhow::Result<Evaluated>
 }
 
 /// How much of the run the rollouts were chosen from.
-fn reading(source: &Source, chosen: &Chosen) -> String {
+fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
     let (read, all) = (chosen.read, source.files.len());
     match all {
         0 => String::new(),
@@ -256,13 +264,13 @@ fn reading(source: &Source, chosen: &Chosen) -> String {
     }
 }
 
-fn poison(poisoned: &Poisoned) -> Poison {
-    Poison {
-        environment: poisoned.environment.clone(),
-        item: poisoned.item,
-        policy: poisoned.policy,
-        kind: poisoned.kind.clone(),
-        cause: cut(&poisoned.cause, NAME),
-        text: poisoned.text.iter().take(MESSAGES).map(|text| cut(text, ANSWER / 2)).collect(),
+fn quarantine_card(stored: &StoredQuarantine) -> QuarantineCard {
+    QuarantineCard {
+        environment: stored.environment.clone(),
+        item: stored.item,
+        policy: stored.policy,
+        kind: stored.kind.clone(),
+        cause: cut(&stored.cause, NAME),
+        text: stored.text.iter().take(MESSAGES).map(|text| cut(text, ANSWER / 2)).collect(),
     }
 }

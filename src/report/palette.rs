@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 /// A colour with its place in both worlds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Ink {
+pub struct ChartColor {
     /// Its name in style sheets.
     pub name: &'static str,
     /// On white. No two inks have the same.
@@ -54,12 +54,12 @@ pub fn writing() -> RGBColor {
     INKS[2 * LINES + 1].light.colour()
 }
 
-const fn ink(name: &'static str, light: u32, dark: u32) -> Ink {
-    Ink { name, light: Rgb(light), dark: Rgb(dark) }
+const fn ink(name: &'static str, light: u32, dark: u32) -> ChartColor {
+    ChartColor { name, light: Rgb(light), dark: Rgb(dark) }
 }
 
 /// All of them: curves, their faint companions, grid, writing.
-pub const INKS: [Ink; 2 * LINES + 2] = [
+pub const INKS: [ChartColor; 2 * LINES + 2] = [
     ink("line0", 0x3366D6, 0x7AA2FF),
     ink("line1", 0xD9730D, 0xF2A65A),
     ink("line2", 0x1B8F6A, 0x4CC9A0),

@@ -1,6 +1,6 @@
 //! The most telling curves of a run as one PNG, for a README or a paper.
 
-use super::chart::{self, Chart, FONT, SCALE, Surface};
+use super::chart::{self, Chart, DrawSurface, FONT, SCALE};
 use super::palette;
 use anyhow::Context as _;
 use plotters::coord::Shift;
@@ -74,7 +74,7 @@ fn draw_panel(
         x += pixels(18);
         write(&curve.name, &mut x)?;
     }
-    chart::draw(&body, chart, steps, Surface::Picture)
+    chart::draw(&body, chart, steps, DrawSurface::Picture)
 }
 
 const TITLE: plotters::style::RGBColor = plotters::style::RGBColor(0x1C, 0x1F, 0x26);

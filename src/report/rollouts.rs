@@ -5,10 +5,10 @@
 //! left out evenly, never the first or the last. Of each line only the reward is read; those that are chosen are read once
 //! more.
 
-use super::lines::{self, Damage, Lines, TEXTS};
+use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
 use super::numbers::several;
 use super::source::StepFile;
-use minds_core::random::draws;
+use minds_core::random::seeded_rng;
 use rand::RngExt as _;
 use serde::Deserialize;
 use std::cmp::Ordering;
@@ -26,18 +26,18 @@ const ENDS: usize = 10;
 
 /// What was chosen.
 #[derive(Debug, Default)]
-pub struct Chosen {
+pub struct ChosenRollouts {
     /// By environment.
-    pub environments: BTreeMap<String, Kinds>,
+    pub environments: BTreeMap<String, RolloutSelection>,
     /// Steps whose file was read.
     pub read: usize,
     /// Lines that are no rollout, as `file:line`.
-    pub damage: Damage,
+    pub damage: SkippedLines,
     /// Files that were not read to their end, and why.
     pub unread: Vec<String>,
 }
 
-impl Chosen {
+impl ChosenRollouts {
     /// What was left out, in words.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -60,18 +60,18 @@ impl Chosen {
 
 /// The rollouts of an environment; of a group one in each place, at most.
 #[derive(Debug, Default)]
-pub struct Kinds {
+pub struct RolloutSelection {
     /// Of the greatest reward; of equal ones the newest.
-    pub best: Vec<Rollout>,
+    pub best: Vec<StoredRollout>,
     /// Of the least reward; of equal ones the newest.
-    pub worst: Vec<Rollout>,
+    pub worst: Vec<StoredRollout>,
     /// At random, of the first steps.
-    pub early: Vec<Rollout>,
+    pub early: Vec<StoredRollout>,
     /// At random, of the last steps.
-    pub late: Vec<Rollout>,
+    pub late: Vec<StoredRollout>,
 }
 
-impl Kinds {
+impl RolloutSelection {
     /// Where all rewards are the same, none is the worst.
     fn distinct(mut self) -> Self {
         let greatest = self.best.first().map(|rollout| rollout.reward);
@@ -82,7 +82,7 @@ impl Kinds {
 
 /// A line of a step's file.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Rollout {
+pub struct StoredRollout {
     /// Its step, from 1.
     pub step: u64,
     /// Which group.
@@ -100,14 +100,14 @@ pub struct Rollout {
     /// What the reward was made of.
     pub metrics: BTreeMap<String, Option<f64>>,
     /// The conversation to which the first answer was given.
-    pub prompt: Vec<Said>,
+    pub prompt: Vec<StoredMessage>,
     /// The answers, in order.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<StoredTurn>,
 }
 
 /// A message.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Said {
+pub struct StoredMessage {
     /// Who speaks.
     pub role: String,
     /// What is said.
@@ -116,7 +116,7 @@ pub struct Said {
 
 /// An answer.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Turn {
+pub struct StoredTurn {
     /// As it was read.
     pub text: String,
     /// Whether it came to its end.
@@ -131,7 +131,7 @@ pub struct Turn {
 
 /// What the choice needs of a line.
 #[derive(Deserialize)]
-struct Brief {
+struct RolloutHeader {
     step: u64,
     environment: String,
     group: u64,
@@ -140,22 +140,22 @@ struct Brief {
 }
 
 /// Where a rollout is.
-struct Spot {
-    brief: Brief,
+struct RolloutLocation {
+    header: RolloutHeader,
     file: usize,
     at: u64,
     length: usize,
     /// Drawn for it alone.
-    lot: u64,
+    random_key: u64,
 }
 
 /// Chooses from these files, which are in the order of their steps. What cannot be read is left out and told.
-pub fn choose(files: &[StepFile], seed: u64) -> Chosen {
+pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
     let files = spread(files);
-    let mut chosen = Chosen { read: files.len(), ..Chosen::default() };
-    let mut spots: BTreeMap<String, Vec<Spot>> = BTreeMap::new();
+    let mut chosen = ChosenRollouts { read: files.len(), ..ChosenRollouts::default() };
+    let mut locations: BTreeMap<String, Vec<RolloutLocation>> = BTreeMap::new();
     for (n, file) in files.iter().enumerate() {
-        if let Err(error) = scan(n, file, seed, &mut spots, &mut chosen.damage) {
+        if let Err(error) = scan(n, file, seed, &mut locations, &mut chosen.damage) {
             chosen.unread.push(format!("{} is left out: {error}", file.path.display()));
         } else if file.bytes > MOST_BYTES {
             let read = MOST_BYTES >> 20;
@@ -164,18 +164,21 @@ pub fn choose(files: &[StepFile], seed: u64) -> Chosen {
     }
     let end = ENDS.min(files.len() / 2);
     let late_from = files.len() - ENDS.min(files.len().div_ceil(2));
-    let newest = |a: &Spot, b: &Spot| b.brief.step.cmp(&a.brief.step).then(a.lot.cmp(&b.lot));
-    let rising = |a: &Spot, b: &Spot| a.brief.reward.total_cmp(&b.brief.reward);
-    let by_lot = |a: &Spot, b: &Spot| a.lot.cmp(&b.lot);
-    for (environment, spots) in spots {
-        let some = |among: &dyn Fn(&Spot) -> bool, order: &dyn Fn(&Spot, &Spot) -> Ordering| {
-            pick(&files, spots.iter().filter(|spot| among(spot)).collect(), order)
+    let newest = |a: &RolloutLocation, b: &RolloutLocation| {
+        b.header.step.cmp(&a.header.step).then(a.random_key.cmp(&b.random_key))
+    };
+    let rising = |a: &RolloutLocation, b: &RolloutLocation| a.header.reward.total_cmp(&b.header.reward);
+    let by_random_key = |a: &RolloutLocation, b: &RolloutLocation| a.random_key.cmp(&b.random_key);
+    for (environment, locations) in locations {
+        let some = |among: &dyn Fn(&RolloutLocation) -> bool,
+                    order: &dyn Fn(&RolloutLocation, &RolloutLocation) -> Ordering| {
+            pick(&files, locations.iter().filter(|location| among(location)).collect(), order)
         };
-        let kinds = Kinds {
+        let kinds = RolloutSelection {
             best: some(&|_| true, &|a, b| rising(b, a).then(newest(a, b))),
             worst: some(&|_| true, &|a, b| rising(a, b).then(newest(a, b))),
-            early: some(&|spot| spot.file < end, &by_lot),
-            late: some(&|spot| spot.file >= late_from, &by_lot),
+            early: some(&|location| location.file < end, &by_random_key),
+            late: some(&|location| location.file >= late_from, &by_random_key),
         };
         chosen.environments.insert(environment, kinds.distinct());
     }
@@ -185,14 +188,15 @@ pub fn choose(files: &[StepFile], seed: u64) -> Chosen {
 /// The first few in this order, of as many groups.
 fn pick(
     files: &[&StepFile],
-    mut spots: Vec<&Spot>,
-    order: &dyn Fn(&Spot, &Spot) -> Ordering,
-) -> Vec<Rollout> {
-    spots.sort_by(|a, b| order(a, b));
+    mut locations: Vec<&RolloutLocation>,
+    order: &dyn Fn(&RolloutLocation, &RolloutLocation) -> Ordering,
+) -> Vec<StoredRollout> {
+    locations.sort_by(|a, b| order(a, b));
     let mut groups = HashSet::new();
-    let new = spots.into_iter().filter(|spot| groups.insert((spot.brief.step, spot.brief.group)));
+    let new =
+        locations.into_iter().filter(|location| groups.insert((location.header.step, location.header.group)));
     // A run that goes on may have replaced a file since it was looked through.
-    new.take(OF_EACH).filter_map(|spot| read(files[spot.file], spot).ok()).collect()
+    new.take(OF_EACH).filter_map(|location| read(files[location.file], location).ok()).collect()
 }
 
 /// As many files as may be read, evenly spread.
@@ -213,21 +217,23 @@ fn scan(
     n: usize,
     file: &StepFile,
     seed: u64,
-    spots: &mut BTreeMap<String, Vec<Spot>>,
-    damage: &mut Damage,
+    locations: &mut BTreeMap<String, Vec<RolloutLocation>>,
+    damage: &mut SkippedLines,
 ) -> io::Result<()> {
-    let mut lines = Lines::new(BufReader::new(lines::open(&file.path)?).take(MOST_BYTES), TEXTS);
+    let mut lines =
+        BoundedLines::new(BufReader::new(bounded_lines::open(&file.path)?).take(MOST_BYTES), TEXTS);
     while let Some(line) = lines.read()? {
         let Some(text) = line.text else {
             damage.long += 1;
             continue;
         };
-        match serde_json::from_slice::<Brief>(text) {
-            Ok(brief) => {
-                let lot = draws([seed, brief.step, brief.group, brief.member]).random();
-                let name = brief.environment.clone();
-                let spot = Spot { brief, file: n, at: line.at, length: text.len(), lot };
-                spots.entry(name).or_default().push(spot);
+        match serde_json::from_slice::<RolloutHeader>(text) {
+            Ok(header) => {
+                let random_key = seeded_rng([seed, header.step, header.group, header.member]).random();
+                let name = header.environment.clone();
+                let location =
+                    RolloutLocation { header, file: n, at: line.at, length: text.len(), random_key };
+                locations.entry(name).or_default().push(location);
             }
             Err(_) => damage.add(|| format!("{}:{}", file.path.display(), line.number)),
         }
@@ -235,10 +241,10 @@ fn scan(
     Ok(())
 }
 
-fn read(file: &StepFile, spot: &Spot) -> io::Result<Rollout> {
-    let mut line = vec![0; spot.length];
-    let mut open = lines::open(&file.path)?;
-    open.seek(SeekFrom::Start(spot.at))?;
+fn read(file: &StepFile, location: &RolloutLocation) -> io::Result<StoredRollout> {
+    let mut line = vec![0; location.length];
+    let mut open = bounded_lines::open(&file.path)?;
+    open.seek(SeekFrom::Start(location.at))?;
     open.read_exact(&mut line)?;
     Ok(serde_json::from_slice(&line)?)
 }
@@ -265,7 +271,7 @@ mod tests {
         rewards.iter().enumerate().map(file).collect()
     }
 
-    fn steps(rollouts: &[Rollout]) -> Vec<(u64, f64)> {
+    fn steps(rollouts: &[StoredRollout]) -> Vec<(u64, f64)> {
         rollouts.iter().map(|r| (r.step, r.reward)).collect()
     }
 

@@ -3,15 +3,15 @@
 //! Nothing is written or locked. What is damaged, cannot be read or is no regular file is left out and told; only a folder
 //! that holds no run is an error.
 
-use super::lines::{self, Damage, Lines, NUMBERS, TEXTS};
-use super::table::{MOST_NAMES, Table};
+use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines, TEXTS};
+use super::table::{MOST_NAMES, MetricsTable};
 use crate::cli;
 use crate::config::file::ConfigFile;
-use crate::config::{RunPlan, Variables, mask};
-use crate::run_folder::{CHECKPOINTS, CONFIG, Checkpoint, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
+use crate::config::{ProcessVariables, RunPlan, mask};
+use crate::run_folder::{CHECKPOINTS, CONFIG, CheckpointRecord, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
 use anyhow::{Context as _, bail};
 use minds_core::reward::Metrics;
-use minds_stages::names;
+use minds_stages::telemetry::names;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// What a run has left behind.
-pub struct Source {
+pub struct ReportSource {
     /// Name of the folder, with that of the folder around it.
     pub name: String,
     /// The config, its keys hidden.
@@ -29,15 +29,15 @@ pub struct Source {
     /// What it means, if this version of the program knows it.
     pub plan: Option<RunPlan>,
     /// The numbers of all steps.
-    pub table: Table,
+    pub table: MetricsTable,
     /// When the last row was written.
     pub written: Option<SystemTime>,
     /// Evaluations.
-    pub evaluations: Vec<Evaluated>,
+    pub evaluations: Vec<EvaluationRecord>,
     /// Saved states.
-    pub checkpoints: Vec<Checkpoint>,
+    pub checkpoints: Vec<CheckpointRecord>,
     /// Rewards that failed for good.
-    pub quarantine: Quarantine,
+    pub quarantine: QuarantineSummary,
     /// What was trained, by step.
     pub files: Vec<StepFile>,
     /// What is damaged or missing.
@@ -46,7 +46,7 @@ pub struct Source {
 
 /// A line of `evals.jsonl`.
 #[derive(Debug, Deserialize)]
-pub struct Evaluated {
+pub struct EvaluationRecord {
     /// Steps that the weights had behind them.
     pub step: u64,
     /// `eval/<name>/…`
@@ -56,16 +56,16 @@ pub struct Evaluated {
 
 /// `quarantine.jsonl`, counted.
 #[derive(Debug, Default)]
-pub struct Quarantine {
+pub struct QuarantineSummary {
     /// Lines of each environment and kind.
     pub counts: BTreeMap<(String, String), u64>,
     /// The last few.
-    pub last: VecDeque<Poisoned>,
+    pub last: VecDeque<StoredQuarantine>,
 }
 
 /// A line of `quarantine.jsonl`.
 #[derive(Debug, Deserialize)]
-pub struct Poisoned {
+pub struct StoredQuarantine {
     /// The environment.
     pub environment: String,
     /// Index of the item within the environment's data.
@@ -96,7 +96,7 @@ const SHOWN: usize = 10;
 /// Environments whose evaluations are shown.
 const MOST_EVALUATED: usize = 64;
 
-impl Source {
+impl ReportSource {
     /// Reads a folder.
     ///
     /// # Errors
@@ -115,8 +115,8 @@ impl Source {
         let (mut evaluations, mut checkpoints) = (Vec::new(), Vec::new());
         lines(folder, (EVALUATIONS, NUMBERS), &mut notes, |row| evaluations.push(row));
         lines(folder, (CHECKPOINTS, TEXTS), &mut notes, |row| checkpoints.push(row));
-        let mut quarantine = Quarantine::default();
-        lines(folder, (QUARANTINE, TEXTS), &mut notes, |row: Poisoned| {
+        let mut quarantine = QuarantineSummary::default();
+        lines(folder, (QUARANTINE, TEXTS), &mut notes, |row: StoredQuarantine| {
             *quarantine.counts.entry((row.environment.clone(), row.kind.clone())).or_default() += 1;
             if quarantine.last.len() == SHOWN {
                 quarantine.last.pop_front();
@@ -147,12 +147,12 @@ impl Source {
     }
 }
 
-fn evaluated(rows: &[Evaluated]) -> BTreeSet<&str> {
+fn evaluated(rows: &[EvaluationRecord]) -> BTreeSet<&str> {
     let keys = rows.iter().flat_map(|row| row.metrics.keys());
     keys.filter_map(|key| key.strip_prefix("eval/")?.strip_suffix("/episodes")).collect()
 }
 
-impl Evaluated {
+impl EvaluationRecord {
     /// A number of an environment, where there is one.
     pub fn get(&self, environment: &str, key: &str) -> Option<f64> {
         self.metrics.get(&format!("eval/{environment}/{key}")).copied().flatten()
@@ -181,7 +181,7 @@ fn name(folder: &Path) -> String {
 fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Option<RunPlan>)> {
     let path = folder.join(CONFIG);
     let mut bytes = Vec::new();
-    let read = lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
+    let read = bounded_lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
     read.with_context(|| format!("failed to read {}", path.display()))?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
     // Whatever was written into it, no key comes out again: the table `[tinker]` keeps none, and others are masked.
@@ -204,30 +204,31 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
         notes.push(format!("{CONFIG} is damaged and not shown"));
         return Ok((String::new(), None));
     };
-    let plan = RunPlan::load(&cli::Run::of(path, Vec::new(), None), &Variables::default()).ok();
+    let plan =
+        RunPlan::load(&cli::RunArgs::for_config(path, Vec::new(), None), &ProcessVariables::default()).ok();
     Ok((text, plan))
 }
 
-fn table(folder: &Path, notes: &mut Vec<String>) -> (Table, Option<SystemTime>) {
+fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<SystemTime>) {
     let before = notes.len();
     let Some(file) = open(folder, METRICS, notes) else {
         if notes.len() == before {
             notes.push(format!("there is no {METRICS}: the run has not begun"));
         }
-        return (Table::default(), None);
+        return (MetricsTable::default(), None);
     };
     let written = file.metadata().and_then(|meta| meta.modified()).ok();
-    let (mut table, mut damage) = match Table::read(BufReader::new(file)) {
+    let (mut table, mut damage) = match MetricsTable::read(BufReader::new(file)) {
         Ok(read) => read,
         Err(error) => {
             notes.push(left_out(METRICS, &error));
-            return (Table::default(), written);
+            return (MetricsTable::default(), written);
         }
     };
     // Another program may have written the array anew, with other ends of lines.
     if !damage.is_none()
-        && let Ok(again) = lines::open(&folder.join(METRICS))
-        && let Some(whole) = Table::read_array(BufReader::new(again))
+        && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
+        && let Some(whole) = MetricsTable::read_array(BufReader::new(again))
     {
         (table, damage) = whole;
     }
@@ -249,8 +250,8 @@ fn lines<T: DeserializeOwned>(
     mut take: impl FnMut(T),
 ) {
     let Some(file) = open(folder, name, notes) else { return };
-    let mut damage = Damage::default();
-    let mut lines = Lines::new(BufReader::new(file), longest);
+    let mut damage = SkippedLines::default();
+    let mut lines = BoundedLines::new(BufReader::new(file), longest);
     loop {
         match lines.read() {
             Ok(None) => break,
@@ -272,7 +273,7 @@ fn lines<T: DeserializeOwned>(
 /// A file, if there is one that can be read; what is there instead is told.
 fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
     let path = folder.join(name);
-    match lines::open(&path) {
+    match bounded_lines::open(&path) {
         Ok(file) => Some(file),
         // A link that leads nowhere is something.
         Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
@@ -304,7 +305,7 @@ fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
         let step =
             name.to_str().and_then(|name| name.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok());
         let Some(step) = step else { continue };
-        match lines::regular(&entry.path()) {
+        match bounded_lines::regular(&entry.path()) {
             Ok(meta) => files.push(StepFile { step, path: entry.path(), bytes: meta.len() }),
             Err(error) => unread.push((step, name.display().to_string(), error)),
         }

@@ -1,13 +1,13 @@
 //! A run in a few numbers.
 
-use super::numbers::{Estimate, count, percent, several, show, time};
-use super::source::Source;
-use super::table::Table;
+use super::numbers::{MeanEstimate, count, percent, several, show, time};
+use super::source::ReportSource;
+use super::table::MetricsTable;
 use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::ServicePlan;
-use minds_stages::batcher::Staleness;
-use minds_stages::names;
+use minds_stages::batcher::StalenessHandling;
+use minds_stages::telemetry::names;
 use serde::Serialize;
 
 /// Steps that are compared at both ends.
@@ -17,7 +17,7 @@ const NAMED: usize = 12;
 
 /// A fact.
 #[derive(Debug, Serialize)]
-pub struct Fact {
+pub struct ReportFact {
     /// What it is about.
     pub label: String,
     /// The fact.
@@ -27,13 +27,13 @@ pub struct Fact {
 }
 
 /// A fact with its note.
-pub fn fact(label: &str, value: impl Into<String>, note: impl Into<String>) -> Fact {
-    Fact { label: label.into(), value: value.into(), note: note.into() }
+pub fn fact(label: &str, value: impl Into<String>, note: impl Into<String>) -> ReportFact {
+    ReportFact { label: label.into(), value: value.into(), note: note.into() }
 }
 
 /// How the reward of an environment changed.
 #[derive(Debug, Serialize)]
-pub struct Change {
+pub struct RewardChange {
     /// The environment.
     pub environment: String,
     /// Steps in which it was trained.
@@ -51,7 +51,7 @@ pub struct Change {
 }
 
 /// Where the run stands.
-pub fn status(source: &Source) -> String {
+pub fn status(source: &ReportSource) -> String {
     let done = source.table.steps().last().copied();
     let total = source.plan.as_ref().map(|plan| plan.max_steps);
     let of = total.map(|total| format!(" of {}", count(total))).unwrap_or_default();
@@ -69,7 +69,7 @@ pub fn status(source: &Source) -> String {
 }
 
 /// The numbers at the top.
-pub fn headline(source: &Source) -> Vec<Fact> {
+pub fn headline(source: &ReportSource) -> Vec<ReportFact> {
     let table = &source.table;
     let seconds = table.sum(names::TIME_TOTAL);
     let mut facts = Vec::new();
@@ -77,7 +77,7 @@ pub fn headline(source: &Source) -> Vec<Fact> {
         let note = format!("mean of the last {} steps; {} over the first", change.window, change.first);
         facts.push(fact("Reward", change.last, note));
     }
-    let mean = Estimate::of(&table.values(names::TIME_TOTAL)).mean;
+    let mean = MeanEstimate::of(&table.values(names::TIME_TOTAL)).mean;
     facts.push(fact(
         "Steps",
         count(table.steps().last().copied().unwrap_or(0)),
@@ -101,29 +101,29 @@ pub fn headline(source: &Source) -> Vec<Fact> {
 }
 
 /// The first and the last steps of each environment, and of all where there are several.
-pub fn changes(source: &Source) -> Vec<Change> {
+pub fn changes(source: &ReportSource) -> Vec<RewardChange> {
     let names = source.environments();
     let all = (names.len() > 1).then(|| "all".to_owned());
     names.into_iter().chain(all).filter_map(|name| change(&source.table, &name)).collect()
 }
 
-fn change(table: &Table, environment: &str) -> Option<Change> {
+fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     let rewards = table.values(&format!("env/{environment}/reward/total"));
     if rewards.is_empty() {
         return None;
     }
     // Ends of a short run do not overlap.
     let window = WINDOW.min(rewards.len().div_ceil(2));
-    let first = Estimate::of(&rewards[..window]);
-    let last = Estimate::of(&rewards[rewards.len() - window..]);
+    let first = MeanEstimate::of(&rewards[..window]);
+    let last = MeanEstimate::of(&rewards[rewards.len() - window..]);
     let error = first.error.zip(last.error).map(|(a, b)| a.hypot(b));
-    let difference = Estimate { mean: last.mean - first.mean, error };
+    let difference = MeanEstimate { mean: last.mean - first.mean, error };
     let direction = match error {
         Some(error) if difference.mean > 2.0 * error => "up",
         Some(error) if difference.mean < -2.0 * error => "down",
         _ => "",
     };
-    Some(Change {
+    Some(RewardChange {
         environment: environment.into(),
         steps: count(rewards.len() as u64),
         first: first.show(),
@@ -135,7 +135,7 @@ fn change(table: &Table, environment: &str) -> Option<Change> {
 }
 
 /// What became of all groups, as the last saved state tells it.
-pub fn groups(source: &Source) -> Option<(u64, Vec<Fact>)> {
+pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
     let last = source.checkpoints.last().filter(|last| last.groups.opened > 0)?;
     let counts = last.groups;
     let share = |label, number: u64, note: &str| {
@@ -155,7 +155,7 @@ pub fn groups(source: &Source) -> Option<(u64, Vec<Fact>)> {
 }
 
 /// What went wrong, or was held back, in the steps on record.
-pub fn faults(source: &Source) -> Vec<Fact> {
+pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
     let table = &source.table;
     let in_steps = |steps: &[u64]| {
         let named: Vec<String> = steps.iter().take(NAMED).map(u64::to_string).collect();
@@ -169,7 +169,7 @@ pub fn faults(source: &Source) -> Vec<Fact> {
     let missing = table.points("env/all/missing_episodes").into_iter().filter(|point| point.1 > 0.0);
     let missing: Vec<u64> = missing.map(|(step, _)| step as u64).collect();
     let quarantined: u64 = source.quarantine.counts.values().sum();
-    let alarm = source.plan.as_ref().and_then(|plan| plan.pace.kl_alarm);
+    let alarm = source.plan.as_ref().and_then(|plan| plan.batching.kl_alarm);
     let limit =
         alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
     vec![
@@ -190,7 +190,7 @@ pub fn faults(source: &Source) -> Vec<Fact> {
 }
 
 /// What the config means.
-pub fn settings(plan: &RunPlan) -> Vec<Fact> {
+pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
     let file = &plan.resolved;
     let written = |key: &Option<String>, usual: &str| key.clone().unwrap_or_else(|| usual.into());
     let (service, threads) = match &plan.service {
@@ -207,8 +207,9 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
         _ => env.name.clone(),
     };
     let environments: Vec<String> = plan.envs.iter().map(environment).collect();
-    let (pace, sampling) = (&plan.pace, &plan.sampling);
-    let batch = format!("{} of {}", several(pace.groups_per_batch.get() as u64, "group"), plan.group_size);
+    let (batching, sampling) = (&plan.batching, &plan.sampling);
+    let batch =
+        format!("{} of {}", several(batching.groups_per_batch.get() as u64, "group"), plan.group_size);
     let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));
     vec![
         fact("Model", &plan.base_model, plan.renderer.clone().unwrap_or_default()),
@@ -217,10 +218,10 @@ pub fn settings(plan: &RunPlan) -> Vec<Fact> {
         fact("Batch", batch, ""),
         fact(
             "Off policy",
-            format!("rollouts are at most {} old", several(pace.max_staleness, "step")),
-            match pace.staleness {
-                Staleness::Wait => "stragglers are waited for",
-                Staleness::Drop => "older ones are dropped",
+            format!("rollouts are at most {} old", several(batching.max_staleness, "step")),
+            match batching.staleness {
+                StalenessHandling::Wait => "stragglers are waited for",
+                StalenessHandling::Drop => "older ones are dropped",
             },
         ),
         fact(

@@ -4,7 +4,7 @@
 //! row is left out and told by its number; what a row does not have is NaN in its column, and takes no memory. The same
 //! array in another layout, as other programs write it, is read row by row.
 
-use super::lines::{Damage, Lines, NUMBERS};
+use super::bounded_lines::{BoundedLines, NUMBERS, SkippedLines};
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::Value;
 use std::cell::Cell;
@@ -17,30 +17,30 @@ pub const MOST_NAMES: usize = 4096;
 
 /// The numbers of all steps.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct MetricsTable {
     steps: Vec<u64>,
-    columns: BTreeMap<String, Column>,
+    columns: BTreeMap<String, MetricsColumn>,
     left_out: u64,
 }
 
 /// One number of the rows that have it.
 #[derive(Debug, Default)]
-struct Column {
+struct MetricsColumn {
     rows: Vec<u32>,
     values: Vec<f64>,
 }
 
 /// A row as it is written: JSON has no word for what is no finite number but `null`.
-type Row = BTreeMap<String, Option<f64>>;
+type MetricsRow = BTreeMap<String, Option<f64>>;
 
-impl Table {
+impl MetricsTable {
     /// Reads a file with a row on each line; beside the table, the lines that are damaged.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn read(file: impl BufRead) -> io::Result<(Self, Damage)> {
-        let (mut table, mut damage) = (Self::default(), Damage::default());
-        let mut lines = Lines::new(file, NUMBERS);
+    pub fn read(file: impl BufRead) -> io::Result<(Self, SkippedLines)> {
+        let (mut table, mut damage) = (Self::default(), SkippedLines::default());
+        let mut lines = BoundedLines::new(file, NUMBERS);
         while let Some(line) = lines.read()? {
             match line.text.map(<[u8]>::trim_ascii) {
                 None => damage.long += 1,
@@ -58,16 +58,16 @@ impl Table {
 
     /// Reads a JSON array in any layout, `None` if the file is not one from its start to its end; beside the table, the
     /// elements that are no rows.
-    pub fn read_array(file: impl Read) -> Option<(Self, Damage)> {
-        let (mut table, mut damage, left) = (Self::default(), Damage::default(), Cell::new(NUMBERS));
-        let mut json = serde_json::Deserializer::from_reader(Meter { file, left: &left });
-        let rows = Rows { table: &mut table, damage: &mut damage, left: &left };
+    pub fn read_array(file: impl Read) -> Option<(Self, SkippedLines)> {
+        let (mut table, mut damage, left) = (Self::default(), SkippedLines::default(), Cell::new(NUMBERS));
+        let mut json = serde_json::Deserializer::from_reader(LimitedReader { file, left: &left });
+        let rows = RowsVisitor { table: &mut table, damage: &mut damage, left: &left };
         json.deserialize_seq(rows).and_then(|()| json.end()).ok()?;
         Some((table, damage))
     }
 
     /// Whether this is a row.
-    fn add(&mut self, row: Row) -> bool {
+    fn add(&mut self, row: MetricsRow) -> bool {
         let Some(step) = row.get("step").copied().flatten().filter(|step| *step >= 0.0) else { return false };
         let Ok(number) = u32::try_from(self.steps.len()) else { return false };
         self.steps.push(step as u64);
@@ -137,12 +137,12 @@ impl Table {
 }
 
 /// A reader that gives so many bytes and then fails.
-struct Meter<'c, R> {
+struct LimitedReader<'c, R> {
     file: R,
     left: &'c Cell<u64>,
 }
 
-impl<R: Read> Read for Meter<'_, R> {
+impl<R: Read> Read for LimitedReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.left.get() == 0 {
             return Err(io::Error::other("a row is too long"));
@@ -155,13 +155,13 @@ impl<R: Read> Read for Meter<'_, R> {
 }
 
 /// Takes the elements of an array one by one.
-struct Rows<'a> {
-    table: &'a mut Table,
-    damage: &'a mut Damage,
+struct RowsVisitor<'a> {
+    table: &'a mut MetricsTable,
+    damage: &'a mut SkippedLines,
     left: &'a Cell<u64>,
 }
 
-impl<'de> Visitor<'de> for Rows<'_> {
+impl<'de> Visitor<'de> for RowsVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn what_a_row_has_not_is_no_number_and_a_damaged_line_is_told() {
         let text = "[\n{\"step\":1,\"a\":0.5},\n{\"step\":2,\"a\":null,\"b\":3},\n{\"a\":1},\n{\"step\":4,\"b\":1e999},\n{\"step\":5,\"a\":7}\n{\"ste";
-        let (table, damage) = Table::read(text.as_bytes()).unwrap();
+        let (table, damage) = MetricsTable::read(text.as_bytes()).unwrap();
         assert_eq!(table.steps(), [1, 2, 5]);
         assert_eq!(damage.first, ["4", "5", "7"], "no step; a number that JSON cannot hold; cut off");
         assert_eq!(table.points("a"), [(1.0, 0.5), (5.0, 7.0)]);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_empty_array_is_a_run_without_a_step() {
-        let (table, damage) = Table::read(&b"[\n]\n"[..]).unwrap();
+        let (table, damage) = MetricsTable::read(&b"[\n]\n"[..]).unwrap();
         assert!(table.len() == 0 && damage.is_none());
     }
 
@@ -209,25 +209,25 @@ mod tests {
     fn an_array_is_read_in_any_layout_and_only_as_a_whole() {
         let rows = r#"[{"step":1,"a":0.5},{"step":2,"a":[{}]},7,{"step":4,"a":null,"b":3}]"#;
         for text in [rows.to_owned(), rows.replace(',', " ,\n").replace('{', "{\n  ")] {
-            let (table, damage) = Table::read_array(text.as_bytes()).unwrap();
+            let (table, damage) = MetricsTable::read_array(text.as_bytes()).unwrap();
             assert_eq!(table.steps(), [1, 4]);
             assert_eq!((table.points("a"), table.points("b")), (vec![(1.0, 0.5)], vec![(4.0, 3.0)]));
             assert_eq!(damage.first, ["row 2", "row 3"]);
         }
         for cut in [1, rows.len() - 1] {
-            assert!(Table::read_array(&rows.as_bytes()[..cut]).is_none());
+            assert!(MetricsTable::read_array(&rows.as_bytes()[..cut]).is_none());
         }
-        assert!(Table::read_array(format!("{rows}{rows}").as_bytes()).is_none(), "nothing may follow");
+        assert!(MetricsTable::read_array(format!("{rows}{rows}").as_bytes()).is_none(), "nothing may follow");
     }
 
     #[test]
     fn a_row_of_an_array_takes_no_more_than_a_line_may() {
         let row = |name: usize| format!("{{\"step\":1,\"{}\":1}}", "x".repeat(name));
         let (fits, long) = (row(3 << 20), row(5 << 20));
-        let (table, _) = Table::read_array(format!("[{fits},{fits}]").as_bytes()).unwrap();
+        let (table, _) = MetricsTable::read_array(format!("[{fits},{fits}]").as_bytes()).unwrap();
         assert_eq!(table.len(), 2, "each is measured alone");
-        assert!(Table::read_array(format!("[{fits},{long}]").as_bytes()).is_none());
-        let (table, damage) = Table::read(format!("[\n{fits},\n{long}\n]\n").as_bytes()).unwrap();
+        assert!(MetricsTable::read_array(format!("[{fits},{long}]").as_bytes()).is_none());
+        let (table, damage) = MetricsTable::read(format!("[\n{fits},\n{long}\n]\n").as_bytes()).unwrap();
         assert_eq!((table.len(), damage.long, damage.count), (1, 1, 0));
     }
 
@@ -239,7 +239,7 @@ mod tests {
             format!("{{\"step\":{step},\"a\":0.5{once}}}\n")
         };
         let text: String = (0..1000).map(row).collect();
-        let (table, damage) = Table::read(text.as_bytes()).unwrap();
+        let (table, damage) = MetricsTable::read(text.as_bytes()).unwrap();
         assert_eq!((table.len(), damage.count), (1000, 0));
         assert_eq!(table.names().count(), MOST_NAMES);
         assert_eq!(table.left_out(), (8000 + 2 - MOST_NAMES) as u64);

@@ -8,17 +8,17 @@ use serde::Serialize;
 
 /// A stretch of text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Piece {
+pub struct TextPiece {
     /// What is shown.
     pub text: String,
     /// What it is.
-    pub kind: Kind,
+    pub kind: PieceKind,
 }
 
 /// What a stretch of text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum PieceKind {
     /// As it was written.
     Plain,
     /// Stands for a character that is not seen.
@@ -28,20 +28,21 @@ pub enum Kind {
 }
 
 /// The text, with marks.
-pub fn visible(text: &str) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
+pub fn visible(text: &str) -> Vec<TextPiece> {
+    let mut pieces: Vec<TextPiece> = Vec::new();
     for c in text.chars() {
-        let (shown, kind) = mark(c).map_or_else(|| (c.into(), Kind::Plain), |mark| (mark, Kind::Mark));
+        let (shown, kind) =
+            mark(c).map_or_else(|| (c.into(), PieceKind::Plain), |mark| (mark, PieceKind::Mark));
         match pieces.last_mut() {
-            Some(last) if last.kind == Kind::Plain && kind == Kind::Plain => last.text.push(c),
-            _ => pieces.push(Piece { text: shown, kind }),
+            Some(last) if last.kind == PieceKind::Plain && kind == PieceKind::Plain => last.text.push(c),
+            _ => pieces.push(TextPiece { text: shown, kind }),
         }
     }
     pieces
 }
 
 /// The text, with marks; of more than `most` characters, the first three quarters of that and the last.
-pub fn cut(text: &str, most: usize) -> Vec<Piece> {
+pub fn cut(text: &str, most: usize) -> Vec<TextPiece> {
     let length = text.chars().count();
     if length <= most {
         return visible(text);
@@ -55,8 +56,8 @@ pub fn cut(text: &str, most: usize) -> Vec<Piece> {
 }
 
 /// Says that so much was left out.
-pub fn omission(number: usize, what: &str) -> Piece {
-    Piece { text: format!(" … {} {what} left out … ", count(number as u64)), kind: Kind::Cut }
+pub fn omission(number: usize, what: &str) -> TextPiece {
+    TextPiece { text: format!(" … {} {what} left out … ", count(number as u64)), kind: PieceKind::Cut }
 }
 
 /// The sign for a character that is not seen. Joiners within words and emoji are left alone.
@@ -89,10 +90,10 @@ fn mark(c: char) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn flat(pieces: &[Piece]) -> String {
+    fn flat(pieces: &[TextPiece]) -> String {
         pieces
             .iter()
-            .map(|p| if p.kind == Kind::Plain { p.text.clone() } else { format!("[{}]", p.text) })
+            .map(|p| if p.kind == PieceKind::Plain { p.text.clone() } else { format!("[{}]", p.text) })
             .collect()
     }
 
@@ -109,7 +110,10 @@ mod tests {
         let text = "ä".repeat(200_000);
         let pieces = cut(&text, 4000);
         assert_eq!(pieces.len(), 3);
-        assert_eq!(pieces[1], Piece { text: " … 196,000 characters left out … ".into(), kind: Kind::Cut });
+        assert_eq!(
+            pieces[1],
+            TextPiece { text: " … 196,000 characters left out … ".into(), kind: PieceKind::Cut }
+        );
         assert_eq!(pieces[0].text.chars().count() + pieces[2].text.chars().count(), 4000);
         assert_eq!(cut("short", 5), visible("short"));
     }

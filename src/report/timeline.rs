@@ -3,22 +3,22 @@
 //! Rows of metrics say how long each stage was busy within a step, not when. So what is shown are lengths, side by side:
 //! where two of them are nearly as long as the step, they ran at the same time.
 
-use super::numbers::{Estimate, count, percent, time};
-use super::table::Table;
+use super::numbers::{MeanEstimate, count, percent, time};
+use super::table::MetricsTable;
 use serde::Serialize;
 
 /// One step, or the mean of all.
 #[derive(Debug, Serialize)]
-pub struct Step {
+pub struct StepBars {
     /// Which.
     pub title: String,
     /// Who was busy for how long.
-    pub bars: Vec<Bar>,
+    pub bars: Vec<StageBar>,
 }
 
 /// How long somebody was busy.
 #[derive(Debug, Serialize)]
-pub struct Bar {
+pub struct StageBar {
     /// Who.
     pub label: &'static str,
     /// Which colour of the palette.
@@ -44,12 +44,12 @@ const STAGES: [(&str, &str, &str); 8] = [
 ];
 
 /// The mean step and the slowest.
-pub fn steps(table: &Table) -> Vec<Step> {
+pub fn steps(table: &MetricsTable) -> Vec<StepBars> {
     let slowest = table.points("time/total").into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let Some((slowest, longest)) = slowest else { return Vec::new() };
     let row = table.steps().iter().position(|step| *step as f64 == slowest);
     let of_slowest = |key: &str| table.column(key).zip(row).map(|(column, row)| column[row]);
-    let mean = |key: &str| Some(Estimate::of(&table.values(key)).mean);
+    let mean = |key: &str| Some(MeanEstimate::of(&table.values(key)).mean);
     let mut steps = vec![step(format!("mean of {} steps", count(table.len() as u64)), longest, &mean)];
     if table.len() > 1 {
         steps.push(step(format!("the slowest, step {}", count(slowest as u64)), longest, &of_slowest));
@@ -57,15 +57,15 @@ pub fn steps(table: &Table) -> Vec<Step> {
     steps
 }
 
-fn step(title: String, longest: f64, of: &dyn Fn(&str) -> Option<f64>) -> Step {
+fn step(title: String, longest: f64, of: &dyn Fn(&str) -> Option<f64>) -> StepBars {
     let whole = of("time/total").unwrap_or(f64::NAN);
     let bars = STAGES.into_iter().filter_map(|(label, ink, key)| {
         let seconds = of(key).filter(|seconds| seconds.is_finite())?;
         // What belongs to a step may have begun before it, and then it is longer.
         let width = (100.0 * seconds / longest).clamp(0.0, 100.0);
-        Some(Bar { label, ink, time: time(seconds), share: percent(seconds, whole), width })
+        Some(StageBar { label, ink, time: time(seconds), share: percent(seconds, whole), width })
     });
-    Step { title, bars: bars.collect() }
+    StepBars { title, bars: bars.collect() }
 }
 
 #[cfg(test)]
@@ -75,11 +75,12 @@ mod tests {
     #[test]
     fn bars_are_shares_of_the_slowest_step() {
         let rows = "{\"step\":1,\"time/total\":2,\"time/training_busy\":1}\n{\"step\":2,\"time/total\":8,\"time/training_busy\":2}\n";
-        let (table, _) = Table::read(rows.as_bytes()).unwrap();
+        let (table, _) = MetricsTable::read(rows.as_bytes()).unwrap();
         let [mean, slowest] = &steps(&table)[..] else { panic!("a mean and a slowest step") };
         assert_eq!(slowest.title, "the slowest, step 2");
-        let bars =
-            |step: &Step| step.bars.iter().map(|b| (b.label, b.share.clone(), b.width)).collect::<Vec<_>>();
+        let bars = |step: &StepBars| {
+            step.bars.iter().map(|b| (b.label, b.share.clone(), b.width)).collect::<Vec<_>>()
+        };
         assert_eq!(
             bars(mean),
             [("the whole step", "100 %".into(), 62.5), ("training", "30 %".into(), 18.75)]
@@ -88,6 +89,6 @@ mod tests {
             bars(slowest),
             [("the whole step", "100 %".into(), 100.0), ("training", "25 %".into(), 25.0)]
         );
-        assert!(steps(&Table::default()).is_empty());
+        assert!(steps(&MetricsTable::default()).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 //! strip with a cell for each token.
 
 use super::numbers::show;
-use super::text::{Kind, Piece, omission, visible};
+use super::text::{PieceKind, TextPiece, omission, visible};
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_models::TextStream;
@@ -10,9 +10,9 @@ use serde::Serialize;
 
 /// A token, or several that make up one character.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Span {
+pub struct TokenSpan {
     /// What it says; empty in a strip.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<TextPiece>,
     /// How unlikely it was, from 0 (all but certain) to 4.
     pub shade: u8,
     /// The same as a number.
@@ -29,7 +29,7 @@ pub fn shaded(
     text: &str,
     tokens: &[Token],
     logprobs: &[f32],
-) -> Option<Vec<Span>> {
+) -> Option<Vec<TokenSpan>> {
     let fits = !tokens.is_empty()
         && tokens.len() == logprobs.len()
         && tokenizer.decode(tokens).contains(text.trim());
@@ -47,23 +47,23 @@ pub fn shaded(
 }
 
 /// A cell for each token.
-pub fn strip(logprobs: &[f32]) -> Vec<Span> {
+pub fn strip(logprobs: &[f32]) -> Vec<TokenSpan> {
     let cell = |logprob: &f32| span(Vec::new(), *logprob, 1);
     if logprobs.len() <= HEAD + TAIL {
         return logprobs.iter().map(cell).collect();
     }
     let end = logprobs.len() - TAIL;
-    let mut all: Vec<Span> = logprobs[..HEAD].iter().map(cell).collect();
+    let mut all: Vec<TokenSpan> = logprobs[..HEAD].iter().map(cell).collect();
     all.push(left_out(end - HEAD));
     all.extend(logprobs[end..].iter().map(cell));
     all
 }
 
-fn left_out(tokens: usize) -> Span {
-    Span { pieces: vec![omission(tokens, "tokens")], shade: 0, title: String::new() }
+fn left_out(tokens: usize) -> TokenSpan {
+    TokenSpan { pieces: vec![omission(tokens, "tokens")], shade: 0, title: String::new() }
 }
 
-fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<Span> {
+fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<TokenSpan> {
     let (mut stream, mut all) = (TextStream::new(), Vec::new());
     // Tokens whose character is not finished yet.
     let (mut sum, mut count) = (0.0, 0);
@@ -72,7 +72,7 @@ fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<S
         (sum, count) = (sum + logprob, count + 1);
         let control = text.is_empty() && tokenizer.decode(&[*token]).is_empty();
         if control {
-            let sign = Piece { text: format!("⟨{token}⟩"), kind: Kind::Mark };
+            let sign = TextPiece { text: format!("⟨{token}⟩"), kind: PieceKind::Mark };
             all.push(span(vec![sign], sum, count));
         } else if text.is_empty() {
             continue;
@@ -88,12 +88,12 @@ fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<S
     all
 }
 
-fn span(pieces: Vec<Piece>, logprob: f32, tokens: usize) -> Span {
+fn span(pieces: Vec<TextPiece>, logprob: f32, tokens: usize) -> TokenSpan {
     let chance = logprob.exp();
     let shade = [0.9, 0.5, 0.1, 0.01].iter().filter(|limit| chance < **limit).count() as u8;
     let several = if tokens > 1 { format!(", {tokens} tokens") } else { String::new() };
     let title = format!("p = {}, log-prob {}{several}", show(f64::from(chance)), show(f64::from(logprob)));
-    Span { pieces, shade, title }
+    TokenSpan { pieces, shade, title }
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use minds_models::ByteTokenizer;
 
-    fn text(spans: &[Span]) -> String {
+    fn text(spans: &[TokenSpan]) -> String {
         spans.iter().flat_map(|s| &s.pieces).map(|p| p.text.as_str()).collect()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing is written here: a folder can be looked at before a run opens it.
 
-use super::checkpoints::{self, Checkpoint};
+use super::checkpoints::{self, CheckpointRecord};
 use super::{CONFIG, LOCK, in_use, metrics, text_of};
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Which runs may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Terms {
+pub enum ResumeTerms {
     /// That of the same config.
     SameConfig,
     /// Whatever its config was; what differs is told.
@@ -25,21 +25,21 @@ pub enum Terms {
 
 /// What a run would find in its folder, without opening it for work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outlook {
+pub enum FolderOutlook {
     /// Nothing that binds it: it begins.
     New,
     /// A run of the same config, after so many steps with a saved state.
-    GoesOn {
+    Resumes {
         /// Steps done.
         step: u64,
     },
     /// A run of the same config that has saved no state: it starts over.
-    StartsOver,
+    Restarts,
 }
 
 /// What a run would warn of in the place of its folder, which need not exist yet: a file system that has no locks.
 #[must_use]
-pub fn concern(path: &Path) -> Option<String> {
+pub fn lock_warning(path: &Path) -> Option<String> {
     let existing = path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     (!minds_models::has_locks(existing)).then(|| {
         format!(
@@ -54,19 +54,19 @@ pub fn concern(path: &Path) -> Option<String> {
 ///
 /// # Errors
 /// It would be refused: another process works in the folder, it holds something else, or a run of another config.
-pub fn outlook(path: &Path, config: &ConfigFile) -> anyhow::Result<Outlook> {
+pub fn inspect(path: &Path, config: &ConfigFile) -> anyhow::Result<FolderOutlook> {
     if !path.exists() {
-        return Ok(Outlook::New);
+        return Ok(FolderOutlook::New);
     }
-    if let Err(LockError::Held(holder)) = minds_models::look_at_lock(&path.join(LOCK)) {
+    if let Err(LockError::Held(holder)) = minds_models::check_lock(&path.join(LOCK)) {
         return Err(in_use(path, holder.as_deref()));
     }
     let resolved = toml::to_string(config).context("failed to write the resolved config")?;
-    let (checkpoints, _) = admit(path, &resolved, Terms::SameConfig)?;
+    let (checkpoints, _) = admit(path, &resolved, ResumeTerms::SameConfig)?;
     Ok(match checkpoints.last() {
-        Some(last) => Outlook::GoesOn { step: last.step },
-        None if metrics::any_rows(path) => Outlook::StartsOver,
-        None => Outlook::New,
+        Some(last) => FolderOutlook::Resumes { step: last.step },
+        None if metrics::any_rows(path) => FolderOutlook::Restarts,
+        None => FolderOutlook::New,
     })
 }
 
@@ -75,18 +75,18 @@ pub fn outlook(path: &Path, config: &ConfigFile) -> anyhow::Result<Outlook> {
 pub(super) fn admit(
     path: &Path,
     resolved: &str,
-    terms: Terms,
-) -> anyhow::Result<(Vec<Checkpoint>, Vec<String>)> {
+    terms: ResumeTerms,
+) -> anyhow::Result<(Vec<CheckpointRecord>, Vec<String>)> {
     let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
     // A run that was refused, or ended before its first step, binds nobody to its config.
     let begun = !checkpoints.is_empty() || metrics::any_rows(path);
     match text_of(&path.join(CONFIG))? {
-        Some(_) if begun && terms == Terms::New => {
+        Some(_) if begun && terms == ResumeTerms::New => {
             bail!("{} holds a run already, and this one is to be new: name another folder", path.display());
         }
         Some(earlier) if begun => {
             let differences = compare(path, &earlier, resolved)?;
-            if terms == Terms::AnyConfig {
+            if terms == ResumeTerms::AnyConfig {
                 return Ok((checkpoints, differences));
             }
             if !differences.is_empty() {

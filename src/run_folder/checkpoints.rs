@@ -4,10 +4,10 @@
 //! it would skip what it has not trained.
 
 use super::lines;
-use super::spares::Kept;
+use super::saved_groups::SavedGroupsFile;
 use anyhow::{Context as _, anyhow, bail};
-use minds_stages::ledger::{Counts, Settled, count};
-use minds_stages::trainer::Saved;
+use minds_stages::ledger::{GroupCounts, SettledPositions, count};
+use minds_stages::trainer::SavedCheckpoint;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub const FILE: &str = "checkpoints.jsonl";
 
 /// A state that a run can go on from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct CheckpointRecord {
     /// Name on the service.
     pub name: String,
     /// The next step, as tinker-cookbook counts batches.
@@ -35,13 +35,13 @@ pub struct Checkpoint {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampler_path: Option<String>,
     /// Which positions of the schedule these weights have behind them.
-    pub settled: Settled,
+    pub settled: SettledPositions,
     /// What had become of all groups of the run.
     #[serde(default)]
-    pub groups: Counts,
+    pub groups: GroupCounts,
     /// Groups that were ready and not yet trained, if their file was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) spares: Option<Kept>,
+    pub(super) spares: Option<SavedGroupsFile>,
     /// What environments have learnt, by their name in metrics.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub memories: BTreeMap<String, serde_json::Value>,
@@ -50,9 +50,13 @@ pub struct Checkpoint {
     pub gradient_norms: Vec<f64>,
 }
 
-impl Checkpoint {
+impl CheckpointRecord {
     /// The line of a state, of a run whose earlier life left these numbers.
-    pub(super) fn new(saved: &Saved, before: &Counts, spares: Option<Kept>) -> Self {
+    pub(super) fn new(
+        saved: &SavedCheckpoint,
+        before: &GroupCounts,
+        spares: Option<SavedGroupsFile>,
+    ) -> Self {
         Self {
             name: saved.name.clone(),
             batch: saved.step,
@@ -92,7 +96,7 @@ impl Checkpoint {
 
 /// All whole lines. A last line that was cut off is no checkpoint; one that only lacks its end, as an editor may leave
 /// it, is one.
-pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<CheckpointRecord>> {
     let text = super::text_of(path)?.unwrap_or_default();
     let whole = lines::whole(&text);
     // What was cut off is no JSON; what is JSON and no checkpoint is damaged like any other line.
@@ -103,13 +107,13 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Checkpoint>> {
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(n, line)| {
-            Checkpoint::parse(line)
+            CheckpointRecord::parse(line)
                 .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))
         })
         .collect()
 }
 
-pub(super) fn append(path: &Path, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+pub(super) fn append(path: &Path, checkpoint: &CheckpointRecord) -> anyhow::Result<()> {
     // A line that was cut off must not swallow this one.
     if fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n')) {
         write(path, &read(path)?)?;
@@ -122,7 +126,7 @@ pub(super) fn append(path: &Path, checkpoint: &Checkpoint) -> anyhow::Result<()>
 }
 
 /// All lines anew.
-pub(super) fn write(path: &Path, all: &[Checkpoint]) -> anyhow::Result<()> {
+pub(super) fn write(path: &Path, all: &[CheckpointRecord]) -> anyhow::Result<()> {
     let lines: Vec<String> = all.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     super::write_whole(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>())
 }
@@ -131,19 +135,19 @@ pub(super) fn write(path: &Path, all: &[Checkpoint]) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn checkpoint(step: u64) -> Checkpoint {
-        let saved = Saved {
+    fn checkpoint(step: u64) -> CheckpointRecord {
+        let saved = SavedCheckpoint {
             name: format!("{step:06}"),
             step,
             state_path: format!("tinker://run/weights/{step:06}"),
             sampler_path: None,
-            settled: Settled::default(),
-            spares: Vec::new(),
-            counts: Counts::default(),
+            settled: SettledPositions::default(),
+            saved_groups: Vec::new(),
+            counts: GroupCounts::default(),
             memories: BTreeMap::from([("intuition".into(), step.into())]),
             gradient_norms: vec![1.5, 0.25],
         };
-        Checkpoint::new(&saved, &Counts::default(), None)
+        CheckpointRecord::new(&saved, &GroupCounts::default(), None)
     }
 
     #[test]
@@ -210,10 +214,10 @@ mod tests {
     fn steps_and_positions_are_no_more_than_the_groups_that_there_were() {
         let said = |step: u64, below: u64, groups: [u64; 3]| {
             let [opened, trained, filtered] = groups;
-            let groups = Counts { opened, trained, filtered, ..Counts::default() };
-            let good = serde_json::to_string(&Checkpoint { groups, ..checkpoint(step) }).unwrap();
+            let groups = GroupCounts { opened, trained, filtered, ..GroupCounts::default() };
+            let good = serde_json::to_string(&CheckpointRecord { groups, ..checkpoint(step) }).unwrap();
             let line = good.replace(r#""below":0"#, &format!(r#""below":{below}"#));
-            Checkpoint::parse(&line).map_err(|error| error.to_string()).map(|read| read.step)
+            CheckpointRecord::parse(&line).map_err(|error| error.to_string()).map(|read| read.step)
         };
         assert_eq!(said(5, 9, [10, 4, 1]), Ok(5));
         assert_eq!(said(1000, 1_000_000, [0, 0, 0]), Ok(1000), "of an older version, which did not tell");

@@ -15,7 +15,7 @@ pub const FILE: &str = "environments.json";
 
 /// What an environment is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fingerprint {
+pub struct EnvironmentFingerprint {
     /// Rows of one cycle.
     pub rows: u64,
     /// Digest of some of them, spread over all: prompts, answers, and what rewards read.
@@ -26,25 +26,25 @@ pub struct Fingerprint {
 }
 
 /// All environments of a run.
-pub type Fingerprints = BTreeMap<String, Fingerprint>;
+pub type EnvironmentFingerprints = BTreeMap<String, EnvironmentFingerprint>;
 
 /// What was recorded with the last checkpoint, if anything was.
 ///
 /// # Errors
 /// The file cannot be read.
-pub(super) fn read(folder: &Path) -> anyhow::Result<Option<Fingerprints>> {
+pub(super) fn read(folder: &Path) -> anyhow::Result<Option<EnvironmentFingerprints>> {
     let path = folder.join(FILE);
     let Some(text) = text_of(&path)? else { return Ok(None) };
     let read = serde_json::from_str(&text);
     read.map(Some).with_context(|| format!("{} is damaged: remove it to resume without it", path.display()))
 }
 
-pub(super) fn write(folder: &Path, all: &Fingerprints) -> anyhow::Result<()> {
+pub(super) fn write(folder: &Path, all: &EnvironmentFingerprints) -> anyhow::Result<()> {
     write_whole(&folder.join(FILE), serde_json::to_string_pretty(all)?)
 }
 
 /// One line for each environment that is not what it was.
-pub(super) fn changes(then: &Fingerprints, now: &Fingerprints) -> Vec<String> {
+pub(super) fn changes(then: &EnvironmentFingerprints, now: &EnvironmentFingerprints) -> Vec<String> {
     then.iter()
         .filter_map(|(name, then)| Some((name, then, now.get(name)?)))
         .filter_map(|(name, then, now)| {
@@ -70,24 +70,24 @@ pub(super) fn changes(then: &Fingerprints, now: &Fingerprints) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::config::file::ConfigFile;
-    use crate::run_folder::{RunFolder, Terms};
-    use minds_stages::ledger::{Counts, Settled};
-    use minds_stages::trainer::Saved;
+    use crate::run_folder::{ResumeTerms, RunFolder};
+    use minds_stages::ledger::{GroupCounts, SettledPositions};
+    use minds_stages::trainer::SavedCheckpoint;
 
-    fn fingerprint(rows: u64, data: &str, code: Option<&str>) -> Fingerprint {
-        Fingerprint { rows, data: data.into(), code: code.map(Into::into) }
+    fn fingerprint(rows: u64, data: &str, code: Option<&str>) -> EnvironmentFingerprint {
+        EnvironmentFingerprint { rows, data: data.into(), code: code.map(Into::into) }
     }
 
     #[test]
     fn every_change_names_its_environment() {
-        let then = Fingerprints::from([
+        let then = EnvironmentFingerprints::from([
             ("same".into(), fingerprint(5, "d", Some("c"))),
             ("shorter".into(), fingerprint(5, "d", Some("c"))),
             ("other".into(), fingerprint(5, "d", Some("c"))),
             ("unknown".into(), fingerprint(5, "d", None)),
             ("gone".into(), fingerprint(5, "d", None)),
         ]);
-        let now = Fingerprints::from([
+        let now = EnvironmentFingerprints::from([
             ("same".into(), fingerprint(5, "d", Some("c"))),
             ("shorter".into(), fingerprint(4, "e", Some("c"))),
             ("other".into(), fingerprint(5, "e", Some("f"))),
@@ -105,7 +105,7 @@ mod tests {
     fn what_was_written_is_read_and_what_is_damaged_is_named() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()).unwrap(), None);
-        let all = Fingerprints::from([("a".into(), fingerprint(5, "d", None))]);
+        let all = EnvironmentFingerprints::from([("a".into(), fingerprint(5, "d", None))]);
         write(dir.path(), &all).unwrap();
         assert_eq!(read(dir.path()).unwrap(), Some(all));
         std::fs::write(dir.path().join(FILE), "{").unwrap();
@@ -116,22 +116,23 @@ mod tests {
     fn a_change_is_told_at_every_resume_until_a_checkpoint_was_made_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let life = |data: &str, step: Option<u64>| {
-            let mut folder = RunFolder::open(dir.path(), &ConfigFile::default(), Terms::SameConfig).unwrap();
-            let now = Fingerprints::from([("task".into(), fingerprint(5, data, None))]);
+            let mut folder =
+                RunFolder::open(dir.path(), &ConfigFile::default(), ResumeTerms::SameConfig).unwrap();
+            let now = EnvironmentFingerprints::from([("task".into(), fingerprint(5, data, None))]);
             let changes = folder.compare(now).unwrap();
             if let Some(step) = step {
-                let saved = Saved {
+                let saved = SavedCheckpoint {
                     name: format!("{step:06}"),
                     step,
                     state_path: "tinker://run/weights/a".into(),
                     sampler_path: None,
-                    settled: Settled::default(),
-                    spares: Vec::new(),
-                    counts: Counts::default(),
+                    settled: SettledPositions::default(),
+                    saved_groups: Vec::new(),
+                    counts: GroupCounts::default(),
                     memories: BTreeMap::new(),
                     gradient_norms: Vec::new(),
                 };
-                folder.keep(&saved).unwrap();
+                folder.add_checkpoint(&saved).unwrap();
             }
             changes.len()
         };

@@ -93,20 +93,20 @@ fn read_rows(text: &str) -> anyhow::Result<Vec<(u64, String)>> {
 
 /// All rows; a last one that was cut off is none. What is null in a row is left out.
 fn parse(text: &str) -> anyhow::Result<Vec<Metrics>> {
-    type Row = BTreeMap<String, Option<f64>>;
-    let rows: Vec<Row> = match serde_json::from_str(text) {
+    type JsonRow = BTreeMap<String, Option<f64>>;
+    let rows: Vec<JsonRow> = match serde_json::from_str(text) {
         Ok(rows) => rows,
         Err(whole) => {
             // One row a line, behind the bracket that opens.
             let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
-            let row = |line: &&str| serde_json::from_str::<Row>(line).ok();
-            let rows: Vec<Row> = lines.iter().map_while(row).collect();
+            let row = |line: &&str| serde_json::from_str::<JsonRow>(line).ok();
+            let rows: Vec<JsonRow> = lines.iter().map_while(row).collect();
             ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
             tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
             rows
         }
     };
-    let known = |row: Row| row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    let known = |row: JsonRow| row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
     Ok(rows.into_iter().map(known).collect())
 }
 
@@ -118,7 +118,7 @@ fn array(rows: &[&String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_stages::names;
+    use minds_stages::telemetry::names;
     use std::collections::BTreeSet;
 
     /// The rows of a table in `docs/metrics.md`: a name, its unit, its meaning.

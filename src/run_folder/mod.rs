@@ -13,7 +13,7 @@ mod lines;
 mod metrics;
 mod quarantine;
 mod rollouts;
-mod spares;
+mod saved_groups;
 mod tensorboard;
 
 use crate::config::file::ConfigFile;
@@ -21,18 +21,18 @@ use anyhow::{Context as _, anyhow, bail};
 use minds_core::reward::Metrics;
 use minds_models::{FileLock, LockError};
 use minds_stages::evaluator::Evaluation;
-use minds_stages::ledger::Counts;
-use minds_stages::line::Start;
-use minds_stages::parcels::{Poison, StepDone};
-use minds_stages::trainer::Saved;
+use minds_stages::ledger::GroupCounts;
+use minds_stages::messages::{QuarantinedRollout, StepRecord};
+use minds_stages::pipeline::ResumePoint;
+use minds_stages::trainer::SavedCheckpoint;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-pub use admission::{Outlook, Terms, concern, outlook};
+pub use admission::{FolderOutlook, ResumeTerms, inspect, lock_warning};
 use admission::{admit, compare};
-pub use checkpoints::{Checkpoint, FILE as CHECKPOINTS};
-pub use environments::{Fingerprint, Fingerprints};
+pub use checkpoints::{CheckpointRecord, FILE as CHECKPOINTS};
+pub use environments::{EnvironmentFingerprint, EnvironmentFingerprints};
 pub use metrics::FILE as METRICS;
 pub use quarantine::FILE as QUARANTINE;
 
@@ -40,14 +40,14 @@ pub use quarantine::FILE as QUARANTINE;
 pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
-    events: Option<tensorboard::Events>,
+    events: Option<tensorboard::TensorBoardWriter>,
     /// Whether the weights to go on from have been evaluated.
     evaluated: bool,
-    checkpoints: Vec<Checkpoint>,
+    checkpoints: Vec<CheckpointRecord>,
     /// What had become of the groups when the run was last opened.
-    before: Counts,
+    before: GroupCounts,
     /// What the environments are made of, until that stands beside a checkpoint.
-    fingerprints: Option<Fingerprints>,
+    fingerprints: Option<EnvironmentFingerprints>,
     /// Held as long as the folder is open.
     _lock: FileLock,
 }
@@ -58,7 +58,7 @@ impl RunFolder {
     /// # Errors
     /// Another process works in it, it holds something else than a run, or a run that is not to go on under these
     /// terms.
-    pub fn open(path: &Path, config: &ConfigFile, terms: Terms) -> anyhow::Result<Self> {
+    pub fn open(path: &Path, config: &ConfigFile, terms: ResumeTerms) -> anyhow::Result<Self> {
         fs::create_dir_all(path)
             .with_context(|| format!("failed to make the run folder {}", path.display()))?;
         let path = path.canonicalize().with_context(|| format!("failed to open {}", path.display()))?;
@@ -91,7 +91,7 @@ impl RunFolder {
     #[must_use]
     pub fn with_tensorboard(mut self) -> Self {
         let step = self.last().map_or(0, |last| last.step);
-        self.events = Some(tensorboard::Events::after(&self.path, step));
+        self.events = Some(tensorboard::TensorBoardWriter::after(&self.path, step));
         self
     }
 
@@ -128,7 +128,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The disk refused.
-    pub fn compare(&mut self, now: Fingerprints) -> anyhow::Result<Vec<String>> {
+    pub fn compare(&mut self, now: EnvironmentFingerprints) -> anyhow::Result<Vec<String>> {
         let then = if self.checkpoints.is_empty() { None } else { environments::read(&self.path)? };
         let changes = then.map(|then| environments::changes(&then, &now)).unwrap_or_default();
         self.fingerprints = Some(now);
@@ -143,13 +143,13 @@ impl RunFolder {
 
     /// The state to go on from, if there is one.
     #[must_use]
-    pub fn last(&self) -> Option<&Checkpoint> {
+    pub fn last(&self) -> Option<&CheckpointRecord> {
         self.checkpoints.last()
     }
 
     /// All states, the oldest first.
     #[must_use]
-    pub fn checkpoints(&self) -> &[Checkpoint] {
+    pub fn checkpoints(&self) -> &[CheckpointRecord] {
         &self.checkpoints
     }
 
@@ -158,7 +158,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The disk refused.
-    pub fn go_back(&mut self, place: usize) -> anyhow::Result<()> {
+    pub fn roll_back(&mut self, place: usize) -> anyhow::Result<()> {
         let later = self.checkpoints.split_off(place + 1);
         let step = self.last().map_or(0, |last| last.step);
         checkpoints::write(&aside(&self.path, &format!("checkpoints.past_{step:06}"), "jsonl"), &later)?;
@@ -166,21 +166,23 @@ impl RunFolder {
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
         rollouts::keep_until(&self.path.join(ROLLOUTS), step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
-        self.events = self.events.take().map(|_| tensorboard::Events::after(&self.path, step));
+        self.events = self.events.take().map(|_| tensorboard::TensorBoardWriter::after(&self.path, step));
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
         Ok(())
     }
 
     /// Where the run starts.
     #[must_use]
-    pub fn start(&self) -> Start {
-        let Some(last) = self.last() else { return Start { evaluated: self.evaluated, ..Start::default() } };
+    pub fn start(&self) -> ResumePoint {
+        let Some(last) = self.last() else {
+            return ResumePoint { evaluated: self.evaluated, ..ResumePoint::default() };
+        };
         let kept = last.spares.as_ref();
-        let spares = kept.map(|kept| spares::read(&self.path, &last.name, kept)).unwrap_or_default();
-        Start {
+        let spares = kept.map(|kept| saved_groups::read(&self.path, &last.name, kept)).unwrap_or_default();
+        ResumePoint {
             step: last.step,
             settled: last.settled.clone(),
-            spares,
+            saved_groups: spares,
             gradient_norms: last.gradient_norms.clone(),
             evaluated: self.evaluated,
         }
@@ -190,7 +192,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The disk refused.
-    pub fn record(&mut self, step: &StepDone) -> anyhow::Result<()> {
+    pub fn add_step(&mut self, step: &StepRecord) -> anyhow::Result<()> {
         rollouts::write(&self.path.join(ROLLOUTS), step)?;
         self.metrics.append(&step.metrics)?;
         if let Some(events) = &mut self.events {
@@ -203,7 +205,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The disk refused.
-    pub fn measured(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
+    pub fn add_evaluation(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
         if let Some(events) = &mut self.events {
             events.append(evaluation.step, &evaluation.metrics);
         }
@@ -213,26 +215,26 @@ impl RunFolder {
         lines::append(&self.path, EVALUATIONS, &row)
     }
 
-    /// Keeps an episode whose reward failed for good.
+    /// Keeps a rollout whose reward failed for good.
     ///
     /// # Errors
     /// The disk refused.
-    pub fn quarantine(&self, poison: &Poison) -> anyhow::Result<()> {
-        lines::append(&self.path, quarantine::FILE, &quarantine::Row::from(poison))
+    pub fn quarantine(&self, poison: &QuarantinedRollout) -> anyhow::Result<()> {
+        lines::append(&self.path, quarantine::FILE, &quarantine::QuarantineRow::from(poison))
     }
 
     /// Keeps a saved state.
     ///
     /// # Errors
     /// The disk refused.
-    pub fn keep(&mut self, saved: &Saved) -> anyhow::Result<()> {
+    pub fn add_checkpoint(&mut self, saved: &SavedCheckpoint) -> anyhow::Result<()> {
         if let Some(fingerprints) = self.fingerprints.take() {
             environments::write(&self.path, &fingerprints)?;
         }
-        let spares = spares::write(&self.path, &saved.name, &saved.spares)?;
-        let checkpoint = Checkpoint::new(saved, &self.before, spares);
+        let spares = saved_groups::write(&self.path, &saved.name, &saved.saved_groups)?;
+        let checkpoint = CheckpointRecord::new(saved, &self.before, spares);
         checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
-        spares::keep_only(&self.path, &saved.name)?;
+        saved_groups::keep_only(&self.path, &saved.name)?;
         self.checkpoints.push(checkpoint);
         Ok(())
     }
@@ -242,7 +244,11 @@ impl RunFolder {
     ///
     /// # Errors
     /// The disk refused.
-    pub fn drop_old(&mut self, keep: NonZeroUsize, in_use: Option<u64>) -> anyhow::Result<Vec<Checkpoint>> {
+    pub fn drop_old(
+        &mut self,
+        keep: NonZeroUsize,
+        in_use: Option<u64>,
+    ) -> anyhow::Result<Vec<CheckpointRecord>> {
         let many = self.checkpoints.len().saturating_sub(keep.get());
         let unused =
             self.checkpoints.iter().take_while(|old| in_use.is_none_or(|step| old.step < step)).count();
@@ -269,7 +275,7 @@ pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
 ///
 /// # Errors
 /// It is no run folder, or its list of checkpoints is damaged.
-pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<Checkpoint>> {
+pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> {
     if !path.join(CONFIG).is_file() {
         bail!("{} is no run folder: it has no config.toml", path.display());
     }
@@ -354,7 +360,7 @@ mod tests {
     use minds_core::reward::Metrics;
 
     fn open_folder(path: &Path, config: &ConfigFile) -> anyhow::Result<RunFolder> {
-        RunFolder::open(path, config, Terms::SameConfig)
+        RunFolder::open(path, config, ResumeTerms::SameConfig)
     }
 
     fn config(text: &str) -> ConfigFile {
@@ -370,9 +376,9 @@ mod tests {
         begun.metrics.append(&Metrics::from([("step".into(), 1.0)])).unwrap();
         drop(begun);
         let other = config("[trainer]\nseed = 2");
-        assert_eq!(outlook(dir.path(), &first).unwrap(), Outlook::StartsOver);
-        assert!(outlook(dir.path(), &other).unwrap_err().to_string().contains("seed: 1 then, 2 now"));
-        assert_eq!(outlook(&dir.path().join("new"), &other).unwrap(), Outlook::New);
+        assert_eq!(inspect(dir.path(), &first).unwrap(), FolderOutlook::Restarts);
+        assert!(inspect(dir.path(), &other).unwrap_err().to_string().contains("seed: 1 then, 2 now"));
+        assert_eq!(inspect(&dir.path().join("new"), &other).unwrap(), FolderOutlook::New);
         let error = open_folder(dir.path(), &other).err().unwrap().to_string();
         assert!(error.contains("trainer.seed: 1 then, 2 now"), "{error}");
         open_folder(dir.path(), &config("[trainer]\nseed = 1\ntotal_batches = 50")).expect("only longer");
@@ -399,9 +405,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = open_folder(dir.path(), &config("")).unwrap();
         assert!(open_folder(dir.path(), &config("")).err().unwrap().to_string().contains("another process"));
-        assert!(outlook(dir.path(), &config("")).unwrap_err().to_string().contains("another process"));
+        assert!(inspect(dir.path(), &config("")).unwrap_err().to_string().contains("another process"));
         drop(open);
-        assert_eq!(outlook(dir.path(), &config("")).unwrap(), Outlook::New);
+        assert_eq!(inspect(dir.path(), &config("")).unwrap(), FolderOutlook::New);
 
         let full = tempfile::tempdir().unwrap();
         fs::write(full.path().join("thesis.txt"), "precious").unwrap();
@@ -414,13 +420,13 @@ mod tests {
     fn a_file_that_stands_for_the_lock_holds_off_a_check_as_it_holds_off_a_run() {
         let dir = tempfile::tempdir().unwrap();
         drop(open_folder(dir.path(), &config("")).unwrap());
-        assert_eq!(concern(&dir.path().join("not/yet/there")), None);
+        assert_eq!(lock_warning(&dir.path().join("not/yet/there")), None);
         let holder = dir.path().join(".lock.holder");
         // No process of another machine can be seen from here.
         fs::write(&holder, "elsewhere\n1\n1\n").unwrap();
-        let refused = outlook(dir.path(), &config("")).unwrap_err().to_string();
+        let refused = inspect(dir.path(), &config("")).unwrap_err().to_string();
         assert!(refused.contains(".lock.holder says") && refused.contains("remove the file"), "{refused}");
         fs::remove_file(&holder).unwrap();
-        assert_eq!(outlook(dir.path(), &config("")).unwrap(), Outlook::New);
+        assert_eq!(inspect(dir.path(), &config("")).unwrap(), FolderOutlook::New);
     }
 }

@@ -2,13 +2,13 @@
 
 use anyhow::Context as _;
 use minds_core::reward::Metrics;
-use minds_stages::parcels::StepDone;
+use minds_stages::messages::StepRecord;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct RolloutRow<'a> {
     step: u64,
     environment: &'a str,
     group: u64,
@@ -32,31 +32,31 @@ struct TurnRow<'a> {
     logprobs: &'a [f32],
 }
 
-pub(super) fn write(folder: &Path, step: &StepDone) -> anyhow::Result<()> {
+pub(super) fn write(folder: &Path, step: &StepRecord) -> anyhow::Result<()> {
     let mut lines = String::new();
     for group in &step.groups {
         for member in group.members.iter() {
-            let row = Row {
+            let row = RolloutRow {
                 step: step.step,
                 environment: &group.group.component.name,
                 group: group.group.id.0,
                 item: group.group.key.item,
-                member: member.episode.id.member,
-                policy: member.episode.policy.0,
+                member: member.rollout.id.member,
+                policy: member.rollout.policy.0,
                 reward: member.score.reward.get(),
                 advantage: member.advantage,
                 metrics: &member.score.metrics,
-                prompt: member.episode.prompt(&group.group.item),
+                prompt: member.rollout.prompt(&group.group.item),
                 turns: member
-                    .episode
+                    .rollout
                     .turns
                     .iter()
                     .map(|turn| TurnRow {
                         text: &turn.text,
                         complete: turn.complete,
                         prompt_tokens: turn.prompt.len(),
-                        tokens: &turn.answer.tokens,
-                        logprobs: &turn.answer.logprobs,
+                        tokens: &turn.completion.tokens,
+                        logprobs: &turn.completion.logprobs,
                     })
                     .collect(),
             };

@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 const VERSION: &str = "brain.Event:2";
 
 /// The event files of a run.
-pub(super) struct Events {
+pub(super) struct TensorBoardWriter {
     folder: PathBuf,
-    state: State,
+    state: EventFileState,
 }
 
-enum State {
+enum EventFileState {
     /// Nothing has been written in this life; it goes on after this step.
     Due { step: u64 },
     /// The file of this life.
@@ -35,33 +35,38 @@ enum State {
     Off,
 }
 
-impl Events {
+impl TensorBoardWriter {
     /// The files in this folder, of a run that goes on after this step. Nothing is written before the first number.
     pub(super) fn after(folder: &Path, step: u64) -> Self {
-        Self { folder: folder.to_owned(), state: State::Due { step } }
+        Self { folder: folder.to_owned(), state: EventFileState::Due { step } }
     }
 
     /// Adds the numbers of a step.
     pub(super) fn append(&mut self, step: u64, metrics: &Metrics) {
         if let Err(error) = self.try_append(step, metrics) {
             tracing::warn!(error = format!("{error:#}"), "nothing more is written for TensorBoard");
-            self.state = State::Off;
+            self.state = EventFileState::Off;
         }
     }
 
     fn try_append(&mut self, step: u64, metrics: &Metrics) -> anyhow::Result<()> {
-        if let State::Due { step } = self.state {
+        if let EventFileState::Due { step } = self.state {
             let mut file = create(&self.folder)?;
-            write(&mut file, 0, What::FileVersion(VERSION.into()))?;
+            write(&mut file, 0, EventPayload::FileVersion(VERSION.into()))?;
             // Readers forget what they have of this step and of later ones.
-            write(&mut file, step + 1, What::SessionLog(SessionLog { status: Status::Start.into() }))?;
-            self.state = State::Open(file);
+            write(
+                &mut file,
+                step + 1,
+                EventPayload::SessionLog(SessionLog { status: SessionStatus::Start.into() }),
+            )?;
+            self.state = EventFileState::Open(file);
         }
-        let State::Open(file) = &mut self.state else { return Ok(()) };
+        let EventFileState::Open(file) = &mut self.state else { return Ok(()) };
         let numbers = metrics.iter().filter(|(name, _)| *name != "step");
-        let value =
-            numbers.map(|(name, number)| Value { tag: name.clone(), simple: Some(*number as f32) }).collect();
-        write(file, step, What::Summary(Summary { value }))
+        let value = numbers
+            .map(|(name, number)| ScalarValue { tag: name.clone(), simple: Some(*number as f32) })
+            .collect();
+        write(file, step, EventPayload::Summary(ScalarSummary { value }))
     }
 }
 
@@ -78,9 +83,9 @@ fn create(folder: &Path) -> anyhow::Result<File> {
     unreachable!("a second without a file comes before the end of time")
 }
 
-fn write(file: &mut File, step: u64, what: What) -> anyhow::Result<()> {
+fn write(file: &mut File, step: u64, what: EventPayload) -> anyhow::Result<()> {
     let wall_time = jiff::Timestamp::now().as_duration().as_secs_f64();
-    let event = Event { wall_time, step: step as i64, what: Some(what) };
+    let event = TensorBoardEvent { wall_time, step: step as i64, what: Some(what) };
     file.write_all(&record(&event.encode_to_vec())).context("failed to write an event file")
 }
 
@@ -97,34 +102,34 @@ fn masked(bytes: &[u8]) -> [u8; 4] {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Event {
+struct TensorBoardEvent {
     /// Seconds since 1970.
     #[prost(double, tag = "1")]
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    what: Option<What>,
+    #[prost(oneof = "EventPayload", tags = "3, 5, 7")]
+    what: Option<EventPayload>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-enum What {
+enum EventPayload {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
-    Summary(Summary),
+    Summary(ScalarSummary),
     #[prost(message, tag = "7")]
     SessionLog(SessionLog),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Summary {
+struct ScalarSummary {
     #[prost(message, repeated, tag = "1")]
-    value: Vec<Value>,
+    value: Vec<ScalarValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Value {
+struct ScalarValue {
     #[prost(string, tag = "1")]
     tag: String,
     /// One of several kinds of values, so that 0 is written too.
@@ -134,13 +139,13 @@ struct Value {
 
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
-    #[prost(enumeration = "Status", tag = "1")]
+    #[prost(enumeration = "SessionStatus", tag = "1")]
     status: i32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-enum Status {
+enum SessionStatus {
     Unspecified = 0,
     Start = 1,
 }
@@ -167,7 +172,7 @@ mod tests {
     /// Field 1 is a string of one byte; field 2 is a float, wire type 5.
     #[test]
     fn zero_and_what_is_no_number_are_written() {
-        let bytes = |simple| Value { tag: "x".into(), simple: Some(simple) }.encode_to_vec();
+        let bytes = |simple| ScalarValue { tag: "x".into(), simple: Some(simple) }.encode_to_vec();
         assert_eq!(bytes(0.0), [0x0a, 1, b'x', 0x15, 0, 0, 0, 0]);
         assert_eq!(bytes(f32::INFINITY), [0x0a, 1, b'x', 0x15, 0, 0, 0x80, 0x7f]);
     }
@@ -176,11 +181,11 @@ mod tests {
     fn a_life_without_a_number_leaves_no_file_and_two_lives_of_a_second_leave_two() {
         let dir = tempfile::tempdir().unwrap();
         let files = || fs::read_dir(dir.path()).unwrap().count();
-        drop(Events::after(dir.path(), 0));
+        drop(TensorBoardWriter::after(dir.path(), 0));
         assert_eq!(files(), 0);
         let row = Metrics::from([("step".into(), 1.0), ("reward".into(), 0.5)]);
         for _ in 0..2 {
-            Events::after(dir.path(), 0).append(1, &row);
+            TensorBoardWriter::after(dir.path(), 0).append(1, &row);
         }
         assert_eq!(files(), 2);
     }
@@ -188,8 +193,8 @@ mod tests {
     #[test]
     fn a_folder_that_is_gone_ends_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mut events = Events::after(&dir.path().join("gone"), 0);
+        let mut events = TensorBoardWriter::after(&dir.path().join("gone"), 0);
         events.append(1, &Metrics::from([("reward".into(), 0.5)]));
-        assert!(matches!(events.state, State::Off));
+        assert!(matches!(events.state, EventFileState::Off));
     }
 }

@@ -1,8 +1,8 @@
 //! The shortest time that a step can take: no order of the same work on the same places does better on average.
 
 use crate::config::RunPlan;
-use crate::config::simulate::Latency;
-use minds_core::random::draws;
+use crate::config::simulate::SimulatedLatency;
+use minds_core::random::seeded_rng;
 use rand::RngExt as _;
 
 /// Groups drawn for means of the longest of several.
@@ -10,7 +10,7 @@ const DRAWS: u64 = 4000;
 
 /// Seconds per step that each resource needs at least.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bound {
+pub struct StepTimeBound {
     /// The adapter: passes, optimizer steps, exports and saves run one after the other.
     pub training: f64,
     /// Places for samples and queries. 0 where there are as many as are asked for.
@@ -22,19 +22,21 @@ pub struct Bound {
     pub credits: f64,
 }
 
-impl Bound {
+impl StepTimeBound {
     /// Of a plan.
     #[must_use]
     pub fn of(plan: &RunPlan) -> Self {
         let script = &plan.simulate;
-        let (groups, members) = (plan.pace.groups_per_batch.get() as f64, f64::from(plan.group_size.get()));
+        let (groups, members) =
+            (plan.batching.groups_per_batch.get() as f64, f64::from(plan.group_size.get()));
         let rollouts = groups * members;
-        let each =
-            |every: u64, latency: &Latency| if every > 0 { latency.mean() / every as f64 } else { 0.0 };
+        let each = |every: u64, latency: &SimulatedLatency| {
+            if every > 0 { latency.mean() / every as f64 } else { 0.0 }
+        };
         // A step's credits are back before its state is saved.
         let until_published = script.forward_backward.mean()
-            + plan.pace.substeps.get() as f64 * script.optim_step.mean()
-            + each(plan.pace.publish_every.get(), &script.export);
+            + plan.batching.substeps.get() as f64 * script.optim_step.mean()
+            + each(plan.batching.publish_every.get(), &script.export);
         let training = until_published + each(plan.save_every, &script.save);
         let queries = script.queries as f64 * script.query.mean();
         let sampling = script
@@ -44,8 +46,11 @@ impl Bound {
         let reward = |case: [u64; 2]| script.reward.draw([0, 1, case[0], case[1]]) + longest_query(case);
         let scoring = rollouts * mean(|n| reward([n, 0])) / plan.scorers.get() as f64;
         // Strictly on-policy, a step waits for the longest of its groups; else at least for each group's own end.
-        let together =
-            if plan.pace.max_steps_off_policy == 0 { plan.pace.groups_per_batch.get() as u64 } else { 1 };
+        let together = if plan.batching.max_steps_off_policy == 0 {
+            plan.batching.groups_per_batch.get() as u64
+        } else {
+            1
+        };
         let members = u64::from(plan.group_size.get());
         let mut groups: Vec<f64> = (0..DRAWS)
             .map(|n| {
@@ -54,7 +59,7 @@ impl Bound {
             })
             .collect();
         let played = mean_of_longest(&mut groups, together);
-        let credits = (played + until_published) / (plan.pace.max_steps_off_policy + 1) as f64;
+        let credits = (played + until_published) / (plan.batching.max_steps_off_policy + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
 
@@ -86,8 +91,8 @@ impl Bound {
 }
 
 /// The longest of so many.
-fn longest(latency: &Latency, [case, group]: [u64; 2], count: u64) -> f64 {
-    let mut keys = draws([1, case, group, count]);
+fn longest(latency: &SimulatedLatency, [case, group]: [u64; 2], count: u64) -> f64 {
+    let mut keys = seeded_rng([1, case, group, count]);
     (0..count).map(|_| latency.draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
 }
 

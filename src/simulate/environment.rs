@@ -1,30 +1,30 @@
 //! An environment whose rewards take the time that `[simulate]` says and mean nothing.
 
-use super::service::ScriptedService;
+use super::service::SimulatedService;
 use async_trait::async_trait;
 use futures::future::try_join_all;
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
-use minds_core::ids::{EpisodeId, Token};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::ids::{RolloutId, Token};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// Tasks without end.
-pub struct Scripted {
+pub struct SimulatedEnvironment {
     name: String,
-    service: Arc<ScriptedService>,
+    service: Arc<SimulatedService>,
 }
 
-impl Scripted {
+impl SimulatedEnvironment {
     /// Of this name.
-    pub fn new(name: String, service: Arc<ScriptedService>) -> Self {
+    pub fn new(name: String, service: Arc<SimulatedService>) -> Self {
         Self { name, service }
     }
 }
 
 #[async_trait]
-impl Environment for Scripted {
+impl Environment for SimulatedEnvironment {
     fn id(&self) -> &str {
         &self.name
     }
@@ -38,12 +38,12 @@ impl Environment for Scripted {
         Item { index, prompt, answer: None, info: serde_json::Value::Null }
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
-        let id = scene.episode.id;
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
+        let id = scene.rollout.id;
         self.service.reward(id).await?;
         // No two questions are equal: each one goes to the service.
         let ask = |n: usize| {
-            let EpisodeId { group, member } = id;
+            let RolloutId { group, member } = id;
             let prefix = [group.0 as Token, (group.0 >> 32) as Token, member, n as Token];
             scene.oracle.logprobs(prefix.into(), [0].into())
         };

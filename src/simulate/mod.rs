@@ -6,50 +6,50 @@
 
 mod bound;
 mod environment;
-mod log;
-mod outcome;
+mod event_log;
 mod service;
+mod summary;
 
-pub use bound::Bound;
-pub use log::Log;
-pub use outcome::Outcome;
+pub use bound::StepTimeBound;
+pub use event_log::EventLog;
+pub use summary::SimulationSummary;
 
 use crate::assemble;
 use crate::config::RunPlan;
-use environment::Scripted;
+use environment::SimulatedEnvironment;
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::ids::PolicyVersion;
 use minds_core::sampling::SamplingParams;
 use minds_models::ByteTokenizer;
-use minds_stages::kit::CpuPool;
-use minds_stages::line::{Event, Line, Parts, Start};
-use minds_stages::meters::Meters;
-use minds_stages::parcels::Component;
-use minds_stages::queries::Queries;
-use minds_stages::scorer::Judge;
-use outcome::Watcher;
-use service::{ScriptedService, Training};
+use minds_stages::batcher::CpuPool;
+use minds_stages::messages::MixtureComponent;
+use minds_stages::pipeline::{Pipeline, PipelineEvent, PipelineParts, ResumePoint};
+use minds_stages::policy::QueryBudget;
+use minds_stages::scorer::LogprobSource;
+use minds_stages::telemetry::meters::PipelineMeters;
+use service::{SimulatedService, SimulatedTraining};
 use std::sync::Arc;
 use std::time::Duration;
+use summary::SimulationRecorder;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Readings of the lanes' depths during one step at the bound.
+/// Readings of the mailboxes' depths during one step at the bound.
 const READINGS: f64 = 20.0;
 
 /// Plays the plan's line. Must be called in an actix system whose clock is paused.
 ///
 /// # Errors
 /// The run failed; in which words, and when.
-pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
+pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSummary> {
     let mut options = assemble::options(plan);
     options.train.max_steps = plan.simulate.steps;
-    let bound = Bound::of(plan);
-    let service = Arc::new(ScriptedService::new(plan.simulate.clone(), plan.seed, log));
+    let bound = StepTimeBound::of(plan);
+    let service = Arc::new(SimulatedService::new(plan.simulate.clone(), plan.seed, log));
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
     let renderer: Arc<dyn Renderer> = minds_environments::render::renderer("role_colon", tokenizer)?;
-    let components = plan.envs.iter().map(|env| Component {
+    let components = plan.envs.iter().map(|env| MixtureComponent {
         name: env.name.clone(),
-        environment: Arc::new(Scripted::new(env.name.clone(), service.clone())),
+        environment: Arc::new(SimulatedEnvironment::new(env.name.clone(), service.clone())),
         renderer: renderer.clone(),
         group_size: plan.group_size,
         sampling: SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
@@ -60,35 +60,35 @@ pub async fn play(plan: &RunPlan, log: Log) -> anyhow::Result<Outcome> {
     });
     let whole = options.batch.groups_per_batch.get() * plan.group_size.get() as usize;
     let sampler = service.sampler(PolicyVersion(0));
-    let parts = Parts {
+    let parts = PipelineParts {
         components: components.collect(),
-        training: Arc::new(Training::start(service.clone(), whole)),
+        training: Arc::new(SimulatedTraining::start(service.clone(), whole)),
         sampler: sampler.clone(),
         // Log-probs take the same time whoever answers them.
-        judge: Judge::Sampled,
-        reference: (plan.pace.kl_penalty > 0.0).then(|| sampler.clone()),
-        queries: Arc::new(Queries::new(plan.queries)),
+        logprob_source: LogprobSource::Sampled,
+        reference: (plan.batching.kl_penalty > 0.0).then(|| sampler.clone()),
+        queries: Arc::new(QueryBudget::new(plan.queries)),
         shadow: None,
         pool: CpuPool::inline(),
-        meters: Meters::default(),
+        meters: PipelineMeters::default(),
     };
-    let mut line = Line::start(&options, parts, Start::default())?;
-    let mut watcher = Watcher::new(service, plan);
+    let mut pipeline = Pipeline::start(&options, parts, ResumePoint::default())?;
+    let mut recorder = SimulationRecorder::new(service, plan);
     let mut readings = interval(Duration::from_secs_f64((bound.step() / READINGS).clamp(1e-3, 60.0)));
     readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let event = tokio::select! {
             biased;
-            event = line.next() => event,
+            event = pipeline.next() => event,
             _ = readings.tick() => {
-                watcher.read(&line.lanes());
+                recorder.read(&pipeline.mailboxes());
                 continue;
             }
         };
         match event {
-            Some(Event::Failed(why)) => anyhow::bail!("after {:.1} s: {why}", watcher.elapsed()),
-            Some(Event::Ended { .. }) | None => return Ok(watcher.outcome(&line, bound)),
-            Some(event) => watcher.take(&event),
+            Some(PipelineEvent::Failed(why)) => anyhow::bail!("after {:.1} s: {why}", recorder.elapsed()),
+            Some(PipelineEvent::Ended { .. }) | None => return Ok(recorder.finish(&pipeline, bound)),
+            Some(event) => recorder.take(&event),
         }
     }
 }

@@ -1,20 +1,20 @@
 //! The scripted service: places for samples, an adapter whose requests run one after the other, and faults.
 
-use super::log::Log;
-use crate::config::simulate::{Fault, Latency, SimulatePlan};
+use super::event_log::EventLog;
+use crate::config::simulate::{SimulatePlan, SimulatedFault, SimulatedLatency};
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
-use minds_core::backend::{
-    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, TrainingBackend,
-};
 use minds_core::datum::Datum;
-use minds_core::ids::{EpisodeId, PolicyVersion, Token};
+use minds_core::ids::{PolicyVersion, RolloutId, Token};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::random::draws;
-use minds_core::reward::Missing;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, StopReason};
+use minds_core::random::seeded_rng;
+use minds_core::reward::RewardError;
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, StopReason};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use rand::RngExt as _;
 use serde_json::json;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use tokio::time::sleep;
 
 /// What the draws are for: each kind has chances of its own.
 #[derive(Clone, Copy)]
-enum Kind {
+enum DrawKind {
     Sample,
     SampleFault,
     Query,
@@ -43,7 +43,7 @@ enum Kind {
 
 /// What went wrong, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct FaultCounts {
     /// Requests that failed.
     pub failed: u64,
     /// Requests never answered.
@@ -56,30 +56,30 @@ pub struct Faults {
 
 /// What has been done.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Done {
+pub struct SimulatedWork {
     /// Samples drawn.
     pub samples: u64,
     /// Seconds in which the adapter was at work.
     pub training_s: f64,
     /// What went wrong.
-    pub faults: Faults,
+    pub faults: FaultCounts,
 }
 
 /// The service, and the clock that its rewards take time from.
-pub struct ScriptedService {
+pub struct SimulatedService {
     plan: SimulatePlan,
     seed: u64,
-    log: Log,
+    log: EventLog,
     slots: Arc<Semaphore>,
     /// How often each seed has been asked with: a second try has its own chances.
     tries: Mutex<HashMap<(u64, u64), u64>>,
     queries: AtomicU64,
-    done: Mutex<Done>,
+    done: Mutex<SimulatedWork>,
 }
 
-impl ScriptedService {
+impl SimulatedService {
     /// Idle.
-    pub fn new(plan: SimulatePlan, seed: u64, log: Log) -> Self {
+    pub fn new(plan: SimulatePlan, seed: u64, log: EventLog) -> Self {
         let slots =
             plan.slots.map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
         let (slots, tries, queries) = (Arc::new(Semaphore::new(slots)), Mutex::default(), AtomicU64::new(0));
@@ -92,39 +92,39 @@ impl ScriptedService {
     }
 
     /// Where it writes what happens.
-    pub fn log(&self) -> &Log {
+    pub fn log(&self) -> &EventLog {
         &self.log
     }
 
     /// What has been done so far.
-    pub fn done(&self) -> Done {
+    pub fn done(&self) -> SimulatedWork {
         *self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Samples from the weights of this version.
     pub fn sampler(self: &Arc<Self>, version: PolicyVersion) -> Arc<dyn SamplingBackend> {
-        Arc::new(Sampler { service: self.clone(), version })
+        Arc::new(SimulatedSampler { service: self.clone(), version })
     }
 
     /// Takes the time that a reward takes on its own.
-    pub async fn reward(&self, id: EpisodeId) -> Result<(), Missing> {
+    pub async fn reward(&self, id: RolloutId) -> Result<(), RewardError> {
         let attempt = self.attempt(id.group.0, u64::from(id.member));
         let case = [id.group.0, u64::from(id.member) << 16 | attempt];
-        sleep(seconds(self.draw(&self.plan.reward, Kind::Reward, case))).await;
-        if self.chance(Kind::RewardFault, case) < self.plan.rates.missing {
+        sleep(seconds(self.draw(&self.plan.reward, DrawKind::Reward, case))).await;
+        if self.chance(DrawKind::RewardFault, case) < self.plan.rates.missing {
             self.note(|done| done.faults.missing += 1);
-            self.log.tell("reward_missing", [("group", id.group.0.into()), ("member", id.member.into())]);
-            return Err(Missing::Environment("scripted to be missing".into()));
+            self.log.record("reward_missing", [("group", id.group.0.into()), ("member", id.member.into())]);
+            return Err(RewardError::Environment("scripted to be missing".into()));
         }
         Ok(())
     }
 
     /// A reward in [0, 1).
-    pub fn value(&self, id: EpisodeId) -> f32 {
-        self.chance(Kind::Value, [id.group.0, u64::from(id.member)]) as f32
+    pub fn value(&self, id: RolloutId) -> f32 {
+        self.chance(DrawKind::Value, [id.group.0, u64::from(id.member)]) as f32
     }
 
-    fn note(&self, change: impl FnOnce(&mut Done)) {
+    fn note(&self, change: impl FnOnce(&mut SimulatedWork)) {
         change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -136,39 +136,39 @@ impl ScriptedService {
         *tries - 1
     }
 
-    fn key(&self, kind: Kind, case: [u64; 2]) -> [u64; 4] {
+    fn key(&self, kind: DrawKind, case: [u64; 2]) -> [u64; 4] {
         [self.seed, kind as u64, case[0], case[1]]
     }
 
-    fn chance(&self, kind: Kind, case: [u64; 2]) -> f64 {
-        draws(self.key(kind, case)).random()
+    fn chance(&self, kind: DrawKind, case: [u64; 2]) -> f64 {
+        seeded_rng(self.key(kind, case)).random()
     }
 
     /// So many seconds, more in a slow stretch.
-    fn draw(&self, latency: &Latency, kind: Kind, case: [u64; 2]) -> f64 {
+    fn draw(&self, latency: &SimulatedLatency, kind: DrawKind, case: [u64; 2]) -> f64 {
         let factor = match self.fault() {
-            Some((Fault::Slow(factor), _)) => factor,
+            Some((SimulatedFault::Slow(factor), _)) => factor,
             _ => 1.0,
         };
         factor * latency.draw(self.key(kind, case))
     }
 
     /// What is wrong now, and for how long still.
-    fn fault(&self) -> Option<(Fault, Duration)> {
+    fn fault(&self) -> Option<(SimulatedFault, Duration)> {
         let now = seconds(self.log.elapsed());
         self.plan.fault(now).map(|window| (window.fault, window.until - now))
     }
 
     /// Waits out a stretch in which it is away.
     async fn back(&self) {
-        while let Some((Fault::Away, left)) = self.fault() {
+        while let Some((SimulatedFault::Away, left)) = self.fault() {
             sleep(left).await;
         }
     }
 
     fn failed<T>(&self, what: &str) -> Result<T, BackendError> {
         self.note(|done| done.faults.failed += 1);
-        self.log.tell("failed", [("what", what.into())]);
+        self.log.record("failed", [("what", what.into())]);
         Err(BackendError::Unavailable("scripted to fail".into()))
     }
 
@@ -179,13 +179,13 @@ impl ScriptedService {
     }
 }
 
-struct Sampler {
-    service: Arc<ScriptedService>,
+struct SimulatedSampler {
+    service: Arc<SimulatedService>,
     version: PolicyVersion,
 }
 
 #[async_trait]
-impl SamplingBackend for Sampler {
+impl SamplingBackend for SimulatedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let service = &*self.service;
         let seed = request.params.seed.unwrap_or_default();
@@ -196,16 +196,16 @@ impl SamplingBackend for Sampler {
             ("seed", seed.into()),
             ("samples", request.num_samples.into()),
         ];
-        service.log.tell("sample", told.clone());
+        service.log.record("sample", told.clone());
         service.back().await;
-        let mut chance = draws(service.key(Kind::SampleFault, case(0)));
+        let mut chance = seeded_rng(service.key(DrawKind::SampleFault, case(0)));
         if chance.random::<f64>() < service.plan.rates.hangs {
             service.note(|done| done.faults.hung += 1);
-            service.log.tell("hung", told);
+            service.log.record("hung", told);
             return pending().await;
         }
         let times =
-            (0..request.num_samples).map(|n| service.draw(&service.plan.sample, Kind::Sample, case(n)));
+            (0..request.num_samples).map(|n| service.draw(&service.plan.sample, DrawKind::Sample, case(n)));
         join_all(times.map(|time| service.occupy(time))).await;
         service.back().await;
         if chance.random::<f64>() < service.plan.rates.failures {
@@ -220,14 +220,14 @@ impl SamplingBackend for Sampler {
             });
             let first = if broken { f32::NAN } else { -0.5 };
             let tokens = vec![Token::from(b'o'), Token::from(b'k')];
-            sequences.push(Sampled {
+            sequences.push(Completion {
                 tokens,
                 logprobs: vec![first, -0.5],
                 stop: StopReason::Stop,
                 topk: None,
             });
         }
-        service.log.tell("sampled", told);
+        service.log.record("sampled", told);
         Ok(SampleResponse {
             sequences,
             prompt_logprobs: None,
@@ -240,9 +240,9 @@ impl SamplingBackend for Sampler {
         let service = &*self.service;
         let case = [service.queries.fetch_add(1, Relaxed), 0];
         service.back().await;
-        service.occupy(service.draw(&service.plan.query, Kind::Query, case)).await;
+        service.occupy(service.draw(&service.plan.query, DrawKind::Query, case)).await;
         service.back().await;
-        if service.chance(Kind::QueryFault, case) < service.plan.rates.failures {
+        if service.chance(DrawKind::QueryFault, case) < service.plan.rates.failures {
             return service.failed("logprobs");
         }
         Ok((0..tokens.len()).map(|at| (at > 0).then_some(-0.5)).collect())
@@ -250,8 +250,8 @@ impl SamplingBackend for Sampler {
 }
 
 /// The adapter in training.
-pub struct Training {
-    service: Arc<ScriptedService>,
+pub struct SimulatedTraining {
+    service: Arc<SimulatedService>,
     /// Rollouts of a whole batch.
     whole: usize,
     /// Requests so far, and optimizer steps so far.
@@ -260,9 +260,9 @@ pub struct Training {
     jobs: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
 }
 
-impl Training {
+impl SimulatedTraining {
     /// Of batches of so many rollouts. Must be called on a runtime.
-    pub fn start(service: Arc<ScriptedService>, whole: usize) -> Self {
+    pub fn start(service: Arc<SimulatedService>, whole: usize) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel::<BoxFuture<'static, ()>>();
         tokio::spawn(async move {
             while let Some(job) = queue.recv().await {
@@ -275,18 +275,18 @@ impl Training {
     /// Works on a request when those before it are done, for its share of the time of its kind.
     fn queue<T: Send + 'static>(
         &self,
-        kind: Kind,
+        kind: DrawKind,
         share: f64,
-        answer: impl FnOnce(&Arc<ScriptedService>) -> T + Send + 'static,
+        answer: impl FnOnce(&Arc<SimulatedService>) -> T + Send + 'static,
     ) -> Pending<T> {
         let (service, number) = (self.service.clone(), self.count.fetch_add(1, Relaxed));
         let (sender, result) = oneshot::channel();
         let job = async move {
             let plan = &service.plan;
             let (what, latency) = match kind {
-                Kind::Step => ("optim_step", &plan.optim_step),
-                Kind::Export => ("export", &plan.export),
-                Kind::Save => ("save_state", &plan.save),
+                DrawKind::Step => ("optim_step", &plan.optim_step),
+                DrawKind::Export => ("export", &plan.export),
+                DrawKind::Save => ("save_state", &plan.save),
                 _ => ("forward_backward", &plan.forward_backward),
             };
             service.back().await;
@@ -294,7 +294,7 @@ impl Training {
             sleep(seconds(time)).await;
             service.note(|done| done.training_s += time);
             service.back().await;
-            service.log.tell(what, [("seconds", json!(time))]);
+            service.log.record(what, [("seconds", json!(time))]);
             // Who asked may have gone.
             drop(sender.send(answer(&service)));
         };
@@ -305,14 +305,14 @@ impl Training {
     }
 }
 
-impl TrainingBackend for Training {
-    fn forward(&self, _: Vec<Datum>, _: Loss) -> Pending<Forward> {
+impl TrainingBackend for SimulatedTraining {
+    fn forward(&self, _: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
         std::future::ready(Err(BackendError::Unsupported("a pass without gradients".into()))).boxed()
     }
 
-    fn forward_backward(&self, data: Vec<Datum>, _: Loss) -> Pending<Forward> {
+    fn forward_backward(&self, data: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
         let share = data.len() as f64 / self.whole as f64;
-        self.queue(Kind::Pass, share, move |_| Forward {
+        self.queue(DrawKind::Pass, share, move |_| ForwardOutput {
             logprobs: data.iter().map(|datum| vec![-0.5; datum.len()]).collect(),
             metrics: [("loss:sum".into(), 0.0)].into(),
         })
@@ -320,7 +320,7 @@ impl TrainingBackend for Training {
 
     fn optim_step(&self, _: AdamParams) -> Pending<OptimStep> {
         let steps = self.steps.clone();
-        self.queue(Kind::Step, 1.0, move |_| {
+        self.queue(DrawKind::Step, 1.0, move |_| {
             steps.fetch_add(1, Relaxed);
             OptimStep::default()
         })
@@ -328,7 +328,7 @@ impl TrainingBackend for Training {
 
     fn save_state(&self, name: &str) -> Pending<String> {
         let path = format!("simulated/{name}");
-        self.queue(Kind::Save, 1.0, move |_| path)
+        self.queue(DrawKind::Save, 1.0, move |_| path)
     }
 
     fn load_state(&self, path: &str, _: bool) -> Pending<()> {
@@ -338,7 +338,7 @@ impl TrainingBackend for Training {
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
         let (steps, path) = (self.steps.clone(), name.map(|name| format!("simulated/sampler/{name}")));
-        self.queue(Kind::Export, 1.0, move |service| Export {
+        self.queue(DrawKind::Export, 1.0, move |service| Export {
             sampler: service.sampler(PolicyVersion(steps.load(Relaxed))),
             path,
         })

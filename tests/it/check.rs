@@ -30,8 +30,8 @@ fn the_numbers_are_those_of_the_line() {
     assert_eq!(code, Some(0), "{stderr}");
     // 2 groups of 4, one batch beside the one in training: (1 + 1) × 2 credits, as many groups, 4 scores of each.
     assert_eq!(found["credits"], 4);
-    let lanes = serde_json::json!({ "batches": 2, "episodes": 16, "groups": 4, "scored": 16 });
-    assert_eq!(found["lanes"], lanes);
+    let mailboxes = serde_json::json!({ "batches": 2, "rollouts": 16, "groups": 4, "scored": 16 });
+    assert_eq!(found["mailboxes"], mailboxes);
     // 2 × 4 rollouts of 8 tokens.
     assert_eq!(found["tokens"]["sampled_at_most"], 64);
     assert_eq!(found["model"]["context"], 2048);
@@ -43,8 +43,8 @@ fn the_numbers_are_those_of_the_line() {
     let (code, stdout, stderr) = output(&mut simulate);
     assert_eq!(code, Some(0), "{stderr}");
     let simulated: Value = serde_json::from_str(&stdout).unwrap();
-    for (name, capacity) in found["lanes"].as_object().unwrap() {
-        assert_eq!(simulated["lanes"][name]["capacity"], *capacity, "{name}: {}", simulated["lanes"]);
+    for (name, capacity) in found["mailboxes"].as_object().unwrap() {
+        assert_eq!(simulated["mailboxes"][name]["capacity"], *capacity, "{name}: {}", simulated["mailboxes"]);
     }
 }
 
@@ -58,7 +58,7 @@ fn people_read_the_same() {
         "plain_letters",
         "80 %",
         "2 groups of 4, 4 credits",
-        "groups 4, episodes 16, scored 16, batches 2",
+        "groups 4, rollouts 16, scored 16, batches 2",
         "each step, 2 × samples: 4 samples each",
         "every 2 steps, 1 × saved state",
         "outputs/ci_test/<time>: a new run",
@@ -72,11 +72,11 @@ fn what_check_accepts_starts_and_goes_on_as_it_said() {
     let dir = tempfile::tempdir().unwrap();
     let (ci, folder) = (config("ci_test.toml"), dir.path().join("run"));
     let look = || checked(&ci, &["--output-dir", folder.to_str().unwrap()]).1["run_folder"].clone();
-    assert_eq!(look()["goes_on_after"], Value::Null);
+    assert_eq!(look()["resumes_after"], Value::Null);
     assert!(!folder.exists(), "looking makes nothing");
     let (code, _, stderr) = output(&mut run(&ci, &folder, &["--max-steps", "2"]));
     assert_eq!(code, Some(0), "{stderr}");
-    assert_eq!(look()["goes_on_after"], 2);
+    assert_eq!(look()["resumes_after"], 2);
     let other = ["--output-dir", folder.to_str().unwrap(), "--set", "trainer.seed=7"];
     let (code, _, stderr) = checked(&ci, &other);
     assert_eq!(code, Some(2));

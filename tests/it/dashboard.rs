@@ -136,7 +136,7 @@ fn a_run_can_be_watched_while_it_works() {
     let state = lines.by_ref().find_map(|line| line.strip_prefix("data: ").map(str::to_owned)).unwrap();
     let state: Value = serde_json::from_str(&state).unwrap();
     assert_eq!(
-        (&state["state"], state["lanes"].as_array().unwrap().len()),
+        (&state["state"], state["mailboxes"].as_array().unwrap().len()),
         (&"running".into(), 4),
         "{state}"
     );

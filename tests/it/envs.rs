@@ -47,7 +47,7 @@ fn a_reward_without_queries_is_shown_with_its_numbers() {
     for (completion, reward) in [("[3]", 1.0), ("[4.5]", 0.6), ("three", 0.0)] {
         let found = at(completion);
         assert!((found["reward"].as_f64().unwrap() - reward).abs() < 1e-6, "{completion}: {found}");
-        assert_eq!((&found["missing"], &found["queries"]), (&Value::Null, &Value::Array(vec![])));
+        assert_eq!((&found["reward_error"], &found["queries"]), (&Value::Null, &Value::Array(vec![])));
     }
     assert_eq!((&at("[4.5]")["parse"], &at("three")["parse"]), (&4.5.into(), &Value::Null));
     assert_eq!(at("[4.5]")["metrics"]["error"], 1.5);
@@ -83,7 +83,7 @@ fn a_reward_that_takes_a_training_step_shows_the_step() {
     let index = item["index"].to_string();
     let args = ["gradient_intuition", "--seed", "1", "--index", &index, "--completion", &completion];
     let found = scored(&args);
-    assert_eq!(found["missing"], Value::Null, "{found}");
+    assert_eq!(found["reward_error"], Value::Null, "{found}");
     assert_eq!(
         (&found["parse"]["prediction"], &found["parse"]["inner"]["confidence"]),
         (&0.25.into(), &1.0.into())

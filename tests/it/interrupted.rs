@@ -35,7 +35,7 @@ fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
 
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), LONG));
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains(&format!("goes on      after step {saved}")), "{stdout}");
+    assert!(stdout.contains(&format!("resumed      at step {saved}")), "{stdout}");
     assert_eq!(steps(dir.path()), (1..=40).collect::<Vec<_>>());
 }
 
@@ -161,7 +161,7 @@ fn a_damaged_state_is_passed_over_for_the_one_before_it() {
     std::fs::write(state.join("optimizer.safetensors"), b"half of it").unwrap();
     let (code, stdout, stderr) = output(&mut start("6"));
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains("goes on      after step 2") && stderr.contains("cannot be loaded"), "{stderr}");
+    assert!(stdout.contains("resumed      at step 2") && stderr.contains("cannot be loaded"), "{stderr}");
     assert_eq!(steps(dir.path()), (1..=6).collect::<Vec<_>>());
     assert!(dir.path().join("checkpoints.past_000002.jsonl").is_file());
     assert!(dir.path().join("rollouts/step_000003.past.jsonl").is_file());

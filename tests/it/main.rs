@@ -4,9 +4,9 @@
 mod broken;
 mod check;
 mod command;
+mod command_line;
 mod contract;
 mod dashboard;
-mod desk;
 mod envs;
 mod evaluated;
 mod hostile;

@@ -72,7 +72,7 @@ async fn what_prometheus_has_read_is_what_the_run_folder_says() {
 
     let rows = metrics(dir.path());
     let [trained, played, sampled, backlog] = [
-        "minds_line_groups_settled_total{verdict=\"trained\"}",
+        "minds_pipeline_groups_settled_total{outcome=\"trained\"}",
         "minds_stage_done_total{stage=\"sampler\"}",
         "minds_trainer_tokens_total",
         "minds_scorer_backlog",
@@ -197,7 +197,7 @@ fn faulty(dir: &Path, served: &Served) -> Watched {
 }
 
 /// What is only shown when it happens, and what this run has not.
-const EMPTY: &[&str] = &["minds_service_failures_total", "minds_eval_", "lane=\"measures\""];
+const EMPTY: &[&str] = &["minds_service_failures_total", "minds_eval_", "mailbox=\"measures\""];
 
 #[tokio::test]
 async fn alerts_fire_and_every_question_has_an_answer() {

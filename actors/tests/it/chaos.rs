@@ -1,10 +1,10 @@
 //! Everything goes wrong now and then, for long: nothing hangs, the books balance at every event.
 
 use crate::testkit::{Judge, Run, World, local, seconds};
-use minds_core::backend::BackendError;
-use minds_core::random::draws;
-use minds_core::reward::Missing;
-use minds_stages::line::Start;
+use minds_core::random::seeded_rng;
+use minds_core::reward::RewardError;
+use minds_core::service::BackendError;
+use minds_stages::pipeline::ResumePoint;
 use rand::Rng;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
 /// A number below 100, the same for the same event of the same life.
 fn percent(seed: u64, kind: u64, event: u64) -> u64 {
-    draws([seed, kind, event, 0]).next_u64() % 100
+    seeded_rng([seed, kind, event, 0]).next_u64() % 100
 }
 
 /// 5 % of the requests fail, 2 % are never answered, 1 % of the samples have no number; rewards are slow, fail, panic or
@@ -45,7 +45,7 @@ fn world(seed: u64) -> World {
             0 => Judge::Never,
             1 => Judge::Panic("a bug"),
             2 => Judge::Reward(f32::NAN),
-            3..6 => Judge::Missing(Missing::Service("away".into())),
+            3..6 => Judge::Missing(RewardError::Service("away".into())),
             _ => Judge::Reward(id.member as f32),
         }
     });
@@ -65,9 +65,9 @@ fn world(seed: u64) -> World {
 async fn live(
     seed: u64,
     life: u64,
-    start: &Start,
+    start: &ResumePoint,
     killed_at: Option<usize>,
-) -> Result<BTreeSet<u64>, (Start, BTreeSet<u64>)> {
+) -> Result<BTreeSet<u64>, (ResumePoint, BTreeSet<u64>)> {
     let mut run: Run = world(seed + 1000 * life).start_from(start.clone());
     if let Some(moment) = killed_at
         && run.until_request(moment).await
@@ -77,7 +77,7 @@ async fn live(
     if run.steps.last().is_none_or(|step| step.step < STEPS) {
         assert_eq!(run.end().await, Ok(STEPS), "seed {seed}, life {life}");
     }
-    assert!(run.line.lanes().iter().all(|lane| lane.depth <= lane.capacity && lane.lost == 0));
+    assert!(run.line.mailboxes().iter().all(|lane| lane.depth <= lane.capacity && lane.lost == 0));
     Ok(run.trained)
 }
 
@@ -85,7 +85,7 @@ async fn live(
 async fn through_a_hundred_long_runs_nothing_hangs_and_nothing_is_trained_twice() {
     for seed in 0..SEEDS {
         local(async {
-            let (mut start, mut trained) = (Start::default(), BTreeSet::new());
+            let (mut start, mut trained) = (ResumePoint::default(), BTreeSet::new());
             // Killed twice on its way.
             for life in 0..3 {
                 let moment = (life < 2).then(|| 300 + 7 * percent(seed, 5, life) as usize);

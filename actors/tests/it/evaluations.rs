@@ -1,9 +1,9 @@
 //! Measuring weights beside training.
 
 use crate::testkit::{Judge, Run, World, local, seconds};
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_stages::evaluator;
-use minds_stages::line::Start;
+use minds_stages::pipeline::ResumePoint;
 use std::num::{NonZeroU64, NonZeroUsize};
 
 /// Steps of 10 s; an evaluation after each, whose four episodes take 35 s, all at a time.
@@ -11,9 +11,9 @@ fn world(steps: u64) -> World {
     let mut world = World::new(1, 1, steps);
     world.training.forward_backward = seconds(10);
     world.measured.latency = Box::new(|_, _| seconds(35));
-    world.options.evaluate = Some(evaluator::Options {
+    world.options.evaluate = Some(evaluator::EvaluatorOptions {
         every: NonZeroU64::MIN,
-        episodes: NonZeroU64::new(4).unwrap(),
+        rollouts: NonZeroU64::new(4).unwrap(),
         concurrency: NonZeroUsize::new(4).unwrap(),
     });
     world
@@ -79,7 +79,7 @@ async fn the_last_weights_are_measured_also_where_they_were_not_yet_published() 
 async fn a_run_that_goes_on_to_its_end_measures_what_no_earlier_life_has() {
     for (evaluated, expected) in [(true, &[4, 5][..]), (false, &[3, 4, 5])] {
         local(async {
-            let start = Start { step: 3, evaluated, ..Start::default() };
+            let start = ResumePoint { step: 3, evaluated, ..ResumePoint::default() };
             let mut run = every(1, 5).start_from(start);
             run.end().await.unwrap();
             assert_eq!(measured(&run), expected, "{evaluated}");
@@ -89,7 +89,7 @@ async fn a_run_that_goes_on_to_its_end_measures_what_no_earlier_life_has() {
     // With no step left: the end itself had been saved, and not yet measured.
     for (evaluated, expected) in [(true, &[][..]), (false, &[5])] {
         local(async {
-            let start = Start { step: 5, evaluated, ..Start::default() };
+            let start = ResumePoint { step: 5, evaluated, ..ResumePoint::default() };
             let mut run = every(2, 5).start_from(start);
             run.end().await.unwrap();
             assert_eq!(measured(&run), expected, "{evaluated}");
@@ -117,7 +117,7 @@ async fn every_evaluation_plays_the_same_items_and_failures_are_missing() {
         let mut world = world(1);
         world.measured.judge = Box::new(|id, _| match id.group.0 {
             0 => Judge::Panic("a bug in the reward"),
-            1 => Judge::Missing(Missing::Environment("no such thing".into())),
+            1 => Judge::Missing(RewardError::Environment("no such thing".into())),
             n => Judge::Reward(n as f32),
         });
         let mut run = world.start();
@@ -139,7 +139,7 @@ async fn every_evaluation_plays_the_same_items_and_failures_are_missing() {
 async fn weights_that_were_measured_before_the_resume_are_not_measured_again() {
     local(async {
         for (evaluated, expected) in [(true, &[5, 6][..]), (false, &[4, 6])] {
-            let mut run = world(6).start_from(Start { step: 4, evaluated, ..Start::default() });
+            let mut run = world(6).start_from(ResumePoint { step: 4, evaluated, ..ResumePoint::default() });
             run.end().await.unwrap();
             assert_eq!(measured(&run), expected, "{evaluated}");
         }

@@ -1,9 +1,9 @@
 //! What flows when: credits, overlap, staleness, order.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::backend::BackendError;
 use minds_core::ids::PolicyVersion;
-use minds_stages::kit::CpuPool;
+use minds_core::service::BackendError;
+use minds_stages::batcher::CpuPool;
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -22,7 +22,7 @@ async fn the_feeder_stalls_after_exactly_the_credits_while_the_trainer_is_plugge
             run.script.unplugged.send_replace(true);
             assert_eq!(run.end().await, Ok(12));
             assert_eq!(run.line.ledger().counts().opened, 12 * groups as u64, "none is opened beyond need");
-            assert!(run.line.lanes().iter().all(|lane| lane.lost == 0));
+            assert!(run.line.mailboxes().iter().all(|lane| lane.lost == 0));
         })
         .await;
     }
@@ -159,7 +159,7 @@ async fn the_version_is_stamped_at_dispatch() {
             .find(|(_, group)| group.group.id.0 == 1)
             .unwrap();
         assert_eq!(step.step, 2, "the newest weights were version 1 when it came back");
-        assert!(slow.members.iter().all(|m| m.episode.policy == PolicyVersion(0)));
+        assert!(slow.members.iter().all(|m| m.rollout.policy == PolicyVersion(0)));
         assert_eq!(step.metrics["async/staleness_max"], 1.0);
     })
     .await;
@@ -195,8 +195,8 @@ async fn members_find_their_group_and_place_in_whatever_order_they_finish() {
         for group in run.steps.iter().flat_map(|step| &step.groups) {
             let mean = (0..4).map(|m| reward(group.group.id.0, m)).sum::<f32>() / 4.0;
             for (member, at) in group.members.iter().zip(0..) {
-                assert_eq!((member.episode.id.group, member.episode.id.member), (group.group.id, at));
-                assert_eq!(member.episode.turns[0].answer.tokens[0], u32::from(b'a') + at);
+                assert_eq!((member.rollout.id.group, member.rollout.id.member), (group.group.id, at));
+                assert_eq!(member.rollout.turns[0].completion.tokens[0], u32::from(b'a') + at);
                 assert_eq!(member.score.reward.get(), reward(group.group.id.0, at));
                 assert!((member.advantage - (reward(group.group.id.0, at) - mean)).abs() < 1e-4);
             }
@@ -219,7 +219,7 @@ async fn the_books_balance_on_many_threads_in_real_time() {
         assert_eq!(run.end().await, Ok(100));
         let counts = run.line.ledger().counts();
         assert_eq!((counts.trained, counts.in_flight()), (400, 0), "{counts:?}");
-        assert!(counts.failed > 0 && run.line.lanes().iter().all(|lane| lane.lost == 0));
+        assert!(counts.failed > 0 && run.line.mailboxes().iter().all(|lane| lane.lost == 0));
     })
     .await;
 }

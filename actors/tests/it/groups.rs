@@ -1,9 +1,9 @@
 //! Groups that lose members, and runs that lose groups.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
+use minds_core::service::BackendError;
 use minds_stages::batcher::ConstantGroups;
 
 /// Member 1 of every group fares badly; the others earn 0, 2 and 3.
@@ -20,7 +20,7 @@ async fn one_bad_member(bad: Judge) {
         assert_eq!(run.end().await, Ok(2), "{what}");
         for group in run.steps.iter().flat_map(|step| &step.groups) {
             assert_eq!(group.missing, 1, "{what}");
-            let members: Vec<u32> = group.members.iter().map(|m| m.episode.id.member).collect();
+            let members: Vec<u32> = group.members.iter().map(|m| m.rollout.id.member).collect();
             assert_eq!(members, [0, 2, 3], "{what}");
             let mean = 5.0 / 3.0;
             for (member, reward) in group.members.iter().zip([0.0, 2.0, 3.0]) {
@@ -38,8 +38,8 @@ async fn a_failed_reward_is_never_a_number_and_survivors_are_centred() {
     one_bad_member(Judge::Panic("boom")).await;
     one_bad_member(Judge::Never).await;
     one_bad_member(Judge::Reward(f32::NAN)).await;
-    one_bad_member(Judge::Missing(Missing::Environment("broken".into()))).await;
-    one_bad_member(Judge::Missing(Missing::Service("away".into()))).await;
+    one_bad_member(Judge::Missing(RewardError::Environment("broken".into()))).await;
+    one_bad_member(Judge::Missing(RewardError::Service("away".into()))).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +51,7 @@ async fn too_few_survivors_fail_the_group_and_a_row_of_them_ends_the_run_with_th
         world.options.max_failed_in_a_row = 5;
         world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
             (0, 1) => Judge::Panic("the first cause"),
-            (_, 1) => Judge::Missing(Missing::Environment("a later cause".into())),
+            (_, 1) => Judge::Missing(RewardError::Environment("a later cause".into())),
             (_, n) => Judge::Reward(n as f32),
         });
         let mut run = world.start();
@@ -73,8 +73,8 @@ async fn a_batch_of_rewards_that_all_raise_ends_the_run_with_the_first_cause() {
         world.options.max_failed_in_a_row = 12;
         world.options.max_raised_in_a_row = 4;
         world.environment.judge = Box::new(|id, _| match id.group.0 {
-            0 => Judge::Missing(Missing::Environment("Traceback: the first".into())),
-            _ => Judge::Missing(Missing::Environment("Traceback: another".into())),
+            0 => Judge::Missing(RewardError::Environment("Traceback: the first".into())),
+            _ => Judge::Missing(RewardError::Environment("Traceback: another".into())),
         });
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
@@ -94,8 +94,8 @@ async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all
             world.options.max_failed_in_a_row = 12;
             world.options.max_raised_in_a_row = 4;
             world.environment.judge = Box::new(move |id, _| match (service, id.member) {
-                (true, _) => Judge::Missing(Missing::Service("away".into())),
-                (false, 0) => Judge::Missing(Missing::Environment("one of them".into())),
+                (true, _) => Judge::Missing(RewardError::Service("away".into())),
+                (false, 0) => Judge::Missing(RewardError::Environment("one of them".into())),
                 (false, _) => Judge::Reward(1.0),
             });
             let why = world.start().end().await.unwrap_err();
@@ -114,7 +114,7 @@ async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes(
         world.training.unplugged.send_replace(false);
         world.environment.judge = Box::new(|id, _| match id.group.0 % 2 {
             0 => Judge::Reward(id.member as f32),
-            _ => Judge::Missing(Missing::Environment("odd".into())),
+            _ => Judge::Missing(RewardError::Environment("odd".into())),
         });
         // One group is ready before the next has come back.
         world.environment.latency = Box::new(|id, _| seconds(id.group.0));
@@ -135,7 +135,7 @@ async fn a_run_that_gives_up_saves_what_it_has() {
         world.options.max_failed_in_a_row = 3;
         world.environment.judge = Box::new(|id, _| match id.group.0 {
             0 | 1 => Judge::Reward(id.member as f32),
-            _ => Judge::Missing(Missing::Environment("broken".into())),
+            _ => Judge::Missing(RewardError::Environment("broken".into())),
         });
         let mut run = world.start();
         assert!(run.end().await.unwrap_err().contains("broken"));
@@ -150,7 +150,7 @@ async fn a_reward_whose_service_was_away_is_tried_again() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.environment.judge = Box::new(|id, attempt| match attempt {
-            0 | 1 => Judge::Missing(Missing::Service("away".into())),
+            0 | 1 => Judge::Missing(RewardError::Service("away".into())),
             _ => Judge::Reward(id.member as f32),
         });
         let mut run = world.start();
@@ -199,7 +199,7 @@ async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
         let mut run = world.start();
         run.end().await.unwrap();
         for step in &run.steps {
-            let members: Vec<u32> = step.groups[0].members.iter().map(|m| m.episode.id.member).collect();
+            let members: Vec<u32> = step.groups[0].members.iter().map(|m| m.rollout.id.member).collect();
             assert_eq!(members, [0, 1, 3]);
         }
     })

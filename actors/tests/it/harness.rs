@@ -4,7 +4,7 @@
 //! be written down in the types of these crates.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_stages::evaluator;
 use std::num::{NonZeroU64, NonZeroUsize};
 
@@ -21,7 +21,7 @@ async fn h2_h19_a_group_has_its_components_size_and_shares_one_request() {
         assert!(groups.iter().all(|group| group.members.len() == 5));
         let asked = run.sampling.asked.lock().unwrap();
         assert!(asked.iter().all(|asked| asked.samples == 5));
-        let prompts = groups.iter().map(|group| group.members[0].episode.turns[0].prompt.clone());
+        let prompts = groups.iter().map(|group| group.members[0].rollout.turns[0].prompt.clone());
         for prompt in prompts {
             assert_eq!(asked.iter().filter(|asked| asked.prompt == prompt).count(), 1);
         }
@@ -34,9 +34,9 @@ async fn h2_h19_a_group_has_its_components_size_and_shares_one_request() {
 async fn h7_what_has_weight_0_is_evaluated_and_never_trained() {
     local(async {
         let mut world = World::new(1, 0, 4);
-        world.options.evaluate = Some(evaluator::Options {
+        world.options.evaluate = Some(evaluator::EvaluatorOptions {
             every: NonZeroU64::new(2).unwrap(),
-            episodes: NonZeroU64::new(3).unwrap(),
+            rollouts: NonZeroU64::new(3).unwrap(),
             concurrency: NonZeroUsize::MIN,
         });
         world.training.forward_backward = seconds(5);
@@ -57,7 +57,7 @@ async fn h10_every_good_group_is_trained_exactly_once() {
     local(async {
         let mut world = World::new(3, 2, 12);
         world.environment.judge = Box::new(|id, _| match id.group.0 % 5 {
-            3 => Judge::Missing(Missing::Environment("a bad one".into())),
+            3 => Judge::Missing(RewardError::Environment("a bad one".into())),
             _ => Judge::Reward(id.member as f32),
         });
         let mut run = world.start();

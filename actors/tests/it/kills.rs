@@ -1,7 +1,7 @@
 //! A run that is killed at any moment and goes on trains what one that was not killed trains.
 
 use crate::testkit::{World, local};
-use minds_stages::line::Start;
+use minds_stages::pipeline::ResumePoint;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn a_run_killed_at_any_request_trains_each_group_once() {
 #[tokio::test(start_paused = true)]
 async fn a_run_killed_again_and_again_trains_each_group_once() {
     local(async {
-        let (mut start, mut trained) = (Start::default(), BTreeSet::new());
+        let (mut start, mut trained) = (ResumePoint::default(), BTreeSet::new());
         for life in 0.. {
             let mut run = world().start_from(start.clone());
             // Lives of 17 to 56 requests: some end before they have saved anything.
@@ -91,9 +91,10 @@ async fn groups_that_were_ready_are_trained_and_not_played_again() {
             assert!(run.until_request(next).await);
         }
         let (start, before) = run.kill();
-        let spares: BTreeSet<u64> = start.spares.iter().map(|spare| spare.group.0).collect();
-        assert_eq!(spares.len() as u64, 2 * GROUPS, "two batches wait behind the one in training");
-        let (step, rewards) = (start.step, start.spares[0].members[1].score.reward.get());
+        let saved_groups: BTreeSet<u64> =
+            start.saved_groups.iter().map(|saved_group| saved_group.group.0).collect();
+        assert_eq!(saved_groups.len() as u64, 2 * GROUPS, "two batches wait behind the one in training");
+        let (step, rewards) = (start.step, start.saved_groups[0].members[1].score.reward.get());
         let mut run = self::world().start_from(start);
         assert_eq!(run.end().await, Ok(STEPS));
         assert_eq!(
@@ -101,7 +102,7 @@ async fn groups_that_were_ready_are_trained_and_not_played_again() {
             STEPS * GROUPS - before.len() as u64 - 2 * GROUPS
         );
         let first: BTreeSet<u64> = run.groups()[..2].concat().into_iter().collect();
-        assert_eq!(first, spares, "the oldest first");
+        assert_eq!(first, saved_groups, "the oldest first");
         assert_eq!(run.steps[0].groups[0].members[1].score.reward.get(), rewards);
         let oldest = run.metric("async/staleness_max");
         assert!(oldest.iter().all(|age| *age <= 2.0), "from step {step}: {oldest:?}");

@@ -14,7 +14,7 @@ mod outages;
 mod pace;
 mod reports;
 mod scoring;
-mod seats;
+mod sessions;
 mod shadow;
 mod steps;
 mod stopping;

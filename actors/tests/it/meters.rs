@@ -1,15 +1,15 @@
 //! What Prometheus is told agrees with the books.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::backend::BackendError;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
+use minds_core::service::BackendError;
 use minds_stages::batcher::ConstantGroups;
-use minds_stages::meters::Meters;
+use minds_stages::telemetry::meters::PipelineMeters;
 use prometheus::Registry;
 use std::collections::BTreeMap;
 
 /// The value of each series, as the text format names it; of a histogram, its count and its sum.
-fn read(meters: &Meters) -> BTreeMap<String, f64> {
+fn read(meters: &PipelineMeters) -> BTreeMap<String, f64> {
     let registry = Registry::new();
     meters.collectors().into_iter().for_each(|collector| registry.register(collector).unwrap());
     let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
@@ -29,7 +29,7 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
         world.sampling.latency = Box::new(|_| seconds(3));
         world.environment.latency = Box::new(|_, _| seconds(2));
         world.environment.judge = Box::new(|id, _| match id.member {
-            1 if id.group.0 % 5 == 0 => Judge::Missing(Missing::Environment("no".into())),
+            1 if id.group.0 % 5 == 0 => Judge::Missing(RewardError::Environment("no".into())),
             member => Judge::Reward(member as f32),
         });
         let meters = world.meters.clone();
@@ -39,19 +39,19 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
         let (all, read) = (&run.steps, read(&meters));
         let get = |name: &str| *read.get(name).unwrap_or_else(|| panic!("{name} is not in {read:#?}"));
 
-        let rollouts = get("minds_sampler_rollouts_total{environment=\"scripted\",outcome=\"played\"}");
+        let rollouts = get("minds_sampler_rollouts_total{environment=\"scripted\",outcome=\"sampled\"}");
         assert_eq!(rollouts, 3.0 * counts.opened as f64);
         assert_eq!(get("minds_sampler_rollout_seconds_sum{environment=\"scripted\"}"), 3.0 * rollouts);
-        let missing = get("minds_scorer_missing_total{cause=\"environment\",environment=\"scripted\"}");
+        let missing = get("minds_scorer_reward_errors_total{cause=\"environment\",environment=\"scripted\"}");
         let scored = get("minds_scorer_scored_total{environment=\"scripted\"}");
         assert!(missing > 0.0 && scored + missing == rollouts, "{scored} + {missing} of {rollouts}");
-        assert_eq!(missing, run.poison.len() as f64);
+        assert_eq!(missing, run.quarantined.len() as f64);
         assert_eq!(get("minds_scorer_quarantined_total"), missing);
         assert_eq!(get("minds_scorer_score_seconds_sum{environment=\"scripted\"}"), 2.0 * scored);
 
         let sum = |key: &str| all.iter().map(|step| step.metrics[key]).sum::<f64>();
         let tokens = all.iter().flat_map(|step| &step.groups).flat_map(|group| group.members.iter());
-        let tokens: usize = tokens.map(|member| member.episode.sampled_tokens()).sum();
+        let tokens: usize = tokens.map(|member| member.rollout.sampled_tokens()).sum();
         assert_eq!(get("minds_trainer_tokens_total"), tokens as f64);
         let sampled = get("minds_sampler_tokens_total{kind=\"sampled\"}");
         assert_eq!(sampled, tokens as f64 + get("minds_scorer_tokens_discarded_total"));
@@ -99,7 +99,7 @@ async fn counters_are_there_before_anything_has_happened() {
         let away = || BackendError::Unavailable("away".into());
         world.sampling.answer = Box::new(move |n, _| if n == 0 { Err(away()) } else { Ok(()) });
         world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
-            (1, 0) => Judge::Missing(Missing::Environment("no".into())),
+            (1, 0) => Judge::Missing(RewardError::Environment("no".into())),
             (_, member) => Judge::Reward(member as f32),
         });
         let meters = world.meters.clone();
@@ -112,8 +112,8 @@ async fn counters_are_there_before_anything_has_happened() {
         run.end().await.unwrap();
         let last = counters(&read(&meters));
         for (name, value) in [
-            ("minds_scorer_missing_total{cause=\"environment\",environment=\"scripted\"}", 1.0),
-            ("minds_scorer_missing_total{cause=\"timed_out\",environment=\"scripted\"}", 0.0),
+            ("minds_scorer_reward_errors_total{cause=\"environment\",environment=\"scripted\"}", 1.0),
+            ("minds_scorer_reward_errors_total{cause=\"timed_out\",environment=\"scripted\"}", 0.0),
             ("minds_sampler_rollouts_total{environment=\"scripted\",outcome=\"failed\"}", 0.0),
             ("minds_service_failures_total{kind=\"unavailable\",operation=\"sample\"}", 1.0),
             ("minds_service_failures_total{kind=\"lost\",operation=\"optim_step\"}", 0.0),
@@ -158,7 +158,7 @@ async fn tokens_that_were_paid_for_nothing_are_counted_by_verdict() {
         run.end().await.unwrap();
         let (counts, discarded) = (run.line.ledger().counts(), run.line.ledger().discarded());
         let group: usize =
-            run.steps[0].groups[0].members.iter().map(|member| member.episode.sampled_tokens()).sum();
+            run.steps[0].groups[0].members.iter().map(|member| member.rollout.sampled_tokens()).sum();
         assert!(counts.filtered > 0);
         assert_eq!(discarded.filtered, counts.filtered * group as u64);
         assert_eq!((discarded.dropped, discarded.failed), (0, 0));

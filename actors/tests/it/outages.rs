@@ -1,8 +1,8 @@
 //! A service that cannot answer: what is waited for once, what comes back, and when a run gives up.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::backend::BackendError;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
+use minds_core::service::BackendError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ fn judge_away(world: &mut World, from: u64, to: u64) -> Arc<AtomicUsize> {
     world.environment.judge = Box::new(move |id, _| {
         if (from..to).contains(&begun.elapsed().as_secs()) {
             count.fetch_add(1, Relaxed);
-            return Judge::Missing(Missing::Service("the judge answers 503".into()));
+            return Judge::Missing(RewardError::Service("the judge answers 503".into()));
         }
         Judge::Reward(id.member as f32)
     });
@@ -33,7 +33,7 @@ async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_bla
         let counts = run.line.ledger().counts();
         assert_eq!((counts.trained, counts.failed), (40, 0));
         assert!(counts.dropped > 0, "{counts:?}");
-        assert!(run.poison.is_empty(), "no rollout is at fault");
+        assert!(run.quarantined.is_empty(), "no rollout is at fault");
         // 20 steps of 5 s, five minutes of nothing, and at most one pause of a minute too long.
         assert!(run.elapsed() < 20.0 * 5.0 + 300.0 + 62.0, "{}", run.elapsed());
         let all: Vec<u64> = run.trained.iter().copied().collect();

@@ -1,10 +1,10 @@
 //! How groups become steps: in parts, in several optimizer steps, dropped when too old, published now and then.
 
 use crate::testkit::{World, local, reward_in_every, seconds};
-use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
-use minds_core::optim::{Course, LearningRate};
-use minds_stages::batcher::{ConstantGroups, Staleness, Weighting};
+use minds_core::optim::{LearningRateDecay, LearningRateSchedule};
+use minds_core::service::BackendError;
+use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
 use std::num::NonZeroUsize;
 
 fn size(n: usize) -> NonZeroUsize {
@@ -14,7 +14,7 @@ fn size(n: usize) -> NonZeroUsize {
 /// `groups` to a step in so many parts, with so many optimizer steps.
 fn in_parts(groups: usize, parts: usize, substeps: usize, steps: u64) -> World {
     let mut world = World::new(groups, 1, steps);
-    world.options.batch.parts = size(parts);
+    world.options.batch.minibatches = size(parts);
     world.options.train.substeps = size(substeps);
     world
 }
@@ -79,7 +79,7 @@ async fn groups_that_grew_too_old_are_dropped_counted_and_played_again() {
     for seed in 0..20 {
         local(async {
             let mut world = World::new(2, 3, 20);
-            world.options.batch.staleness = Staleness::Drop;
+            world.options.batch.staleness = StalenessHandling::Drop;
             world.options.max_staleness = 1;
             world.sampling.latency =
                 Box::new(move |n| seconds(if (n + seed).is_multiple_of(7) { 100 } else { 5 }));
@@ -102,7 +102,7 @@ async fn groups_that_grew_too_old_are_dropped_counted_and_played_again() {
 async fn when_all_groups_are_too_old_there_is_no_empty_step() {
     local(async {
         let mut world = World::new(2, 2, 4);
-        world.options.batch.staleness = Staleness::Drop;
+        world.options.batch.staleness = StalenessHandling::Drop;
         world.options.max_staleness = 0;
         world.training.forward_backward = seconds(10);
         let mut run = world.start();
@@ -118,7 +118,7 @@ async fn when_all_groups_are_too_old_there_is_no_empty_step() {
 async fn refused_batches_do_not_make_groups_look_older_than_they_are() {
     local(async {
         let mut world = World::new(1, 1, 10);
-        world.options.batch.staleness = Staleness::Drop;
+        world.options.batch.staleness = StalenessHandling::Drop;
         world.training.refuse = Box::new(|n| match n % 2 {
             0 => Err(BackendError::Rejected("not finite".into())),
             _ => Ok(()),
@@ -151,7 +151,7 @@ async fn a_member_that_failed_is_played_once_more_with_other_samples() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 3;
-        world.options.replays = 2;
+        world.options.resamples = 2;
         // The group's request brings a broken sample for its second member; so does the first time it comes again.
         world.sampling.answer = Box::new(|n, sequences| {
             if n < 2 {
@@ -188,7 +188,7 @@ async fn constant_groups_can_take_their_place_and_leave_as_filtered() {
 async fn each_sequence_can_count_as_much_as_any_other() {
     local(async {
         let mut world = World::new(1, 0, 1);
-        world.options.batch.weighting = Weighting::Sequence;
+        world.options.batch.weighting = LossWeighting::Sequence;
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(1));
         // Rewards 0 and 1, so advantages of a half, over the two tokens of each answer.
@@ -208,7 +208,8 @@ async fn the_step_size_follows_its_course() {
     local(async {
         let mut world = World::new(1, 0, 4);
         world.options.train.adam.learning_rate = 1.0;
-        world.options.train.rate = LearningRate { course: Course::Linear, warmup: 1, floor: 0.0 };
+        world.options.train.rate =
+            LearningRateSchedule { decay: LearningRateDecay::Linear, warmup: 1, floor: 0.0 };
         let mut run = world.start();
         run.end().await.unwrap();
         assert_eq!(run.metric("optim/lr"), [1.0, 1.0, 1.0 - 1.0 / 3.0, 1.0 - 2.0 / 3.0]);

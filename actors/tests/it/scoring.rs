@@ -1,8 +1,8 @@
 //! The scoring stage: how it scales, what it may ask, and what becomes of rewards that fail for good.
 
 use crate::testkit::{Judge, World, local, seconds};
-use minds_core::reward::Missing;
-use minds_stages::queries::Limits;
+use minds_core::reward::RewardError;
+use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -40,7 +40,7 @@ async fn no_more_questions_are_under_way_than_the_run_allows() {
         let mut world = World::new(4, 0, 2);
         world.environment.own_questions = 6;
         world.sampling.query_latency = Box::new(|_| seconds(1));
-        world.limits = Limits { concurrency: NonZeroUsize::new(3).unwrap(), ..Limits::default() };
+        world.limits = QueryLimits { concurrency: NonZeroUsize::new(3).unwrap(), ..QueryLimits::default() };
         let mut run = world.start();
         run.end().await.unwrap();
         // 4 groups × 2 members × 6 questions a step, three at a time.
@@ -57,7 +57,7 @@ async fn work_ahead_waits_for_the_next_steps_budget_and_nothing_is_lost() {
         let mut world = World::new(2, 1, 5);
         world.environment.own_questions = 5;
         world.training.forward_backward = seconds(10);
-        world.limits = Limits { per_step: NonZeroU64::new(25), ..Limits::default() };
+        world.limits = QueryLimits { per_step: NonZeroU64::new(25), ..QueryLimits::default() };
         let mut run = world.start();
         run.end().await.unwrap();
         assert_eq!(run.line.ledger().counts().failed, 0);
@@ -75,12 +75,13 @@ async fn a_budget_too_small_for_a_batch_ends_the_run_by_name() {
         let mut world = World::new(2, 0, 5);
         world.environment.own_questions = 5;
         world.options.max_failed_in_a_row = 6;
-        world.limits = Limits { per_step: NonZeroU64::new(9), patience: seconds(30), ..Limits::default() };
+        world.limits =
+            QueryLimits { per_step: NonZeroU64::new(9), wait_limit: seconds(30), ..QueryLimits::default() };
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("the 9 log-prob queries of this step are used up"), "{why}");
         assert!(why.contains("scorer.queries_per_step"), "{why}");
-        assert!(run.poison.is_empty(), "it is no episode's fault");
+        assert!(run.quarantined.is_empty(), "it is no rollout's fault");
         assert!(run.elapsed() < 300.0, "{}", run.elapsed());
     })
     .await;
@@ -92,20 +93,20 @@ async fn an_episode_whose_reward_fails_for_good_is_told_once_with_its_text() {
         let mut world = World::new(2, 0, 2);
         world.environment.judge = Box::new(|id, attempt| match (id.group.0, id.member, attempt) {
             (0, 1, _) => Judge::Panic("a bug in the reward"),
-            (1, 0, 0..=1) => Judge::Missing(Missing::Service("away".into())),
+            (1, 0, 0..=1) => Judge::Missing(RewardError::Service("away".into())),
             (2, 0, _) => Judge::Never,
-            (3, 1, _) => Judge::Missing(Missing::Unsupported("such a thing".into())),
+            (3, 1, _) => Judge::Missing(RewardError::Unsupported("such a thing".into())),
             (_, member, _) => Judge::Reward(member as f32),
         });
         let mut run = world.start();
         run.end().await.unwrap();
         let mut told: Vec<_> =
-            run.poison.iter().map(|p| (p.episode.group.0, p.episode.member, p.cause.clone())).collect();
+            run.quarantined.iter().map(|p| (p.rollout.group.0, p.rollout.member, p.cause.clone())).collect();
         told.sort_by_key(|(group, ..)| *group);
-        let panic = Missing::Environment("it panicked: a bug in the reward".into());
+        let panic = RewardError::Environment("it panicked: a bug in the reward".into());
         // The second member of group 1 was scored at the third try, within the budget of two retries.
-        assert_eq!(told, [(0, 1, panic), (2, 0, Missing::TimedOut(60))]);
-        let first = run.poison.iter().find(|p| p.episode.group.0 == 0).unwrap();
+        assert_eq!(told, [(0, 1, panic), (2, 0, RewardError::TimedOut(60))]);
+        let first = run.quarantined.iter().find(|p| p.rollout.group.0 == 0).unwrap();
         assert_eq!((first.environment.as_str(), &first.answers[..]), ("scripted", &["b.".to_owned()][..]));
         assert_eq!(first.item, run.environment.drawn.lock().unwrap()[0]);
     })

@@ -1,20 +1,22 @@
 //! Shadow adapters measure one gradient step.
 
 use crate::testkit::{Sampling, ScriptedService, TrainingScript, World, local, seconds};
-use minds_core::backend::{BackendError, Service};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Borrowed, Shift};
+use minds_core::environment::{AdapterLease, LogprobDelta};
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::reward::Missing;
-use minds_stages::activity::Activity;
-use minds_stages::kit::{Board, Outlet, Stage, lane, launch};
-use minds_stages::line::{Shadow, StartFrom};
-use minds_stages::meters::Meters;
-use minds_stages::queries::Queries;
-use minds_stages::retry::Retry;
-use minds_stages::shadow_trainer::{Loan, Measure, Options, ShadowTrainer, Shelf};
+use minds_core::reward::RewardError;
+use minds_core::service::{BackendError, Service};
+use minds_stages::mailbox::{MailboxSender, StageHandle, launch, mailbox};
+use minds_stages::pipeline::{ShadowSetup, ShadowStart};
+use minds_stages::policy::QueryBudget;
+use minds_stages::policy::ShadowCheckpoints;
+use minds_stages::service::retry::Retry;
+use minds_stages::shadow::{AdapterLeaseRequest, LogprobDeltaRequest, ShadowTrainer, ShadowTrainerOptions};
+use minds_stages::telemetry::StageBoard;
+use minds_stages::telemetry::activity::Activity;
+use minds_stages::telemetry::meters::PipelineMeters;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -23,10 +25,10 @@ use tokio::sync::oneshot;
 
 struct Shadows {
     service: Arc<ScriptedService>,
-    measures: Outlet<Measure>,
-    loans: Outlet<Loan>,
+    measures: MailboxSender<LogprobDeltaRequest>,
+    leases: MailboxSender<AdapterLeaseRequest>,
     pool: ShadowTrainer,
-    _stage: Stage,
+    _stage: StageHandle,
 }
 
 impl Shadows {
@@ -34,48 +36,52 @@ impl Shadows {
         let service = Arc::new(ScriptedService { script: Arc::new(script), ..ScriptedService::default() });
         let adapters = NonZeroUsize::new(adapters).unwrap();
         let retry = Retry { retries: 0, ..Retry::default() };
-        let options =
-            Options { adapters, lora: LoraSpec::all_linear(8, 1), adam: AdamParams::default(), retry };
-        let (shelf, queries) = (Shelf::new(service.clone()), Queries::default());
-        let (board, activity) = (Board::default(), Activity::default());
+        let options = ShadowTrainerOptions {
+            adapters,
+            lora: LoraSpec::all_linear(8, 1),
+            adam: AdamParams::default(),
+            retry,
+        };
+        let (shadow_checkpoints, queries) = (ShadowCheckpoints::new(service.clone()), QueryBudget::default());
+        let (board, activity) = (StageBoard::default(), Activity::default());
         let pool = ShadowTrainer::new(
             options,
             service.clone(),
-            shelf,
+            shadow_checkpoints,
             &queries,
             board,
             activity,
-            &Meters::default().service,
+            &PipelineMeters::default().service,
         );
         let stage = pool.clone();
-        let (measures, inlet) = lane("measures", NonZeroUsize::new(8).unwrap());
+        let (measures, receiver) = mailbox("measures", NonZeroUsize::new(8).unwrap());
         let capacity = NonZeroUsize::new(8).unwrap();
-        let (loans, to_loans) = lane("loans", capacity);
+        let (leases, to_leases) = mailbox("adapter_leases", capacity);
         let stage = launch(
             "shadow_trainer",
             capacity,
             0,
             move || stage.clone(),
             move |a| {
-                inlet.bind(a);
-                to_loans.bind(a);
+                receiver.bind(a);
+                to_leases.bind(a);
             },
         );
-        Self { service, measures, loans, pool, _stage: stage }
+        Self { service, measures, leases, pool, _stage: stage }
     }
 
-    async fn borrow(&self) -> Result<Borrowed, Missing> {
+    async fn borrow(&self) -> Result<AdapterLease, RewardError> {
         let (reply, answer) = oneshot::channel();
-        assert!(self.loans.send(Loan { origin: None, reply }).await.is_ok());
+        assert!(self.leases.send(AdapterLeaseRequest { origin: None, reply }).await.is_ok());
         answer.await.unwrap()
     }
 
-    async fn measure(&self) -> Result<Shift, Missing> {
+    async fn measure(&self) -> Result<LogprobDelta, RewardError> {
         let (reply, answer) = oneshot::channel();
         let text = Datum::new(vec![1, 2], vec![2, 3], LossInputs::Weights(vec![0.0, 1.0])).unwrap();
         let (probe_prefix, probe_target) = ([5, 6].into(), [7, 8].into());
         let (origin, asked) = (None, tokio::time::Instant::now());
-        let measure = Measure { origin, text, probe_prefix, probe_target, asked, reply };
+        let measure = LogprobDeltaRequest { origin, text, probe_prefix, probe_target, asked, reply };
         assert!(self.measures.send(measure).await.is_ok());
         answer.await.unwrap()
     }
@@ -87,7 +93,7 @@ impl Shadows {
 }
 
 /// Two target tokens at -1 before the step and -1/2 after it.
-const EXPECTED: Shift = Shift { before: -2.0, after: -1.0 };
+const EXPECTED: LogprobDelta = LogprobDelta { before: -2.0, after: -1.0 };
 
 #[tokio::test(start_paused = true)]
 async fn measurements_share_a_pool_that_never_outgrows_its_size() {
@@ -141,13 +147,13 @@ async fn a_failure_is_missing_and_a_broken_adapter_is_replaced() {
         let script = TrainingScript { refuse: Box::new(refuse), ..TrainingScript::default() };
         let shadows = Shadows::start(1, script);
         let refused = shadows.measure().await;
-        assert!(matches!(&refused, Err(Missing::Environment(why)) if why == "too long"), "{refused:?}");
+        assert!(matches!(&refused, Err(RewardError::Environment(why)) if why == "too long"), "{refused:?}");
         // Counted per adapter: the next pass of the same adapter is number 1.
         let lost = shadows.measure().await;
-        assert!(matches!(&lost, Err(Missing::Service(why)) if why == "gone"), "{lost:?}");
+        assert!(matches!(&lost, Err(RewardError::Service(why)) if why == "gone"), "{lost:?}");
         assert_eq!(shadows.made(), 1, "a refused text has not harmed it");
         let refused = shadows.measure().await;
-        assert!(matches!(refused, Err(Missing::Environment(_))), "a new adapter counts anew");
+        assert!(matches!(refused, Err(RewardError::Environment(_))), "a new adapter counts anew");
         assert_eq!((shadows.made(), shadows.service.most.load(Relaxed)), (2, 1), "one at a time");
     })
     .await;
@@ -160,7 +166,7 @@ async fn a_shadow_that_never_answers_is_given_up_by_name() {
         script.unplugged.send_replace(false);
         let shadows = Shadows::start(1, script);
         let hung = shadows.measure().await;
-        assert!(matches!(&hung, Err(Missing::Away(why)) if why.contains("forward_backward")), "{hung:?}");
+        assert!(matches!(&hung, Err(RewardError::Away(why)) if why.contains("forward_backward")), "{hung:?}");
     })
     .await;
 }
@@ -173,15 +179,15 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
             let service = Arc::new(ScriptedService::default());
             let mut world = World::new(2, 1, 3);
             world.environment.shifts = true;
-            world.shadow = NonZeroUsize::new(adapters).map(|adapters| Shadow {
-                options: Options {
+            world.shadow = NonZeroUsize::new(adapters).map(|adapters| ShadowSetup {
+                options: ShadowTrainerOptions {
                     adapters,
                     lora: LoraSpec::all_linear(8, 1),
                     adam: AdamParams::default(),
                     retry: Retry::default(),
                 },
                 service: service.clone(),
-                from: StartFrom::Base,
+                from: ShadowStart::Base,
             });
             let mut run = world.start();
             let ended = run.end().await;
@@ -199,7 +205,7 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
                 passes, 0,
                 "all groups are constant: nothing was trained, and no shadow's pass went here"
             );
-            assert!(run.queries.shifts() >= 3 * 2 * 2);
+            assert!(run.queries.deltas() >= 3 * 2 * 2);
         }
     })
     .await;
@@ -219,19 +225,22 @@ async fn a_measurement_starts_from_the_version_that_played() {
         let service =
             Arc::new(ScriptedService { sampling: Arc::new(sampling), ..ScriptedService::default() });
         let adapters = NonZeroUsize::new(2).unwrap();
-        let options = Options {
+        let options = ShadowTrainerOptions {
             adapters,
             lora: LoraSpec::all_linear(8, 1),
             adam: AdamParams::default(),
             retry: Retry::default(),
         };
-        world.shadow =
-            Some(Shadow { options, service: service.clone(), from: StartFrom::Policy { saved: None } });
+        world.shadow = Some(ShadowSetup {
+            options,
+            service: service.clone(),
+            from: ShadowStart::Policy { saved: None },
+        });
         let mut run = world.start();
         run.end().await.unwrap();
         let mut versions = BTreeSet::new();
         for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter()) {
-            let version = member.episode.policy.0;
+            let version = member.rollout.policy.0;
             let expected = 1.0 / (version + 1) as f64 - 1.0 / (version + 2) as f64;
             assert!((member.score.metrics["change"] - expected).abs() < 1e-6, "{version}: {member:?}");
             versions.insert(version);

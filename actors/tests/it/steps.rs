@@ -2,10 +2,10 @@
 
 use crate::testkit::{Judge, World, local, reward_in_every, seconds};
 use minds_core::advantage::Estimator;
-use minds_core::backend::BackendError;
 use minds_core::datum::LossInputs;
+use minds_core::service::BackendError;
 use minds_stages::batcher::ConstantGroups;
-use minds_stages::line::Start;
+use minds_stages::pipeline::ResumePoint;
 use std::num::NonZeroUsize;
 
 fn rejected() -> Result<(), BackendError> {
@@ -23,7 +23,7 @@ async fn a_refused_batch_leaves_step_and_version_and_the_next_one_trains() {
         let counts = run.line.ledger().counts();
         assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
         assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused"));
-        let policies: Vec<u64> = run.steps.iter().map(|s| s.groups[0].members[0].episode.policy.0).collect();
+        let policies: Vec<u64> = run.steps.iter().map(|s| s.groups[0].members[0].rollout.policy.0).collect();
         assert_eq!(policies, [0, 1, 2], "group 2 was played by the weights of group 1");
         assert_eq!(run.metric("async/staleness_max"), [0.0; 3]);
     })
@@ -79,7 +79,7 @@ async fn a_refused_optimizer_step_is_a_refused_batch_and_the_next_one_trains() {
 async fn of_a_batch_of_two_steps_only_the_groups_of_the_refused_one_fail() {
     local(async {
         let mut world = World::new(2, 0, 2);
-        world.options.batch.parts = NonZeroUsize::new(2).unwrap();
+        world.options.batch.minibatches = NonZeroUsize::new(2).unwrap();
         world.options.train.substeps = NonZeroUsize::new(2).unwrap();
         world.training.refuse_optim = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
         let mut run = world.start();
@@ -223,7 +223,7 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
 #[tokio::test(start_paused = true)]
 async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
     local(async {
-        let start = Start { step: 3, ..Start::default() };
+        let start = ResumePoint { step: 3, ..ResumePoint::default() };
         let mut run = World::new(2, 1, 3).start_from(start);
         assert_eq!(run.end().await, Ok(3));
         assert!(run.calls().is_empty());

@@ -1,8 +1,8 @@
 //! Stopping, going on, and being dropped.
 
 use crate::testkit::{World, local, seconds};
-use minds_core::backend::BackendError;
-use minds_stages::line::Start;
+use minds_core::service::BackendError;
+use minds_stages::pipeline::ResumePoint;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn a_run_stopped_before_its_first_step_saves_the_start() {
         run.line.stop();
         assert_eq!(run.end().await, Ok(0));
         assert_eq!(run.saved[0].name, "000000-stop");
-        assert_eq!(run.saved[0].settled, Start::default().settled);
+        assert_eq!(run.saved[0].settled, ResumePoint::default().settled);
     })
     .await;
 }
@@ -81,7 +81,7 @@ async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_see
         let settled = first.saved[0].settled.clone();
         assert!(!settled.contains(1) && settled.contains(2), "{settled:?}");
 
-        let mut second = world(2, 6).start_from(Start { step, settled, ..Start::default() });
+        let mut second = world(2, 6).start_from(ResumePoint { step, settled, ..ResumePoint::default() });
         assert_eq!(second.end().await, Ok(6));
         assert!(first.trained.is_disjoint(&second.trained));
         let union: BTreeSet<u64> = first.trained.union(&second.trained).copied().collect();

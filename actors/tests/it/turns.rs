@@ -1,8 +1,8 @@
 //! Episodes of several turns, and questions to the oracle.
 
 use crate::testkit::{Run, Sampler, World, local, seconds};
-use minds_core::backend::BackendError;
-use minds_stages::scorer::Judge;
+use minds_core::service::BackendError;
+use minds_stages::scorer::LogprobSource;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,13 +31,13 @@ async fn members_share_the_first_request_and_go_on_alone_with_seeds_of_their_own
         assert_eq!(seeds(&run).len(), asked.len(), "all seeds differ");
         assert_eq!(seeds(&run), seeds(&play(3, 8).await), "and come again");
         for member in run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter()) {
-            let turns = &member.episode.turns;
+            let turns = &member.rollout.turns;
             assert_eq!(turns.len(), 3);
-            let first = [&turns[0].prompt[..], &turns[0].answer.tokens].concat();
+            let first = [&turns[0].prompt[..], &turns[0].completion.tokens].concat();
             assert!(turns[1].prompt.starts_with(&first), "a prompt holds all that was said before");
         }
         let data = run.training.data.lock().unwrap();
-        assert!(data.iter().all(|batch| batch.len() == 4), "one datum per episode");
+        assert!(data.iter().all(|batch| batch.len() == 4), "one datum per rollout");
     })
     .await;
 }
@@ -47,7 +47,7 @@ async fn the_limit_of_turns_ends_an_episode_without_asking_the_environment() {
     local(async {
         let run = play(10, 2).await;
         let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter());
-        assert!(episodes().all(|m| m.episode.turns.len() == 2));
+        assert!(episodes().all(|m| m.rollout.turns.len() == 2));
         assert_eq!(run.environment.replies.load(Relaxed), episodes().count() as u64);
     })
     .await;
@@ -71,7 +71,7 @@ async fn no_turn_asks_for_more_than_the_context_and_a_full_one_ends_the_rollout(
         }
         assert!(shortened > 0);
         let episodes = || run.steps.iter().flat_map(|s| &s.groups).flat_map(|g| g.members.iter());
-        assert!(episodes().all(|m| m.episode.turns.len() == 2), "a third prompt has 24 tokens or more");
+        assert!(episodes().all(|m| m.rollout.turns.len() == 2), "a third prompt has 24 tokens or more");
         assert_eq!(run.line.ledger().counts().failed, 0);
     })
     .await;
@@ -118,9 +118,9 @@ async fn the_judge_is_the_version_that_played_the_newest_or_fixed_weights() {
             world.sampling.latency = Box::new(|n| seconds(if n == 1 { 20 } else { 1 }));
             let fixed = Sampler { sampling: Arc::default(), version: 9 };
             world.judge = match name {
-                "sampled" => Judge::Sampled,
-                "latest" => Judge::Latest,
-                _ => Judge::Fixed(Arc::new(fixed)),
+                "sampled" => LogprobSource::Sampled,
+                "latest" => LogprobSource::Latest,
+                _ => LogprobSource::Fixed(Arc::new(fixed)),
             };
             let mut run = world.start();
             run.end().await.unwrap();

@@ -5,7 +5,7 @@ use minds_core::lora::{LoraSpec, Target};
 
 /// A place in a block where one input feeds one or more linear layers, which are computed as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Site {
+pub(crate) enum FusedProjection {
     /// q, k and v.
     Qkv,
     /// The output projection.
@@ -16,10 +16,10 @@ pub(crate) enum Site {
     Down,
 }
 
-impl Site {
+impl FusedProjection {
     pub(crate) const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
 
-    /// The linear layers of the site in the order of their output columns.
+    /// The linear layers of the projection in the order of their output columns.
     pub(crate) fn targets(self) -> &'static [Target] {
         match self {
             Self::Qkv => &[Target::QProj, Target::KProj, Target::VProj],
@@ -44,42 +44,51 @@ pub(crate) fn shape(arch: &Architecture, target: Target) -> (usize, usize) {
 
 /// Where the two matrices of one target lie within a layer's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Slot {
+pub(crate) struct AdapterSlot {
     pub(crate) target: Target,
-    pub(crate) site: Site,
+    pub(crate) projection: FusedProjection,
     pub(crate) input: usize,
     pub(crate) output: usize,
     /// Offset of `A` [rank, input] and of `B` [output, rank] within the layer.
     pub(crate) a: usize,
     pub(crate) b: usize,
-    /// First column of the target in the site's output and in the site's stacked low-rank activations.
+    /// First column of the target in the projection's output and in the projection's stacked low-rank activations.
     pub(crate) column: usize,
-    pub(crate) lane: usize,
+    pub(crate) rank_column: usize,
 }
 
-/// How an adapter's values lie in one flat vector: layer by layer, within a layer site by site, within a site all
+/// How an adapter's values lie in one flat vector: layer by layer, within a layer projection by projection, within a projection all
 /// `A` and then all `B`, so that the `A` of layers that share an input form one matrix.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Layout {
+pub(crate) struct AdapterLayout {
     pub(crate) spec: LoraSpec,
     pub(crate) layers: usize,
     pub(crate) per_layer: usize,
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<AdapterSlot>,
 }
 
-impl Layout {
+impl AdapterLayout {
     pub(crate) fn new(arch: &Architecture, spec: &LoraSpec) -> Self {
         let mut slots = Vec::new();
         let mut offset = 0;
-        for site in Site::ALL {
+        for projection in FusedProjection::ALL {
             let first = slots.len();
-            let (mut column, mut lane) = (0, 0);
-            for &target in site.targets() {
+            let (mut column, mut rank_column) = (0, 0);
+            for &target in projection.targets() {
                 let (input, output) = shape(arch, target);
                 if spec.targets.contains(&target) {
-                    slots.push(Slot { target, site, input, output, a: offset, b: 0, column, lane });
+                    slots.push(AdapterSlot {
+                        target,
+                        projection,
+                        input,
+                        output,
+                        a: offset,
+                        b: 0,
+                        column,
+                        rank_column,
+                    });
                     offset += spec.rank * input;
-                    lane += spec.rank;
+                    rank_column += spec.rank;
                 }
                 column += output;
             }
@@ -96,15 +105,15 @@ impl Layout {
         self.layers * self.per_layer
     }
 
-    /// The slots of one site.
-    pub(crate) fn site(&self, site: Site) -> &[Slot] {
-        let first = self.slots.iter().position(|s| s.site == site).unwrap_or(0);
-        let count = self.slots.iter().filter(|s| s.site == site).count();
+    /// The slots of one projection.
+    pub(crate) fn projection(&self, projection: FusedProjection) -> &[AdapterSlot] {
+        let first = self.slots.iter().position(|s| s.projection == projection).unwrap_or(0);
+        let count = self.slots.iter().filter(|s| s.projection == projection).count();
         &self.slots[first..first + count]
     }
 
-    /// Width of a site's stacked low-rank activations.
-    pub(crate) fn width(&self, site: Site) -> usize {
-        self.site(site).len() * self.spec.rank
+    /// Width of a projection's stacked low-rank activations.
+    pub(crate) fn width(&self, projection: FusedProjection) -> usize {
+        self.projection(projection).len() * self.spec.rank
     }
 }

@@ -5,7 +5,7 @@
 
 mod layout;
 
-pub(crate) use layout::{Layout, Site, shape};
+pub(crate) use layout::{AdapterLayout, FusedProjection, shape};
 
 use crate::error::EngineError;
 use crate::kernel::Panels;
@@ -34,7 +34,7 @@ pub struct LoraTensors<'a, T> {
     pub b: &'a [T],
 }
 
-fn views<'a, T>(layout: &'a Layout, values: &'a [T]) -> impl Iterator<Item = LoraTensors<'a, T>> {
+fn views<'a, T>(layout: &'a AdapterLayout, values: &'a [T]) -> impl Iterator<Item = LoraTensors<'a, T>> {
     let rank = layout.spec.rank;
     values.chunks(layout.per_layer.max(1)).enumerate().flat_map(move |(layer, values)| {
         layout.slots.iter().map(move |s| LoraTensors {
@@ -51,7 +51,7 @@ fn views<'a, T>(layout: &'a Layout, values: &'a [T]) -> impl Iterator<Item = Lor
 /// An adapter in training.
 #[derive(Clone, Debug)]
 pub struct Adapter<T> {
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<AdapterLayout>,
     pub(crate) values: Vec<T>,
 }
 
@@ -63,7 +63,7 @@ impl<T: Real> Adapter<T> {
     /// A spec that cannot be built.
     pub fn new(arch: &Architecture, spec: &LoraSpec) -> Result<Self, EngineError> {
         spec.check().map_err(|e| EngineError::Adapter(e.to_string()))?;
-        let layout = Layout::new(arch, spec);
+        let layout = AdapterLayout::new(arch, spec);
         let mut values = vec![T::ZERO; layout.per_layer * layout.layers];
         for (layer, values) in values.chunks_mut(layout.per_layer).enumerate() {
             for slot in &layout.slots {
@@ -128,15 +128,15 @@ impl<T: Real> Adapter<T> {
         let layout = &self.layout;
         let rank = layout.spec.rank;
         let scale = T::from_f64(layout.spec.scale());
-        let sites = self
+        let projections = self
             .values
             .par_chunks(layout.per_layer)
             .map(|values| {
-                Site::ALL.map(|site| {
-                    let slots = layout.site(site);
+                FusedProjection::ALL.map(|projection| {
+                    let slots = layout.projection(projection);
                     let first = slots.first()?;
                     let a = &values[first.a..first.a + slots.len() * rank * first.input];
-                    Some(SiteWeights {
+                    Some(PackedLora {
                         a: Panels::from_rows(a, slots.len() * rank, first.input),
                         b: slots
                             .iter()
@@ -149,7 +149,7 @@ impl<T: Real> Adapter<T> {
                 })
             })
             .collect();
-        AdapterWeights { layout: layout.clone(), values: self.values.clone(), sites }
+        AdapterWeights { layout: layout.clone(), values: self.values.clone(), projections }
     }
 
     /// Gradients of nothing yet.
@@ -163,7 +163,7 @@ impl<T: Real> Adapter<T> {
 /// packed).
 #[must_use]
 pub fn training_bytes(arch: &Architecture, spec: &LoraSpec) -> usize {
-    6 * Layout::new(arch, spec).values() * size_of::<f32>()
+    6 * AdapterLayout::new(arch, spec).values() * size_of::<f32>()
 }
 
 /// Uniform in [0, 1) with 53 bits, the same on every machine.
@@ -171,10 +171,10 @@ pub(crate) fn unit(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The adapter of one site in packed form.
+/// The adapter of one projection in packed form.
 #[derive(Debug)]
-pub(crate) struct SiteWeights<T> {
-    /// All `A` of the site side by side.
+pub(crate) struct PackedLora<T> {
+    /// All `A` of the projection side by side.
     pub(crate) a: Panels<T>,
     /// `B` of each slot, with `alpha / rank` folded in.
     pub(crate) b: Vec<Panels<T>>,
@@ -183,9 +183,9 @@ pub(crate) struct SiteWeights<T> {
 /// An immutable snapshot of an adapter. Share it with an `Arc`.
 #[derive(Debug)]
 pub struct AdapterWeights<T> {
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<AdapterLayout>,
     pub(crate) values: Vec<T>,
-    pub(crate) sites: Vec<[Option<SiteWeights<T>>; 4]>,
+    pub(crate) projections: Vec<[Option<PackedLora<T>>; 4]>,
 }
 
 impl<T: Real> AdapterWeights<T> {
@@ -206,13 +206,13 @@ impl<T: Real> AdapterWeights<T> {
         2 * self.values.len() * size_of::<T>()
     }
 
-    pub(crate) fn site(&self, layer: usize, site: Site) -> Option<&SiteWeights<T>> {
-        self.sites[layer][site as usize].as_ref()
+    pub(crate) fn projection(&self, layer: usize, projection: FusedProjection) -> Option<&PackedLora<T>> {
+        self.projections[layer][projection as usize].as_ref()
     }
 
     /// Refuses a model of another shape.
     pub(crate) fn check(&self, arch: &Architecture) -> Result<(), EngineError> {
-        if *self.layout == Layout::new(arch, &self.layout.spec) {
+        if *self.layout == AdapterLayout::new(arch, &self.layout.spec) {
             return Ok(());
         }
         Err(EngineError::Adapter("it was made for a model of another shape".into()))
@@ -222,7 +222,7 @@ impl<T: Real> AdapterWeights<T> {
 /// Accumulated gradients of an adapter's values, in the order of [`Adapter::values`].
 #[derive(Clone, Debug)]
 pub struct Grads<T> {
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<AdapterLayout>,
     pub(crate) values: Vec<T>,
 }
 

@@ -2,16 +2,16 @@
 //!
 //! Gradients of a shared prefix's keys and values are the sums over all who attend to it.
 
-use crate::kernel::gemm::{Threads, View, ViewMut, gemm};
+use crate::kernel::gemm::{GemmThreads, MatrixView, MatrixViewMut, gemm};
 use crate::kernel::vectorized;
-use crate::kv::Heads;
+use crate::kv_cache::AttentionShape;
 use crate::real::Real;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Rows of one sequence, or of the prefix that several share.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct SequenceNode {
     /// Its rows in the batch.
     pub(crate) rows: Range<usize>,
     /// Position of the first row.
@@ -24,7 +24,7 @@ pub(crate) struct Node {
 const BLOCK: usize = 128;
 
 /// What attention read and wrote.
-pub(crate) struct Attended<'a, T> {
+pub(crate) struct SavedAttention<'a, T> {
     /// `[q | k | v]` per row.
     pub(crate) qkv: &'a [T],
     /// Mixed values `[rows, heads * dim]`.
@@ -36,9 +36,9 @@ pub(crate) struct Attended<'a, T> {
 /// The derivative with respect to `[q | k | v]` of the rows of all nodes; `d_out` is the derivative with respect to
 /// the mixed values.
 pub(crate) fn attend_backward<T: Real>(
-    heads: Heads,
-    nodes: &[Node],
-    forward: &Attended<'_, T>,
+    heads: AttentionShape,
+    nodes: &[SequenceNode],
+    forward: &SavedAttention<'_, T>,
     d_out: &[T],
 ) -> Vec<T> {
     let rows = d_out.len() / heads.q_width();
@@ -50,7 +50,9 @@ pub(crate) fn attend_backward<T: Real>(
         .collect();
     let done: Vec<_> = tasks
         .into_par_iter()
-        .map(|(node, rows, kv_head)| Block { heads, forward, node, rows, kv_head }.backward(d_out))
+        .map(|(node, rows, kv_head)| {
+            AttentionBackwardBlock { heads, forward, node, rows, kv_head }.backward(d_out)
+        })
         .collect();
     for block in done {
         for part in block {
@@ -65,25 +67,25 @@ pub(crate) fn attend_backward<T: Real>(
 }
 
 /// Some positions of a node and the query heads of one key head.
-struct Block<'a, T> {
-    heads: Heads,
-    forward: &'a Attended<'a, T>,
-    node: &'a Node,
+struct AttentionBackwardBlock<'a, T> {
+    heads: AttentionShape,
+    forward: &'a SavedAttention<'a, T>,
+    node: &'a SequenceNode,
     rows: Range<usize>,
     kv_head: usize,
 }
 
 /// What a block adds to some columns of some rows.
-struct Part<T> {
+struct PartialGradient<T> {
     rows: Range<usize>,
     column: usize,
     width: usize,
     values: Vec<T>,
 }
 
-impl<T: Real> Block<'_, T> {
-    fn backward(&self, d_out: &[T]) -> Vec<Part<T>> {
-        let Heads { heads, dim, .. } = self.heads;
+impl<T: Real> AttentionBackwardBlock<'_, T> {
+    fn backward(&self, d_out: &[T]) -> Vec<PartialGradient<T>> {
+        let AttentionShape { heads, dim, .. } = self.heads;
         let (group, stride, q_width) = (self.heads.group(), self.heads.qkv_width(), self.heads.q_width());
         let first_head = self.kv_head * group;
         let count = self.rows.len() * group;
@@ -112,13 +114,15 @@ impl<T: Real> Block<'_, T> {
             }
             let k_column = q_width + self.kv_head * dim;
             let v_column = k_column + self.heads.kv_width();
-            let column =
-                |column: usize| View::new(&self.forward.qkv[keys.start * stride + column..], n, dim, stride);
+            let column = |column: usize| {
+                MatrixView::new(&self.forward.qkv[keys.start * stride + column..], n, dim, stride)
+            };
             let (k, v) = (column(k_column), column(v_column));
-            let (q_view, d_o_view) = (View::new(&q, count, dim, dim), View::new(&d_o, count, dim, dim));
+            let (q_view, d_o_view) =
+                (MatrixView::new(&q, count, dim, dim), MatrixView::new(&d_o, count, dim, dim));
             let (mut p, mut d_s) = (vec![T::ZERO; count * n], vec![T::ZERO; count * n]);
-            gemm(ViewMut::new(&mut p, count, n, n), false, T::ONE, q_view, k.t(), Threads::One);
-            gemm(ViewMut::new(&mut d_s, count, n, n), false, T::ONE, d_o_view, v.t(), Threads::One);
+            gemm(MatrixViewMut::new(&mut p, count, n, n), false, T::ONE, q_view, k.t(), GemmThreads::One);
+            gemm(MatrixViewMut::new(&mut d_s, count, n, n), false, T::ONE, d_o_view, v.t(), GemmThreads::One);
             let causal = keys.start == self.node.rows.start;
             vectorized(
                 #[inline(always)]
@@ -136,16 +140,23 @@ impl<T: Real> Block<'_, T> {
                     }
                 },
             );
-            let (p, d_s) = (View::new(&p, count, n, n), View::new(&d_s, count, n, n));
-            gemm(ViewMut::new(&mut d_q, count, dim, dim), true, scale, d_s, k, Threads::One);
+            let (p, d_s) = (MatrixView::new(&p, count, n, n), MatrixView::new(&d_s, count, n, n));
+            gemm(MatrixViewMut::new(&mut d_q, count, dim, dim), true, scale, d_s, k, GemmThreads::One);
             for (column, left, right) in [(k_column, d_s, q_view), (v_column, p, d_o_view)] {
                 let mut values = vec![T::ZERO; n * dim];
-                gemm(ViewMut::new(&mut values, n, dim, dim), false, T::ONE, left.t(), right, Threads::One);
-                parts.push(Part { rows: keys.clone(), column, width: dim, values });
+                gemm(
+                    MatrixViewMut::new(&mut values, n, dim, dim),
+                    false,
+                    T::ONE,
+                    left.t(),
+                    right,
+                    GemmThreads::One,
+                );
+                parts.push(PartialGradient { rows: keys.clone(), column, width: dim, values });
             }
         }
         let width = group * dim;
-        parts.push(Part { rows: self.rows.clone(), column: first_head * dim, width, values: d_q });
+        parts.push(PartialGradient { rows: self.rows.clone(), column: first_head * dim, width, values: d_q });
         parts
     }
 }

@@ -5,20 +5,20 @@
 //! not depend on where a sequence was cut into segments or into calls.
 
 use crate::kernel::rows::fold;
-use crate::kernel::{Start, Strips, Sums, WIDTH, tile, vectorized};
-use crate::kv::{Heads, Visible};
+use crate::kernel::{InitialSum, Strips, TileSums, WIDTH, tile, vectorized};
+use crate::kv_cache::{AttentionShape, VisibleKv};
 use crate::real::Real;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Consecutive new positions of one sequence.
-pub(crate) struct Queries<'a, T> {
+pub(crate) struct SequenceQueries<'a, T> {
     /// Their rows in the batch.
     pub(crate) rows: Range<usize>,
     /// Position of the first.
     pub(crate) position: usize,
     /// What the sequence consists of, the new positions included.
-    pub(crate) chain: Vec<Visible<'a, T>>,
+    pub(crate) chain: Vec<VisibleKv<'a, T>>,
 }
 
 /// Positions of one task.
@@ -27,9 +27,9 @@ const BLOCK: usize = 16;
 /// Attends for all rows: reads the queries of `qkv` (`[q | k | v]`), writes the mixed values to `out`
 /// `[rows, heads * dim]` and the log of each softmax sum to `lse` `[rows, heads]`.
 pub(crate) fn attend<T: Real>(
-    heads: Heads,
+    heads: AttentionShape,
     qkv: &[T],
-    sequences: &[Queries<'_, T>],
+    sequences: &[SequenceQueries<'_, T>],
     out: &mut [T],
     lse: &mut [T],
 ) {
@@ -38,18 +38,18 @@ pub(crate) fn attend<T: Real>(
         .flat_map(|s| s.rows.clone().step_by(BLOCK).map(move |row| (s, row..(row + BLOCK).min(s.rows.end))))
         .flat_map(|(s, rows)| (0..heads.kv_heads).map(move |head| (s, rows.clone(), head)))
         .collect();
-    let run = |scratch: &mut Scratch<T>,
-               (sequence, rows, kv_head): &(&Queries<'_, T>, Range<usize>, usize)| {
+    let run = |scratch: &mut AttentionScratch<T>,
+               (sequence, rows, kv_head): &(&SequenceQueries<'_, T>, Range<usize>, usize)| {
         let first = sequence.position + rows.start - sequence.rows.start;
-        let block = Block { heads, qkv, rows: rows.clone(), first, kv_head: *kv_head };
+        let block = AttentionBlock { heads, qkv, rows: rows.clone(), first, kv_head: *kv_head };
         (rows.start, *kv_head, block.attend(&sequence.chain, scratch))
     };
     // One position costs some 10 µs; a few are done here rather than handed out.
     let done: Vec<_> = if tasks.len() <= 2 {
-        let mut scratch = Scratch::default();
+        let mut scratch = AttentionScratch::default();
         tasks.iter().map(|task| run(&mut scratch, task)).collect()
     } else {
-        tasks.par_iter().map_init(Scratch::default, run).collect()
+        tasks.par_iter().map_init(AttentionScratch::default, run).collect()
     };
     let (group, width) = (heads.group(), heads.group() * heads.dim);
     for (first, kv_head, (mixed, sums)) in done {
@@ -61,12 +61,12 @@ pub(crate) fn attend<T: Real>(
     }
 }
 
-struct Scratch<T> {
+struct AttentionScratch<T> {
     strips: Strips<T>,
     scores: Vec<T>,
 }
 
-impl<T: Real> Default for Scratch<T> {
+impl<T: Real> Default for AttentionScratch<T> {
     fn default() -> Self {
         Self { strips: Strips::default(), scores: Vec::new() }
     }
@@ -74,8 +74,8 @@ impl<T: Real> Default for Scratch<T> {
 
 /// Some positions of a sequence and the query heads of one key head: row `i` of the block is query head
 /// `i % group` of position `first + i / group`.
-struct Block<'a, T> {
-    heads: Heads,
+struct AttentionBlock<'a, T> {
+    heads: AttentionShape,
     qkv: &'a [T],
     rows: Range<usize>,
     first: usize,
@@ -83,12 +83,12 @@ struct Block<'a, T> {
 }
 
 /// A cell of the grid within one segment: first position, and the lanes that exist.
-struct Cell<'a, T> {
-    visible: Visible<'a, T>,
+struct GridCell<'a, T> {
+    visible: VisibleKv<'a, T>,
     index: usize,
 }
 
-impl<T: Real> Cell<'_, T> {
+impl<T: Real> GridCell<'_, T> {
     /// Lanes that a query at `position` sees.
     fn lanes(&self, position: usize) -> Range<usize> {
         let base = self.index * WIDTH;
@@ -98,14 +98,14 @@ impl<T: Real> Cell<'_, T> {
     }
 }
 
-impl<T: Real> Block<'_, T> {
-    fn attend(&self, chain: &[Visible<'_, T>], scratch: &mut Scratch<T>) -> (Vec<T>, Vec<T>) {
+impl<T: Real> AttentionBlock<'_, T> {
+    fn attend(&self, chain: &[VisibleKv<'_, T>], scratch: &mut AttentionScratch<T>) -> (Vec<T>, Vec<T>) {
         let (group, dim) = (self.heads.group(), self.heads.dim);
         let count = self.rows.len() * group;
         let end = self.first + self.rows.len();
-        let cells: Vec<Cell<'_, T>> = chain
+        let cells: Vec<GridCell<'_, T>> = chain
             .iter()
-            .flat_map(|&visible| visible.cells(end).map(move |index| Cell { visible, index }))
+            .flat_map(|&visible| visible.cells(end).map(move |index| GridCell { visible, index }))
             .collect();
         let width = cells.len() * WIDTH;
 
@@ -117,13 +117,13 @@ impl<T: Real> Block<'_, T> {
             scratch.scores.resize(count * width, T::ZERO);
         }
         let scores = &mut scratch.scores[..count * width];
-        let mut sums = Sums::zeros();
+        let mut sums = TileSums::zeros();
         for (column, cell) in cells.iter().enumerate() {
             let keys = cell.visible.keys(cell.index, self.kv_head);
             for strip in 0..scratch.strips.count() {
                 let rows = scratch.strips.rows(strip);
                 let sums = &mut sums.0[..rows.len()];
-                tile(scratch.strips.strip(strip), keys, sums, Start::Zero);
+                tile(scratch.strips.strip(strip), keys, sums, InitialSum::Zero);
                 for (row, sums) in rows.zip(sums) {
                     scores[row * width + column * WIDTH..][..WIDTH].copy_from_slice(sums);
                 }
@@ -147,11 +147,11 @@ impl<T: Real> Block<'_, T> {
             let weights = scratch.strips.strip(strip);
             for panel in 0..self.heads.value_panels() {
                 let sums = &mut sums.0[..rows.len()];
-                let mut start = Start::Zero;
+                let mut start = InitialSum::Zero;
                 for (cell, weights) in cells.iter().zip(weights.chunks(WIDTH * rows.len())) {
                     let values = cell.visible.values(cell.index, self.kv_head, panel);
                     tile(weights, values, sums, start);
-                    start = Start::Output;
+                    start = InitialSum::Output;
                 }
                 let columns = panel * WIDTH..dim.min((panel + 1) * WIDTH);
                 for (row, sums) in rows.clone().zip(sums) {

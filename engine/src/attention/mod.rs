@@ -3,5 +3,5 @@
 mod backward;
 mod forward;
 
-pub(crate) use backward::{Attended, Node, attend_backward};
-pub(crate) use forward::{Queries, attend};
+pub(crate) use backward::{SavedAttention, SequenceNode, attend_backward};
+pub(crate) use forward::{SequenceQueries, attend};

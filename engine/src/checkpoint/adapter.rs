@@ -1,8 +1,8 @@
 //! Adapters as PEFT writes them.
 
 use super::CheckpointError;
-use super::base::BaseModel;
-use super::tensors::{Values, read_file, read_tensors, write_file, write_tensors};
+use super::base_model::BaseModelIdentity;
+use super::tensors::{F32TensorView, read_file, read_tensors, write_file, write_tensors};
 use crate::adapter::Adapter;
 use minds_core::lora::{LoraSpec, Target};
 use serde::Deserialize;
@@ -19,7 +19,7 @@ const SEED: &str = "minds_lora_seed";
 
 /// The part of PEFT's configuration that decides the arithmetic.
 #[derive(Deserialize)]
-struct Config {
+struct PeftConfig {
     peft_type: String,
     r: usize,
     lora_alpha: f64,
@@ -49,7 +49,11 @@ const FOREIGN: [&str; 8] = [
 ///
 /// # Errors
 /// The disk fails, or the files exist.
-pub fn write_adapter(folder: &Path, adapter: &Adapter<f32>, base: &BaseModel) -> Result<(), CheckpointError> {
+pub fn write_adapter(
+    folder: &Path,
+    adapter: &Adapter<f32>,
+    base: &BaseModelIdentity,
+) -> Result<(), CheckpointError> {
     let spec = adapter.spec();
     let config = json!({
         "peft_type": "LORA",
@@ -70,7 +74,7 @@ pub fn write_adapter(folder: &Path, adapter: &Adapter<f32>, base: &BaseModel) ->
     let mut tensors = Vec::new();
     for (t, (names, shapes)) in adapter.tensors().zip(matrices(adapter)) {
         for ((name, shape), values) in names.into_iter().zip(shapes).zip([t.a, t.b]) {
-            tensors.push((name, Values { shape, values }));
+            tensors.push((name, F32TensorView { shape, values }));
         }
     }
     write_tensors(&file, tensors, metadata.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
@@ -80,7 +84,7 @@ pub fn write_adapter(folder: &Path, adapter: &Adapter<f32>, base: &BaseModel) ->
 ///
 /// # Errors
 /// Files that are missing, damaged, of another base model or of an unknown kind.
-pub fn read_adapter(folder: &Path, base: &BaseModel) -> Result<Adapter<f32>, CheckpointError> {
+pub fn read_adapter(folder: &Path, base: &BaseModelIdentity) -> Result<Adapter<f32>, CheckpointError> {
     let file = folder.join(CONFIG);
     let spec = read_spec(folder)?;
     let built = Adapter::new(&base.architecture, &spec);
@@ -99,7 +103,7 @@ pub fn read_adapter(folder: &Path, base: &BaseModel) -> Result<Adapter<f32>, Che
         adapter.set(layer, target, &a, &values).map_err(|e| CheckpointError::file(&file, e.to_string()))
     })?;
     if let Some(text) = metadata.get(BASE) {
-        let other: BaseModel =
+        let other: BaseModelIdentity =
             serde_json::from_str(text).map_err(|e| CheckpointError::file(&file, format!("{BASE}: {e}")))?;
         if let Some(why) = base.differs_from(&other) {
             return Err(CheckpointError::file(&file, why));
@@ -136,12 +140,12 @@ pub(super) fn matrices(
 pub fn read_spec(folder: &Path) -> Result<LoraSpec, CheckpointError> {
     let file = folder.join(CONFIG);
     let wrong = |why: String| CheckpointError::file(&file, why);
-    let config: Config =
+    let config: PeftConfig =
         serde_json::from_slice(&read_file(&file, CONFIG_BYTES)?).map_err(|e| wrong(e.to_string()))?;
     if config.peft_type != "LORA" {
         return Err(wrong(format!("peft_type is `{}`, only LORA is read", config.peft_type)));
     }
-    let set = |key: &&&str| config.rest.get(**key).is_some_and(|value| !is_nothing(value));
+    let set = |key: &&&str| config.rest.get(**key).is_some_and(|value| !is_unset(value));
     if let Some(key) = FOREIGN.iter().find(set) {
         return Err(wrong(format!("`{key}` is not supported")));
     }
@@ -153,7 +157,7 @@ pub fn read_spec(folder: &Path) -> Result<LoraSpec, CheckpointError> {
     Ok(spec)
 }
 
-fn is_nothing(value: &Value) -> bool {
+fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Object(map) => map.is_empty(),
@@ -164,7 +168,7 @@ fn is_nothing(value: &Value) -> bool {
 
 /// The same adapter, remembering the seed it was first made with.
 fn with_seed(
-    base: &BaseModel,
+    base: &BaseModelIdentity,
     adapter: &Adapter<f32>,
     seed: u64,
     file: &Path,

@@ -6,21 +6,21 @@
 //! values, and that the base model is the one the adapter was trained on.
 
 mod adapter;
-mod base;
+mod address;
+mod base_model;
 mod notes;
 mod optimizer;
-mod place;
 mod store;
 mod tensors;
 
 pub use adapter::{read_adapter, read_spec, write_adapter};
-pub use base::BaseModel;
-pub use notes::{Notes, read_notes, write_notes};
+pub use address::{CheckpointAddress, CheckpointPurpose, check_name};
+pub use base_model::BaseModelIdentity;
+pub use notes::{CheckpointNotes, read_notes, write_notes};
 pub use optimizer::{read_optimizer, write_optimizer};
-pub use place::{Kind, Place, check_name};
-pub use store::{Entry, Store};
+pub use store::{CheckpointStore, StoredCheckpoint};
 
-use minds_core::backend::BackendError;
+use minds_core::service::BackendError;
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};

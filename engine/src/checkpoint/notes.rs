@@ -13,7 +13,7 @@ const MOST_BYTES: u64 = 1 << 20;
 /// Remarks beside the weights; they may change, the weights do not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Notes {
+pub struct CheckpointNotes {
     /// When it may be deleted, in seconds since 1970; never if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
@@ -26,9 +26,9 @@ pub struct Notes {
 ///
 /// # Errors
 /// The disk fails.
-pub fn write_notes(folder: &Path, notes: &Notes) -> Result<(), CheckpointError> {
+pub fn write_notes(folder: &Path, notes: &CheckpointNotes) -> Result<(), CheckpointError> {
     let file = folder.join(FILE);
-    if *notes == Notes::default() && !file.exists() {
+    if *notes == CheckpointNotes::default() && !file.exists() {
         return Ok(());
     }
     let text = serde_json::to_vec(notes).map_err(|e| CheckpointError::file(&file, e.to_string()))?;
@@ -43,10 +43,10 @@ pub fn write_notes(folder: &Path, notes: &Notes) -> Result<(), CheckpointError> 
 ///
 /// # Errors
 /// A file that is damaged, or the disk fails.
-pub fn read_notes(folder: &Path) -> Result<Notes, CheckpointError> {
+pub fn read_notes(folder: &Path) -> Result<CheckpointNotes, CheckpointError> {
     let file = folder.join(FILE);
     if !file.exists() {
-        return Ok(Notes::default());
+        return Ok(CheckpointNotes::default());
     }
     let text = read_file(&file, MOST_BYTES)?;
     serde_json::from_slice(&text).map_err(|e| CheckpointError::file(&file, e.to_string()))
@@ -59,10 +59,10 @@ mod tests {
     #[test]
     fn notes_come_back_change_and_may_be_absent() {
         let folder = tempfile::tempdir().unwrap();
-        write_notes(folder.path(), &Notes::default()).unwrap();
+        write_notes(folder.path(), &CheckpointNotes::default()).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let user_metadata = serde_json::json!({"step": 3}).as_object().cloned();
-        for notes in [Notes { expires: Some(5), user_metadata }, Notes::default()] {
+        for notes in [CheckpointNotes { expires: Some(5), user_metadata }, CheckpointNotes::default()] {
             write_notes(folder.path(), &notes).unwrap();
             assert_eq!(read_notes(folder.path()).unwrap(), notes);
         }

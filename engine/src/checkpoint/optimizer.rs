@@ -2,7 +2,7 @@
 
 use super::CheckpointError;
 use super::adapter::matrices;
-use super::tensors::{Values, read_tensors, write_tensors};
+use super::tensors::{F32TensorView, read_tensors, write_tensors};
 use crate::adapter::Adapter;
 use crate::optim::AdamState;
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ pub fn write_optimizer(
     for (holder, moment) in holders.iter().zip(MOMENTS) {
         for (t, (names, shapes)) in holder.tensors().zip(matrices(holder)) {
             for ((name, shape), values) in names.into_iter().zip(shapes).zip([t.a, t.b]) {
-                tensors.push((format!("{name}.{moment}"), Values { shape, values }));
+                tensors.push((format!("{name}.{moment}"), F32TensorView { shape, values }));
             }
         }
     }

@@ -10,7 +10,7 @@
 //! dealt with when the next one opens the store: a past one whose name is free gets it back, all others are deleted.
 
 use super::CheckpointError;
-use super::place::{Kind, Place, check_run, folder_of};
+use super::address::{CheckpointAddress, CheckpointPurpose, check_run, folder_of};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -30,9 +30,9 @@ const ASIDE: &str = "checkpoint";
 
 /// What the store knows of a checkpoint without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StoredCheckpoint {
     /// Its address.
-    pub place: Place,
+    pub address: CheckpointAddress,
     /// When it was saved.
     pub saved: SystemTime,
     /// Bytes of its files.
@@ -41,10 +41,10 @@ pub struct Entry {
 
 /// A folder of checkpoints. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Store(Arc<Shared>);
+pub struct CheckpointStore(Arc<CheckpointStoreInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct CheckpointStoreInner {
     root: PathBuf,
     /// Held for reading by whoever reads a checkpoint, for writing while names change.
     names: RwLock<()>,
@@ -52,7 +52,7 @@ struct Shared {
     _lock: Option<File>,
 }
 
-impl Store {
+impl CheckpointStore {
     /// Uses a folder, which is made if it does not exist. If no other process uses it, what a killed one left is
     /// dealt with.
     ///
@@ -71,7 +71,7 @@ impl Store {
             lock.unlock().map_err(CheckpointError::io("unlock", &root))?;
         }
         let lock = lock.filter(|lock| lock.lock_shared().is_ok());
-        Ok(Self(Arc::new(Shared { root, names: RwLock::default(), _lock: lock })))
+        Ok(Self(Arc::new(CheckpointStoreInner { root, names: RwLock::default(), _lock: lock })))
     }
 
     /// Takes the first free run name `<prefix>-<n>`, also against other processes.
@@ -97,12 +97,12 @@ impl Store {
     /// The name is taken, `write` fails, or the disk does.
     pub fn save(
         &self,
-        place: &Place,
+        address: &CheckpointAddress,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         // Found before anything is written, and once more when the name is given.
-        self.read(place, |_| Err(CheckpointError::Taken(place.to_string()))).or_else(absent_is_fine)?;
-        self.put(place, false, write)
+        self.read(address, |_| Err(CheckpointError::Taken(address.to_string()))).or_else(ignore_missing)?;
+        self.put(address, false, write)
     }
 
     /// As [`Self::save`], but what has the name already gives way. If anything fails, it stays.
@@ -111,19 +111,19 @@ impl Store {
     /// `write` fails, or the disk does.
     pub fn replace(
         &self,
-        place: &Place,
+        address: &CheckpointAddress,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        self.put(place, true, write)
+        self.put(address, true, write)
     }
 
     fn put(
         &self,
-        place: &Place,
+        address: &CheckpointAddress,
         overwrite: bool,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let [parent, target] = self.folders(place);
+        let [parent, target] = self.folders(address);
         fs::create_dir_all(&parent).map_err(CheckpointError::io("make the folder", &parent))?;
         // Removed again on every way out but the last.
         let draft = Builder::new()
@@ -137,11 +137,11 @@ impl Store {
             let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
             if target.is_dir() {
                 if !overwrite {
-                    return Err(CheckpointError::Taken(place.to_string()));
+                    return Err(CheckpointError::Taken(address.to_string()));
                 }
                 // One that could not be deleted must not come back in place of this one.
-                trash = bury(&parent, place.name())?;
-                trash.push(put_aside(&target, &format!("{PAST}{}.", place.name()))?);
+                trash = discard_past(&parent, address.name())?;
+                trash.push(put_aside(&target, &format!("{PAST}{}.", address.name()))?);
             }
             let named = fs::rename(draft.path(), &target).map_err(CheckpointError::io("rename to", &target));
             if let (Err(_), Some(past)) = (&named, trash.last()) {
@@ -162,20 +162,20 @@ impl Store {
     /// Nothing was saved there, or `look` fails.
     pub fn read<T>(
         &self,
-        place: &Place,
+        address: &CheckpointAddress,
         look: impl FnOnce(&Path) -> Result<T, CheckpointError>,
     ) -> Result<T, CheckpointError> {
         let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
-        let [_, folder] = self.folders(place);
-        if folder.is_dir() { look(&folder) } else { Err(CheckpointError::Missing(place.to_string())) }
+        let [_, folder] = self.folders(address);
+        if folder.is_dir() { look(&folder) } else { Err(CheckpointError::Missing(address.to_string())) }
     }
 
     /// Removes a checkpoint; its name is free again.
     ///
     /// # Errors
     /// Nothing was saved there, or the disk fails.
-    pub fn remove(&self, place: &Place) -> Result<(), CheckpointError> {
-        self.remove_if(place, |_| true).map(|_| ())
+    pub fn remove(&self, address: &CheckpointAddress) -> Result<(), CheckpointError> {
+        self.remove_if(address, |_| true).map(|_| ())
     }
 
     /// Removes a checkpoint if it is such a one. Answers whether it was.
@@ -184,21 +184,21 @@ impl Store {
     /// As [`Self::remove`].
     pub fn remove_if(
         &self,
-        place: &Place,
+        address: &CheckpointAddress,
         such: impl FnOnce(&Path) -> bool,
     ) -> Result<bool, CheckpointError> {
-        let [parent, target] = self.folders(place);
+        let [parent, target] = self.folders(address);
         let mut trash;
         {
             let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
             if !target.is_dir() {
-                return Err(CheckpointError::Missing(place.to_string()));
+                return Err(CheckpointError::Missing(address.to_string()));
             }
             if !such(&target) {
                 return Ok(false);
             }
             // First those that came before it under this name: with the name free, they would get it back.
-            trash = bury(&parent, place.name())?;
+            trash = discard_past(&parent, address.name())?;
             trash.push(put_aside(&target, GONE)?);
             sync(&parent)?;
         }
@@ -225,16 +225,16 @@ impl Store {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn list(&self, run: &str) -> Result<Vec<Entry>, CheckpointError> {
+    pub fn list(&self, run: &str) -> Result<Vec<StoredCheckpoint>, CheckpointError> {
         check_run(run)?;
         let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut entries = Vec::new();
-        for kind in [Kind::Training, Kind::Sampler] {
+        for kind in [CheckpointPurpose::Training, CheckpointPurpose::Sampler] {
             let parent = self.0.root.join(folder_of(run)).join(kind.folder());
             for name in names(&parent)? {
-                let Ok(place) = Place::new(run, kind, &name) else { continue };
+                let Ok(address) = CheckpointAddress::new(run, kind, &name) else { continue };
                 // Whatever vanishes meanwhile was removed by its owner.
-                let Ok(entry) = entry(place, &parent.join(&name)) else { continue };
+                let Ok(entry) = entry(address, &parent.join(&name)) else { continue };
                 entries.push(entry);
             }
         }
@@ -243,14 +243,14 @@ impl Store {
     }
 
     /// The folder of all of a kind, and the folder of this one.
-    fn folders(&self, place: &Place) -> [PathBuf; 2] {
-        let parent = self.0.root.join(folder_of(place.run())).join(place.kind().folder());
-        let folder = parent.join(place.name());
+    fn folders(&self, address: &CheckpointAddress) -> [PathBuf; 2] {
+        let parent = self.0.root.join(folder_of(address.run())).join(address.kind().folder());
+        let folder = parent.join(address.name());
         [parent, folder]
     }
 }
 
-fn absent_is_fine(error: CheckpointError) -> Result<(), CheckpointError> {
+fn ignore_missing(error: CheckpointError) -> Result<(), CheckpointError> {
     if matches!(error, CheckpointError::Missing(_)) { Ok(()) } else { Err(error) }
 }
 
@@ -265,13 +265,13 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(list.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
 }
 
-fn entry(place: Place, folder: &Path) -> io::Result<Entry> {
+fn entry(address: CheckpointAddress, folder: &Path) -> io::Result<StoredCheckpoint> {
     let saved = fs::metadata(folder)?.modified()?;
     let mut bytes = 0;
     for file in fs::read_dir(folder)? {
         bytes += file?.metadata()?.len();
     }
-    Ok(Entry { place, saved, bytes })
+    Ok(StoredCheckpoint { address, saved, bytes })
 }
 
 /// Moves a checkpoint into a fresh folder beside it.
@@ -286,7 +286,7 @@ fn put_aside(folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
 }
 
 /// Sees to it that what had this name before never gets it back.
-fn bury(parent: &Path, name: &str) -> Result<Vec<PathBuf>, CheckpointError> {
+fn discard_past(parent: &Path, name: &str) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut buried = Vec::new();
     for found in names(parent)?.iter().filter(|found| past_name(found) == Some(name)) {
         buried.push(put_aside(&parent.join(found), GONE)?);
@@ -309,7 +309,7 @@ fn delete(trash: Vec<PathBuf>) {
 /// Deals with what a killed process left.
 fn recover(root: &Path) -> Result<(), CheckpointError> {
     for run in names(root)? {
-        for kind in [Kind::Training, Kind::Sampler] {
+        for kind in [CheckpointPurpose::Training, CheckpointPurpose::Sampler] {
             let parent = root.join(&run).join(kind.folder());
             let mut trash = Vec::new();
             for found in names(&parent)? {
@@ -345,41 +345,41 @@ mod tests {
     #[test]
     fn a_name_exists_with_all_its_files_or_not_at_all() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
-        let place = Place::new("run", Kind::Training, "a").unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
+        let address = CheckpointAddress::new("run", CheckpointPurpose::Training, "a").unwrap();
         let parent = root.path().join("run/weights");
-        let failing = store.save(&place, |folder| {
+        let failing = store.save(&address, |folder| {
             fs::write(folder.join("half"), "x").unwrap();
             Err(CheckpointError::Missing("a test".into()))
         });
         assert!(failing.is_err());
         assert!(fs::read_dir(&parent).unwrap().next().is_none(), "something is left");
-        assert!(matches!(store.read(&place, |_| Ok(())), Err(CheckpointError::Missing(_))));
+        assert!(matches!(store.read(&address, |_| Ok(())), Err(CheckpointError::Missing(_))));
 
         store
-            .save(&place, |folder| fs::write(folder.join("whole"), "x").map_err(|_| unreachable!()))
+            .save(&address, |folder| fs::write(folder.join("whole"), "x").map_err(|_| unreachable!()))
             .unwrap();
-        assert!(store.read(&place, |folder| Ok(folder.join("whole").is_file())).unwrap());
+        assert!(store.read(&address, |folder| Ok(folder.join("whole").is_file())).unwrap());
         assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
-        let again = store.save(&place, |_| panic!("a taken name is found before anything is written"));
+        let again = store.save(&address, |_| panic!("a taken name is found before anything is written"));
         assert!(matches!(again, Err(CheckpointError::Taken(_))));
     }
 
     /// A checkpoint whose only file says `text`.
-    fn put(store: &Store, path: &str, text: &str) -> Result<(), CheckpointError> {
+    fn put(store: &CheckpointStore, path: &str, text: &str) -> Result<(), CheckpointError> {
         store.replace(&path.parse()?, |folder| {
             fs::write(folder.join("file"), text).map_err(CheckpointError::io("write", folder))
         })
     }
 
-    fn read(store: &Store, path: &str) -> Option<String> {
+    fn read(store: &CheckpointStore, path: &str) -> Option<String> {
         store.read(&path.parse().unwrap(), |folder| Ok(fs::read_to_string(folder.join("file")).unwrap())).ok()
     }
 
     #[test]
     fn replacing_leaves_the_old_or_the_new() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
         let path = "tinker://s:train:0/weights/a";
         put(&store, path, "old").unwrap();
         let failing =
@@ -422,10 +422,10 @@ mod tests {
             let guest = File::create(root.path().join(LOCK)).unwrap();
             guest.lock_shared().unwrap();
             let before = names(&parent).unwrap().len();
-            Store::new(root.path()).unwrap();
+            CheckpointStore::new(root.path()).unwrap();
             assert_eq!(names(&parent).unwrap().len(), before, "{step}");
             drop(guest);
-            let store = Store::new(root.path()).unwrap();
+            let store = CheckpointStore::new(root.path()).unwrap();
             assert_eq!(read(&store, "tinker://run/weights/v1.2").as_deref(), found, "{step}");
             assert_eq!(read(&store, "tinker://run/weights/v1").unwrap(), "other", "{step}");
             assert_eq!(names(&parent).unwrap().len(), 1 + usize::from(found.is_some()), "{step}");
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn a_past_one_that_could_not_be_deleted_never_comes_back() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
         let path = "tinker://run/weights/a";
         put(&store, path, "new").unwrap();
         let past = root.path().join("run/weights/.past-a.Xy1/checkpoint");
@@ -443,13 +443,13 @@ mod tests {
         fs::write(past.join("file"), "old").unwrap();
         store.remove(&path.parse().unwrap()).unwrap();
         drop(store);
-        assert_eq!(read(&Store::new(root.path()).unwrap(), path), None);
+        assert_eq!(read(&CheckpointStore::new(root.path()).unwrap(), path), None);
     }
 
     #[test]
     fn names_that_differ_after_a_dot_are_removed_side_by_side() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
         let paths = ["v1.2", "v1.3", "v1.4"].map(|name| format!("tinker://run/weights/{name}"));
         for _ in 0..20 {
             for path in &paths {
@@ -469,11 +469,11 @@ mod tests {
     #[test]
     fn readers_see_one_checkpoint_while_others_take_its_name() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
         let path = "tinker://run/weights/a";
-        let place: Place = path.parse().unwrap();
+        let address: CheckpointAddress = path.parse().unwrap();
         let both = |text: String| {
-            store.replace(&place, |folder| {
+            store.replace(&address, |folder| {
                 for file in ["one", "two"] {
                     fs::write(folder.join(file), &text).unwrap();
                 }
@@ -488,7 +488,7 @@ mod tests {
                     let read = |folder: &Path| {
                         Ok(["one", "two"].map(|file| fs::read_to_string(folder.join(file)).unwrap()))
                     };
-                    let [one, two] = store.read(&place, read).unwrap();
+                    let [one, two] = store.read(&address, read).unwrap();
                     assert_eq!(one, two);
                     assert_eq!(store.list("run").unwrap().len(), 1);
                 }
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn what_is_listed_can_be_read_and_what_is_removed_is_gone() {
         let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path()).unwrap();
+        let store = CheckpointStore::new(root.path()).unwrap();
         let [a, b] = ["tinker://s:train:0/weights/a", "tinker://s:train:0/sampler_weights/b"];
         put(&store, a, "x").unwrap();
         put(&store, b, "xyz").unwrap();
@@ -511,7 +511,7 @@ mod tests {
         fs::create_dir_all(root.path().join("never-saved/weights/.draft-1")).unwrap();
         assert_eq!(store.runs().unwrap(), ["s:train:0"]);
         let mut listed: Vec<_> =
-            store.list("s:train:0").unwrap().into_iter().map(|e| (e.place.to_string(), e.bytes)).collect();
+            store.list("s:train:0").unwrap().into_iter().map(|e| (e.address.to_string(), e.bytes)).collect();
         listed.sort();
         assert_eq!(listed, [(b.to_owned(), 3), (a.to_owned(), 1)]);
         assert!(!store.remove_if(&a.parse().unwrap(), |folder| folder.join("other").exists()).unwrap());
@@ -526,7 +526,7 @@ mod tests {
     #[test]
     fn runs_never_share_a_folder() {
         let root = tempfile::tempdir().unwrap();
-        let claim = || Store::new(root.path()).unwrap().claim_run("run").unwrap();
+        let claim = || CheckpointStore::new(root.path()).unwrap().claim_run("run").unwrap();
         assert_eq!([claim(), claim(), claim()], ["run-1", "run-2", "run-3"]);
     }
 }

@@ -12,12 +12,12 @@ use std::path::Path;
 const HEADER_BYTES: u64 = 16 << 20;
 
 /// A tensor to write.
-pub(super) struct Values<'a> {
+pub(super) struct F32TensorView<'a> {
     pub(super) shape: Vec<usize>,
     pub(super) values: &'a [f32],
 }
 
-impl View for Values<'_> {
+impl View for F32TensorView<'_> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }
@@ -35,7 +35,7 @@ impl View for Values<'_> {
 /// Writes a file and makes it durable.
 pub(super) fn write_tensors(
     file: &Path,
-    tensors: Vec<(String, Values<'_>)>,
+    tensors: Vec<(String, F32TensorView<'_>)>,
     metadata: HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
     let bytes = serialize(tensors, Some(metadata)).map_err(|e| CheckpointError::file(file, e.to_string()))?;

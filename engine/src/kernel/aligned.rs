@@ -6,12 +6,12 @@ const LINE: usize = 64;
 
 /// A vector whose first element lies on a cache line.
 #[derive(Debug)]
-pub(crate) struct Aligned<T> {
+pub(crate) struct AlignedVec<T> {
     data: Vec<T>,
     first: usize,
 }
 
-impl<T: Copy + Default> Aligned<T> {
+impl<T: Copy + Default> AlignedVec<T> {
     /// `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         let data = vec![T::default(); len + LINE / size_of::<T>()];
@@ -36,14 +36,14 @@ impl<T: Copy + Default> Aligned<T> {
     }
 }
 
-impl<T> Deref for Aligned<T> {
+impl<T> Deref for AlignedVec<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         &self.data[self.first..]
     }
 }
 
-impl<T> DerefMut for Aligned<T> {
+impl<T> DerefMut for AlignedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.data[self.first..]
     }

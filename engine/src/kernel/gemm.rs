@@ -1,6 +1,6 @@
 //! Large matrix products through the `gemm` crates of the two number types: fast, and with sums in an order of their choosing.
 //!
-//! The only file with `unsafe`: the crates take raw pointers. [`View`] and [`ViewMut`] prove on construction that
+//! The only file with `unsafe`: the crates take raw pointers. [`MatrixView`] and [`MatrixViewMut`] prove on construction that
 //! every element they can name lies within their slice.
 #![expect(unsafe_code, reason = "the gemm crates take raw pointers; views check their bounds beforehand")]
 
@@ -34,7 +34,7 @@ pub type MatrixProduct<T> = unsafe fn(
 
 /// A matrix within a slice.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a, T> {
+pub(crate) struct MatrixView<'a, T> {
     data: &'a [T],
     rows: usize,
     columns: usize,
@@ -51,7 +51,7 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize, column_strid
     }
 }
 
-impl<'a, T: Real> View<'a, T> {
+impl<'a, T: Real> MatrixView<'a, T> {
     /// The first `columns` of each row; rows begin `stride` apart.
     pub(crate) fn new(data: &'a [T], rows: usize, columns: usize, stride: usize) -> Self {
         assert!(
@@ -75,14 +75,14 @@ impl<'a, T: Real> View<'a, T> {
 }
 
 /// A row-major matrix within a slice, to be written.
-pub(crate) struct ViewMut<'a, T> {
+pub(crate) struct MatrixViewMut<'a, T> {
     data: &'a mut [T],
     rows: usize,
     columns: usize,
     stride: usize,
 }
 
-impl<'a, T: Real> ViewMut<'a, T> {
+impl<'a, T: Real> MatrixViewMut<'a, T> {
     /// The first `columns` of each row; rows begin `stride` apart.
     pub(crate) fn new(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
         assert!(
@@ -97,7 +97,7 @@ impl<'a, T: Real> ViewMut<'a, T> {
 
 /// Who computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Threads {
+pub(crate) enum GemmThreads {
     /// The calling thread.
     One,
     /// The whole pool.
@@ -106,12 +106,12 @@ pub(crate) enum Threads {
 
 /// `c = keep * c + factor * a · b`, where `keep` is 0 or 1.
 pub(crate) fn gemm<T: Real>(
-    c: ViewMut<'_, T>,
+    c: MatrixViewMut<'_, T>,
     keep: bool,
     factor: T,
-    a: View<'_, T>,
-    b: View<'_, T>,
-    threads: Threads,
+    a: MatrixView<'_, T>,
+    b: MatrixView<'_, T>,
+    threads: GemmThreads,
 ) {
     assert!(
         a.columns == b.rows && c.rows == a.rows && c.columns == b.columns,
@@ -127,8 +127,8 @@ pub(crate) fn gemm<T: Real>(
         return;
     }
     let parallelism = match threads {
-        Threads::One => Parallelism::None,
-        Threads::All => Parallelism::Rayon(0),
+        GemmThreads::One => Parallelism::None,
+        GemmThreads::All => Parallelism::Rayon(0),
     };
     // The kernels want `c` with contiguous columns; ours has contiguous rows, so the transposed product is computed.
     // Strides fit an isize because the last element's offset does.

@@ -10,8 +10,8 @@ mod panels;
 pub(crate) mod rows;
 mod tile;
 
-pub(crate) use aligned::Aligned;
+pub(crate) use aligned::AlignedVec;
 pub(crate) use multiply::{Columns, ColumnsMut, multiply};
 pub use panels::Panels;
 pub(crate) use panels::{Strips, WIDTH};
-pub(crate) use tile::{Start, Sums, tile, vectorized};
+pub(crate) use tile::{InitialSum, TileSums, tile, vectorized};

@@ -3,9 +3,9 @@
 //! Work is split over blocks of rows and groups of panels. The split depends on the number of threads, the bits do
 //! not: no sum is ever cut.
 
-use super::aligned::Aligned;
+use super::aligned::AlignedVec;
 use super::panels::{Panels, Strips, WIDTH};
-use super::tile::{Start, TALLEST, tile};
+use super::tile::{InitialSum, TALLEST, tile};
 use crate::real::Real;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -40,14 +40,14 @@ impl<'a, T> ColumnsMut<'a, T> {
 }
 
 /// A share of the output: some rows, some panels, and the slices that belong to both.
-struct Share<'a, T> {
+struct OutputShare<'a, T> {
     strips: Range<usize>,
     panels: Range<usize>,
     rows: Vec<&'a mut [T]>,
 }
 
 /// `out = x · w`, or `out += x · w`.
-pub(crate) fn multiply<T: Real>(x: Columns<'_, T>, w: &Panels<T>, out: ColumnsMut<'_, T>, start: Start) {
+pub(crate) fn multiply<T: Real>(x: Columns<'_, T>, w: &Panels<T>, out: ColumnsMut<'_, T>, start: InitialSum) {
     let rows = x.data.len() / x.stride;
     assert_eq!(rows, out.data.len() / out.stride, "input and output differ in rows");
     assert!(x.first + w.depth() <= x.stride && out.first + w.columns() <= out.stride, "columns do not fit");
@@ -69,7 +69,7 @@ fn split<'a, T: Real>(
     work: usize,
     w: &Panels<T>,
     mut output: impl Iterator<Item = &'a mut [T]>,
-) -> Vec<Share<'a, T>> {
+) -> Vec<OutputShare<'a, T>> {
     // Below, waking another thread costs more than it brings (some 5 µs).
     const WORTH_SPLITTING: usize = 1 << 18;
     // The strips of a share stay in the second-level cache while its panels pass.
@@ -91,7 +91,11 @@ fn split<'a, T: Real>(
         let base = shares.len();
         for panel in (0..panels).step_by(by_panels) {
             let panels = panel..(panel + by_panels).min(panels);
-            shares.push(Share { strips: strip_range.clone(), panels, rows: Vec::with_capacity(height) });
+            shares.push(OutputShare {
+                strips: strip_range.clone(),
+                panels,
+                rows: Vec::with_capacity(height),
+            });
         }
         for row in output.by_ref().take(height) {
             for (share, piece) in shares[base..].iter_mut().zip(row.chunks_mut(by_panels * WIDTH)) {
@@ -102,25 +106,25 @@ fn split<'a, T: Real>(
     shares
 }
 
-fn run<T: Real>(mut share: Share<'_, T>, strips: &Strips<T>, w: &Panels<T>, start: Start) {
+fn run<T: Real>(mut share: OutputShare<'_, T>, strips: &Strips<T>, w: &Panels<T>, start: InitialSum) {
     // This much of a panel stays in the first-level cache while the strips pass. Storing the sums in between and
     // loading them again does not change their bits.
     let blocked = share.strips.len() > 2 || !w.is_full();
     let step = if blocked { (32 << 10) / (WIDTH * size_of::<T>()) } else { usize::MAX };
     let top = strips.rows(share.strips.start).start;
-    let mut sums = Aligned::zeros(share.rows.len() * WIDTH);
+    let mut sums = AlignedVec::zeros(share.rows.len() * WIDTH);
     let (sums, _) = sums.as_chunks_mut::<WIDTH>();
-    let mut scratch = Aligned::zeros(0);
+    let mut scratch = AlignedVec::zeros(0);
     for (column, panel) in share.panels.enumerate() {
         let from = column * WIDTH;
         let columns = WIDTH.min(w.columns() - panel * WIDTH);
-        if start == Start::Output {
+        if start == InitialSum::Output {
             sums.iter_mut().zip(&share.rows).for_each(|(sums, row)| copy(&row[from..], sums, columns));
         }
         let mut depth = 0usize;
         while depth < w.depth() {
             let part = depth..depth.saturating_add(step).min(w.depth());
-            let start = if depth > 0 { Start::Output } else { start };
+            let start = if depth > 0 { InitialSum::Output } else { start };
             let b = w.panel(panel, part.clone(), &mut scratch);
             for strip in share.strips.clone() {
                 let rows = strips.rows(strip);
@@ -146,7 +150,7 @@ fn copy<T: Real>(from: &[T], to: &mut [T], columns: usize) {
 mod tests {
     use super::*;
     use crate::adapter::unit;
-    use minds_core::tensor::{Grid, Tensor};
+    use minds_core::tensor::{QuantizedBlocks, Tensor};
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
@@ -163,7 +167,7 @@ mod tests {
             let mut out = before.clone();
             let input = Columns { data: &x, stride: k + 2, first: 2 };
             let output = ColumnsMut { data: &mut out, stride: n + 3, first: 1 };
-            multiply(input, &Panels::from_rows(&w, n, k), output, Start::Output);
+            multiply(input, &Panels::from_rows(&w, n, k), output, InitialSum::Output);
             for (i, (found, before)) in out.iter().zip(&before).enumerate() {
                 let (row, column) = (i / (n + 3), i % (n + 3));
                 let mut exact = f64::from(*before);
@@ -185,7 +189,7 @@ mod tests {
             let mut out = vec![0.0; x.len() / k * n];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let output = ColumnsMut::all(&mut out, n);
-            pool.install(|| multiply(Columns::all(x, k), &w, output, Start::Zero));
+            pool.install(|| multiply(Columns::all(x, k), &w, output, InitialSum::Zero));
             out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
         let whole = run(&x, 3);
@@ -207,7 +211,9 @@ mod tests {
             random(n * k / 16, 6).chunks(2).map(|s| (half(s[0]) / 16.0, s[1])).collect();
         let codes = random(n * k, 7).iter().map(|x| (x * 255.0 + 128.0) as u8).collect();
         let halves = random(n * k, 8).iter().map(|x| (x.to_bits() >> 16) as u16).collect();
-        for tensor in [Tensor::Grid(Grid::new(codes, steps).unwrap()), Tensor::Bfloat16(halves)] {
+        for tensor in
+            [Tensor::QuantizedBlocks(QuantizedBlocks::new(codes, steps).unwrap()), Tensor::Bfloat16(halves)]
+        {
             let full = Panels::from_rows(&tensor.clone().into_values(), n, k);
             let short = Panels::from_tensor(&tensor, n, k);
             assert!(short.bytes() < full.bytes());
@@ -215,7 +221,7 @@ mod tests {
                 let x = random(rows * k, 9);
                 let run = |w: &Panels<f32>| {
                     let mut out = vec![0.0; rows * n];
-                    multiply(Columns::all(&x, k), w, ColumnsMut::all(&mut out, n), Start::Zero);
+                    multiply(Columns::all(&x, k), w, ColumnsMut::all(&mut out, n), InitialSum::Zero);
                     out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
                 };
                 assert_eq!(run(&short), run(&full));

@@ -1,6 +1,6 @@
 //! Matrices packed for the micro-kernel.
 
-use super::aligned::Aligned;
+use super::aligned::AlignedVec;
 use super::tile::{dispatch, tallest, vectorized};
 use crate::real::Real;
 use minds_core::tensor::{BLOCK, Tensor, widened};
@@ -16,18 +16,18 @@ pub const WIDTH: usize = 32;
 pub struct Panels<T> {
     depth: usize,
     columns: usize,
-    data: Data<T>,
+    data: PanelData<T>,
 }
 
 /// Short forms are unpacked when a panel is used: a decoding step is bound by the bytes it reads.
 #[derive(Debug)]
-enum Data<T> {
-    Full(Aligned<T>),
-    Bfloat16(Aligned<u16>),
+enum PanelData<T> {
+    Full(AlignedVec<T>),
+    Bfloat16(AlignedVec<u16>),
     /// `steps` are `[panel][depth / BLOCK][scale, offset][WIDTH]`.
-    Grid {
-        codes: Aligned<u8>,
-        steps: Aligned<T>,
+    QuantizedBlocks {
+        codes: AlignedVec<u8>,
+        steps: AlignedVec<T>,
     },
 }
 
@@ -42,7 +42,7 @@ impl<T: Real> Panels<T> {
     /// Packs the matrix with the element `value(column, depth)`.
     #[must_use]
     pub fn from_rows_with(columns: usize, depth: usize, value: impl Fn(usize, usize) -> T + Sync) -> Self {
-        Self { depth, columns, data: Data::Full(pack(columns, depth, value)) }
+        Self { depth, columns, data: PanelData::Full(pack(columns, depth, value)) }
     }
 
     /// Packs a matrix `[columns, depth]` in the form that it has.
@@ -51,16 +51,16 @@ impl<T: Real> Panels<T> {
         assert_eq!(tensor.len(), columns * depth, "the matrix is not {columns} x {depth}");
         let data = match tensor {
             Tensor::Full(rows) => {
-                Data::Full(pack(columns, depth, |c, d| T::from_f64(f64::from(rows[c * depth + d]))))
+                PanelData::Full(pack(columns, depth, |c, d| T::from_f64(f64::from(rows[c * depth + d]))))
             }
-            Tensor::Bfloat16(rows) => Data::Bfloat16(pack(columns, depth, |c, d| rows[c * depth + d])),
-            Tensor::Grid(grid) => {
+            Tensor::Bfloat16(rows) => PanelData::Bfloat16(pack(columns, depth, |c, d| rows[c * depth + d])),
+            Tensor::QuantizedBlocks(grid) => {
                 let blocks = depth / BLOCK;
                 let step = |c: usize, d: usize| {
                     let (scale, offset) = grid.steps()[c * blocks + d / 2];
                     T::from_f64(f64::from(if d.is_multiple_of(2) { scale } else { offset }))
                 };
-                Data::Grid {
+                PanelData::QuantizedBlocks {
                     codes: pack(columns, depth, |c, d| grid.codes()[c * depth + d]),
                     steps: pack(columns, 2 * blocks, step),
                 }
@@ -85,15 +85,15 @@ impl<T: Real> Panels<T> {
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.data {
-            Data::Full(data) => data.bytes(),
-            Data::Bfloat16(data) => data.bytes(),
-            Data::Grid { codes, steps } => codes.bytes() + steps.bytes(),
+            PanelData::Full(data) => data.bytes(),
+            PanelData::Bfloat16(data) => data.bytes(),
+            PanelData::QuantizedBlocks { codes, steps } => codes.bytes() + steps.bytes(),
         }
     }
 
     /// Whether panels are held as they are used.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self.data, Data::Full(_))
+        matches!(self.data, PanelData::Full(_))
     }
 
     /// Some depths of panel `index`, `[depth][WIDTH]`; they begin on a multiple of [`BLOCK`]. Other than full panels
@@ -103,16 +103,16 @@ impl<T: Real> Panels<T> {
         &'a self,
         index: usize,
         depths: Range<usize>,
-        scratch: &'a mut Aligned<T>,
+        scratch: &'a mut AlignedVec<T>,
     ) -> &'a [T] {
         let first = index * self.depth;
         let cells = (first + depths.start) * WIDTH..(first + depths.end) * WIDTH;
         if !self.is_full() && scratch.len() < cells.len() {
-            *scratch = Aligned::zeros(cells.len());
+            *scratch = AlignedVec::zeros(cells.len());
         }
         match &self.data {
-            Data::Full(data) => return &data[cells],
-            Data::Bfloat16(data) => vectorized(
+            PanelData::Full(data) => return &data[cells],
+            PanelData::Bfloat16(data) => vectorized(
                 #[inline(always)]
                 || {
                     for (out, half) in scratch.iter_mut().zip(&data[cells.clone()]) {
@@ -120,11 +120,11 @@ impl<T: Real> Panels<T> {
                     }
                 },
             ),
-            Data::Grid { codes, steps } => {
+            PanelData::QuantizedBlocks { codes, steps } => {
                 let of_panel = 2 * (self.depth / BLOCK) * WIDTH;
                 let steps = &steps[index * of_panel + 2 * (depths.start / BLOCK) * WIDTH..];
                 let (out, codes) = (&mut scratch[..cells.len()], &codes[cells.clone()]);
-                dispatch(Unpack { codes, steps, out });
+                dispatch(UnpackCodes { codes, steps, out });
             }
         }
         &scratch[..cells.len()]
@@ -136,8 +136,8 @@ fn pack<U: Copy + Default + Send>(
     columns: usize,
     depth: usize,
     value: impl Fn(usize, usize) -> U + Sync,
-) -> Aligned<U> {
-    let mut data = Aligned::zeros(columns.div_ceil(WIDTH) * depth * WIDTH);
+) -> AlignedVec<U> {
+    let mut data = AlignedVec::zeros(columns.div_ceil(WIDTH) * depth * WIDTH);
     data.par_chunks_mut((depth * WIDTH).max(1)).enumerate().for_each(|(panel, data)| {
         let first = panel * WIDTH;
         for lane in 0..WIDTH.min(columns - first) {
@@ -153,13 +153,13 @@ fn pack<U: Copy + Default + Send>(
 ///
 /// First all codes become numbers, then blocks are scaled: a single loop over a block's lanes is unrolled to scalar
 /// code.
-struct Unpack<'a, T> {
+struct UnpackCodes<'a, T> {
     codes: &'a [u8],
     steps: &'a [T],
     out: &'a mut [T],
 }
 
-impl<T: Real> WithSimd for Unpack<'_, T> {
+impl<T: Real> WithSimd for UnpackCodes<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -14,9 +14,9 @@ pub(crate) const TALLEST: usize = 12;
 /// The sums of a tile, aligned to cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Sums<T>(pub(crate) [[T; WIDTH]; TALLEST]);
+pub(crate) struct TileSums<T>(pub(crate) [[T; WIDTH]; TALLEST]);
 
-impl<T: Real> Sums<T> {
+impl<T: Real> TileSums<T> {
     /// All zero.
     pub(crate) fn zeros() -> Self {
         Self([[T::ZERO; WIDTH]; TALLEST])
@@ -58,7 +58,7 @@ pub(crate) fn dispatch<W: WithSimd>(work: W) -> W::Output {
 
 /// Where the sums of a product begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum InitialSum {
     /// At zero.
     Zero,
     /// At what the output holds.
@@ -68,7 +68,7 @@ pub(crate) enum Start {
 /// `c = a · b` or `c += a · b` for a tile of `c.len()` rows: `a` is a strip `[depth][rows]`, `b` a panel
 /// `[depth][WIDTH]`.
 #[inline]
-pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]], start: Start) {
+pub(crate) fn tile<T: Real>(a: &[T], b: &[T], c: &mut [[T; WIDTH]], start: InitialSum) {
     assert_eq!(a.len() * WIDTH, b.len() * c.len(), "the depths of the tile's operands differ");
     dispatch(Tile { a, b, c, start });
 }
@@ -77,7 +77,7 @@ struct Tile<'a, T> {
     a: &'a [T],
     b: &'a [T],
     c: &'a mut [[T; WIDTH]],
-    start: Start,
+    start: InitialSum,
 }
 
 impl<T: Real> WithSimd for Tile<'_, T> {
@@ -105,7 +105,7 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
     a: &[T],
     b: &[T],
     c: &mut [[T; WIDTH]],
-    start: Start,
+    start: InitialSum,
 ) {
     let vectors = WIDTH / T::lane_count::<S>();
     let (steps, b) = (a.as_chunks::<H>().0, T::registers::<S>(b));
@@ -113,7 +113,7 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
     // Two registers of columns at a time: the whole panel under AVX-512, half of it under AVX2.
     for first in (0..vectors).step_by(2) {
         let mut sums = [[T::splat(simd, T::ZERO); 2]; H];
-        if start == Start::Output {
+        if start == InitialSum::Output {
             for h in 0..H {
                 let row = T::registers::<S>(&c[h]);
                 sums[h] = [row[first], row[first + 1]];
@@ -151,7 +151,7 @@ mod tests {
             let run = |dispatch: &dyn Fn(Tile<'_, T>)| -> Vec<u64> {
                 let mut c = before.clone();
                 let rows = c.as_chunks_mut::<WIDTH>().0;
-                dispatch(Tile { a: &a, b: &b, c: rows, start: Start::Output });
+                dispatch(Tile { a: &a, b: &b, c: rows, start: InitialSum::Output });
                 c.into_iter().map(&bits).collect()
             };
             let best = run(&|tile| Arch::new().dispatch(tile));

@@ -1,31 +1,31 @@
 //! One block of the decoder over a batch of rows: the same code for sampling and for training.
 
 use super::rope::{angles, rotate};
-use super::{Layer, Model};
-use crate::adapter::{AdapterWeights, Site};
+use super::{DecoderLayer, Model};
+use crate::adapter::{AdapterWeights, FusedProjection};
 use crate::kernel::rows::{add, for_rows, gated, rms_norm, rms_norm_row};
-use crate::kernel::{Columns, ColumnsMut, Start, multiply, vectorized};
+use crate::kernel::{Columns, ColumnsMut, InitialSum, multiply, vectorized};
 use crate::real::Real;
 use std::ops::Range;
 
 /// Consecutive rows that run under one adapter.
-pub(crate) struct Span<'a, T> {
+pub(crate) struct AdapterSpan<'a, T> {
     pub(crate) rows: Range<usize>,
     pub(crate) adapter: &'a AdapterWeights<T>,
 }
 
 /// What the rows of a batch are.
-pub(crate) struct Batch<'a, T> {
+pub(crate) struct DecoderBatch<'a, T> {
     /// Rows under adapters; the others run under none.
-    pub(crate) spans: Vec<Span<'a, T>>,
+    pub(crate) spans: Vec<AdapterSpan<'a, T>>,
     /// `[cos | sin]` of each row's position.
     pub(crate) angles: Vec<T>,
 }
 
-impl<'a, T: Real> Batch<'a, T> {
+impl<'a, T: Real> DecoderBatch<'a, T> {
     pub(crate) fn new(
         model: &Model<T>,
-        spans: Vec<Span<'a, T>>,
+        spans: Vec<AdapterSpan<'a, T>>,
         positions: impl Iterator<Item = usize>,
     ) -> Self {
         Self { spans, angles: positions.flat_map(|p| angles(&model.frequencies, p)).collect() }
@@ -48,13 +48,13 @@ pub(crate) struct Activations<T> {
     pub(crate) middle: Vec<T>,
     /// `[gate | up]`.
     pub(crate) gate_up: Vec<T>,
-    /// Low-rank activations of the last span per site.
+    /// Low-rank activations of the last span per projection.
     pub(crate) low: [Vec<T>; 4],
 }
 
 /// Memory that is reused from block to block.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch<T> {
+pub(crate) struct DecoderScratch<T> {
     normed: Vec<T>,
     gated: Vec<T>,
     added: Vec<T>,
@@ -66,21 +66,21 @@ pub(crate) fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     buffer
 }
 
-impl<T: Real> Layer<T> {
+impl<T: Real> DecoderLayer<T> {
     /// From the residual stream `a.x` to rotated queries, keys and values.
     pub(crate) fn before_attention(
         &self,
         model: &Model<T>,
         index: usize,
-        batch: &Batch<'_, T>,
+        batch: &DecoderBatch<'_, T>,
         a: &mut Activations<T>,
-        scratch: &mut Scratch<T>,
+        scratch: &mut DecoderScratch<T>,
     ) {
         let (heads, dim) = (model.heads(), model.arch.dim);
         let rows = a.x.len() / dim;
         rms_norm(&a.x, &self.input_norm, model.eps(), sized(&mut scratch.normed, a.x.len()));
         let qkv = sized(&mut a.qkv, rows * heads.qkv_width());
-        self.project(index, Site::Qkv, batch, &scratch.normed, qkv, &mut a.low);
+        self.project(index, FusedProjection::Qkv, batch, &scratch.normed, qkv, &mut a.low);
         if self.qk_norm.is_some() {
             a.raw_qk.clone_from(&a.qkv);
         }
@@ -110,59 +110,59 @@ impl<T: Real> Layer<T> {
         &self,
         model: &Model<T>,
         index: usize,
-        batch: &Batch<'_, T>,
+        batch: &DecoderBatch<'_, T>,
         a: &mut Activations<T>,
-        scratch: &mut Scratch<T>,
+        scratch: &mut DecoderScratch<T>,
         out: &mut Vec<T>,
     ) {
         let (dim, ffn) = (model.arch.dim, model.arch.ffn);
         let rows = a.x.len() / dim;
         let added = sized(&mut scratch.added, a.x.len());
-        self.project(index, Site::O, batch, &a.mixed, added, &mut a.low);
+        self.project(index, FusedProjection::O, batch, &a.mixed, added, &mut a.low);
         a.middle.clone_from(&a.x);
         add(&mut a.middle, added, dim);
         rms_norm(&a.middle, &self.post_norm, model.eps(), sized(&mut scratch.normed, a.x.len()));
         let gate_up = sized(&mut a.gate_up, rows * 2 * ffn);
-        self.project(index, Site::GateUp, batch, &scratch.normed, gate_up, &mut a.low);
+        self.project(index, FusedProjection::GateUp, batch, &scratch.normed, gate_up, &mut a.low);
         let activated = sized(&mut scratch.gated, rows * ffn);
         gated(&a.gate_up, ffn, activated);
-        self.project(index, Site::Down, batch, activated, added, &mut a.low);
+        self.project(index, FusedProjection::Down, batch, activated, added, &mut a.low);
         out.clone_from(&a.middle);
         add(out, added, dim);
     }
 
-    /// The linear layers of a site: base weights and bias for all rows, then each span's adapter on top, in one
+    /// The linear layers of a projection: base weights and bias for all rows, then each span's adapter on top, in one
     /// running sum per element.
     fn project(
         &self,
         index: usize,
-        site: Site,
-        batch: &Batch<'_, T>,
+        projection: FusedProjection,
+        batch: &DecoderBatch<'_, T>,
         x: &[T],
         out: &mut [T],
         low: &mut [Vec<T>; 4],
     ) {
-        let linear = self.linear(site);
+        let linear = self.linear(projection);
         let (input, output) = (linear.input, linear.output);
         let start = match &linear.bias {
-            None => Start::Zero,
+            None => InitialSum::Zero,
             Some(bias) => {
                 out.chunks_mut(output).for_each(|row| row.copy_from_slice(bias));
-                Start::Output
+                InitialSum::Output
             }
         };
         multiply(Columns::all(x, input), &linear.panels, ColumnsMut::all(out, output), start);
         for span in &batch.spans {
-            let Some(weights) = span.adapter.site(index, site) else { continue };
+            let Some(weights) = span.adapter.projection(index, projection) else { continue };
             let width = weights.a.columns();
-            let low = sized(&mut low[site as usize], span.rows.len() * width);
+            let low = sized(&mut low[projection as usize], span.rows.len() * width);
             let x = &x[span.rows.start * input..span.rows.end * input];
-            multiply(Columns::all(x, input), &weights.a, ColumnsMut::all(low, width), Start::Zero);
-            for (slot, b) in span.adapter.layout.site(site).iter().zip(&weights.b) {
-                let low = Columns { data: low, stride: width, first: slot.lane };
+            multiply(Columns::all(x, input), &weights.a, ColumnsMut::all(low, width), InitialSum::Zero);
+            for (slot, b) in span.adapter.layout.projection(projection).iter().zip(&weights.b) {
+                let low = Columns { data: low, stride: width, first: slot.rank_column };
                 let out = &mut out[span.rows.start * output..span.rows.end * output];
                 let out = ColumnsMut { data: out, stride: output, first: slot.column };
-                multiply(low, b, out, Start::Output);
+                multiply(low, b, out, InitialSum::Output);
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Appending tokens to many sequences in one batch.
 
-use super::{Activations, Batch, Model, Scratch, Span};
+use super::{Activations, AdapterSpan, DecoderBatch, DecoderScratch, Model};
 use crate::adapter::AdapterWeights;
-use crate::attention::{Queries, attend};
+use crate::attention::{SequenceQueries, attend};
 use crate::error::EngineError;
 use crate::kernel::rows::rms_norm;
-use crate::kv::Kv;
+use crate::kv_cache::KvCache;
 use crate::real::Real;
 use minds_core::ids::Token;
 use std::ops::Range;
@@ -13,24 +13,24 @@ use std::ptr;
 
 /// New tokens of one sequence.
 #[derive(Debug)]
-pub struct Extend<'a, T> {
+pub struct SequenceExtension<'a, T> {
     /// The adapter that the sequence runs under; `None` for the plain model.
     pub adapter: Option<&'a AdapterWeights<T>>,
     /// Tokens to append: one (decoding) or many (prefill).
     pub tokens: &'a [Token],
     /// What they are appended to.
-    pub kv: &'a mut Kv<T>,
+    pub kv: &'a mut KvCache<T>,
 }
 
 /// Normalised hidden states of new tokens: what the head reads.
 #[derive(Debug)]
-pub struct Hidden<T> {
+pub struct HiddenStates<T> {
     dim: usize,
     values: Vec<T>,
     entries: Vec<Range<usize>>,
 }
 
-impl<T: Real> Hidden<T> {
+impl<T: Real> HiddenStates<T> {
     /// Rows of the `entry`-th sequence of the call, one per new token.
     #[must_use]
     pub fn rows(&self, entry: usize) -> Range<usize> {
@@ -48,16 +48,19 @@ impl<T: Real> Hidden<T> {
 ///
 /// # Errors
 /// Unknown tokens, a sequence beyond the context, keys or an adapter of another model; nothing is changed then.
-pub fn extend<T: Real>(model: &Model<T>, work: &mut [Extend<'_, T>]) -> Result<Hidden<T>, EngineError> {
+pub fn extend<T: Real>(
+    model: &Model<T>,
+    work: &mut [SequenceExtension<'_, T>],
+) -> Result<HiddenStates<T>, EngineError> {
     for entry in work.iter() {
         check(model, entry)?;
     }
     // Rows of one adapter stand together.
-    let key = |e: &Extend<'_, T>| e.adapter.map_or(ptr::null(), ptr::from_ref);
+    let key = |e: &SequenceExtension<'_, T>| e.adapter.map_or(ptr::null(), ptr::from_ref);
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by_key(|&i| key(&work[i]));
     let mut entries = vec![0..0; work.len()];
-    let mut spans: Vec<Span<'_, T>> = Vec::new();
+    let mut spans: Vec<AdapterSpan<'_, T>> = Vec::new();
     let (mut tokens, mut positions) = (Vec::new(), Vec::new());
     for &i in &order {
         let entry = &work[i];
@@ -66,17 +69,17 @@ pub fn extend<T: Real>(model: &Model<T>, work: &mut [Extend<'_, T>]) -> Result<H
         positions.extend(entry.kv.len()..entry.kv.len() + entry.tokens.len());
         match (entry.adapter, spans.last_mut()) {
             (Some(adapter), Some(last)) if ptr::eq(adapter, last.adapter) => last.rows.end = rows.end,
-            (Some(adapter), _) => spans.push(Span { rows: rows.clone(), adapter }),
+            (Some(adapter), _) => spans.push(AdapterSpan { rows: rows.clone(), adapter }),
             (None, _) => {}
         }
         entries[i] = rows;
     }
-    let batch = Batch::new(model, spans, positions.iter().copied());
+    let batch = DecoderBatch::new(model, spans, positions.iter().copied());
     let starts: Vec<usize> = work.iter().map(|entry| entry.kv.len()).collect();
 
     let (heads, width) = (model.heads(), model.heads().qkv_width());
     let mut a = Activations { x: model.embed(tokens.iter().copied()), ..Activations::default() };
-    let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+    let (mut scratch, mut out) = (DecoderScratch::default(), Vec::new());
     for (index, layer) in model.layers.iter().enumerate() {
         layer.before_attention(model, index, &batch, &mut a, &mut scratch);
         for (entry, rows) in work.iter_mut().zip(&entries) {
@@ -86,7 +89,7 @@ pub fn extend<T: Real>(model: &Model<T>, work: &mut [Extend<'_, T>]) -> Result<H
             .iter()
             .zip(&entries)
             .zip(&starts)
-            .map(|((entry, rows), &position)| Queries {
+            .map(|((entry, rows), &position)| SequenceQueries {
                 rows: rows.clone(),
                 position,
                 chain: entry.kv.chain(index),
@@ -98,19 +101,19 @@ pub fn extend<T: Real>(model: &Model<T>, work: &mut [Extend<'_, T>]) -> Result<H
     }
     let mut values = vec![T::ZERO; a.x.len()];
     rms_norm(&a.x, &model.norm, model.eps(), &mut values);
-    Ok(Hidden { dim: model.arch.dim, values, entries })
+    Ok(HiddenStates { dim: model.arch.dim, values, entries })
 }
 
 /// Logits of some rows, `[rows, vocab]`.
 #[must_use]
-pub fn logits<T: Real>(model: &Model<T>, hidden: &Hidden<T>, rows: &[usize]) -> Vec<T> {
+pub fn logits<T: Real>(model: &Model<T>, hidden: &HiddenStates<T>, rows: &[usize]) -> Vec<T> {
     let chosen: Vec<T> = rows.iter().flat_map(|&row| hidden.row(row)).copied().collect();
     let mut out = vec![T::ZERO; rows.len() * model.arch.vocab];
     model.head(&chosen, &mut out);
     out
 }
 
-fn check<T: Real>(model: &Model<T>, entry: &Extend<'_, T>) -> Result<(), EngineError> {
+fn check<T: Real>(model: &Model<T>, entry: &SequenceExtension<'_, T>) -> Result<(), EngineError> {
     let arch = model.architecture();
     check_tokens(model, entry.tokens)?;
     let len = entry.kv.len() + entry.tokens.len();

@@ -1,8 +1,8 @@
 //! Reading the weights of a model by Hugging Face's names.
 
 use super::rope::frequencies;
-use super::{Layer, Linear, Model};
-use crate::adapter::{Site, shape, unit};
+use super::{DecoderLayer, FusedLinear, Model};
+use crate::adapter::{FusedProjection, shape, unit};
 use crate::error::EngineError;
 use crate::kernel::Panels;
 use crate::real::Real;
@@ -83,14 +83,18 @@ fn layer<T: Real>(
     arch: &Architecture,
     index: usize,
     read: &mut impl FnMut(String, usize) -> Result<Tensor, EngineError>,
-) -> Result<Layer<T>, EngineError> {
-    let mut linear = |site: Site| {
-        let with_bias = arch.qkv_bias && site == Site::Qkv;
-        let input = shape(arch, site.targets()[0]).0;
-        let output = site.targets().iter().map(|&t| shape(arch, t).1).sum();
+) -> Result<DecoderLayer<T>, EngineError> {
+    let mut linear = |projection: FusedProjection| {
+        let with_bias = arch.qkv_bias && projection == FusedProjection::Qkv;
+        let input = shape(arch, projection.targets()[0]).0;
+        let output = projection.targets().iter().map(|&t| shape(arch, t).1).sum();
         let (mut matrix, mut bias): (Option<Tensor>, _) = (None, Vec::new());
-        for &target in site.targets() {
-            let part = if matches!(site, Site::Qkv | Site::O) { "self_attn" } else { "mlp" };
+        for &target in projection.targets() {
+            let part = if matches!(projection, FusedProjection::Qkv | FusedProjection::O) {
+                "self_attn"
+            } else {
+                "mlp"
+            };
             let name = format!("model.layers.{index}.{part}.{}", target.name());
             let outputs = shape(arch, target).1;
             let rows = read(format!("{name}.weight"), input * outputs)?;
@@ -102,15 +106,20 @@ fn layer<T: Real>(
                 bias.extend(values::<T>(read(format!("{name}.bias"), outputs)?));
             }
         }
-        let matrix = matrix.expect("every site has a target");
+        let matrix = matrix.expect("every projection has a target");
         let panels = Panels::from_tensor(&matrix, output, input);
-        Ok(Linear { input, output, panels, rows: values(matrix), bias: with_bias.then_some(bias) })
+        Ok(FusedLinear { input, output, panels, rows: values(matrix), bias: with_bias.then_some(bias) })
     };
-    let linear = [linear(Site::Qkv)?, linear(Site::O)?, linear(Site::GateUp)?, linear(Site::Down)?];
+    let linear = [
+        linear(FusedProjection::Qkv)?,
+        linear(FusedProjection::O)?,
+        linear(FusedProjection::GateUp)?,
+        linear(FusedProjection::Down)?,
+    ];
     let mut norm = |name: &str, len: usize| -> Result<Vec<T>, EngineError> {
         Ok(values(read(format!("model.layers.{index}.{name}.weight"), len)?))
     };
-    Ok(Layer {
+    Ok(DecoderLayer {
         input_norm: norm("input_layernorm", arch.dim)?,
         post_norm: norm("post_attention_layernorm", arch.dim)?,
         linear,

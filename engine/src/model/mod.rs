@@ -8,15 +8,15 @@ mod load;
 mod rope;
 
 pub use crate::kernel::rows::log_sum_exp;
-pub use decoder::{Extend, Hidden, extend, logits};
+pub use decoder::{HiddenStates, SequenceExtension, extend, logits};
 
-pub(crate) use batch::{Activations, Batch, Scratch, Span, sized};
+pub(crate) use batch::{Activations, AdapterSpan, DecoderBatch, DecoderScratch, sized};
 pub(crate) use decoder::check_tokens;
 pub(crate) use rope::rotate_back;
 
-use crate::adapter::Site;
-use crate::kernel::{Columns, ColumnsMut, Panels, Start, multiply};
-use crate::kv::Heads;
+use crate::adapter::FusedProjection;
+use crate::kernel::{Columns, ColumnsMut, InitialSum, Panels, multiply};
+use crate::kv_cache::AttentionShape;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
 use minds_core::ids::Token;
@@ -27,7 +27,7 @@ pub struct Model<T> {
     arch: Architecture,
     /// `[vocab, dim]`.
     embedding: Vec<T>,
-    pub(crate) layers: Vec<Layer<T>>,
+    pub(crate) layers: Vec<DecoderLayer<T>>,
     pub(crate) norm: Vec<T>,
     head: Panels<T>,
     /// The head's rows `[vocab, dim]` where it is not the embedding.
@@ -37,24 +37,24 @@ pub struct Model<T> {
 
 /// The weights of one block.
 #[derive(Debug)]
-pub(crate) struct Layer<T> {
+pub(crate) struct DecoderLayer<T> {
     pub(crate) input_norm: Vec<T>,
     pub(crate) post_norm: Vec<T>,
-    /// In the order of [`Site::ALL`].
-    linear: [Linear<T>; 4],
+    /// In the order of [`FusedProjection::ALL`].
+    linear: [FusedLinear<T>; 4],
     /// Per-head norms of q and k.
     pub(crate) qk_norm: Option<(Vec<T>, Vec<T>)>,
 }
 
-impl<T> Layer<T> {
-    pub(crate) fn linear(&self, site: Site) -> &Linear<T> {
-        &self.linear[site as usize]
+impl<T> DecoderLayer<T> {
+    pub(crate) fn linear(&self, projection: FusedProjection) -> &FusedLinear<T> {
+        &self.linear[projection as usize]
     }
 }
 
-/// The linear layers of one site as one: packed for the forward pass, by rows for the backward pass.
+/// The linear layers of one projection as one: packed for the forward pass, by rows for the backward pass.
 #[derive(Debug)]
-pub(crate) struct Linear<T> {
+pub(crate) struct FusedLinear<T> {
     pub(crate) input: usize,
     pub(crate) output: usize,
     pub(crate) panels: Panels<T>,
@@ -73,14 +73,14 @@ impl<T: Real> Model<T> {
     /// Bytes of all weights in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let linear = |l: &Linear<T>| l.panels.bytes() + size_of_val(&l.rows[..]);
+        let linear = |l: &FusedLinear<T>| l.panels.bytes() + size_of_val(&l.rows[..]);
         let blocks: usize = self.layers.iter().flat_map(|l| &l.linear).map(linear).sum();
         let untied = self.untied.as_ref().map_or(0, |rows| size_of_val(&rows[..]));
         size_of_val(&self.embedding[..]) + blocks + self.head.bytes() + untied
     }
 
-    pub(crate) fn heads(&self) -> Heads {
-        Heads::new(&self.arch)
+    pub(crate) fn heads(&self) -> AttentionShape {
+        AttentionShape::new(&self.arch)
     }
 
     pub(crate) fn eps(&self) -> T {
@@ -96,7 +96,7 @@ impl<T: Real> Model<T> {
     /// Logits of normalised hidden states, `[rows, vocab]`.
     pub(crate) fn head(&self, hidden: &[T], out: &mut [T]) {
         let (hidden, out) = (Columns::all(hidden, self.arch.dim), ColumnsMut::all(out, self.arch.vocab));
-        multiply(hidden, &self.head, out, Start::Zero);
+        multiply(hidden, &self.head, out, InitialSum::Zero);
     }
 
     /// The head's weights `[vocab, dim]`.

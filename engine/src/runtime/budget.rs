@@ -12,7 +12,7 @@ pub(crate) const PAGE: usize = 32;
 
 /// Free room for keys and values, and free rows of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
+pub(crate) struct KvBudget {
     page_bytes: usize,
     pub(crate) total_bytes: usize,
     pub(crate) free_bytes: usize,
@@ -22,12 +22,12 @@ pub(crate) struct Budget {
 
 /// Worst case of one request: the prompt once, and each sample on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct KvNeed {
     pub(crate) prompt_bytes: usize,
     pub(crate) row_bytes: usize,
 }
 
-impl Budget {
+impl KvBudget {
     pub(crate) fn new(arch: &Architecture, bytes: usize, rows: usize) -> Self {
         // Values are stored in panels as wide as a page.
         let width = arch.head_dim + arch.head_dim.next_multiple_of(PAGE);
@@ -37,36 +37,39 @@ impl Budget {
 
     /// What a prompt with samples of at most `max_new` tokens needs. The last token of a sample is never run
     /// through the model.
-    pub(crate) fn need(&self, prompt: usize, max_new: usize) -> Need {
+    pub(crate) fn need(&self, prompt: usize, max_new: usize) -> KvNeed {
         let bytes = |span: Range<usize>| {
             if span.is_empty() { 0 } else { (span.end.div_ceil(PAGE) - span.start / PAGE) * self.page_bytes }
         };
-        Need { prompt_bytes: bytes(0..prompt), row_bytes: bytes(prompt..prompt + max_new.saturating_sub(1)) }
+        KvNeed {
+            prompt_bytes: bytes(0..prompt),
+            row_bytes: bytes(prompt..prompt + max_new.saturating_sub(1)),
+        }
     }
 
     /// Whether the request could run with nothing beside it.
-    pub(crate) fn can_ever_fit(&self, need: Need) -> bool {
+    pub(crate) fn can_ever_fit(&self, need: KvNeed) -> bool {
         need.prompt_bytes + need.row_bytes <= self.total_bytes
     }
 
     /// Reserves a prompt with its first row.
-    pub(crate) fn open(&mut self, need: Need) -> bool {
+    pub(crate) fn reserve_prompt(&mut self, need: KvNeed) -> bool {
         self.take(need.prompt_bytes + need.row_bytes)
     }
 
     /// Reserves another row of an open prompt.
-    pub(crate) fn add_row(&mut self, need: Need) -> bool {
+    pub(crate) fn reserve_row(&mut self, need: KvNeed) -> bool {
         self.take(need.row_bytes)
     }
 
     /// Gives `rows` rows back.
-    pub(crate) fn end_rows(&mut self, need: Need, rows: usize) {
+    pub(crate) fn release_rows(&mut self, need: KvNeed, rows: usize) {
         self.free_rows += rows;
         self.free_bytes += rows * need.row_bytes;
     }
 
     /// Gives the prompt back.
-    pub(crate) fn close(&mut self, need: Need) {
+    pub(crate) fn release_prompt(&mut self, need: KvNeed) {
         self.free_bytes += need.prompt_bytes;
     }
 
@@ -91,15 +94,15 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::Kv;
-    use crate::model::{Extend, Model, extend};
+    use crate::kv_cache::KvCache;
+    use crate::model::{Model, SequenceExtension, extend};
     use std::sync::Arc;
 
     /// A page of the tiny model: 32 positions of 2 layers, 2 heads, keys 16 wide and values padded to 32.
     const PAGE_BYTES: usize = 32 * 2 * 2 * (16 + 32) * 4;
 
-    fn budget(pages: usize, rows: usize) -> Budget {
-        Budget::new(&Architecture::tiny(), pages * PAGE_BYTES, rows)
+    fn budget(pages: usize, rows: usize) -> KvBudget {
+        KvBudget::new(&Architecture::tiny(), pages * PAGE_BYTES, rows)
     }
 
     #[test]
@@ -123,16 +126,19 @@ mod tests {
     fn what_is_reserved_is_what_is_used() {
         let model = Model::<f32>::random(Architecture::tiny(), 0).unwrap();
         for (prompt, new) in [(1, 2), (31, 3), (32, 33), (40, 60), (64, 64)] {
-            let need = Budget::new(model.architecture(), 0, 0).need(prompt, new);
-            let mut root = Kv::root(&model);
+            let need = KvBudget::new(model.architecture(), 0, 0).need(prompt, new);
+            let mut root = KvCache::root(&model);
             let tokens = vec![1; prompt.max(new)];
-            extend(&model, &mut [Extend { adapter: None, tokens: &tokens[..prompt], kv: &mut root }])
-                .unwrap();
+            extend(
+                &model,
+                &mut [SequenceExtension { adapter: None, tokens: &tokens[..prompt], kv: &mut root }],
+            )
+            .unwrap();
             assert_eq!(root.bytes(), need.prompt_bytes);
-            let mut row = Kv::child(Arc::new(root));
+            let mut row = KvCache::child(Arc::new(root));
             for token in &tokens[..new - 1] {
                 let tokens = std::slice::from_ref(token);
-                extend(&model, &mut [Extend { adapter: None, tokens, kv: &mut row }]).unwrap();
+                extend(&model, &mut [SequenceExtension { adapter: None, tokens, kv: &mut row }]).unwrap();
             }
             assert_eq!(row.bytes(), need.row_bytes, "{prompt} + {new}");
         }
@@ -143,17 +149,17 @@ mod tests {
         let mut b = budget(5, 3);
         let fresh = b.clone();
         let need = b.need(32, 33);
-        assert!(b.open(need));
-        assert!(b.add_row(need));
-        assert!(b.add_row(need));
-        assert!(!b.add_row(need), "no row is free");
-        b.end_rows(need, 1);
-        assert!(!b.open(b.need(64, 33)), "2 of 5 pages are free, 3 needed");
-        assert!(b.open(b.need(32, 33)));
+        assert!(b.reserve_prompt(need));
+        assert!(b.reserve_row(need));
+        assert!(b.reserve_row(need));
+        assert!(!b.reserve_row(need), "no row is free");
+        b.release_rows(need, 1);
+        assert!(!b.reserve_prompt(b.need(64, 33)), "2 of 5 pages are free, 3 needed");
+        assert!(b.reserve_prompt(b.need(32, 33)));
         assert_eq!((b.used_rows(), b.used_bytes()), (3, 5 * PAGE_BYTES));
-        b.end_rows(need, 3);
-        b.close(need);
-        b.close(need);
+        b.release_rows(need, 3);
+        b.release_prompt(need);
+        b.release_prompt(need);
         assert_eq!(b, fresh);
     }
 

@@ -13,27 +13,27 @@ mod budget;
 mod job;
 mod options;
 mod prefix;
-mod sampler;
+mod sampling_loop;
 mod stats;
-mod trainer;
+mod training_queue;
 
 pub use options::EngineOptions;
-pub use stats::Stats;
+pub use stats::EngineStats;
 
 use crate::adapter::AdapterWeights;
 use crate::model::Model;
-use crate::sample::{NotFinite, Seeds, StopRule};
-use crate::train::Workspace;
-use budget::Budget;
-use job::Ticket;
-use minds_core::backend::{BackendError, Pending};
+use crate::sample::{NonFiniteLogits, RequestSeeds, StopRule};
+use crate::train::TrainingWorkspace;
+use budget::KvBudget;
+use job::QueuedSample;
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::sampling::{SampleRequest, SampleResponse};
+use minds_core::service::{BackendError, Pending};
 use prefix::PrefixCache;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use sampler::Sampler;
-use stats::Counters;
+use sampling_loop::SamplingLoop;
+use stats::EngineCounters;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,7 +43,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use thiserror::Error;
 use tokio::sync::oneshot;
-use trainer::Task;
+use training_queue::TrainingTask;
 
 /// Samples that one request may ask for.
 const MOST_SAMPLES: usize = 4096;
@@ -51,16 +51,16 @@ const MOST_SAMPLES: usize = 4096;
 /// The machine refused what the engine needs: start it with fewer threads.
 #[derive(Debug, Error)]
 #[error("failed to start the threads of the engine")]
-pub struct StartError(#[source] Box<dyn std::error::Error + Send + Sync>);
+pub struct EngineStartError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 /// An adapter that never changes, with a name for the prefix cache.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct AdapterSnapshot {
     id: u64,
     weights: AdapterWeights<f32>,
 }
 
-impl Snapshot {
+impl AdapterSnapshot {
     /// Takes an adapter as it is.
     #[must_use]
     pub fn new(weights: AdapterWeights<f32>) -> Self {
@@ -86,13 +86,13 @@ pub struct Engine {
     model: Arc<Model<f32>>,
     tokenizer: Option<Arc<dyn Tokenizer>>,
     stop_tokens: Arc<[Token]>,
-    budget: Budget,
+    budget: KvBudget,
     max_waiting: u64,
-    seeds: Seeds,
-    counters: Arc<Counters>,
+    seeds: RequestSeeds,
+    counters: Arc<EngineCounters>,
     stopping: Arc<AtomicBool>,
-    requests: Sender<Ticket>,
-    tasks: Sender<Task>,
+    requests: Sender<QueuedSample>,
+    tasks: Sender<TrainingTask>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -105,22 +105,22 @@ impl Engine {
         model: Arc<Model<f32>>,
         tokenizer: Option<Arc<dyn Tokenizer>>,
         options: &EngineOptions,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, EngineStartError> {
         let stop_tokens = match (&tokenizer, options.stop_tokens.is_empty()) {
             (Some(tokenizer), true) => tokenizer.stop_tokens(),
             _ => options.stop_tokens.clone(),
         };
-        let budget = Budget::new(model.architecture(), options.kv_bytes, options.max_rows.get());
-        let counters = Arc::new(Counters::default());
+        let budget = KvBudget::new(model.architecture(), options.kv_bytes, options.max_rows.get());
+        let counters = Arc::new(EngineCounters::default());
         let stopping = Arc::new(AtomicBool::new(false));
         let (requests, inbox) = channel();
-        let sampler = Sampler {
+        let sampler = SamplingLoop {
             model: model.clone(),
             requests: inbox,
             counters: counters.clone(),
             stopping: stopping.clone(),
             waiting: VecDeque::new(),
-            open: Vec::new(),
+            running: Vec::new(),
             budget: budget.clone(),
             cache: PrefixCache::new(options.prefix_bytes),
         };
@@ -129,8 +129,10 @@ impl Engine {
         let (tasks, queue) = channel();
         let for_trainer = (counters.clone(), stopping.clone());
         let threads = vec![
-            thread("sampler", move || sampler.run(&sampling_pool))?,
-            thread("trainer", move || trainer::run(&queue, &training_pool, &for_trainer.0, &for_trainer.1))?,
+            thread("engine-sampler", move || sampler.run(&sampling_pool))?,
+            thread("engine-trainer", move || {
+                training_queue::run(&queue, &training_pool, &for_trainer.0, &for_trainer.1)
+            })?,
         ];
         Ok(Self {
             model,
@@ -138,7 +140,7 @@ impl Engine {
             stop_tokens: stop_tokens.into(),
             budget,
             max_waiting: options.max_waiting as u64,
-            seeds: Seeds::new(options.seed),
+            seeds: RequestSeeds::new(options.seed),
             counters,
             stopping,
             requests,
@@ -155,7 +157,7 @@ impl Engine {
 
     /// What was done so far.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> EngineStats {
         self.counters.snapshot()
     }
 
@@ -166,7 +168,7 @@ impl Engine {
     /// A request that could never be served is refused at once; a full queue asks to come back later.
     pub fn sample(
         &self,
-        snapshot: Option<Arc<Snapshot>>,
+        snapshot: Option<Arc<AdapterSnapshot>>,
         request: SampleRequest,
     ) -> Result<Pending<SampleResponse>, BackendError> {
         let (rule, max_new) = self.check(&request)?;
@@ -189,7 +191,7 @@ impl Engine {
         }
         let seed = request.params.seed.unwrap_or_else(|| self.seeds.next_seed());
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Ticket { request, snapshot, rule, seed, max_new, need, reply }).ok();
+        self.requests.send(QueuedSample { request, snapshot, rule, seed, max_new, need, reply }).ok();
         Ok(pending(answer))
     }
 
@@ -197,11 +199,11 @@ impl Engine {
     /// the training thread.
     pub fn train<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Workspace<f32>) -> Result<T, BackendError> + Send + 'static,
+        job: impl FnOnce(&mut TrainingWorkspace<f32>) -> Result<T, BackendError> + Send + 'static,
     ) -> Pending<T> {
         let (reply, answer) = oneshot::channel();
-        let task: Task = Box::new(move |workspace| {
-            reply.send(guarded("a training job", || job(workspace))).ok();
+        let task: TrainingTask = Box::new(move |workspace| {
+            reply.send(catch_panic("a training job", || job(workspace))).ok();
         });
         self.tasks.send(task).ok();
         pending(answer)
@@ -268,7 +270,7 @@ impl Drop for Engine {
 }
 
 /// Runs `work`; a panic becomes an error that names it.
-pub(crate) fn guarded<T>(
+pub(crate) fn catch_panic<T>(
     what: &str,
     work: impl FnOnce() -> Result<T, BackendError>,
 ) -> Result<T, BackendError> {
@@ -288,20 +290,20 @@ fn pending<T: Send + 'static>(answer: oneshot::Receiver<Result<T, BackendError>>
     })
 }
 
-fn pool(name: &'static str, options: &EngineOptions) -> Result<ThreadPool, StartError> {
+fn pool(name: &'static str, options: &EngineOptions) -> Result<ThreadPool, EngineStartError> {
     ThreadPoolBuilder::new()
         .num_threads(options.threads.map_or(0, |n| n.get()))
         .thread_name(move |index| format!("{name}-{index}"))
         .build()
-        .map_err(|e| StartError(Box::new(e)))
+        .map_err(|e| EngineStartError(Box::new(e)))
 }
 
-fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    Builder::new().name(name.into()).spawn(body).map_err(|e| StartError(Box::new(e)))
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineStartError> {
+    Builder::new().name(name.into()).spawn(body).map_err(|e| EngineStartError(Box::new(e)))
 }
 
-impl From<NotFinite> for BackendError {
-    fn from(error: NotFinite) -> Self {
+impl From<NonFiniteLogits> for BackendError {
+    fn from(error: NonFiniteLogits) -> Self {
         Self::Rejected(error.to_string())
     }
 }

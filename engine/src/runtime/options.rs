@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Settings of the embedded engine. The defaults suit a model of some hundred million weights on a few cores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Name of the base model, as checkpoints and [`ServiceInfo`](minds_core::backend::ServiceInfo) state it.
+    /// Name of the base model, as checkpoints and [`ServiceInfo`](minds_core::service::ServiceInfo) state it.
     pub base_model: String,
     /// Cores to use; `None` takes all there are. Sampling and training each have this many threads and the
     /// operating system divides the cores between them; a side that has nothing to do takes nothing.
@@ -25,7 +25,7 @@ pub struct EngineOptions {
     /// Tokens of [`Stop::ModelDefault`](minds_core::sampling::Stop::ModelDefault); if empty, the tokenizer's.
     pub stop_tokens: Vec<Token>,
     /// Where weights are saved; `None` saves nothing.
-    pub state_dir: Option<PathBuf>,
+    pub checkpoint_dir: Option<PathBuf>,
 }
 
 impl EngineOptions {
@@ -41,7 +41,7 @@ impl EngineOptions {
             max_waiting: 4096,
             seed: 0,
             stop_tokens: Vec::new(),
-            state_dir: None,
+            checkpoint_dir: None,
         }
     }
 }

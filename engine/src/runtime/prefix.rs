@@ -5,7 +5,7 @@
 //! which is cheap beside computing it, so that an evicted prefix keeps no memory alive.
 
 use super::budget::PAGE;
-use crate::kv::Kv;
+use crate::kv_cache::KvCache;
 use minds_core::ids::Token;
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ pub(crate) struct PrefixCache {
     limit: usize,
     bytes: usize,
     /// Least recently used first.
-    entries: Vec<Entry>,
+    entries: Vec<CachedPrefix>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedPrefix {
     snapshot: u64,
     tokens: Arc<[Token]>,
     logprobs: Option<Arc<[Option<f32>]>>,
-    kv: Arc<Kv<f32>>,
+    kv: Arc<KvCache<f32>>,
 }
 
 /// The beginning of a prompt that need not be computed.
 #[derive(Clone, Debug)]
-pub(crate) struct Hit {
+pub(crate) struct PrefixHit {
     /// Positions that are there.
     pub(crate) len: usize,
     /// Where they are.
-    pub(crate) from: Arc<Kv<f32>>,
+    pub(crate) from: Arc<KvCache<f32>>,
     /// Log-probs of the tokens up to and including position `len`, if they were asked for.
     pub(crate) logprobs: Option<Arc<[Option<f32>]>>,
 }
@@ -49,8 +49,8 @@ impl PrefixCache {
 
     /// The longest beginning of `tokens` that is kept, in whole pages and short of the last token. With `scored`,
     /// only where the log-probs are known too.
-    pub(crate) fn find(&mut self, snapshot: u64, tokens: &[Token], scored: bool) -> Option<Hit> {
-        let usable = |e: &Entry| {
+    pub(crate) fn find(&mut self, snapshot: u64, tokens: &[Token], scored: bool) -> Option<PrefixHit> {
+        let usable = |e: &CachedPrefix| {
             if e.snapshot != snapshot || (scored && e.logprobs.is_none()) {
                 return 0;
             }
@@ -61,7 +61,8 @@ impl PrefixCache {
             return None;
         }
         let entry = self.entries.remove(index);
-        let hit = Hit { len, from: entry.kv.clone(), logprobs: entry.logprobs.clone().filter(|_| scored) };
+        let hit =
+            PrefixHit { len, from: entry.kv.clone(), logprobs: entry.logprobs.clone().filter(|_| scored) };
         self.entries.push(entry);
         Some(hit)
     }
@@ -72,13 +73,13 @@ impl PrefixCache {
         snapshot: u64,
         tokens: &Arc<[Token]>,
         logprobs: Option<Arc<[Option<f32>]>>,
-        kv: &Arc<Kv<f32>>,
+        kv: &Arc<KvCache<f32>>,
     ) {
         let bytes = kv.bytes();
         if tokens.len() <= PAGE || bytes > self.limit {
             return;
         }
-        let covers = |e: &Entry| {
+        let covers = |e: &CachedPrefix| {
             e.snapshot == snapshot
                 && e.tokens.starts_with(tokens)
                 && (logprobs.is_none() || e.logprobs.is_some())
@@ -91,7 +92,7 @@ impl PrefixCache {
             self.bytes -= oldest.kv.bytes();
         }
         self.bytes += bytes;
-        self.entries.push(Entry { snapshot, tokens: tokens.clone(), logprobs, kv: kv.clone() });
+        self.entries.push(CachedPrefix { snapshot, tokens: tokens.clone(), logprobs, kv: kv.clone() });
     }
 }
 
@@ -107,14 +108,14 @@ pub(crate) fn reusable(kept: &[Token], tokens: &[Token], scored: bool) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Extend, Model, extend};
+    use crate::model::{Model, SequenceExtension, extend};
     use minds_core::architecture::Architecture;
 
     /// Keys and values of so many pages.
-    fn kv(pages: usize) -> Arc<Kv<f32>> {
+    fn kv(pages: usize) -> Arc<KvCache<f32>> {
         let model = Model::random(Architecture::tiny(), 0).unwrap();
-        let (tokens, mut kv) = (vec![1; pages * PAGE], Kv::root(&model));
-        extend(&model, &mut [Extend { adapter: None, tokens: &tokens, kv: &mut kv }]).unwrap();
+        let (tokens, mut kv) = (vec![1; pages * PAGE], KvCache::root(&model));
+        extend(&model, &mut [SequenceExtension { adapter: None, tokens: &tokens, kv: &mut kv }]).unwrap();
         Arc::new(kv)
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// Totals since the start, and how full the engine is at this moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct EngineStats {
     /// Prompt tokens run through the model for sampling and scoring.
     pub prefilled_tokens: u64,
     /// Prompt tokens taken from the prefix cache instead.
@@ -30,9 +30,9 @@ pub struct Stats {
     pub kv_bytes: u64,
 }
 
-/// The live counters behind [`Stats`].
+/// The live counters behind [`EngineStats`].
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct EngineCounters {
     pub(crate) prefilled_tokens: AtomicU64,
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) decoded_tokens: AtomicU64,
@@ -46,10 +46,10 @@ pub(crate) struct Counters {
     pub(crate) kv_bytes: AtomicU64,
 }
 
-impl Counters {
-    pub(crate) fn snapshot(&self) -> Stats {
+impl EngineCounters {
+    pub(crate) fn snapshot(&self) -> EngineStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Stats {
+        EngineStats {
             prefilled_tokens: read(&self.prefilled_tokens),
             cached_tokens: read(&self.cached_tokens),
             decoded_tokens: read(&self.decoded_tokens),

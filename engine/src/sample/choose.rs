@@ -12,7 +12,7 @@ const FIRST_CUT: usize = 256;
 /// Temperature 0 takes the most likely token, of equals the lowest id. Otherwise logits are divided by the
 /// temperature; top-k keeps the `k` most likely; top-p keeps the shortest list of the most likely of those that
 /// has at least the share `top_p` of their probability, never none; `draw` picks among what is left. The row must
-/// have a finite maximum ([`Score::new`](super::Score::new) checks that).
+/// have a finite maximum ([`NormalizedLogits::new`](super::NormalizedLogits::new) checks that).
 #[must_use]
 pub fn choose(logits: &[f32], params: &SamplingParams, draw: f64) -> Token {
     let top = best(logits, 1)[0];
@@ -93,7 +93,7 @@ fn pick(weights: &[f32], draw: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Draws;
+    use crate::sample::SampleRng;
 
     /// Logits whose probabilities are 1/2, 1/4, 1/8, 1/8, at the ids 2, 0, 1, 3.
     fn halves() -> Vec<f32> {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn frequencies_of_ten_thousand_draws_are_within_five_deviations() {
-        let (mut draws, mut seen) = (Draws::new(3, 0), [0.0f64; 4]);
+        let (mut draws, mut seen) = (SampleRng::new(3, 0), [0.0f64; 4]);
         for _ in 0..10_000 {
             seen[choose(&halves(), &params(1.0, None, 1.0), draws.next_unit()) as usize] += 1.0;
         }

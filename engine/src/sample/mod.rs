@@ -5,11 +5,11 @@
 //! distribution, computed as the trainer computes it, so that the ratio of a fresh sample is exactly 1.
 
 mod choose;
-mod draws;
-mod score;
+mod normalized_logits;
+mod rng;
 mod stop;
 
 pub use choose::choose;
-pub use draws::{Draws, Seeds};
-pub use score::{NotFinite, Score};
-pub use stop::{Ending, StopRule, StopScan};
+pub use normalized_logits::{NonFiniteLogits, NormalizedLogits};
+pub use rng::{RequestSeeds, SampleRng};
+pub use stop::{StopRule, StopScanner, StopStatus};

@@ -59,16 +59,16 @@ impl StopRule {
 
 /// Whether a sample goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum StopStatus {
     /// It does.
-    Open,
+    Running,
     /// The last token completed a stop.
     Stopped,
 }
 
 /// Watches one sample for its stop.
 #[derive(Clone, Debug)]
-pub struct StopScan {
+pub struct StopScanner {
     rule: StopRule,
     /// End of the settled text, just long enough that a stop can begin in it.
     tail: String,
@@ -76,7 +76,7 @@ pub struct StopScan {
     settled: usize,
 }
 
-impl StopScan {
+impl StopScanner {
     /// A scan that has seen nothing.
     #[must_use]
     pub fn new(rule: StopRule) -> Self {
@@ -84,16 +84,18 @@ impl StopScan {
     }
 
     /// Looks at the sample after one more token.
-    pub fn look(&mut self, tokens: &[Token]) -> Ending {
+    pub fn check(&mut self, tokens: &[Token]) -> StopStatus {
         let stopped = |stops: &[Token]| tokens.last().is_some_and(|last| stops.contains(last));
         let (strings, tokenizer) = match &self.rule {
-            StopRule::Tokens(stops) => return if stopped(stops) { Ending::Stopped } else { Ending::Open },
-            StopRule::Strings { ends, .. } if stopped(ends) => return Ending::Stopped,
+            StopRule::Tokens(stops) => {
+                return if stopped(stops) { StopStatus::Stopped } else { StopStatus::Running };
+            }
+            StopRule::Strings { ends, .. } if stopped(ends) => return StopStatus::Stopped,
             StopRule::Strings { strings, tokenizer, .. } => (strings, tokenizer),
         };
         let text = format!("{}{}", self.tail, tokenizer.decode(&tokens[self.settled..]));
         if strings.iter().any(|s| text.contains(s.as_str())) {
-            return Ending::Stopped;
+            return StopStatus::Stopped;
         }
         if !text.ends_with(char::REPLACEMENT_CHARACTER) || tokens.len() - self.settled >= WINDOW {
             let longest = strings.iter().map(String::len).max().unwrap_or(0);
@@ -104,7 +106,7 @@ impl StopScan {
             self.tail = text[from..].into();
             self.settled = tokens.len();
         }
-        Ending::Open
+        StopStatus::Running
     }
 }
 
@@ -144,9 +146,9 @@ mod tests {
         let tokenizer: Arc<dyn Tokenizer> = counting.clone();
         let stop = Stop::Strings(stops.iter().map(|s| (*s).into()).collect());
         let none: Arc<[Token]> = Arc::new([]);
-        let mut scan = StopScan::new(StopRule::new(&stop, &none, Some(&tokenizer)).unwrap());
+        let mut scan = StopScanner::new(StopRule::new(&stop, &none, Some(&tokenizer)).unwrap());
         let tokens: Vec<Token> = text.iter().map(|b| Token::from(*b)).collect();
-        let end = (1..=tokens.len()).find(|n| scan.look(&tokens[..*n]) == Ending::Stopped);
+        let end = (1..=tokens.len()).find(|n| scan.check(&tokens[..*n]) == StopStatus::Stopped);
         let decoded = *counting.0.lock().unwrap();
         (end, decoded)
     }
@@ -181,13 +183,13 @@ mod tests {
     fn an_empty_list_never_stops_and_the_default_is_the_models() {
         let default: Arc<[Token]> = Arc::new([9]);
         let ending = |stop: Stop, tokens: &[Token]| {
-            StopScan::new(StopRule::new(&stop, &default, None).unwrap()).look(tokens)
+            StopScanner::new(StopRule::new(&stop, &default, None).unwrap()).check(tokens)
         };
-        assert_eq!(ending(Stop::ModelDefault, &[9]), Ending::Stopped);
-        assert_eq!(ending(Stop::ModelDefault, &[9, 8]), Ending::Open);
-        assert_eq!(ending(Stop::Tokens(vec![]), &[9]), Ending::Open);
-        assert_eq!(ending(Stop::Tokens(vec![1, 2]), &[2]), Ending::Stopped);
-        assert_eq!(ending(Stop::Strings(vec![]), &[9]), Ending::Open);
+        assert_eq!(ending(Stop::ModelDefault, &[9]), StopStatus::Stopped);
+        assert_eq!(ending(Stop::ModelDefault, &[9, 8]), StopStatus::Running);
+        assert_eq!(ending(Stop::Tokens(vec![]), &[9]), StopStatus::Running);
+        assert_eq!(ending(Stop::Tokens(vec![1, 2]), &[2]), StopStatus::Stopped);
+        assert_eq!(ending(Stop::Strings(vec![]), &[9]), StopStatus::Running);
         assert!(StopRule::new(&Stop::Strings(vec!["x".into()]), &default, None).is_none());
     }
 }

@@ -4,9 +4,9 @@
 //! says so. Results stay for a while after they were fetched, because the answer may have been lost on the way. What
 //! is promised and what is kept is bounded in number and in bytes.
 
+use super::api_error::ApiError;
 use super::options::ServerOptions;
-use super::outcome::Outcome;
-use super::refusal::Refusal;
+use super::outcome::RequestOutcome;
 use axum::http::StatusCode;
 use minds_tinker::types::{FailureCategory, RequestFailed};
 use std::collections::{HashMap, VecDeque};
@@ -18,15 +18,15 @@ use tokio::time::{Instant, timeout};
 
 /// The table of all results.
 #[derive(Debug)]
-pub(super) struct Futures {
-    table: Mutex<Table>,
+pub(super) struct FutureTable {
+    table: Mutex<FutureTableState>,
     /// Names of another process's results never look like ours.
     prefix: String,
-    limits: Limits,
+    limits: FutureLimits,
 }
 
 #[derive(Debug)]
-struct Limits {
+struct FutureLimits {
     pending: usize,
     pending_bytes: usize,
     pending_of_owner: usize,
@@ -37,8 +37,8 @@ struct Limits {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    entries: HashMap<u64, Entry>,
+struct FutureTableState {
+    entries: HashMap<u64, FutureEntry>,
     next: u64,
     pending: usize,
     pending_bytes: usize,
@@ -50,9 +50,9 @@ struct Table {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FutureEntry {
     owner: Arc<str>,
-    outcome: watch::Receiver<Option<Arc<Outcome>>>,
+    outcome: watch::Receiver<Option<Arc<RequestOutcome>>>,
     /// Of the request while it is pending, of the result afterwards.
     bytes: usize,
     kept: Option<Instant>,
@@ -62,15 +62,15 @@ struct Entry {
 
 /// The duty to deliver one result. Dropping it reports the request as lost.
 #[derive(Debug)]
-pub(super) struct Promise {
-    futures: Arc<Futures>,
+pub(super) struct ResultPromise {
+    futures: Arc<FutureTable>,
     number: u64,
-    outcome: watch::Sender<Option<Arc<Outcome>>>,
+    outcome: watch::Sender<Option<Arc<RequestOutcome>>>,
 }
 
-impl Futures {
+impl FutureTable {
     pub(super) fn new(options: &ServerOptions) -> Arc<Self> {
-        let limits = Limits {
+        let limits = FutureLimits {
             pending: options.max_pending,
             pending_bytes: options.pending_bytes,
             pending_of_owner: options.max_pending_of_session,
@@ -79,28 +79,33 @@ impl Futures {
             keep_fetched: options.keep_fetched,
             keep_unfetched: options.keep_unfetched,
         };
-        Arc::new(Self { table: Mutex::default(), prefix: super::ids::fresh("req"), limits })
+        Arc::new(Self { table: Mutex::default(), prefix: super::ids::unique_id("req"), limits })
     }
 
     /// Promises a result for a request of so many bytes. `owner` is the session that it counts for.
-    pub(super) fn promise(self: &Arc<Self>, owner: &str, bytes: usize) -> Result<Promise, Refusal> {
+    pub(super) fn promise(self: &Arc<Self>, owner: &str, bytes: usize) -> Result<ResultPromise, ApiError> {
         let mut table = self.lock();
         if table.pending >= self.limits.pending {
-            return Err(Refusal::full(format!("{} requests are in work already", table.pending)));
+            return Err(ApiError::too_many_requests(format!(
+                "{} requests are in work already",
+                table.pending
+            )));
         }
         // One request is always let in, however large.
         if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
-            return Err(Refusal::full(format!(
+            return Err(ApiError::too_many_requests(format!(
                 "{} bytes of requests are in work already",
                 table.pending_bytes
             )));
         }
         let (own, own_bytes) = table.owners.get(owner).copied().unwrap_or_default();
         if own >= self.limits.pending_of_owner {
-            return Err(Refusal::full(format!("{own} requests of this session are in work already")));
+            return Err(ApiError::too_many_requests(format!(
+                "{own} requests of this session are in work already"
+            )));
         }
         if own > 0 && own_bytes + bytes > self.limits.pending_bytes_of_owner {
-            return Err(Refusal::full(format!(
+            return Err(ApiError::too_many_requests(format!(
                 "{own_bytes} bytes of requests of this session are in work already"
             )));
         }
@@ -112,13 +117,17 @@ impl Futures {
         table.next += 1;
         table.pending += 1;
         table.pending_bytes += bytes;
-        let entry = Entry { owner, outcome, bytes, kept: None, fetched: None, task: None };
+        let entry = FutureEntry { owner, outcome, bytes, kept: None, fetched: None, task: None };
         table.entries.insert(number, entry);
-        Ok(Promise { futures: self.clone(), number, outcome: sender })
+        Ok(ResultPromise { futures: self.clone(), number, outcome: sender })
     }
 
     /// Waits for a result, but not for ever: `None` means not yet.
-    pub(super) async fn fetch(&self, id: &str, wait: Duration) -> Result<Option<Arc<Outcome>>, Refusal> {
+    pub(super) async fn fetch(
+        &self,
+        id: &str,
+        wait: Duration,
+    ) -> Result<Option<Arc<RequestOutcome>>, ApiError> {
         let number = self.number(id)?;
         let outcome = self.lock().entries.get(&number).map(|entry| entry.outcome.clone());
         let mut outcome = outcome.ok_or_else(|| gone(id))?;
@@ -133,7 +142,7 @@ impl Futures {
     }
 
     /// Ends a request that nobody waits for. One that has ended is left as it is.
-    pub(super) fn cancel(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn cancel(&self, id: &str) -> Result<(), ApiError> {
         let number = self.number(id)?;
         let task = match self.lock().entries.get_mut(&number) {
             None => return Err(gone(id)),
@@ -149,7 +158,7 @@ impl Futures {
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.lock();
-        let Table { entries, result_bytes, kept, .. } = &mut *table;
+        let FutureTableState { entries, result_bytes, kept, .. } = &mut *table;
         entries.retain(|_, entry| {
             let Some(kept) = entry.kept else { return true };
             let over = match entry.fetched {
@@ -164,9 +173,10 @@ impl Futures {
         kept.retain(|number| entries.contains_key(number));
     }
 
-    fn keep(&self, number: u64, bytes: usize) {
+    fn record(&self, number: u64, bytes: usize) {
         let mut table = self.lock();
-        let Table { entries, pending, pending_bytes, owners, result_bytes, kept, .. } = &mut *table;
+        let FutureTableState { entries, pending, pending_bytes, owners, result_bytes, kept, .. } =
+            &mut *table;
         if let Some(entry) = entries.get_mut(&number) {
             *pending -= 1;
             *pending_bytes -= entry.bytes;
@@ -187,40 +197,43 @@ impl Futures {
         }
     }
 
-    fn number(&self, id: &str) -> Result<u64, Refusal> {
+    fn number(&self, id: &str) -> Result<u64, ApiError> {
         let digits = id.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix('-'));
         let number = digits.and_then(|digits| digits.parse().ok());
         number.ok_or_else(|| {
-            Refusal::missing(format!("`{}` is no request of this server", super::ids::shown(id)))
+            ApiError::not_found(format!("`{}` is no request of this server", super::ids::printable(id)))
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, FutureTableState> {
         // Nothing panics between two changes that belong together.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Clients that can send the request again do so on a 410.
-fn gone(id: &str) -> Refusal {
-    Refusal::new(StatusCode::GONE, format!("the result of `{}` is not kept any more", super::ids::shown(id)))
+fn gone(id: &str) -> ApiError {
+    ApiError::new(
+        StatusCode::GONE,
+        format!("the result of `{}` is not kept any more", super::ids::printable(id)),
+    )
 }
 
-impl Promise {
+impl ResultPromise {
     /// The name under which the result can be fetched.
     pub(super) fn id(&self) -> String {
         format!("{}-{}", self.futures.prefix, self.number)
     }
 
     /// Delivers the result.
-    pub(super) fn keep(self, outcome: Outcome) {
+    pub(super) fn fulfill(self, outcome: RequestOutcome) {
         self.deliver(outcome);
     }
 
     /// Runs the work that the result comes from; from now on it can be cancelled.
-    pub(super) fn keep_by<F>(self, work: F)
+    pub(super) fn fulfill_with<F>(self, work: F)
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = RequestOutcome> + Send + 'static,
     {
         let (futures, number) = (self.futures.clone(), self.number);
         let task = tokio::spawn(async move {
@@ -234,18 +247,18 @@ impl Promise {
         }
     }
 
-    fn deliver(&self, outcome: Outcome) {
+    fn deliver(&self, outcome: RequestOutcome) {
         if self.outcome.borrow().is_none() {
-            self.futures.keep(self.number, outcome.bytes());
+            self.futures.record(self.number, outcome.bytes());
             self.outcome.send_replace(Some(Arc::new(outcome)));
         }
     }
 }
 
-impl Drop for Promise {
+impl Drop for ResultPromise {
     fn drop(&mut self) {
         // The work was cancelled, its model was given up, or a bug ended it.
-        self.deliver(Outcome::Failed(RequestFailed {
+        self.deliver(RequestOutcome::Failed(RequestFailed {
             error: "the request was given up before it had a result".into(),
             category: FailureCategory::Server,
         }));
@@ -259,14 +272,14 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(10);
 
-    fn futures(change: impl FnOnce(&mut ServerOptions)) -> Arc<Futures> {
+    fn futures(change: impl FnOnce(&mut ServerOptions)) -> Arc<FutureTable> {
         let mut options = ServerOptions::new(|| std::time::UNIX_EPOCH);
         change(&mut options);
-        Futures::new(&options)
+        FutureTable::new(&options)
     }
 
-    fn result(size: usize) -> Outcome {
-        Outcome::json(&json!("x".repeat(size)))
+    fn result(size: usize) -> RequestOutcome {
+        RequestOutcome::json(&json!("x".repeat(size)))
     }
 
     #[tokio::test(start_paused = true)]
@@ -282,7 +295,7 @@ mod tests {
             async move { futures.fetch(&id, WAIT).await }
         });
         tokio::task::yield_now().await;
-        promise.keep(result(3));
+        promise.fulfill(result(3));
         let first = waiting.await.unwrap().unwrap().unwrap();
         assert_eq!(futures.fetch(&id, WAIT).await.unwrap().unwrap(), first);
         assert_eq!(start.elapsed(), WAIT, "a result wakes its poll at once");
@@ -296,14 +309,14 @@ mod tests {
         drop(promise);
         let promise = futures.promise("a", 0).unwrap();
         let cancelled = promise.id();
-        promise.keep_by(std::future::pending());
+        promise.fulfill_with(std::future::pending());
         futures.cancel(&cancelled).unwrap();
         let promise = futures.promise("a", 0).unwrap();
         let panicked = promise.id();
-        promise.keep_by(async { panic!("a bug") });
+        promise.fulfill_with(async { panic!("a bug") });
         for id in [dropped, cancelled, panicked] {
             let outcome = futures.fetch(&id, WAIT).await.unwrap().unwrap();
-            assert!(matches!(&*outcome, Outcome::Failed(_)), "{outcome:?}");
+            assert!(matches!(&*outcome, RequestOutcome::Failed(_)), "{outcome:?}");
         }
         assert_eq!(futures.lock().pending, 0);
     }
@@ -319,7 +332,7 @@ mod tests {
                 let promise = futures.promise("a", 0).unwrap();
                 let id = promise.id();
                 if n < 2 {
-                    promise.keep(result(1))
+                    promise.fulfill(result(1))
                 } else {
                     std::mem::forget(promise)
                 }
@@ -327,7 +340,7 @@ mod tests {
             })
             .collect();
         futures.fetch(&ids[0], WAIT).await.unwrap().unwrap();
-        let status = |answer: Result<Option<Arc<Outcome>>, Refusal>| answer.err().map(|r| r.status);
+        let status = |answer: Result<Option<Arc<RequestOutcome>>, ApiError>| answer.err().map(|r| r.status);
         for (seconds, gone) in [(9, [false, false]), (2, [true, false]), (90, [true, true])] {
             tokio::time::advance(Duration::from_secs(seconds)).await;
             futures.sweep();
@@ -352,11 +365,11 @@ mod tests {
         let large = futures.promise("a", 1000).unwrap();
         assert_eq!(futures.promise("a", 1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         let id = large.id();
-        large.keep(result(200));
+        large.fulfill(result(200));
         let (a, b) = (futures.promise("a", 50).unwrap(), futures.promise("a", 50).unwrap());
         assert_eq!(futures.promise("a", 0).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         let newer = a.id();
-        a.keep(result(200));
+        a.fulfill(result(200));
         drop(b);
         assert_eq!(futures.fetch(&id, WAIT).await.unwrap_err().status, StatusCode::GONE);
         assert!(futures.fetch(&newer, WAIT).await.unwrap().is_some());

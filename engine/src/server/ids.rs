@@ -5,7 +5,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A name that no other process has given, `<prefix>-<16 hexadecimal digits>`. Names are no secrets.
-pub(super) fn fresh(prefix: &str) -> String {
+pub(super) fn unique_id(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // Keys of the standard library's hash come from the operating system's randomness.
     let mut hasher = RandomState::new().build_hasher();
@@ -14,7 +14,7 @@ pub(super) fn fresh(prefix: &str) -> String {
 }
 
 /// A name from a request, cut to a length that a text can bear and without control characters.
-pub(super) fn shown(name: &str) -> String {
+pub(super) fn printable(name: &str) -> String {
     let mut shown: String = name.chars().take(100).map(|c| if c.is_control() { '?' } else { c }).collect();
     if shown.len() < name.len() && name.chars().nth(100).is_some() {
         shown.push('…');
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn fresh_names_differ() {
-        let mut names: Vec<String> = (0..1000).map(|_| fresh("a")).collect();
+        let mut names: Vec<String> = (0..1000).map(|_| unique_id("a")).collect();
         names.sort();
         names.dedup();
         assert_eq!(names.len(), 1000);
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn strange_names_are_cut() {
-        assert_eq!(shown("a\nb"), "a?b");
-        assert_eq!(shown(&"x".repeat(1000)).chars().count(), 101);
+        assert_eq!(printable("a\nb"), "a?b");
+        assert_eq!(printable(&"x".repeat(1000)).chars().count(), 101);
     }
 }

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// What connections may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Most of them at a time; fewer where the process may not have so many files. Others wait at the system's door.
     pub connections: usize,
     /// Longest that one may take to say what it wants, also for the next time.
@@ -33,10 +33,10 @@ pub struct Limits {
 pub async fn serve(
     listener: &TcpListener,
     router: Router,
-    limits: Limits,
+    limits: ConnectionLimits,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let places = Arc::new(Semaphore::new(most(limits.connections)));
+    let permits = Arc::new(Semaphore::new(connection_limit(limits.connections)));
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
     // It counts from the last answer, too, so a connection that is kept for later has an end.
     http.http1().timer(TokioTimer::new()).header_read_timeout(limits.head_timeout);
@@ -44,15 +44,15 @@ pub async fn serve(
     let mut stop = std::pin::pin!(stop);
     loop {
         let accepted = async {
-            // Taken before the connection is: those that find no place wait at the system's door.
-            let place = places.clone().acquire_owned().await.ok()?;
-            Some((accept(listener).await, place))
+            // Taken before the connection is: those that find no permit wait at the system's door.
+            let permit = permits.clone().acquire_owned().await.ok()?;
+            Some((accept(listener).await, permit))
         };
-        let (stream, place) = tokio::select! {
+        let (stream, permit) = tokio::select! {
             () = &mut stop => break,
             accepted = accepted => match accepted {
-                Some((stream, place)) => (stream?, place),
-                // The places are closed, which they never are.
+                Some((stream, permit)) => (stream?, permit),
+                // The permits are closed, which they never are.
                 None => break,
             },
         };
@@ -62,7 +62,7 @@ pub async fn serve(
             if let Err(error) = serving.await {
                 tracing::debug!(%error, "a connection broke");
             }
-            drop(place);
+            drop(permit);
         });
     }
     open.shutdown().await;
@@ -90,7 +90,7 @@ fn is_of_connection(error: &io::Error) -> bool {
 }
 
 /// As many as are wanted and the process may have.
-fn most(wanted: usize) -> usize {
+fn connection_limit(wanted: usize) -> usize {
     #[cfg(unix)]
     let possible = rustix::process::getrlimit(rustix::process::Resource::Nofile)
         .current

@@ -5,31 +5,31 @@
 //! each other. A wrong request is answered with the reason, a right one never waits without end, and everything that
 //! is kept in memory has a bound. Checkpoints outlive the server.
 
+mod api_error;
+mod api_key;
 mod body;
-mod desk;
+mod body_budget;
 mod futures;
 mod host;
 mod ids;
 pub mod listen;
+mod model_handle;
+mod operation;
 mod options;
 mod order;
 mod outcome;
-mod reading;
-mod refusal;
 mod routes;
 mod samplers;
-mod secret;
 mod sessions;
 mod state;
-mod work;
 
+pub use api_key::ApiKey;
 pub use host::names_this_machine;
 pub use options::ServerOptions;
-pub use secret::ApiKey;
 
-use crate::local::LocalService;
-use listen::Limits;
-use state::Server;
+use crate::embedded::EmbeddedService;
+use listen::ConnectionLimits;
+use state::ServerState;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,12 +48,12 @@ const EXPIRY: Duration = Duration::from_secs(60);
 /// The listener is none.
 pub async fn serve(
     listener: TcpListener,
-    service: LocalService,
+    service: EmbeddedService,
     options: ServerOptions,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let drain = options.drain;
-    let server = Server::new(service, options, listener.local_addr()?);
+    let server = ServerState::new(service, options, listener.local_addr()?);
     let closing = server.closing.clone();
     let mut closed = server.closing.subscribe();
     let stop = async move {
@@ -67,7 +67,8 @@ pub async fn serve(
     };
     let sweeping = sweep(server.clone());
     let options = server.options();
-    let limits = Limits { connections: options.max_connections, head_timeout: options.head_timeout };
+    let limits =
+        ConnectionLimits { connections: options.max_connections, head_timeout: options.head_timeout };
     let serving = listen::serve(&listener, routes::router(server.clone()), limits, stop);
     tokio::select! {
         served = serving => served,
@@ -79,7 +80,7 @@ pub async fn serve(
     }
 }
 
-async fn sweep(server: Arc<Server>) {
+async fn sweep(server: Arc<ServerState>) {
     let [mut often, mut seldom] = [SWEEP, EXPIRY].map(interval);
     for ticks in [&mut often, &mut seldom] {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,6 +1,6 @@
 //! Limits of the server. Every queue, table and wait has one.
 
-use super::secret::ApiKey;
+use super::api_key::ApiKey;
 use std::time::{Duration, SystemTime};
 
 /// Settings of the server.

@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Holds requests until their turn.
 #[derive(Debug)]
-pub(super) struct Order<T> {
+pub(super) struct RequestOrder<T> {
     next: u64,
     parked: BTreeMap<u64, T>,
     /// With the largest number that had arrived before each.
     unnumbered: VecDeque<(u64, T)>,
 }
 
-impl<T> Order<T> {
+impl<T> RequestOrder<T> {
     /// Waits for number 1.
     pub(super) fn new() -> Self {
         Self { next: 1, parked: BTreeMap::new(), unnumbered: VecDeque::new() }
@@ -73,14 +73,14 @@ impl<T> Order<T> {
 mod tests {
     use super::*;
 
-    fn drain(order: &mut Order<u64>) -> Vec<u64> {
+    fn drain(order: &mut RequestOrder<u64>) -> Vec<u64> {
         std::iter::from_fn(|| order.next()).collect()
     }
 
     #[test]
     fn every_order_of_arrival_leaves_in_the_order_of_the_numbers() {
         for arrival in [[1, 2, 3], [2, 3, 1], [3, 2, 1], [1, 3, 2]] {
-            let mut order = Order::new();
+            let mut order = RequestOrder::new();
             let mut left = Vec::new();
             for number in arrival {
                 order.offer(Some(number), number).unwrap();
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_waited_for_a_lost_number_is_given_up_with_it() {
-        let mut order = Order::new();
+        let mut order = RequestOrder::new();
         for number in [1, 3, 4] {
             order.offer(Some(number), number).unwrap();
         }
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn requests_without_a_number_run_after_all_that_came_before_them() {
-        let mut order = Order::new();
+        let mut order = RequestOrder::new();
         order.offer(None, 100).unwrap();
         assert_eq!(drain(&mut order), [100], "nothing came before it");
         order.offer(Some(2), 2).unwrap();
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn requests_without_a_number_do_not_wait_for_what_was_given_up() {
-        let mut order = Order::new();
+        let mut order = RequestOrder::new();
         order.offer(Some(2), 2).unwrap();
         order.offer(None, 100).unwrap();
         assert_eq!(order.give_up(), (1, vec![2]));

@@ -1,11 +1,11 @@
-//! Results, written in the form that their reader asks for.
+//! Results, written in the format that their reader asks for.
 
-use super::refusal::failure;
+use super::api_error::request_failed;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use minds_core::backend::{BackendError, Forward};
 use minds_core::sampling::SampleResponse;
+use minds_core::service::{BackendError, ForwardOutput};
 use minds_tinker::convert;
 use minds_tinker::types::{JSON, PROTOBUF, RequestFailed};
 use prost::Message;
@@ -13,26 +13,26 @@ use serde::Serialize;
 
 /// What came of a request.
 #[derive(Debug, PartialEq)]
-pub(super) enum Outcome {
-    /// A result that has only a JSON form.
+pub(super) enum RequestOutcome {
+    /// A result that has only a JSON format.
     Json(Bytes),
     /// Losses and log-probs of a pass.
-    Pass(Forward),
+    Pass(ForwardOutput),
     /// Samples.
     Sample(SampleResponse),
     /// It failed.
     Failed(RequestFailed),
 }
 
-/// The form of a body.
+/// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum BodyFormat {
     Json,
     Protobuf,
 }
 
-impl Outcome {
-    /// A result with only a JSON form.
+impl RequestOutcome {
+    /// A result with only a JSON format.
     pub(super) fn json(result: &impl Serialize) -> Self {
         match serde_json::to_vec(result) {
             Ok(body) => Self::Json(body.into()),
@@ -41,7 +41,7 @@ impl Outcome {
     }
 
     pub(super) fn failed(error: &BackendError) -> Self {
-        Self::Failed(failure(error))
+        Self::Failed(request_failed(error))
     }
 
     /// About how much memory it takes.
@@ -66,17 +66,17 @@ impl Outcome {
         256 + 4 * numbers
     }
 
-    /// The answer to a poll. Failures and small results are JSON in either form.
-    pub(super) fn answer(&self, form: Form) -> Response {
-        match (self, form) {
+    /// The answer to a poll. Failures and small results are JSON in either format.
+    pub(super) fn answer(&self, format: BodyFormat) -> Response {
+        match (self, format) {
             (Self::Json(body), _) => body_of(JSON, body.clone()),
             (Self::Failed(failed), _) => json(failed),
-            (Self::Pass(forward), Form::Protobuf) => protobuf(&convert::forward_to_proto(forward)),
-            (Self::Pass(forward), Form::Json) => json(&convert::forward_to_json(forward)),
-            (Self::Sample(response), Form::Protobuf) => {
+            (Self::Pass(forward), BodyFormat::Protobuf) => protobuf(&convert::forward_to_proto(forward)),
+            (Self::Pass(forward), BodyFormat::Json) => json(&convert::forward_to_json(forward)),
+            (Self::Sample(response), BodyFormat::Protobuf) => {
                 protobuf(&convert::sample_response_to_proto(response))
             }
-            (Self::Sample(response), Form::Json) => json(&convert::sample_response_to_json(response)),
+            (Self::Sample(response), BodyFormat::Json) => json(&convert::sample_response_to_json(response)),
         }
     }
 }
@@ -93,6 +93,6 @@ fn protobuf(message: &impl Message) -> Response {
     body_of(PROTOBUF, message.encode_to_vec().into())
 }
 
-fn body_of(form: &'static str, body: Bytes) -> Response {
-    ([(header::CONTENT_TYPE, HeaderValue::from_static(form))], body).into_response()
+fn body_of(format: &'static str, body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(format))], body).into_response()
 }

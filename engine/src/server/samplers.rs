@@ -4,9 +4,9 @@
 //! used go first: those that were saved under a name come back from disk when they are asked for, the others are lost
 //! and say so.
 
-use super::refusal::Refusal;
-use crate::local::LocalSampler;
-use minds_core::backend::BackendError;
+use super::api_error::ApiError;
+use crate::embedded::EmbeddedSampler;
+use minds_core::service::BackendError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
@@ -17,7 +17,7 @@ const REMEMBERED: usize = 4096;
 
 /// What a sampler samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum SamplerSource {
     /// The base model.
     Base,
     /// Weights on disk.
@@ -27,40 +27,40 @@ pub(super) enum Source {
 }
 
 /// All samplers.
-pub(super) struct Samplers {
-    table: Mutex<Table>,
+pub(super) struct SamplerRegistry {
+    table: Mutex<SamplerTable>,
     max_bytes: usize,
     max_samplers: usize,
 }
 
 #[derive(Default)]
-struct Table {
-    samplers: HashMap<String, Sampler>,
+struct SamplerTable {
+    samplers: HashMap<String, SamplerEntry>,
     /// By path, or by the sampler that alone has them.
-    weights: HashMap<String, Held>,
+    weights: HashMap<String, CachedWeights>,
     bytes: usize,
 }
 
-struct Sampler {
+struct SamplerEntry {
     session: String,
-    source: Source,
+    source: SamplerSource,
     seen: BTreeMap<i64, String>,
 }
 
-struct Held {
+struct CachedWeights {
     /// Empty while they are being loaded.
-    weights: Arc<OnceCell<LocalSampler>>,
+    weights: Arc<OnceCell<EmbeddedSampler>>,
     bytes: usize,
     used: Instant,
 }
 
-impl Samplers {
+impl SamplerRegistry {
     pub(super) fn new(max_bytes: usize, max_samplers: usize) -> Self {
         Self { table: Mutex::default(), max_bytes, max_samplers }
     }
 
     /// Names a sampler. Doing so again changes nothing; a name that stands for another one already is refused.
-    pub(super) fn add(&self, id: &str, session: &str, source: Source) -> Result<(), BackendError> {
+    pub(super) fn add(&self, id: &str, session: &str, source: SamplerSource) -> Result<(), BackendError> {
         let mut table = self.lock();
         match table.samplers.get(id) {
             Some(known) if known.source == source => Ok(()),
@@ -74,25 +74,25 @@ impl Samplers {
         &self,
         id: &str,
         session: &str,
-        weights: LocalSampler,
+        weights: EmbeddedSampler,
     ) -> Result<(), BackendError> {
         let mut table = self.lock();
         if table.samplers.contains_key(id) {
             return Err(taken(id));
         }
-        table.add(id, session, Source::Exported, self.max_samplers)?;
-        table.hold(id, Arc::new(OnceCell::new_with(Some(weights))), self.max_bytes);
+        table.add(id, session, SamplerSource::Exported, self.max_samplers)?;
+        table.cache_weights(id, Arc::new(OnceCell::new_with(Some(weights))), self.max_bytes);
         Ok(())
     }
 
     /// Keeps weights at hand, and lets others go for them.
-    pub(super) fn hold(&self, key: &str, weights: LocalSampler) {
+    pub(super) fn cache_weights(&self, key: &str, weights: EmbeddedSampler) {
         let cell = Arc::new(OnceCell::new_with(Some(weights)));
-        self.lock().hold(key, cell, self.max_bytes);
+        self.lock().cache_weights(key, cell, self.max_bytes);
     }
 
     /// What a sampler samples.
-    pub(super) fn source(&self, id: &str) -> Option<Source> {
+    pub(super) fn source(&self, id: &str) -> Option<SamplerSource> {
         Some(self.lock().samplers.get(id)?.source.clone())
     }
 
@@ -106,8 +106,8 @@ impl Samplers {
         &self,
         id: &str,
         number: i64,
-        make: impl FnOnce() -> Result<String, Refusal>,
-    ) -> Result<String, Refusal> {
+        make: impl FnOnce() -> Result<String, ApiError>,
+    ) -> Result<String, ApiError> {
         let mut table = self.lock();
         let Some(sampler) = table.samplers.get_mut(id) else { return make() };
         if let Some(request) = sampler.seen.get(&number) {
@@ -122,11 +122,11 @@ impl Samplers {
     }
 
     /// The weights at hand under a sampler's own name.
-    pub(super) fn exported(&self, id: &str) -> Option<LocalSampler> {
+    pub(super) fn exported(&self, id: &str) -> Option<EmbeddedSampler> {
         let mut table = self.lock();
-        let held = table.weights.get_mut(id)?;
-        held.used = Instant::now();
-        held.weights.get().cloned()
+        let cached = table.weights.get_mut(id)?;
+        cached.used = Instant::now();
+        cached.weights.get().cloned()
     }
 
     /// The weights at a path; `load` gets them where they are not at hand, once for all who ask meanwhile.
@@ -134,26 +134,26 @@ impl Samplers {
         &self,
         path: &str,
         load: impl FnOnce() -> F,
-    ) -> Result<LocalSampler, BackendError>
+    ) -> Result<EmbeddedSampler, BackendError>
     where
-        F: Future<Output = Result<LocalSampler, BackendError>>,
+        F: Future<Output = Result<EmbeddedSampler, BackendError>>,
     {
         let cell = {
             let mut table = self.lock();
-            let held = table.weights.entry(path.into()).or_insert_with(|| Held {
+            let cached = table.weights.entry(path.into()).or_insert_with(|| CachedWeights {
                 weights: Arc::default(),
                 bytes: 0,
                 used: Instant::now(),
             });
-            held.used = Instant::now();
-            held.weights.clone()
+            cached.used = Instant::now();
+            cached.weights.clone()
         };
         let loaded = cell.get_or_try_init(load).await.cloned();
         let mut table = self.lock();
         // Weights that were forgotten meanwhile are those of before: whoever asks next loads anew.
-        if table.weights.get(path).is_some_and(|held| Arc::ptr_eq(&held.weights, &cell)) {
+        if table.weights.get(path).is_some_and(|cached| Arc::ptr_eq(&cached.weights, &cell)) {
             match &loaded {
-                Ok(_) => table.hold(path, cell, self.max_bytes),
+                Ok(_) => table.cache_weights(path, cell, self.max_bytes),
                 Err(_) => table.drop_weights(path),
             }
         }
@@ -176,7 +176,7 @@ impl Samplers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, SamplerTable> {
         // Nothing panics between two changes that belong together.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,24 +186,31 @@ fn taken(id: &str) -> BackendError {
     BackendError::Rejected(format!("the number is taken: `{id}` is another sampler already"))
 }
 
-impl Table {
-    fn add(&mut self, id: &str, session: &str, source: Source, most: usize) -> Result<(), BackendError> {
+impl SamplerTable {
+    fn add(
+        &mut self,
+        id: &str,
+        session: &str,
+        source: SamplerSource,
+        most: usize,
+    ) -> Result<(), BackendError> {
         if self.samplers.len() >= most {
             return Err(BackendError::Rejected(format!("there are {most} samplers already")));
         }
-        self.samplers.insert(id.into(), Sampler { session: session.into(), source, seen: BTreeMap::new() });
+        self.samplers
+            .insert(id.into(), SamplerEntry { session: session.into(), source, seen: BTreeMap::new() });
         Ok(())
     }
 
-    fn hold(&mut self, key: &str, weights: Arc<OnceCell<LocalSampler>>, max_bytes: usize) {
-        let bytes = weights.get().map_or(0, LocalSampler::bytes);
+    fn cache_weights(&mut self, key: &str, weights: Arc<OnceCell<EmbeddedSampler>>, max_bytes: usize) {
+        let bytes = weights.get().map_or(0, EmbeddedSampler::bytes);
         self.drop_weights(key);
         self.bytes += bytes;
-        self.weights.insert(key.into(), Held { weights, bytes, used: Instant::now() });
+        self.weights.insert(key.into(), CachedWeights { weights, bytes, used: Instant::now() });
         while self.bytes > max_bytes {
             // The newest stays, however large.
-            let others = self.weights.iter().filter(|(k, held)| *k != key && held.bytes > 0);
-            let Some(oldest) = others.min_by_key(|(_, held)| held.used).map(|(k, _)| k.clone()) else {
+            let others = self.weights.iter().filter(|(k, cached)| *k != key && cached.bytes > 0);
+            let Some(oldest) = others.min_by_key(|(_, cached)| cached.used).map(|(k, _)| k.clone()) else {
                 break;
             };
             self.drop_weights(&oldest);
@@ -211,8 +218,8 @@ impl Table {
     }
 
     fn drop_weights(&mut self, key: &str) {
-        if let Some(held) = self.weights.remove(key) {
-            self.bytes -= held.bytes;
+        if let Some(cached) = self.weights.remove(key) {
+            self.bytes -= cached.bytes;
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Everything that a client makes within a session carries a number, and a number stands for one thing: asking twice
 //! gives the same. A session that gives no sign of life ends by itself.
 
-use super::ids::{fresh, shown};
+use super::api_error::ApiError;
+use super::ids::{printable, unique_id};
 use super::options::ServerOptions;
-use super::refusal::Refusal;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
@@ -15,14 +15,14 @@ use tokio::time::Instant;
 
 /// All sessions.
 #[derive(Debug)]
-pub(super) struct Sessions {
-    table: Mutex<HashMap<String, Session>>,
+pub(super) struct SessionTable {
+    table: Mutex<HashMap<String, ServerSession>>,
     most: usize,
     idle: Duration,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Session {
+pub(super) struct ServerSession {
     pub(super) user_metadata: Option<Map<String, Value>>,
     pub(super) display_name: Option<String>,
     /// Models by number: the name of each, and of the promise of it.
@@ -33,7 +33,7 @@ pub(super) struct Session {
     seen: Instant,
 }
 
-impl Sessions {
+impl SessionTable {
     pub(super) fn new(options: &ServerOptions) -> Self {
         Self { table: Mutex::default(), most: options.max_sessions, idle: options.session_idle }
     }
@@ -43,14 +43,14 @@ impl Sessions {
         &self,
         user_metadata: Option<Map<String, Value>>,
         display_name: Option<String>,
-    ) -> Result<String, Refusal> {
+    ) -> Result<String, ApiError> {
         let mut table = self.lock();
         if table.len() >= self.most {
-            return Err(Refusal::full(format!("there are {} sessions already", self.most)));
+            return Err(ApiError::too_many_requests(format!("there are {} sessions already", self.most)));
         }
-        let (id, now) = (fresh("sess"), Instant::now());
+        let (id, now) = (unique_id("sess"), Instant::now());
         let (models, samplers) = (BTreeMap::new(), BTreeMap::new());
-        let session = Session { user_metadata, display_name, models, samplers, begun: now, seen: now };
+        let session = ServerSession { user_metadata, display_name, models, samplers, begun: now, seen: now };
         table.insert(id.clone(), session);
         Ok(id)
     }
@@ -59,16 +59,19 @@ impl Sessions {
     pub(super) fn with<T>(
         &self,
         id: &str,
-        look: impl FnOnce(&mut Session) -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
+        look: impl FnOnce(&mut ServerSession) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
         match self.lock().get_mut(id) {
             Some(session) => {
                 session.seen = Instant::now();
                 look(session)
             }
-            None => Err(Refusal::new(
+            None => Err(ApiError::new(
                 StatusCode::NOT_FOUND,
-                format!("there is no session `{}`: it has ended, or the server was started anew", shown(id)),
+                format!(
+                    "there is no session `{}`: it has ended, or the server was started anew",
+                    printable(id)
+                ),
             )),
         }
     }
@@ -76,7 +79,7 @@ impl Sessions {
     /// The session in which a model was made, with a sign of life; `None` once that has ended.
     pub(super) fn of_model(&self, model: &str) -> Option<String> {
         let mut table = self.lock();
-        let owns = |session: &Session| session.models.values().any(|(id, _)| id == model);
+        let owns = |session: &ServerSession| session.models.values().any(|(id, _)| id == model);
         let (id, session) = table.iter_mut().find(|(_, session)| owns(session))?;
         session.seen = Instant::now();
         Some(id.clone())
@@ -116,7 +119,7 @@ impl Sessions {
         all.into_iter().map(|(id, _)| id.clone()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, ServerSession>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -131,7 +134,7 @@ mod tests {
     async fn a_session_lives_as_long_as_it_gives_signs_of_life() {
         let idle = Duration::from_secs(60);
         let sessions =
-            Sessions::new(&ServerOptions { session_idle: idle, ..ServerOptions::new(|| UNIX_EPOCH) });
+            SessionTable::new(&ServerOptions { session_idle: idle, ..ServerOptions::new(|| UNIX_EPOCH) });
         let [silent, lively] = [(); 2].map(|()| sessions.begin(None, None).unwrap());
         advance(idle / 2).await;
         sessions.touch(&lively);

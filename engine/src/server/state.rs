@@ -1,15 +1,15 @@
 //! Everything that requests share.
 
-use super::desk::Desk;
-use super::futures::Futures;
-use super::ids::shown;
+use super::api_error::ApiError;
+use super::body_budget::BodyBudget;
+use super::futures::FutureTable;
+use super::ids::printable;
+use super::model_handle::ModelHandle;
 use super::options::ServerOptions;
-use super::reading::Reading;
-use super::refusal::Refusal;
-use super::samplers::Samplers;
-use super::sessions::Sessions;
+use super::samplers::SamplerRegistry;
+use super::sessions::SessionTable;
 use crate::adapter;
-use crate::local::LocalService;
+use crate::embedded::EmbeddedService;
 use minds_core::architecture::Architecture;
 use minds_core::lora::LoraSpec;
 use std::collections::HashMap;
@@ -19,30 +19,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// The server behind all requests.
-pub(super) struct Server {
-    pub(super) service: LocalService,
-    pub(super) futures: Arc<Futures>,
-    pub(super) sessions: Sessions,
-    pub(super) models: Models,
-    pub(super) samplers: Samplers,
+pub(super) struct ServerState {
+    pub(super) service: EmbeddedService,
+    pub(super) futures: Arc<FutureTable>,
+    pub(super) sessions: SessionTable,
+    pub(super) models: ModelTable,
+    pub(super) samplers: SamplerRegistry,
     /// Becomes true when the server is to stop.
     pub(super) closing: watch::Sender<bool>,
-    pub(super) reading: Arc<Reading>,
+    pub(super) body_budget: Arc<BodyBudget>,
     /// Address that the server listens on.
     pub(super) address: SocketAddr,
     options: ServerOptions,
 }
 
-impl Server {
-    pub(super) fn new(service: LocalService, options: ServerOptions, address: SocketAddr) -> Arc<Self> {
+impl ServerState {
+    pub(super) fn new(service: EmbeddedService, options: ServerOptions, address: SocketAddr) -> Arc<Self> {
         Arc::new(Self {
-            models: Models::new(service.architecture().clone(), options.adapter_bytes),
+            models: ModelTable::new(service.architecture().clone(), options.adapter_bytes),
             service,
-            futures: Futures::new(&options),
-            sessions: Sessions::new(&options),
-            samplers: Samplers::new(options.sampler_bytes, options.max_samplers),
+            futures: FutureTable::new(&options),
+            sessions: SessionTable::new(&options),
+            samplers: SamplerRegistry::new(options.sampler_bytes, options.max_samplers),
             closing: watch::channel(false).0,
-            reading: Reading::new(options.reading_bytes),
+            body_budget: BodyBudget::new(options.reading_bytes),
             address,
             options,
         })
@@ -53,15 +53,15 @@ impl Server {
     }
 
     /// A model, with a sign of life of its session.
-    pub(super) fn model(&self, id: &str) -> Result<Arc<Desk>, Refusal> {
-        let desk = self.models.get(id).ok_or_else(|| {
-            Refusal::missing(format!(
+    pub(super) fn model(&self, id: &str) -> Result<Arc<ModelHandle>, ApiError> {
+        let handle = self.models.get(id).ok_or_else(|| {
+            ApiError::not_found(format!(
                 "there is no model `{}`: it was unloaded, its session has ended, or the server was started anew",
-                shown(id)
+                printable(id)
             ))
         })?;
-        self.sessions.touch(desk.session());
-        Ok(desk)
+        self.sessions.touch(handle.session());
+        Ok(handle)
     }
 
     /// Ends a session with everything that belongs to it. Checkpoints stay.
@@ -85,42 +85,42 @@ impl Server {
 
 /// The models in training, bounded in bytes.
 #[derive(Debug)]
-pub(super) struct Models {
+pub(super) struct ModelTable {
     architecture: Architecture,
     most: usize,
     used: Arc<AtomicUsize>,
-    desks: Mutex<HashMap<String, Arc<Desk>>>,
+    handles: Mutex<HashMap<String, Arc<ModelHandle>>>,
 }
 
 /// The room of one adapter. It is free again when this is dropped, which is when nobody works on the adapter any more.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct AdapterReservation {
     bytes: usize,
     used: Arc<AtomicUsize>,
 }
 
-impl Drop for Seat {
+impl Drop for AdapterReservation {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-impl Models {
+impl ModelTable {
     fn new(architecture: Architecture, most: usize) -> Self {
-        Self { architecture, most, used: Arc::default(), desks: Mutex::default() }
+        Self { architecture, most, used: Arc::default(), handles: Mutex::default() }
     }
 
     /// Room for an adapter, if there is some.
-    pub(super) fn seat(&self, spec: &LoraSpec) -> Result<Seat, Refusal> {
+    pub(super) fn reserve(&self, spec: &LoraSpec) -> Result<AdapterReservation, ApiError> {
         let bytes = adapter::training_bytes(&self.architecture, spec);
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Seat { bytes, used: self.used.clone() }),
+            Ok(_) => Ok(AdapterReservation { bytes, used: self.used.clone() }),
             // What others have given up and is still worked on will be free.
-            Err(_) if self.kept_bytes() + bytes <= self.most => Err(Refusal::full(
+            Err(_) if self.kept_bytes() + bytes <= self.most => Err(ApiError::too_many_requests(
                 "a model that was given up is still worked on, its room is free after that",
             )),
-            Err(used) => Err(Refusal::bad(format!(
+            Err(used) => Err(ApiError::bad_request(format!(
                 "models in training take {used} bytes, this one would take {bytes}, and {} are there: finish a \
                  session, or give the server more room for adapters",
                 self.most
@@ -130,16 +130,16 @@ impl Models {
 
     /// Bytes of the models that are not being unloaded.
     fn kept_bytes(&self) -> usize {
-        let desks = self.lock();
-        let kept = desks.values().filter(|desk| !desk.is_leaving());
-        kept.map(|desk| adapter::training_bytes(&self.architecture, desk.spec())).sum()
+        let handles = self.lock();
+        let kept = handles.values().filter(|handle| !handle.is_unloading());
+        kept.map(|handle| adapter::training_bytes(&self.architecture, handle.spec())).sum()
     }
 
-    pub(super) fn put(&self, desk: Arc<Desk>) {
-        self.lock().insert(desk.id().into(), desk);
+    pub(super) fn put(&self, handle: Arc<ModelHandle>) {
+        self.lock().insert(handle.id().into(), handle);
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<Arc<Desk>> {
+    pub(super) fn get(&self, id: &str) -> Option<Arc<ModelHandle>> {
         self.lock().get(id).cloned()
     }
 
@@ -149,10 +149,10 @@ impl Models {
     }
 
     fn end_session(&self, session: &str) {
-        self.lock().retain(|_, desk| desk.session() != session);
+        self.lock().retain(|_, handle| handle.session() != session);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Desk>>> {
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<ModelHandle>>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

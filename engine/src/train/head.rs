@@ -1,9 +1,9 @@
 //! The head: logits, log-probs, losses and their derivative, for the rows that need them.
 
-use super::ForwardOut;
-use super::pass::{Pass, normed};
+use super::PassOutput;
+use super::pass::{TrainingPass, normed};
 use crate::error::EngineError;
-use crate::kernel::gemm::{Threads, View, ViewMut, gemm};
+use crate::kernel::gemm::{GemmThreads, MatrixView, MatrixViewMut, gemm};
 use crate::kernel::rows::{log_sum_exp, rms_norm_backward};
 use crate::kernel::vectorized;
 use crate::loss::token_loss;
@@ -12,13 +12,13 @@ use rayon::prelude::*;
 
 /// A target to look up in a row of logits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pick<T> {
+pub(crate) struct TargetLookup<T> {
     pub(crate) row: usize,
     pub(crate) datum: usize,
     pub(crate) position: usize,
     pub(crate) target: usize,
     pub(crate) sampled: T,
-    pub(crate) carrier: T,
+    pub(crate) coefficient: T,
 }
 
 /// Rows of logits in memory at a time: 128 rows of 49152 are 25 MB.
@@ -27,18 +27,19 @@ const ROWS: usize = 128;
 /// Writes log-probs and adds losses to `out`; gives the derivative with respect to the first `trained` rows of
 /// `last`. `picks` are in order of their rows; several may share one.
 pub(crate) fn head<T: Real>(
-    pass: &Pass<'_, T>,
-    picks: Vec<Pick<T>>,
+    pass: &TrainingPass<'_, T>,
+    picks: Vec<TargetLookup<T>>,
     last: &[T],
     trained: usize,
     logits: &mut Vec<T>,
-    out: &mut ForwardOut<T>,
+    out: &mut PassOutput<T>,
 ) -> Result<Vec<T>, EngineError> {
     let arch = pass.model.architecture();
     let (dim, vocab) = (arch.dim, arch.vocab);
     let mut d_last = vec![T::ZERO; trained * dim];
-    let rows: Vec<&[Pick<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
-    let carries = |row: &&[Pick<T>]| row[0].row < trained && row.iter().any(|p| p.carrier != T::ZERO);
+    let rows: Vec<&[TargetLookup<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
+    let carries =
+        |row: &&[TargetLookup<T>]| row[0].row < trained && row.iter().any(|p| p.coefficient != T::ZERO);
     let (carrying, plain): (Vec<_>, Vec<_>) = rows.into_iter().partition(carries);
     let chunks = carrying.chunks(ROWS).map(|c| (c, true)).chain(plain.chunks(ROWS).map(|c| (c, false)));
     for (rows, with_gradients) in chunks {
@@ -60,15 +61,15 @@ pub(crate) fn head<T: Real>(
         }
         if with_gradients {
             let (mut d_hidden, count) = (vec![T::ZERO; rows.len() * dim], rows.len());
-            let weights = View::new(pass.model.head_rows(), vocab, dim, dim);
-            let d_logits = View::new(logits, count, vocab, vocab);
+            let weights = MatrixView::new(pass.model.head_rows(), vocab, dim, dim);
+            let d_logits = MatrixView::new(logits, count, vocab, vocab);
             gemm(
-                ViewMut::new(&mut d_hidden, count, dim, dim),
+                MatrixViewMut::new(&mut d_hidden, count, dim, dim),
                 false,
                 T::ONE,
                 d_logits,
                 weights,
-                Threads::All,
+                GemmThreads::All,
             );
             let mut d_chosen = vec![T::ZERO; count * dim];
             rms_norm_backward(&last, &pass.model.norm, pass.model.eps(), &d_hidden, &mut d_chosen);
@@ -85,9 +86,9 @@ pub(crate) fn head<T: Real>(
 
 /// Log-prob and loss of each pick; turns the logits into their derivative if asked.
 fn row<T: Real>(
-    pass: &Pass<'_, T>,
+    pass: &TrainingPass<'_, T>,
     logits: &mut [T],
-    picks: &[Pick<T>],
+    picks: &[TargetLookup<T>],
     with_gradients: bool,
 ) -> Vec<(T, T)> {
     let lse = log_sum_exp(logits);
@@ -95,7 +96,7 @@ fn row<T: Real>(
         .iter()
         .map(|p| {
             let logprob = logits[p.target] - lse;
-            let (loss, slope) = token_loss(pass.loss, logprob, p.sampled, p.carrier);
+            let (loss, slope) = token_loss(pass.loss, logprob, p.sampled, p.coefficient);
             (logprob, loss, slope)
         })
         .collect();

@@ -5,16 +5,16 @@
 
 mod backward;
 mod head;
+mod micro_batch;
 mod pass;
-mod plan;
 
 use crate::adapter::{AdapterWeights, Grads};
 use crate::error::EngineError;
-use crate::model::{Activations, Model, Scratch};
+use crate::model::{Activations, DecoderScratch, Model};
 use crate::real::Real;
 use minds_core::datum::Datum;
 use minds_core::loss::Loss;
-use pass::{Pass, run};
+use pass::{TrainingPass, run};
 
 /// For which positions log-probs are computed; the others are reported as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Default for PassOptions {
 
 /// Losses and log-probs of a pass.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ForwardOut<T> {
+pub struct PassOutput<T> {
     /// Sum of the loss over all tokens of all data.
     pub loss: f64,
     /// Log-prob of each target, one vector per datum.
@@ -53,11 +53,11 @@ pub struct ForwardOut<T> {
 /// Memory of passes. One that serves the next pass too saves a tenth of its time: the system need not find and clear
 /// a gigabyte of pages again.
 #[derive(Debug, Default)]
-pub struct Workspace<T> {
+pub struct TrainingWorkspace<T> {
     /// What each block of the decoder kept for its derivative.
     tape: Vec<Activations<T>>,
-    forward: Scratch<T>,
-    backward: backward::Buffers<T>,
+    forward: DecoderScratch<T>,
+    backward: backward::BackwardBuffers<T>,
     logits: Vec<T>,
 }
 
@@ -71,9 +71,9 @@ pub fn forward<T: Real>(
     data: &[Datum],
     loss: Loss,
     options: PassOptions,
-    workspace: &mut Workspace<T>,
-) -> Result<ForwardOut<T>, EngineError> {
-    run(&Pass { model, adapter, data, loss, options }, None, workspace)
+    workspace: &mut TrainingWorkspace<T>,
+) -> Result<PassOutput<T>, EngineError> {
+    run(&TrainingPass { model, adapter, data, loss, options }, None, workspace)
 }
 
 /// Computes losses and adds their gradients to `grads`.
@@ -87,13 +87,13 @@ pub fn forward_backward<T: Real>(
     loss: Loss,
     options: PassOptions,
     grads: &mut Grads<T>,
-    workspace: &mut Workspace<T>,
-) -> Result<ForwardOut<T>, EngineError> {
+    workspace: &mut TrainingWorkspace<T>,
+) -> Result<PassOutput<T>, EngineError> {
     if grads.layout != adapter.layout {
         return Err(EngineError::Adapter("the gradients belong to another adapter".into()));
     }
     let mut added = vec![T::ZERO; grads.values.len()];
-    let pass = Pass { model, adapter: Some(adapter), data, loss, options };
+    let pass = TrainingPass { model, adapter: Some(adapter), data, loss, options };
     let out = run(&pass, Some(&mut added), workspace)?;
     if !added.iter().all(|g| g.is_finite()) {
         return Err(EngineError::NotFinite { what: "gradient" });

@@ -1,21 +1,21 @@
 //! One pass over all data, micro-batch by micro-batch.
 
-use super::backward::{Forward, backward};
-use super::head::{Pick, head};
-use super::plan::{Need, Rows, plan};
-use super::{ForwardOut, LogprobRows, PassOptions, Workspace};
-use crate::adapter::{AdapterWeights, Site};
-use crate::attention::{Queries, attend};
+use super::backward::{SavedForward, backward};
+use super::head::{TargetLookup, head};
+use super::micro_batch::{DatumNeed, MicroBatch, plan};
+use super::{LogprobRows, PassOptions, PassOutput, TrainingWorkspace};
+use crate::adapter::{AdapterWeights, FusedProjection};
+use crate::attention::{SequenceQueries, attend};
 use crate::error::EngineError;
 use crate::kernel::rows::rms_norm;
-use crate::kv::Segment;
-use crate::model::{Activations, Batch, Model, Scratch, Span, check_tokens};
+use crate::kv_cache::KvSegment;
+use crate::model::{Activations, AdapterSpan, DecoderBatch, DecoderScratch, Model, check_tokens};
 use crate::real::Real;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
 
 /// What a pass is about.
-pub(crate) struct Pass<'a, T> {
+pub(crate) struct TrainingPass<'a, T> {
     pub(crate) model: &'a Model<T>,
     pub(crate) adapter: Option<&'a AdapterWeights<T>>,
     pub(crate) data: &'a [Datum],
@@ -28,16 +28,16 @@ const KEPT_BYTES: usize = 1 << 30;
 
 /// Runs the pass; with `grads`, adds the gradients to them.
 pub(crate) fn run<T: Real>(
-    pass: &Pass<'_, T>,
+    pass: &TrainingPass<'_, T>,
     mut grads: Option<&mut [T]>,
-    workspace: &mut Workspace<T>,
-) -> Result<ForwardOut<T>, EngineError> {
+    workspace: &mut TrainingWorkspace<T>,
+) -> Result<PassOutput<T>, EngineError> {
     check(pass)?;
-    let needs: Vec<Need<'_>> =
+    let needs: Vec<DatumNeed<'_>> =
         pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
     let mut out =
-        ForwardOut { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
-    let Workspace { tape, forward, backward: buffers, logits } = workspace;
+        PassOutput { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
+    let TrainingWorkspace { tape, forward, backward: buffers, logits } = workspace;
     for rows in plan(&needs, cap(pass), pass.options.share_prefixes) {
         let blocks = if rows.trained_rows > 0 { pass.model.layers.len() } else { 1 };
         if tape.len() < blocks {
@@ -48,7 +48,7 @@ pub(crate) fn run<T: Real>(
         let picks = picks(pass, &rows);
         let d_last = head(pass, picks, &last, trained, logits, &mut out)?;
         if let (Some(grads), Some(adapter), true) = (grads.as_deref_mut(), pass.adapter, trained > 0) {
-            let forward = Forward { model: pass.model, adapter, rows: &rows, batch: &batch, tape };
+            let forward = SavedForward { model: pass.model, adapter, rows: &rows, batch: &batch, tape };
             backward(forward, d_last, grads, buffers);
         }
     }
@@ -58,25 +58,25 @@ pub(crate) fn run<T: Real>(
 /// Runs all rows through the decoder; gives the residual stream at its end. Each block keeps its activations in `tape`
 /// where gradients flow, otherwise all use the first.
 fn trunk<'a, T: Real>(
-    pass: &Pass<'a, T>,
-    rows: &Rows,
+    pass: &TrainingPass<'a, T>,
+    rows: &MicroBatch,
     tape: &mut [Activations<T>],
-    scratch: &mut Scratch<T>,
-) -> (Batch<'a, T>, Vec<T>) {
+    scratch: &mut DecoderScratch<T>,
+) -> (DecoderBatch<'a, T>, Vec<T>) {
     let model = pass.model;
     let (heads, width) = (model.heads(), model.heads().qkv_width());
-    let span = |adapter| Span { rows: 0..rows.tokens.len(), adapter };
-    let batch = Batch::new(model, pass.adapter.map(span).into_iter().collect(), rows.positions());
+    let span = |adapter| AdapterSpan { rows: 0..rows.tokens.len(), adapter };
+    let batch = DecoderBatch::new(model, pass.adapter.map(span).into_iter().collect(), rows.positions());
     let mut x = model.embed(rows.tokens.iter().copied());
     for (index, layer) in model.layers.iter().enumerate() {
         let a = if rows.trained_rows > 0 { &mut tape[index] } else { &mut tape[0] };
         std::mem::swap(&mut a.x, &mut x);
         layer.before_attention(model, index, &batch, a, scratch);
-        let segments: Vec<Segment<T>> = rows
+        let segments: Vec<KvSegment<T>> = rows
             .nodes
             .iter()
             .map(|node| {
-                let mut segment = Segment::new(heads, node.position);
+                let mut segment = KvSegment::new(heads, node.position);
                 segment.append(&a.qkv[node.rows.start * width..node.rows.end * width]);
                 segment
             })
@@ -89,7 +89,7 @@ fn trunk<'a, T: Real>(
                 let prefix = rows.nodes.iter().zip(&segments).find(|(n, _)| n.rows == node.prefix);
                 let prefix = prefix.map(|(_, segment)| segment.until(node.position));
                 let chain = prefix.into_iter().chain([own.until(usize::MAX)]).collect();
-                Queries { rows: node.rows.clone(), position: node.position, chain }
+                SequenceQueries { rows: node.rows.clone(), position: node.position, chain }
             })
             .collect();
         attend(heads, &a.qkv, &sequences, &mut a.mixed, &mut a.lse);
@@ -106,20 +106,20 @@ pub(crate) fn normed<T: Real>(model: &Model<T>, last: &[T]) -> Vec<T> {
 }
 
 /// The targets to look up, in order of their rows.
-fn picks<T: Real>(pass: &Pass<'_, T>, rows: &Rows) -> Vec<Pick<T>> {
+fn picks<T: Real>(pass: &TrainingPass<'_, T>, rows: &MicroBatch) -> Vec<TargetLookup<T>> {
     let mut picks = Vec::new();
     for (member, prefix, own) in &rows.members {
         let datum = &pass.data[*member];
         for (position, row) in prefix.clone().chain(own.clone()).enumerate() {
-            let (sampled, carrier) = tensors(datum, position);
-            if pass.options.rows == LogprobRows::All || sampled != 0.0 || carrier != 0.0 {
-                picks.push(Pick {
+            let (sampled, coefficient) = tensors(datum, position);
+            if pass.options.rows == LogprobRows::All || sampled != 0.0 || coefficient != 0.0 {
+                picks.push(TargetLookup {
                     row,
                     datum: *member,
                     position,
                     target: datum.targets()[position] as usize,
                     sampled: T::from_f64(f64::from(sampled)),
-                    carrier: T::from_f64(f64::from(carrier)),
+                    coefficient: T::from_f64(f64::from(coefficient)),
                 });
             }
         }
@@ -128,7 +128,7 @@ fn picks<T: Real>(pass: &Pass<'_, T>, rows: &Rows) -> Vec<Pick<T>> {
     picks
 }
 
-/// Sampling log-prob and carrier (weight or advantage) of a position.
+/// Sampling log-prob and coefficient (weight or advantage) of a position.
 fn tensors(datum: &Datum, position: usize) -> (f32, f32) {
     match datum.inputs() {
         LossInputs::Weights(weights) => (0.0, weights[position]),
@@ -136,26 +136,26 @@ fn tensors(datum: &Datum, position: usize) -> (f32, f32) {
     }
 }
 
-fn need(datum: &Datum, rows: LogprobRows, with_gradients: bool) -> Need<'_> {
+fn need(datum: &Datum, rows: LogprobRows, with_gradients: bool) -> DatumNeed<'_> {
     let needed = |t: &usize| tensors(datum, *t) != (0.0, 0.0);
     let len = match rows {
         LogprobRows::All => datum.len(),
         LogprobRows::Trained => (0..datum.len()).rev().find(needed).map_or(0, |last| last + 1),
     };
-    Need { input: &datum.input()[..len], trained: with_gradients && datum.trained_tokens() > 0 }
+    DatumNeed { input: &datum.input()[..len], trained: with_gradients && datum.trained_tokens() > 0 }
 }
 
 /// Rows of a micro-batch.
-fn cap<T: Real>(pass: &Pass<'_, T>) -> usize {
+fn cap<T: Real>(pass: &TrainingPass<'_, T>) -> usize {
     const MOST: usize = 4096;
     let (arch, heads) = (pass.model.architecture(), pass.model.heads());
-    let low: usize = Site::ALL.map(|s| pass.adapter.map_or(0, |a| a.layout.width(s))).iter().sum();
+    let low: usize = FusedProjection::ALL.map(|s| pass.adapter.map_or(0, |a| a.layout.width(s))).iter().sum();
     let raw = if arch.qk_norm { heads.qkv_width() } else { 0 };
     let block = 2 * arch.dim + heads.qkv_width() + raw + heads.q_width() + heads.heads + 2 * arch.ffn + low;
     (KEPT_BYTES / (block * arch.layers * size_of::<T>())).clamp(1, MOST)
 }
 
-fn check<T: Real>(pass: &Pass<'_, T>) -> Result<(), EngineError> {
+fn check<T: Real>(pass: &TrainingPass<'_, T>) -> Result<(), EngineError> {
     let arch = pass.model.architecture();
     if let Some(adapter) = pass.adapter {
         adapter.check(arch)?;

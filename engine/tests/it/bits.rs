@@ -5,9 +5,9 @@ use minds_core::architecture::Architecture;
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_engine::adapter::AdapterWeights;
-use minds_engine::kv::Kv;
-use minds_engine::model::{Extend, Model, extend, log_sum_exp, logits};
-use minds_engine::train::{LogprobRows, PassOptions, Workspace, forward};
+use minds_engine::kv_cache::KvCache;
+use minds_engine::model::{Model, SequenceExtension, extend, log_sum_exp, logits};
+use minds_engine::train::{LogprobRows, PassOptions, TrainingWorkspace, forward};
 use std::sync::Arc;
 
 /// A sequence of tokens, its adapter, and its log-probs from prefilling it alone in one call.
@@ -23,12 +23,12 @@ fn read(model: &Model<f32>, tokens: &[Token], first: usize, rows: &[f32]) -> Vec
 }
 
 /// Runs pieces of `case` one after the other onto `kv`; log-prob bits from position `from` on.
-fn run(model: &Model<f32>, case: &Case<'_>, kv: &mut Kv<f32>, pieces: &[usize]) -> Vec<u32> {
+fn run(model: &Model<f32>, case: &Case<'_>, kv: &mut KvCache<f32>, pieces: &[usize]) -> Vec<u32> {
     let mut bits = Vec::new();
     for &piece in pieces {
         let at = kv.len();
         let tokens = &case.tokens[at..at + piece];
-        let hidden = extend(model, &mut [Extend { adapter: case.adapter, tokens, kv }]).unwrap();
+        let hidden = extend(model, &mut [SequenceExtension { adapter: case.adapter, tokens, kv }]).unwrap();
         let rows: Vec<usize> = hidden.rows(0).collect();
         bits.extend(read(model, &case.tokens, at, &logits(model, &hidden, &rows)));
     }
@@ -56,20 +56,20 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
 
     // Alone and at once.
     let whole: Vec<_> =
-        cases.iter().map(|c| run(&model, c, &mut Kv::root(&model), &[c.tokens.len()])).collect();
+        cases.iter().map(|c| run(&model, c, &mut KvCache::root(&model), &[c.tokens.len()])).collect();
     assert!(whole.iter().all(|bits| bits.iter().all(|b| f32::from_bits(*b) < 0.0)));
     assert_ne!(whole[0], whole[1]);
 
     // Prompt, then token by token; and cut off the grid.
     let case = &cases[0];
     let rest = case.tokens.len() - prompt;
-    let decoded = run(&model, case, &mut Kv::root(&model), &[&[prompt][..], &vec![1; rest]].concat());
+    let decoded = run(&model, case, &mut KvCache::root(&model), &[&[prompt][..], &vec![1; rest]].concat());
     assert_eq!(decoded, whole[0], "token by token");
-    let cut = run(&model, case, &mut Kv::root(&model), &[7, prompt - 8, 1, rest]);
+    let cut = run(&model, case, &mut KvCache::root(&model), &[7, prompt - 8, 1, rest]);
     assert_eq!(cut, whole[0], "cut in pieces");
 
     // All sixteen in one batch, with two adapters and none.
-    let mut kvs: Vec<_> = cases.iter().map(|_| Kv::root(&model)).collect();
+    let mut kvs: Vec<_> = cases.iter().map(|_| KvCache::root(&model)).collect();
     let mut found = vec![Vec::new(); cases.len()];
     for step in 0.. {
         let pieces: Vec<_> =
@@ -83,7 +83,11 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
             .zip(&cases)
             .zip(&pieces)
             .filter(|((_, c), (at, _))| *at < c.tokens.len())
-            .map(|((kv, c), (at, n))| Extend { adapter: c.adapter, tokens: &c.tokens[*at..at + n], kv })
+            .map(|((kv, c), (at, n))| SequenceExtension {
+                adapter: c.adapter,
+                tokens: &c.tokens[*at..at + n],
+                kv,
+            })
             .collect();
         let hidden = extend(&model, &mut work).unwrap();
         for (entry, &i) in live.iter().enumerate() {
@@ -94,11 +98,11 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     assert_eq!(found, whole, "in a batch");
 
     // Children of a shared prompt, and copies of the beginning of another sequence.
-    let mut root = Kv::root(&model);
+    let mut root = KvCache::root(&model);
     let begun = run(&model, &cases[0], &mut root, &[prompt]);
     let root = Arc::new(root);
     for i in 0..2 {
-        let mut child = Kv::child(root.clone());
+        let mut child = KvCache::child(root.clone());
         let rest = run(&model, &cases[i], &mut child, &[2, cases[i].tokens.len() - prompt - 2]);
         assert_eq!(
             [&begun[..prompt - 1], &whole[i][prompt - 1..prompt], &rest].concat(),
@@ -111,7 +115,7 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     }
 
     // The training forward pass, with shared prompts and without, for all rows and for trained ones, in used memory.
-    let mut workspace = Workspace::default();
+    let mut workspace = TrainingWorkspace::default();
     for (share_prefixes, rows) in
         [(true, LogprobRows::All), (false, LogprobRows::All), (true, LogprobRows::Trained)]
     {
@@ -146,18 +150,20 @@ fn a_sequence_has_one_result_on_every_path() {
 fn requests_that_cannot_be_served_change_nothing() {
     let (_, arch) = &architectures()[0];
     let model = Model::<f32>::random(arch.clone(), 1).unwrap();
-    let mut kvs = [Kv::root(&model), Kv::root(&model)];
+    let mut kvs = [KvCache::root(&model), KvCache::root(&model)];
     let [a, b] = &mut kvs;
     let long = vec![1; arch.context + 1];
     for (tokens, message) in [
         (&[37][..], "token 37 is outside of the vocabulary of 37"),
         (&long[..], "a sequence of 129 tokens exceeds the context of 128"),
     ] {
-        let mut work =
-            [Extend { adapter: None, tokens: &[1], kv: a }, Extend { adapter: None, tokens, kv: b }];
+        let mut work = [
+            SequenceExtension { adapter: None, tokens: &[1], kv: a },
+            SequenceExtension { adapter: None, tokens, kv: b },
+        ];
         assert_eq!(extend(&model, &mut work).unwrap_err().to_string(), message);
         assert!(a.is_empty() && b.is_empty());
     }
     let other = adapter::<f32>(&Architecture::tiny(), 2, 1).weights();
-    assert!(extend(&model, &mut [Extend { adapter: Some(&other), tokens: &[1], kv: a }]).is_err());
+    assert!(extend(&model, &mut [SequenceExtension { adapter: Some(&other), tokens: &[1], kv: a }]).is_err());
 }

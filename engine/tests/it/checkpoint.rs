@@ -5,7 +5,7 @@ use minds_core::architecture::Architecture;
 use minds_core::lora::{LoraSpec, Target};
 use minds_engine::adapter::Adapter;
 use minds_engine::checkpoint::{
-    BaseModel, CheckpointError, read_adapter, read_optimizer, write_adapter, write_optimizer,
+    BaseModelIdentity, CheckpointError, read_adapter, read_optimizer, write_adapter, write_optimizer,
 };
 use minds_engine::model::Model;
 use minds_engine::optim::AdamState;
@@ -20,8 +20,8 @@ const MODEL: &str = "adapter_model.safetensors";
 const CONFIG: &str = "adapter_config.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
 
-fn base() -> BaseModel {
-    BaseModel::of("tiny", &model()).unwrap()
+fn base() -> BaseModelIdentity {
+    BaseModelIdentity::of("tiny", &model()).unwrap()
 }
 
 /// An adapter and moments with a different number in every place.
@@ -98,7 +98,7 @@ fn the_files_are_those_of_peft() {
 fn an_adapter_of_peft_is_read() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tiny-llama-adapter");
     let architecture = Architecture { vocab: 288, ffn: 96, context: 512, ..Architecture::tiny() };
-    let base = BaseModel { name: "tiny-llama".into(), architecture, probe: vec![] };
+    let base = BaseModelIdentity { name: "tiny-llama".into(), architecture, probe: vec![] };
     let adapter = read_adapter(&golden, &base).unwrap();
     assert_eq!((adapter.spec().rank, adapter.spec().alpha), (4, 32.0));
     let bytes = fs::read(golden.join(MODEL)).unwrap();
@@ -116,7 +116,7 @@ fn what_is_exported_is_what_peft_wrote() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let tiny = Architecture::tiny();
         let architecture = Architecture { vocab: 288, ffn: 96, context: 512, head_dim, ..tiny };
-        let base = BaseModel { name: "tiny".into(), architecture, probe: vec![] };
+        let base = BaseModelIdentity { name: "tiny".into(), architecture, probe: vec![] };
         let ours = tempfile::tempdir().unwrap();
         write_adapter(ours.path(), &read_adapter(&golden, &base).unwrap(), &base).unwrap();
         let tensors = |folder: &Path| -> Tensors {
@@ -242,10 +242,10 @@ fn a_config_that_would_change_the_arithmetic_is_refused() {
 #[test]
 fn an_adapter_of_another_base_model_is_refused() {
     let other = Model::random(Architecture::tiny(), 2).unwrap();
-    let other = BaseModel::of("other", &other).unwrap();
+    let other = BaseModelIdentity::of("other", &other).unwrap();
     let text = read_adapter(written().path(), &other).err().unwrap().to_string();
     assert!(text.contains("`tiny`") && text.contains("`other`"), "{text}");
     // The name alone decides nothing.
-    let renamed = BaseModel { name: "renamed".into(), ..base() };
+    let renamed = BaseModelIdentity { name: "renamed".into(), ..base() };
     assert!(read_adapter(written().path(), &renamed).is_ok());
 }

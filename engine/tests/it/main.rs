@@ -4,10 +4,10 @@
 
 mod bits;
 mod checkpoint;
+mod embedded;
 mod fixture;
 mod golden;
 mod gradients;
-mod local;
 mod optimizer;
 mod reference;
 mod sampling;

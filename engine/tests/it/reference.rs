@@ -7,7 +7,7 @@ use minds_core::lora::Target;
 use minds_core::loss::Loss;
 use minds_engine::adapter::AdapterWeights;
 use minds_engine::model::Model;
-use minds_engine::train::{PassOptions, Workspace, forward};
+use minds_engine::train::{PassOptions, TrainingWorkspace, forward};
 use std::collections::HashMap;
 use std::convert::Infallible;
 
@@ -182,17 +182,29 @@ fn the_decoder_agrees_with_plain_loops_in_double_precision() {
         for adapter in [None, Some(&adapter)] {
             let reference = Reference { arch: &arch, weights: &weights, adapter };
             let expected = reference.logprobs(data[0].input(), data[0].targets());
-            let found =
-                forward(&model, adapter, &data, loss, PassOptions::default(), &mut Workspace::default())
-                    .unwrap();
+            let found = forward(
+                &model,
+                adapter,
+                &data,
+                loss,
+                PassOptions::default(),
+                &mut TrainingWorkspace::default(),
+            )
+            .unwrap();
             for (t, (found, expected)) in found.logprobs[0].iter().zip(&expected).enumerate() {
                 assert!((found - expected).abs() < 1e-11, "{name} at {t}: {found} instead of {expected}");
             }
             assert!((found.loss + expected.iter().sum::<f64>()).abs() < 1e-9);
             if adapter.is_none() {
-                let found =
-                    forward(&single, None, &data, loss, PassOptions::default(), &mut Workspace::default())
-                        .unwrap();
+                let found = forward(
+                    &single,
+                    None,
+                    &data,
+                    loss,
+                    PassOptions::default(),
+                    &mut TrainingWorkspace::default(),
+                )
+                .unwrap();
                 for (found, expected) in found.logprobs[0].iter().zip(&expected) {
                     assert!((f64::from(*found) - expected).abs() < 2e-5, "{name} in single precision");
                 }

@@ -1,11 +1,11 @@
 //! The sampling loop: what a sample depends on, what it costs, and what becomes of those that cannot be served.
 
 use crate::service::{Bytes, bits, engine, model, options, prompt, request, rollout, service, trained, wait};
-use minds_core::backend::{BackendError, TrainingBackend};
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::sampling::{SampleRequest, SamplingParams, Stop, StopReason};
+use minds_core::service::{BackendError, TrainingBackend};
 use minds_engine::runtime::{Engine, EngineOptions};
 use minds_engine::train::LogprobRows;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn an_adapter_never_sees_the_prefixes_of_another() {
     let service = service(&options());
     let training = trained(&service, LogprobRows::All);
     let sampler = wait(training.export_sampler(None)).unwrap().sampler;
-    let base = wait(minds_core::backend::Service::base_sampler(&service)).unwrap();
+    let base = wait(minds_core::service::Service::base_sampler(&service)).unwrap();
     let ask = || request(prompt(70, 1), 1, 8, 1);
     let [a, b] = [&base, &sampler].map(|s| wait(s.sample(ask())).unwrap());
     assert_eq!((a.cached_prompt_tokens, b.cached_prompt_tokens), (0, 0));

@@ -1,7 +1,6 @@
 //! A running engine over the seeded test model, for the tests that follow.
 
 use minds_core::architecture::Architecture;
-use minds_core::backend::{Pending, TrainingBackend};
 use minds_core::chat::Tokenizer;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
@@ -9,7 +8,8 @@ use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SampleResponse, SamplingParams, Stop};
-use minds_engine::local::{LocalService, LocalTraining};
+use minds_core::service::{Pending, TrainingBackend};
+use minds_engine::embedded::{EmbeddedService, EmbeddedTraining};
 use minds_engine::model::Model;
 use minds_engine::runtime::{Engine, EngineOptions};
 use minds_engine::train::LogprobRows;
@@ -52,8 +52,8 @@ pub fn engine(options: &EngineOptions) -> Engine {
     Engine::start(model(), Some(Arc::new(Bytes)), options).unwrap()
 }
 
-pub fn service(options: &EngineOptions) -> LocalService {
-    LocalService::start(model(), Some(Arc::new(Bytes)), options).unwrap()
+pub fn service(options: &EngineOptions) -> EmbeddedService {
+    EmbeddedService::start(model(), Some(Arc::new(Bytes)), options).unwrap()
 }
 
 pub fn wait<F: Future>(future: F) -> F::Output {
@@ -91,7 +91,7 @@ pub fn rollout(prompt: &[Token], sampled: &[Token], logprobs: &[f32], advantage:
 }
 
 /// An adapter that has made a few large steps, so that it matters.
-pub fn trained(service: &LocalService, rows: LogprobRows) -> LocalTraining {
+pub fn trained(service: &EmbeddedService, rows: LogprobRows) -> EmbeddedTraining {
     let training = wait(service.training(None, LoraSpec::all_linear(4, 1), rows)).unwrap();
     let params = AdamParams { learning_rate: 0.02, ..AdamParams::default() };
     let datum = rollout(&prompt(20, 3), &[1, 2, 3, 4], &[-5.0; 4], 1.0);

@@ -1,7 +1,7 @@
 """Environments of the plain contract: `initial_observation` and `step`, or a data set with `step` or a rubric. Where there
 is a `step`, it alone says what an answer earns.
 
-Every rollout is lent an object of its own (`objects`), whose generators are set by the item (`chance`), so the members of a
+Every rollout is lent an object of its own (`objects`), whose generators are set by the item (`randomness`), so the members of a
 group make the same observation. Rows are those that the package made: they never leave the process.
 """
 
@@ -10,8 +10,8 @@ import contextlib
 import copy
 import inspect
 
-from . import chance, sdk
-from .objects import Pool
+from . import randomness, sdk
+from .objects import ObjectPool
 from .plain import PROMPT, field, loads, messages, number, own, settled, short, shown
 
 ENDLESS = 1 << 20  # items of an environment that makes its tasks by chance
@@ -45,7 +45,7 @@ class Classic:
         if self._observes:
             self._rows = None
         self._count = len(envs)
-        self._pool = Pool(maker, envs)
+        self._pool = ObjectPool(maker, envs)
         # Whether an item says what is observed, as far as that could be tried, and what the groups of now observed.
         self._is_settled, self._observed, self._shared = None, {}, {}
 
@@ -71,52 +71,52 @@ class Classic:
     async def preview(self):
         if self._rows is not None:
             return messages(_prompt(self._row(0)))
-        first, second = await self._look(0), await self._look(0)
+        first, second = await self._observe_once(0), await self._observe_once(0)
         self._is_settled = first == second
         return first if isinstance(first, list) else messages(self._clients.tokenizer.decode(first[0]))
 
-    async def _look(self, item):
-        luck = self._luck(item)
-        async with self._lend(item, luck) as env:
-            return _comparable(await luck.call(env.initial_observation))
+    async def _observe_once(self, item):
+        seeded = self._seeded_randomness(item)
+        async with self._acquire(item, seeded) as env:
+            return _comparable(await seeded.call(env.initial_observation))
 
-    def _luck(self, item):
-        return chance.Chance(f"{self._seed}/{item}", self._maker.shared)
+    def _seeded_randomness(self, item):
+        return randomness.SeededRandomness(f"{self._seed}/{item}", self._maker.shared)
 
     @contextlib.asynccontextmanager
-    async def _lend(self, item, luck):
-        async with self._pool.lend() as loaded:
-            luck.settle(loaded.record.generators)
+    async def _acquire(self, item, seeded):
+        async with self._pool.acquire() as loaded:
+            seeded.seed_held(loaded.record.generators)
             yield loaded.envs[item % self._count]
 
-    async def play(self, job):
-        luck = self._luck(job.item)
+    async def run_rollout(self, job):
+        seeded = self._seeded_randomness(job.item)
         async with contextlib.AsyncExitStack() as lent:
             if self._observes and not self._is_settled:
                 env, observation = await self._copy(job)
             elif self._observes:
-                env = await lent.enter_async_context(self._lend(job.item, luck))
-                observation = await luck.call(env.initial_observation)
+                env = await lent.enter_async_context(self._acquire(job.item, seeded))
+                observation = await seeded.call(env.initial_observation)
                 self._compare(job.group, _comparable(observation))
             else:
                 row = self._row(job.item)
-                talk = Talk(job, messages(_prompt(row)))
+                conversation = Conversation(job, messages(_prompt(row)))
                 # The object is not needed before there is an answer.
-                action = await talk.turn()
-                env = await lent.enter_async_context(self._lend(job.item, luck))
-                return await self._finish(talk, luck, env, row, action)
-            talk = Talk(job, observation)
-            return await self._finish(talk, luck, env, {}, await talk.turn())
+                action = await conversation.turn()
+                env = await lent.enter_async_context(self._acquire(job.item, seeded))
+                return await self._finish(conversation, seeded, env, row, action)
+            conversation = Conversation(job, observation)
+            return await self._finish(conversation, seeded, env, {}, await conversation.turn())
 
-    async def _finish(self, talk, luck, env, row, action):
+    async def _finish(self, conversation, seeded, env, row, action):
         """Plays on to the end and says what it earned."""
-        while self._steps and talk.take_step(await luck.call(env.step, action)):
-            action = await talk.turn()
+        while self._steps and conversation.take_step(await seeded.call(env.step, action)):
+            action = await conversation.turn()
         if not self._steps:
             for name, function, weight in _rubric(env):
-                value = await luck.call(_judge, function, talk.opening or [], talk.completion, env, row)
-                talk.earn(value, weight, name)
-        return talk.report()
+                value = await seeded.call(_call_reward, function, conversation.opening or [], conversation.completion, env, row)
+                conversation.add_reward(value, weight, name)
+        return conversation.report()
 
     def _compare(self, group, observation):
         """The members of a group must see one task."""
@@ -139,9 +139,9 @@ class Classic:
         return _copied(env), observation
 
     async def _observe(self, item):
-        luck = self._luck(item)
-        async with self._lend(item, luck) as env:
-            observation = await luck.call(env.initial_observation)
+        seeded = self._seeded_randomness(item)
+        async with self._acquire(item, seeded) as env:
+            observation = await seeded.call(env.initial_observation)
             return _copied(env), observation
 
     def forget(self, group):
@@ -149,7 +149,7 @@ class Classic:
         self._shared.pop(group, None)
 
 
-class Talk:
+class Conversation:
     """What is said in a rollout, and what that earns."""
 
     def __init__(self, job, observation):
@@ -178,7 +178,7 @@ class Talk:
         """Adds up what a step earned; whether another answer is wanted."""
         value = number(field(result, "reward"))
         if value is None:
-            self._refuse(
+            self._add_complaint(
                 f"`step` returned {short(result)}, it must be a mapping or an object with a finite number as `reward`"
             )
         self._reward += value or 0.0
@@ -191,15 +191,15 @@ class Talk:
         self._observation, self._stop = _split(following, field(result, "next_stop_condition"))
         return True
 
-    def earn(self, value, weight, name):
+    def add_reward(self, value, weight, name):
         """Adds what a function of a rubric said."""
         found = number(value)
         if found is None:
-            self._refuse(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
+            self._add_complaint(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
         self._metrics[name] = found or 0.0
         self._reward += weight * self._metrics[name]
 
-    def _refuse(self, complaint):
+    def _add_complaint(self, complaint):
         """Counts a value that is no reward."""
         self._complaints.append(complaint)
 
@@ -217,8 +217,8 @@ def _copied(env):
     """A copy, attribute by attribute: what cannot be copied is shared, and so is data."""
     fresh = copy.copy(env)
     memo = {id(env): fresh}
-    for name, value in list(chance.attributes(env).items()):
-        if name in chance.DATA:
+    for name, value in list(randomness.attributes(env).items()):
+        if name in randomness.DATA:
             continue
         try:
             setattr(fresh, name, copy.deepcopy(value, memo))
@@ -227,7 +227,7 @@ def _copied(env):
     return fresh
 
 
-async def _judge(function, prompt, completion, env, row):
+async def _call_reward(function, prompt, completion, env, row):
     """Calls a reward by the names of its parameters where all are known, else by position."""
     state = getattr(env, "state", None)
     state = state if state is not None else {}

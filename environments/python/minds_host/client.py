@@ -22,7 +22,7 @@ def refuse(call, usual, **given):
             raise NotImplementedError(f"{call}({name}={value!r}) is not offered in an environment: leave {name} out")
 
 
-class Reply:
+class PendingReply:
     """An answer under way: `.result()`, `.result_async()`, or await it."""
 
     def __init__(self, future, convert=lambda value: value):
@@ -38,7 +38,7 @@ class Reply:
         return self.result_async().__await__()
 
 
-class Shared:
+class NeverCopied:
     def __copy__(self):
         return self
 
@@ -46,7 +46,7 @@ class Shared:
         return self
 
 
-class Tokenizer(Shared):
+class Tokenizer(NeverCopied):
     def __init__(self, wire, facts):
         self._wire = wire
         self.eos_token_id, self.bos_token_id, self.vocab_size = facts["eos"], facts["bos"], facts["vocab"]
@@ -106,7 +106,7 @@ class Tokenizer(Shared):
         return self.vocab_size
 
 
-class Renderer(Shared):
+class Renderer(NeverCopied):
     def __init__(self, wire, facts, tokenizer):
         self._wire, self._stop, self.tokenizer = wire, facts["stop"], tokenizer
 
@@ -125,7 +125,7 @@ class Renderer(Shared):
         return {"role": "assistant", "content": found["text"]}, found["complete"]
 
 
-class Sampler(Shared):
+class Sampler(NeverCopied):
     """The weights that play the rollout, or others.
 
     Others are `{"exported": handle}`, `"base"` or `{"saved": path}`, and are looked for when they are first asked.
@@ -165,17 +165,17 @@ class Sampler(Shared):
             topk_sample=int(topk_sample_logprobs),
             weights=self._weights,
         )
-        return Reply(future, sdk.sample_response)
+        return PendingReply(future, sdk.sample_response)
 
     sample_async = sample
 
     def compute_logprobs(self, prompt):
-        return Reply(self._wire.ask("logprobs", tokens=self._tokens(prompt), weights=self._weights))
+        return PendingReply(self._wire.ask("logprobs", tokens=self._tokens(prompt), weights=self._weights))
 
     compute_logprobs_async = compute_logprobs
 
 
-class Training(Shared):
+class Training(NeverCopied):
     """An adapter of the run's own for trying things out; the one in training cannot be had. Lent until the rollout ends."""
 
     def __init__(self, wire, facts, tokenizer):
@@ -187,7 +187,7 @@ class Training(Shared):
     def _pass(self, backward, data, loss_fn, loss_fn_config):
         refuse("forward_backward" if backward else "forward", None, loss_fn_config=loss_fn_config)
         future = self._wire.ask("shadow_pass", backward=backward, loss=loss_fn, data=[sdk.datum(d) for d in data])
-        return Reply(future, sdk.forward_output)
+        return PendingReply(future, sdk.forward_output)
 
     def forward(self, data, loss_fn="cross_entropy", loss_fn_config=None):
         return self._pass(False, data, loss_fn, loss_fn_config)
@@ -196,7 +196,7 @@ class Training(Shared):
         return self._pass(True, data, loss_fn, loss_fn_config)
 
     def optim_step(self, adam_params):
-        return Reply(self._wire.ask("shadow_step", adam=sdk.adam(adam_params)), sdk.optim_output)
+        return PendingReply(self._wire.ask("shadow_step", adam=sdk.adam(adam_params)), sdk.optim_output)
 
     def save_weights_and_get_sampling_client(self, name=None, retry_config=None):
         """Nothing is kept under the name: the weights live as long as the rollout."""
@@ -218,7 +218,7 @@ class Training(Shared):
         return self._sampler(await self._wire.asked("shadow_export"))
 
 
-class Service(Shared):
+class Service(NeverCopied):
     """Lends adapters; every rollout may borrow one, and the run has only a few."""
 
     def __init__(self, wire, facts, tokenizer, sampler):

@@ -18,16 +18,16 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 
-from . import chance, codec, sdk  # noqa: E402
+from . import randomness, codec, sdk  # noqa: E402
 from .client import Clients  # noqa: E402
-from .objects import Maker, forget_exits  # noqa: E402
+from .objects import EnvironmentFactory, disable_exit_hooks  # noqa: E402
 from .wire import ROLLOUT  # noqa: E402
 
 
 PORTION = 16 << 20  # characters of rows in one message
 
 
-class Tagged(io.TextIOBase):
+class TaggedOutput(io.TextIOBase):
     """What user code prints, line by line, each with the rollout that printed it."""
 
     encoding, errors = "utf-8", "replace"
@@ -68,19 +68,19 @@ def load(message, clients, token, seed, loop):
     loader = getattr(module, "load_environment", None)
     if loader is None:
         if getattr(module, "__all__", None) and _has("verifiers.v1") is not None:
-            from .episodes import Episodes
+            from .verifiers_v1 import VerifiersV1
 
-            return Episodes(message["module"], message["path"], message["args"], token, clients, loop)
+            return VerifiersV1(message["module"], message["path"], message["args"], token, clients, loop)
         raise TypeError(f"{module.__name__} has no function `load_environment`")
 
-    maker = Maker(module, message["args"], clients, seed)
+    maker = EnvironmentFactory(module, message["args"], clients, seed)
     env = maker.first(loop)
-    forget_exits()
+    disable_exit_hooks()
     of_library = getattr(sys.modules.get("verifiers"), "Environment", None)
     if of_library is not None and isinstance(env, of_library) and not callable(getattr(env, "step", None)):
-        from .legacy import Legacy
+        from .verifiers_legacy import VerifiersLegacy
 
-        return Legacy(env, clients, token, importlib.metadata.version("verifiers"))
+        return VerifiersLegacy(env, clients, token, importlib.metadata.version("verifiers"))
     from .classic import Classic
 
     return Classic(list(env) if isinstance(env, (list, tuple)) else [env], maker, clients, seed)
@@ -104,7 +104,7 @@ def find(message):
     return importlib.import_module(name)
 
 
-class Job:
+class RolloutJob:
     """One rollout."""
 
     def __init__(self, message, line):
@@ -119,7 +119,7 @@ class Job:
         return await self._wire.asked("turn", messages=messages, tokens=tokens, draw=draw)
 
 
-class Group:
+class ComparedGroup:
     """Rollouts whose rewards compare them.
 
     One that is cancelled leaves without a reward, and the others are compared without it, as they are without one that
@@ -133,21 +133,21 @@ class Group:
         self.task = None
 
 
-class Host:
+class RolloutRunner:
     def __init__(self, line, environment):
         self._wire, self._env = line, environment
         self._tasks, self._groups = {}, {}
 
     def on_message(self, message):
         kind = message["t"]
-        if kind == "play":
-            job = Job(message, self._wire)
+        if kind == "run":
+            job = RolloutJob(message, self._wire)
             if self._env.group_rewards:
-                group = self._groups.setdefault(job.group, Group(job.members))
+                group = self._groups.setdefault(job.group, ComparedGroup(job.members))
                 group.left[job.rollout] = job
                 self._begin_if_whole(job.group)
             else:
-                self._start(self._play(job), job.rollout)
+                self._start(self._run_rollout(job), job.rollout)
         elif kind == "cancel":
             self._cancel(message["rollout"], message["group"])
         elif kind == "rows":
@@ -168,7 +168,7 @@ class Host:
         if group.expected == 0:
             del self._groups[name]
         elif len(group.left) == group.expected:
-            group.task = self._start(self._play_group(group), name)
+            group.task = self._start(self._run_group(group), name)
             group.task.add_done_callback(lambda _: self._groups.pop(name))
 
     def _cancel(self, rollout, name):
@@ -194,18 +194,18 @@ class Host:
         try:
             self._wire.send({"t": "rows", "call": call, "rows": work()})
         except Exception as error:
-            self._wire.send({"t": "failed", "call": call, "error": described(error)})
+            self._wire.send({"t": "failed", "call": call, "error": describe_error(error)})
 
-    async def _play(self, job):
+    async def _run_rollout(self, job):
         ROLLOUT.set(job.rollout)
         try:
-            report = await self._env.play(job)
+            report = await self._env.run_rollout(job)
         except BaseException as error:
             self._done(job, error=error)
         else:
             self._done(job, report)
 
-    async def _play_group(self, group):
+    async def _run_group(self, group):
         def leave(job, report=None, error=None):
             if group.left.pop(job.rollout, None) is not None:  # else it was cancelled
                 self._done(job, report, error)
@@ -230,7 +230,7 @@ class Host:
 
         jobs = list(group.left.values())
         try:
-            for job, report in await self._env.play_group(jobs, run):
+            for job, report in await self._env.run_group(jobs, run):
                 try:
                     leave(job, report())
                 except Exception as error:
@@ -242,11 +242,11 @@ class Host:
     def _done(self, job, report=None, error=None):
         message = {"t": "done", "rollout": job.rollout, "report": report}
         if error is not None:
-            message["error"] = described(error)
+            message["error"] = describe_error(error)
         try:
             self._wire.send(message)
         except (TypeError, ValueError) as unsendable:
-            self._wire.send({"t": "done", "rollout": job.rollout, "report": None, "error": described(unsendable)})
+            self._wire.send({"t": "done", "rollout": job.rollout, "report": None, "error": describe_error(unsendable)})
 
     async def _stop(self):
         for task in list(self._tasks.values()):
@@ -257,7 +257,7 @@ class Host:
         os.killpg(0, signal.SIGKILL)
 
 
-def described(error):
+def describe_error(error):
     """An exception in words, with the place where it was raised."""
     try:
         message = str(error)
@@ -270,15 +270,15 @@ def described(error):
 
 def main():
     sys.stdin = open(os.devnull)
-    sys.stdout = sys.stderr = Tagged()
+    sys.stdout = sys.stderr = TaggedOutput()
     line = wire.Wire(INCOMING, OUTGOING, codec.pack, codec.unpack)
     hello, message = line.next(), line.next()
-    chance.install()
+    randomness.install()
     random.seed(hello["seed"])
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     clients = Clients(line, hello["facts"])
-    sdk.stand_in()
+    sdk.install_stubs()
     try:
         environment = load(message, clients, hello["token"], hello["seed"], loop)
         items = environment.items
@@ -300,14 +300,14 @@ def main():
             **environment.describe(),
         }
     except BaseException as error:
-        line.send({"t": "failed", "call": 0, "missing": isinstance(error, NoSuchEnvironment), "error": described(error)})
+        line.send({"t": "failed", "call": 0, "missing": isinstance(error, NoSuchEnvironment), "error": describe_error(error)})
         ready = None
     # The library installs handlers that exit; here the end of the input does.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if ready is not None:
         line.send(ready)
-        line.serve(loop, Host(line, environment).on_message)
+        line.serve(loop, RolloutRunner(line, environment).on_message)
     else:
         line.next()
 
@@ -316,7 +316,7 @@ async def preview(environment):
     """The prompt of the first item; nothing where making it asks the policy, which nobody plays yet."""
     try:
         return await environment.preview()
-    except wire.Refused:
+    except wire.RequestError:
         return []
 
 

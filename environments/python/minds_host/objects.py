@@ -22,38 +22,38 @@ import signal
 import types
 import uuid
 
-from . import chance
-from .client import Shared
+from . import randomness
+from .client import NeverCopied
 
 _LARGEST = 1 << 20  # bytes of an array that is copied
 # What a rollout cannot change.
 _FIXED = (
-    *chance.LEAVES, tuple, frozenset, range, slice, type, types.MethodType, functools.partial, re.Pattern, decimal.Decimal,
+    *randomness.LEAVES, tuple, frozenset, range, slice, type, types.MethodType, functools.partial, re.Pattern, decimal.Decimal,
     fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, enum.Enum, pathlib.PurePath,
-    uuid.UUID, inspect.Signature, Shared,
+    uuid.UUID, inspect.Signature, NeverCopied,
 )
 
 
-class Record:
+class ObjectSnapshot:
     """What everything within an object is now."""
 
     def __init__(self, root):
         self.generators, self._contents = [], []
-        reached = list(chance.walk([root]))
+        reached = list(randomness.walk([root]))
         taken = [self._take(value) for value in reached]
-        self.is_whole = all(taken) and len(reached) < chance.MOST
+        self.is_whole = all(taken) and len(reached) < randomness.MOST
 
     def _take(self, value):
         """Notes what a value holds; whether that is all that a rollout may change."""
         kind = type(value)
-        if chance.is_generator(value):
+        if randomness.is_generator(value):
             self.generators.append(value)  # seeded whenever the object is handed out
             return True
-        if issubclass(kind, chance.CONTAINERS) and not issubclass(kind, (tuple, frozenset)):
+        if issubclass(kind, randomness.CONTAINERS) and not issubclass(kind, (tuple, frozenset)):
             self._note(value, _refill, list(value.items()) if issubclass(kind, dict) else list(value))
             return True
         if kind is types.FunctionType:
-            self._note(value, _reclose, [(cell, cell.cell_contents) for cell in chance.filled(value)])
+            self._note(value, _reclose, [(cell, cell.cell_contents) for cell in randomness.filled(value)])
             return True
         if kind.__module__ == "numpy" and hasattr(value, "nbytes"):
             if not hasattr(value, "flags") or not value.flags.writeable or not hasattr(value, "__setitem__"):
@@ -63,19 +63,19 @@ class Record:
             self._note(value, _overwrite, value.copy())
             return True
         library = kind.__module__.partition(".")[0]
-        if library in chance.CLOSED:
+        if library in randomness.CLOSED:
             return library not in ("pandas", "torch")
         if issubclass(kind, _FIXED):
             return True
-        self._note(value, _reset, list(chance.slots(value)))
+        self._note(value, _reset, list(randomness.slots(value)))
         return _is_its_attributes(value)
 
     def _note(self, value, put, contents):
-        self._contents.append((value, dict(chance.attributes(value)) or None, put, contents))
+        self._contents.append((value, dict(randomness.attributes(value)) or None, put, contents))
 
     def restore(self):
         for value, found, put, contents in self._contents:
-            attributes = chance.attributes(value)
+            attributes = randomness.attributes(value)
             if attributes or found:
                 attributes.clear()
                 attributes.update(found or {})
@@ -100,7 +100,7 @@ def _overwrite(array, contents):
 
 
 def _reset(value, held):
-    for name, _ in list(chance.slots(value)):
+    for name, _ in list(randomness.slots(value)):
         object.__delattr__(value, name)
     for name, contents in held:
         object.__setattr__(value, name, contents)
@@ -119,39 +119,39 @@ def _is_its_attributes(value):
     return True
 
 
-class Maker:
+class EnvironmentFactory:
     """Calls `load_environment` and `build`, as often as objects are needed."""
 
     def __init__(self, module, args, clients, seed):
         self._module, self._args, self._clients, self._seed = module, args, clients, seed
         # Generators that rollouts share: those that loading finds, and those that it leaves.
-        self._found = self.shared = chance.shared_by(module)
+        self._found = self.shared = randomness.shared_by(module)
         self.borrows = False
 
     def first(self, loop):
         """What they return, called while no event loop runs: an environment, or a list of them."""
-        luck = self._luck()
+        seeded = self._seeded_randomness()
 
         def call(function):
-            with luck:
+            with seeded:
                 value = function()
-            return loop.run_until_complete(luck.awaited(value)) if inspect.isawaitable(value) else value
+            return loop.run_until_complete(seeded.awaited(value)) if inspect.isawaitable(value) else value
 
         env = call(self._load())
         build = self._build(env)
         env = env if build is None else self._built(env, call(build))
-        self.shared = chance.shared_by(self._module)
+        self.shared = randomness.shared_by(self._module)
         return env
 
     async def again(self):
         """The same while the event loop runs."""
-        luck = self._luck()
-        env = await luck.call(_outside, self._load())
+        seeded = self._seeded_randomness()
+        env = await seeded.call(_without_event_loop, self._load())
         build = self._build(env)
-        return env if build is None else self._built(env, await luck.call(_outside, build))
+        return env if build is None else self._built(env, await seeded.call(_without_event_loop, build))
 
-    def _luck(self):
-        return chance.Chance(f"{self._seed}/load", self._found)
+    def _seeded_randomness(self):
+        return randomness.SeededRandomness(f"{self._seed}/load", self._found)
 
     def _load(self):
         return functools.partial(self._module.load_environment, **copy.deepcopy(self._args))
@@ -159,23 +159,23 @@ class Maker:
     def _build(self, env):
         if not callable(getattr(env, "build", None)):
             return None
-        self._hand_renderer(env)
-        given, self.borrows = offered(env.build, self._clients)
+        self._set_renderer(env)
+        given, self.borrows = build_arguments(env.build, self._clients)
         return functools.partial(env.build, *given.args, **given.kwargs)
 
     def _built(self, env, built):
         # A `build` that returns nothing has configured the object that it was called on.
         env = env if built is None else built
         for one in env if isinstance(env, (list, tuple)) else [env]:
-            self._hand_renderer(one)
+            self._set_renderer(one)
         return env
 
-    def _hand_renderer(self, value):
+    def _set_renderer(self, value):
         if hasattr(value, "renderer") and value.renderer is None:
             value.renderer = self._clients.renderer
 
 
-def _outside(function):
+def _without_event_loop(function):
     """Calls a function as if no event loop ran: `load_environment` may run one of its own."""
     running = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
@@ -186,7 +186,7 @@ def _outside(function):
         asyncio._set_running_loop(running)
 
 
-def forget_exits():
+def disable_exit_hooks():
     """Later loads leave no trace in the process: the library would hold every object until its end, and catch signals."""
     set_handler = signal.signal
 
@@ -199,7 +199,7 @@ def forget_exits():
     atexit.register = lambda function, *_, **__: function
 
 
-def offered(build, clients):
+def build_arguments(build, clients):
     """What a `build` function is called with, and whether that lets it borrow adapters.
 
     Parameters are given what they are called after; a first one of any other name is given the sampling client.
@@ -216,24 +216,24 @@ def offered(build, clients):
     return signature.bind(**by_name), "service_client" in by_name
 
 
-class Loaded:
+class LoadedObject:
     """What one call of `load_environment` came to."""
 
     def __init__(self, envs):
         self.envs = envs
-        self.record = Record(envs)
+        self.record = ObjectSnapshot(envs)
 
 
-class Pool:
+class ObjectPool:
     """Lends what was loaded to one rollout at a time, and has more loaded when all is lent."""
 
     def __init__(self, maker, envs):
         self._maker, self._loading = maker, asyncio.Lock()
-        self._data = [{name: held[name] for name in chance.DATA if name in held} for held in map(chance.attributes, envs)]
-        self._free = [Loaded(envs)]
+        self._data = [{name: held[name] for name in randomness.DATA if name in held} for held in map(randomness.attributes, envs)]
+        self._free = [LoadedObject(envs)]
 
     @contextlib.asynccontextmanager
-    async def lend(self):
+    async def acquire(self):
         loaded = await self._take()
         try:
             yield loaded
@@ -259,5 +259,5 @@ class Pool:
                 " must make the same ones whenever it is called with the same arguments"
             )
         for env, data in zip(envs, self._data):
-            chance.attributes(env).update(data)  # rows are held once
-        return Loaded(envs)
+            randomness.attributes(env).update(data)  # rows are held once
+        return LoadedObject(envs)

@@ -1,5 +1,5 @@
 """Between the Tinker SDK's values and plain ones. The SDK's own types are used where the environment has imported them;
-where it is not installed, `stand_in` lets `import tinker` succeed with these."""
+where it is not installed, `install_stubs` lets `import tinker` succeed with these."""
 
 import importlib.util
 import sys
@@ -97,7 +97,7 @@ def _is_installed(name):
     return spec is not None and spec.origin is not None
 
 
-def stand_in():
+def install_stubs():
     """Lets environments import what they only need the names of."""
     if not _is_installed("tinker"):
         tinker = types.ModuleType("tinker")

@@ -41,7 +41,7 @@ def take_descriptors():
     return incoming, outgoing
 
 
-class Refused(RuntimeError):
+class RequestError(RuntimeError):
     """What was asked of the policy could not be answered."""
 
 
@@ -198,6 +198,6 @@ def _settle(future, message):
     if future.done():  # given up
         return
     if message.get("error") is not None:
-        future.set_exception(Refused(message["error"]))
+        future.set_exception(RequestError(message["error"]))
     else:
         future.set_result(message.get("ok"))

@@ -10,12 +10,12 @@ pub mod plain_letters;
 pub mod self_prediction;
 pub mod target_number;
 
-use minds_core::environment::Scene;
+use minds_core::environment::ScoringContext;
 
 /// The last answer, if the policy ended its turn properly. An answer that was cut off, or that goes on after its
 /// stop, is not a whole answer and cannot be valid.
-fn whole_answer<'a>(scene: &Scene<'a>) -> Option<&'a str> {
-    scene.episode.turns.last().filter(|turn| turn.complete).map(|turn| turn.text.as_str())
+fn whole_answer<'a>(scene: &ScoringContext<'a>) -> Option<&'a str> {
+    scene.rollout.turns.last().filter(|turn| turn.complete).map(|turn| turn.text.as_str())
 }
 
 /// 1 for yes, 0 for no: how metrics say it.

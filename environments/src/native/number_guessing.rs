@@ -11,16 +11,16 @@
 //!
 //! So readable play earns more than unreadable, nearer more than farther, and finding more than both.
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::flag;
 use crate::parse::Integer;
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::{Message, Role};
-use minds_core::environment::{Environment, Item, Reply, Scene};
-use minds_core::random::draws;
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, EnvironmentReply, Item, ScoringContext};
+use minds_core::random::seeded_rng;
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use rand::seq::SliceRandom;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -41,26 +41,26 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "largest",
-        kind: Kind::Whole { default: 20, min: 2, max: 1000 },
+        kind: ArgKind::Whole { default: 20, min: 2, max: 1000 },
         only_with: None,
         about: "the hidden number lies from 1 to this; there is one item for each",
     },
     Arg {
         name: "guesses",
-        kind: Kind::Whole { default: 4, min: 1, max: 16 },
+        kind: ArgKind::Whole { default: 4, min: 1, max: 16 },
         only_with: None,
         about: "answers before the game is lost",
     },
     Arg {
         name: "example",
-        kind: Kind::Flag(true),
+        kind: ArgKind::Flag(true),
         only_with: None,
         about: "whether a game is shown before the question; without it, hardly an answer is valid",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
+struct NumberGuessingOptions {
     largest: NonZeroU64,
     guesses: usize,
     example: bool,
@@ -74,15 +74,15 @@ const HIGHER: &str = "higher";
 const LOWER: &str = "lower";
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
+    let options: NumberGuessingOptions = args::read(ID, ARGS, given)?;
     let mut numbers: Vec<u64> = (1..=options.largest.get()).collect();
     // Otherwise the place of an item in the data would be its number.
-    numbers.shuffle(&mut draws([seed, 0, 0, 0]));
+    numbers.shuffle(&mut seeded_rng([seed, 0, 0, 0]));
     Ok(Arc::new(NumberGuessing { options, numbers }))
 }
 
 struct NumberGuessing {
-    options: Options,
+    options: NumberGuessingOptions,
     /// The hidden number of each item.
     numbers: Vec<u64>,
 }
@@ -116,7 +116,7 @@ impl NumberGuessing {
     }
 
     fn question(&self) -> Message {
-        let Options { largest, guesses, .. } = self.options;
+        let NumberGuessingOptions { largest, guesses, .. } = self.options;
         Message::user(format!("I think of a number from 1 to {largest}. You have {guesses} guesses."))
     }
 
@@ -171,7 +171,7 @@ impl Environment for NumberGuessing {
         Item { index, prompt, answer: Some(number.to_string()), info: json!({ "number": number }) }
     }
 
-    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<EnvironmentReply, RewardError> {
         let mut guesses = conversation.iter().skip(item.prompt.len()).filter(|m| m.role == Role::Assistant);
         let is_over = guesses.clone().count() >= self.options.guesses;
         let last = guesses
@@ -179,12 +179,12 @@ impl Environment for NumberGuessing {
             .map_or(Guess::Unreadable, |m| self.guess(self.number(item.index), &m.content));
         Ok(match last {
             Guess::Read { is: Ordering::Less, .. } if !is_over => {
-                Reply::Continue(vec![Message::user(HIGHER)])
+                EnvironmentReply::Continue(vec![Message::user(HIGHER)])
             }
             Guess::Read { is: Ordering::Greater, .. } if !is_over => {
-                Reply::Continue(vec![Message::user(LOWER)])
+                EnvironmentReply::Continue(vec![Message::user(LOWER)])
             }
-            Guess::Read { .. } | Guess::Unreadable => Reply::Done,
+            Guess::Read { .. } | Guess::Unreadable => EnvironmentReply::Done,
         })
     }
 
@@ -192,11 +192,11 @@ impl Environment for NumberGuessing {
         Integer::parse(answer.trim_matches(crate::parse::SPACE)).map(|guess| guess.to_string().into())
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let number = self.number(scene.item.index);
         // An answer that did not end is no answer, wherever in the game it stands; what was said after it counts not.
         let mut guesses = Vec::new();
-        for turn in &scene.episode.turns {
+        for turn in &scene.rollout.turns {
             let guess = if turn.complete { self.guess(number, &turn.text) } else { Guess::Unreadable };
             guesses.push(guess);
             if guess == Guess::Unreadable {

@@ -8,8 +8,8 @@ use crate::error::EnvError;
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Environment for PlainLetters {
         Item { index, prompt, answer: None, info: json!({}) }
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let share = share(scene.answer());
         Ok(Score { reward: Reward::new(share)?, metrics: Metrics::new() })
     }

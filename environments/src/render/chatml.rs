@@ -4,7 +4,7 @@
 //! with a line break may share a token with the line break of the header.
 
 use super::RenderError;
-use super::marked::{Dialect, Lookup, Marked, Page};
+use super::marker_renderer::{ChatDialect, MarkerLookup, MarkerRenderer, PromptBuilder};
 use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
@@ -17,30 +17,30 @@ pub(super) struct ChatMl {
     end: Token,
 }
 
-pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<Marked<ChatMl>, RenderError> {
-    let lookup = Lookup { renderer: "chatml", family: "ChatML (SmolLM2)", tokenizer: &*tokenizer };
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<MarkerRenderer<ChatMl>, RenderError> {
+    let lookup = MarkerLookup { renderer: "chatml", family: "ChatML (SmolLM2)", tokenizer: &*tokenizer };
     let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
-    Ok(Marked::new(tokenizer, end, &[start], ChatMl { start, end }))
+    Ok(MarkerRenderer::new(tokenizer, end, &[start], ChatMl { start, end }))
 }
 
 impl ChatMl {
-    fn message(&self, role: Role, content: &str, page: &mut Page<'_>) {
-        page.marker(self.start).text(&format!("{}\n{content}", role.name())).marker(self.end).text("\n");
+    fn message(&self, role: Role, content: &str, builder: &mut PromptBuilder<'_>) {
+        builder.marker(self.start).text(&format!("{}\n{content}", role.name())).marker(self.end).text("\n");
     }
 }
 
-impl Dialect for ChatMl {
+impl ChatDialect for ChatMl {
     fn name(&self) -> &'static str {
         "chatml"
     }
 
-    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+    fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>) {
         if messages.first().is_some_and(|first| first.role != Role::System) {
-            self.message(Role::System, DEFAULT_SYSTEM, page);
+            self.message(Role::System, DEFAULT_SYSTEM, builder);
         }
         for message in messages {
-            self.message(message.role, &message.content, page);
+            self.message(message.role, &message.content, builder);
         }
-        page.marker(self.start).text("assistant\n");
+        builder.marker(self.start).text("assistant\n");
     }
 }

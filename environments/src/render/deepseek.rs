@@ -4,8 +4,8 @@
 //! template writes them.
 
 use super::RenderError;
-use super::marked::{Dialect, Lookup, Marked, Page};
-use super::thoughts::closing;
+use super::marker_renderer::{ChatDialect, MarkerLookup, MarkerRenderer, PromptBuilder};
+use super::think_tags::closing;
 use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
@@ -20,37 +20,37 @@ pub(super) struct DeepSeek {
     no_thoughts: Vec<Token>,
 }
 
-pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<Marked<DeepSeek>, RenderError> {
-    let lookup = Lookup { renderer: NAME, family: "DeepSeek V3", tokenizer: &*tokenizer };
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<MarkerRenderer<DeepSeek>, RenderError> {
+    let lookup = MarkerLookup { renderer: NAME, family: "DeepSeek V3", tokenizer: &*tokenizer };
     let bos = lookup.token("<｜begin▁of▁sentence｜>")?;
     let user = lookup.token("<｜User｜>")?;
     let assistant = lookup.token("<｜Assistant｜>")?;
     let end = lookup.token("<｜end▁of▁sentence｜>")?;
     let no_thoughts = closing(&*tokenizer);
     let dialect = DeepSeek { bos, user, assistant, end, no_thoughts };
-    Ok(Marked::new(tokenizer, end, &[bos, user, assistant], dialect))
+    Ok(MarkerRenderer::new(tokenizer, end, &[bos, user, assistant], dialect))
 }
 
-impl Dialect for DeepSeek {
+impl ChatDialect for DeepSeek {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+    fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>) {
         let system = messages.iter().filter(|message| message.role == Role::System);
         let system: Vec<&str> = system.map(|message| &*message.content).collect();
-        page.marker(self.bos).text(&system.join("\n\n"));
+        builder.marker(self.bos).text(&system.join("\n\n"));
         for Message { role, content } in messages {
             match role {
                 Role::System => {}
                 Role::User => {
-                    page.marker(self.user).text(content);
+                    builder.marker(self.user).text(content);
                 }
                 Role::Assistant => {
-                    page.marker(self.assistant).markers(&self.no_thoughts).text(content).marker(self.end);
+                    builder.marker(self.assistant).markers(&self.no_thoughts).text(content).marker(self.end);
                 }
             }
         }
-        page.marker(self.assistant).markers(&self.no_thoughts);
+        builder.marker(self.assistant).markers(&self.no_thoughts);
     }
 }

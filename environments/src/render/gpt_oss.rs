@@ -5,14 +5,14 @@
 //! would change the task within a run. Tools are not offered, so a turn that calls one is malformed.
 
 use super::RenderError;
-use super::marked::{Dialect, Lookup, Marked, Page};
+use super::marker_renderer::{ChatDialect, MarkerLookup, MarkerRenderer, PromptBuilder};
 use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
 
 /// How much the model is told to think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
+pub(super) enum ReasoningEffort {
     /// It is told nothing: there is no system message.
     Unsaid,
     Low,
@@ -20,7 +20,7 @@ pub(super) enum Effort {
     High,
 }
 
-impl Effort {
+impl ReasoningEffort {
     fn name(self) -> &'static str {
         match self {
             Self::Unsaid => "gpt_oss_no_sysprompt",
@@ -46,7 +46,7 @@ impl Effort {
 }
 
 pub(super) struct GptOss {
-    effort: Effort,
+    effort: ReasoningEffort,
     start: Token,
     message: Token,
     channel: Token,
@@ -59,8 +59,11 @@ pub(super) struct GptOss {
     answering: Vec<Token>,
 }
 
-pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>, effort: Effort) -> Result<Marked<GptOss>, RenderError> {
-    let lookup = Lookup { renderer: effort.name(), family: "gpt-oss", tokenizer: &*tokenizer };
+pub(super) fn renderer(
+    tokenizer: Arc<dyn Tokenizer>,
+    effort: ReasoningEffort,
+) -> Result<MarkerRenderer<GptOss>, RenderError> {
+    let lookup = MarkerLookup { renderer: effort.name(), family: "gpt-oss", tokenizer: &*tokenizer };
     let start = lookup.token("<|start|>")?;
     let message = lookup.token("<|message|>")?;
     let channel = lookup.token("<|channel|>")?;
@@ -70,12 +73,12 @@ pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>, effort: Effort) -> Result<
     let answering = [&[channel][..], &tokenizer.encode("final"), &[message]].concat();
     let dialect = GptOss { effort, start, message, channel, end, called: [called], assistant, answering };
     // A turn has several parts, so the markers between them are looked at in `read`.
-    Ok(Marked::new(tokenizer, answered, &[], dialect))
+    Ok(MarkerRenderer::new(tokenizer, answered, &[], dialect))
 }
 
 impl GptOss {
-    fn message(&self, role: &str, content: &str, page: &mut Page<'_>) {
-        page.marker(self.start).text(role).marker(self.message).text(content).marker(self.end);
+    fn message(&self, role: &str, content: &str, builder: &mut PromptBuilder<'_>) {
+        builder.marker(self.start).text(role).marker(self.message).text(content).marker(self.end);
     }
 
     fn is_marker(&self, token: &Token) -> bool {
@@ -83,26 +86,28 @@ impl GptOss {
     }
 }
 
-impl Dialect for GptOss {
+impl ChatDialect for GptOss {
     fn name(&self) -> &'static str {
         self.effort.name()
     }
 
-    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+    fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>) {
         if let Some(system) = self.effort.system() {
-            self.message("system", &system, page);
+            self.message("system", &system, builder);
         }
         for Message { role, content } in messages {
             match role {
-                Role::System => self.message("developer", &format!("# Instructions\n\n{content}\n\n"), page),
-                Role::User => self.message("user", content, page),
+                Role::System => {
+                    self.message("developer", &format!("# Instructions\n\n{content}\n\n"), builder)
+                }
+                Role::User => self.message("user", content, builder),
                 Role::Assistant => {
-                    page.marker(self.start).markers(&self.assistant).markers(&self.answering);
-                    page.text(content).marker(self.end);
+                    builder.marker(self.start).markers(&self.assistant).markers(&self.answering);
+                    builder.text(content).marker(self.end);
                 }
             }
         }
-        page.marker(self.start).markers(&self.assistant);
+        builder.marker(self.start).markers(&self.assistant);
     }
 
     fn opening(&self) -> &[Token] {

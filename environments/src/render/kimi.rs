@@ -1,8 +1,8 @@
 //! Kimi K2 Thinking. Older turns have an empty think block; the model opens its own answer with one.
 
 use super::RenderError;
-use super::marked::{Dialect, Lookup, Marked, Page};
-use super::thoughts::Thoughts;
+use super::marker_renderer::{ChatDialect, MarkerLookup, MarkerRenderer, PromptBuilder};
+use super::think_tags::ThinkTags;
 use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
@@ -18,52 +18,52 @@ pub(super) struct Kimi {
     assistant: Token,
     middle: Token,
     end: Token,
-    thoughts: Thoughts,
+    thoughts: ThinkTags,
     no_thoughts: Vec<Token>,
 }
 
-pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<Marked<Kimi>, RenderError> {
-    let lookup = Lookup { renderer: NAME, family: "Kimi K2", tokenizer: &*tokenizer };
+pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<MarkerRenderer<Kimi>, RenderError> {
+    let lookup = MarkerLookup { renderer: NAME, family: "Kimi K2", tokenizer: &*tokenizer };
     let system = lookup.token("<|im_system|>")?;
     let user = lookup.token("<|im_user|>")?;
     let assistant = lookup.token("<|im_assistant|>")?;
     let middle = lookup.token("<|im_middle|>")?;
     let end = lookup.token("<|im_end|>")?;
-    let thoughts = Thoughts::new(&*tokenizer);
+    let thoughts = ThinkTags::new(&*tokenizer);
     let no_thoughts = thoughts.empty(&*tokenizer, "");
     let dialect = Kimi { system, user, assistant, middle, end, thoughts, no_thoughts };
-    Ok(Marked::new(tokenizer, end, &[system, user, assistant, middle], dialect))
+    Ok(MarkerRenderer::new(tokenizer, end, &[system, user, assistant, middle], dialect))
 }
 
 impl Kimi {
-    fn header(&self, role: Role, page: &mut Page<'_>) {
+    fn header(&self, role: Role, builder: &mut PromptBuilder<'_>) {
         let marker = match role {
             Role::System => self.system,
             Role::User => self.user,
             Role::Assistant => self.assistant,
         };
-        page.marker(marker).text(role.name()).marker(self.middle);
+        builder.marker(marker).text(role.name()).marker(self.middle);
     }
 }
 
-impl Dialect for Kimi {
+impl ChatDialect for Kimi {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+    fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>) {
         if messages.first().is_some_and(|first| first.role != Role::System) {
-            self.header(Role::System, page);
-            page.text(DEFAULT_SYSTEM).marker(self.end);
+            self.header(Role::System, builder);
+            builder.text(DEFAULT_SYSTEM).marker(self.end);
         }
         for Message { role, content } in messages {
-            self.header(*role, page);
+            self.header(*role, builder);
             if *role == Role::Assistant {
-                page.markers(&self.no_thoughts);
+                builder.markers(&self.no_thoughts);
             }
-            page.text(content).marker(self.end);
+            builder.text(content).marker(self.end);
         }
-        self.header(Role::Assistant, page);
+        self.header(Role::Assistant, builder);
     }
 
     fn opening(&self) -> &[Token] {

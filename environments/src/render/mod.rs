@@ -22,10 +22,10 @@ mod deepseek;
 mod gpt_oss;
 mod kimi;
 mod llama3;
-mod marked;
+mod marker_renderer;
 mod qwen3;
 mod role_colon;
-mod thoughts;
+mod think_tags;
 
 use minds_core::chat::{Renderer, Tokenizer};
 use std::sync::Arc;
@@ -76,21 +76,21 @@ pub enum RenderError {
 /// # Errors
 /// The name is unknown, or the tokenizer lacks a control token that the renderer needs.
 pub fn renderer(name: &str, tokenizer: Arc<dyn Tokenizer>) -> Result<Arc<dyn Renderer>, RenderError> {
-    use gpt_oss::Effort;
-    use qwen3::Mode;
+    use gpt_oss::ReasoningEffort;
+    use qwen3::ThinkingMode;
     Ok(match name {
         "role_colon" => Arc::new(role_colon::RoleColon::new(tokenizer)),
         "chatml" => Arc::new(chatml::renderer(tokenizer)?),
-        "qwen3" => Arc::new(qwen3::renderer(tokenizer, Mode::Thinking)?),
-        "qwen3_disable_thinking" => Arc::new(qwen3::renderer(tokenizer, Mode::DisableThinking)?),
-        "qwen3_instruct" => Arc::new(qwen3::renderer(tokenizer, Mode::Instruct)?),
+        "qwen3" => Arc::new(qwen3::renderer(tokenizer, ThinkingMode::Thinking)?),
+        "qwen3_disable_thinking" => Arc::new(qwen3::renderer(tokenizer, ThinkingMode::DisableThinking)?),
+        "qwen3_instruct" => Arc::new(qwen3::renderer(tokenizer, ThinkingMode::Instruct)?),
         "llama3" => Arc::new(llama3::renderer(tokenizer)?),
         "deepseekv3" => Arc::new(deepseek::renderer(tokenizer)?),
         "kimi_k2" => Arc::new(kimi::renderer(tokenizer)?),
-        "gpt_oss_no_sysprompt" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Unsaid)?),
-        "gpt_oss_low_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Low)?),
-        "gpt_oss_medium_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::Medium)?),
-        "gpt_oss_high_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, Effort::High)?),
+        "gpt_oss_no_sysprompt" => Arc::new(gpt_oss::renderer(tokenizer, ReasoningEffort::Unsaid)?),
+        "gpt_oss_low_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, ReasoningEffort::Low)?),
+        "gpt_oss_medium_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, ReasoningEffort::Medium)?),
+        "gpt_oss_high_reasoning" => Arc::new(gpt_oss::renderer(tokenizer, ReasoningEffort::High)?),
         _ => return Err(RenderError::Unknown { name: name.into() }),
     })
 }

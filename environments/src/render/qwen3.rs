@@ -4,16 +4,16 @@
 //! think block is cut off the parsed text, so that older turns come back without it, as the model's template does.
 
 use super::RenderError;
-use super::marked::{Dialect, Lookup, Marked, Page};
-use super::thoughts::Thoughts;
+use super::marker_renderer::{ChatDialect, MarkerLookup, MarkerRenderer, PromptBuilder};
+use super::think_tags::ThinkTags;
 use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
 
 /// What the model does before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// It may think. Log-probs of a fixed answer are better asked with [`Mode::DisableThinking`]: here the model
+pub(super) enum ThinkingMode {
+    /// It may think. Log-probs of a fixed answer are better asked with [`ThinkingMode::DisableThinking`]: here the model
     /// expects a think block first.
     Thinking,
     /// The prompt ends with an empty think block.
@@ -22,7 +22,7 @@ pub(super) enum Mode {
     Instruct,
 }
 
-impl Mode {
+impl ThinkingMode {
     fn name(self) -> &'static str {
         match self {
             Self::Thinking => "qwen3",
@@ -33,52 +33,55 @@ impl Mode {
 }
 
 pub(super) struct Qwen3 {
-    mode: Mode,
+    mode: ThinkingMode,
     start: Token,
     end: Token,
-    thoughts: Thoughts,
+    thoughts: ThinkTags,
     /// What the prompt ends with after the assistant's header.
     prefill: Vec<Token>,
 }
 
-pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>, mode: Mode) -> Result<Marked<Qwen3>, RenderError> {
-    let lookup = Lookup { renderer: mode.name(), family: "Qwen3", tokenizer: &*tokenizer };
+pub(super) fn renderer(
+    tokenizer: Arc<dyn Tokenizer>,
+    mode: ThinkingMode,
+) -> Result<MarkerRenderer<Qwen3>, RenderError> {
+    let lookup = MarkerLookup { renderer: mode.name(), family: "Qwen3", tokenizer: &*tokenizer };
     let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
-    let thoughts = Thoughts::new(&*tokenizer);
+    let thoughts = ThinkTags::new(&*tokenizer);
     let prefill = match mode {
-        Mode::DisableThinking => thoughts.empty(&*tokenizer, "\n\n"),
-        Mode::Thinking | Mode::Instruct => Vec::new(),
+        ThinkingMode::DisableThinking => thoughts.empty(&*tokenizer, "\n\n"),
+        ThinkingMode::Thinking | ThinkingMode::Instruct => Vec::new(),
     };
-    Ok(Marked::new(tokenizer, end, &[start], Qwen3 { mode, start, end, thoughts, prefill }))
+    Ok(MarkerRenderer::new(tokenizer, end, &[start], Qwen3 { mode, start, end, thoughts, prefill }))
 }
 
 impl Qwen3 {
-    fn header(&self, role: Role, page: &mut Page<'_>) {
-        if !page.is_blank() {
-            page.text("\n");
+    fn header(&self, role: Role, builder: &mut PromptBuilder<'_>) {
+        if !builder.is_blank() {
+            builder.text("\n");
         }
-        page.marker(self.start).text(&format!("{}\n", role.name()));
+        builder.marker(self.start).text(&format!("{}\n", role.name()));
     }
 }
 
-impl Dialect for Qwen3 {
+impl ChatDialect for Qwen3 {
     fn name(&self) -> &'static str {
         self.mode.name()
     }
 
-    fn prompt(&self, messages: &[Message], page: &mut Page<'_>) {
+    fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>) {
         for message in messages {
-            self.header(message.role, page);
-            page.text(&message.content).marker(self.end);
+            self.header(message.role, builder);
+            builder.text(&message.content).marker(self.end);
         }
-        self.header(Role::Assistant, page);
-        page.markers(&self.prefill);
+        self.header(Role::Assistant, builder);
+        builder.markers(&self.prefill);
     }
 
     fn read(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> Option<String> {
         Some(match self.mode {
-            Mode::Thinking => self.thoughts.skip(tokenizer, turn),
-            Mode::DisableThinking | Mode::Instruct => tokenizer.decode(turn),
+            ThinkingMode::Thinking => self.thoughts.skip(tokenizer, turn),
+            ThinkingMode::DisableThinking | ThinkingMode::Instruct => tokenizer.decode(turn),
         })
     }
 }

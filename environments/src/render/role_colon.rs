@@ -3,9 +3,9 @@
 //! Nothing but the sequence's start is a control token, so a message that spells a role line is read as one: use it
 //! only with content that the environment wrote itself.
 
-use minds_core::chat::{Message, Parsed, Renderer, Role, Termination, Tokenizer};
+use minds_core::chat::{Message, ParsedCompletion, Renderer, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
-use minds_core::sampling::{Sampled, Stop};
+use minds_core::sampling::{Completion, Stop};
 use std::sync::Arc;
 
 /// The text that ends an answer. It is the start of the next turn, so the history stays a prefix of the next prompt.
@@ -53,11 +53,11 @@ impl Renderer for RoleColon {
     }
 
     /// The stop is either the text `\n\nUser:`, complete only with the last token, or one stop token of the model.
-    fn parse(&self, sampled: &Sampled) -> Parsed {
+    fn parse(&self, sampled: &Completion) -> ParsedCompletion {
         let tokens = &sampled.tokens[..];
         let stops = self.tokenizer.stop_tokens();
         let Some((last, body)) = tokens.split_last() else {
-            return Parsed { text: String::new(), termination: Termination::Cut };
+            return ParsedCompletion { text: String::new(), termination: Termination::Truncated };
         };
         let (whole, before) = (self.tokenizer.decode(tokens), self.tokenizer.decode(body));
         let (text, termination) = if body.iter().any(|t| stops.contains(t)) || before.contains(STOP) {
@@ -67,8 +67,8 @@ impl Renderer for RoleColon {
         } else if let Some((text, _)) = whole.split_once(STOP) {
             (text, Termination::Stop)
         } else {
-            (&whole[..], Termination::Cut)
+            (&whole[..], Termination::Truncated)
         };
-        Parsed { text: text.strip_prefix(' ').unwrap_or(text).to_owned(), termination }
+        ParsedCompletion { text: text.strip_prefix(' ').unwrap_or(text).to_owned(), termination }
     }
 }

@@ -1,21 +1,23 @@
 //! A Python environment as the line sees it: items, and rollouts that it plays by itself.
 
-use super::crew::Crew;
-use super::desk::Desk;
-use super::message::{Description, Said, ToHost};
+use super::message::{ChatMessage, EnvDescription, ToWorker};
+use super::model_profile::ModelProfile;
 use super::options::{BadReward, PythonOptions};
-use super::replay::Replay;
-use super::rollout::{Rollout, RolloutLimits};
+use super::pool::WorkerPool;
+use super::replay::ReplaySampler;
+use super::request_handler::RequestHandler;
+use super::rollout::{RolloutLimits, WorkerRollout};
 use super::tools;
-use super::variety::{LOOKED_AT, Variety};
-use super::voice::Voice;
-use super::worker::Worker;
+use super::variety::{CHECKED_ITEMS, PromptVariety};
+use super::worker_process::WorkerProcess;
 use crate::error::EnvError;
 use async_trait::async_trait;
 use futures::future::join_all;
-use minds_core::backend::SamplingBackend;
-use minds_core::environment::{Conductor, Environment, Item, Oracle, Performance, Scene, Seat};
-use minds_core::reward::{Missing, Score};
+use minds_core::environment::{
+    Environment, Item, Oracle, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionRollout,
+};
+use minds_core::reward::{RewardError, Score};
+use minds_core::service::SamplingBackend;
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -26,13 +28,13 @@ use tracing::warn;
 /// An environment whose code is Python.
 pub struct PythonEnvironment {
     id: String,
-    crew: Crew,
-    description: Description,
+    pool: WorkerPool,
+    description: EnvDescription,
     /// As people are shown them; those that rewards see are in the processes.
     rows: Vec<Value>,
-    variety: Variety,
+    variety: PromptVariety,
     /// Rollouts so far: every one has a name of its own.
-    played: AtomicU64,
+    rollouts_started: AtomicU64,
 }
 
 impl PythonEnvironment {
@@ -43,19 +45,26 @@ impl PythonEnvironment {
     ///
     /// # Panics
     /// If it is called on a thread of an asynchronous runtime: loading blocks.
-    pub fn open(options: PythonOptions, voice: Voice) -> Result<Self, EnvError> {
+    pub fn open(options: PythonOptions, profile: ModelProfile) -> Result<Self, EnvError> {
         let id = options.id.clone();
-        let (crew, description) = Crew::start(options, voice)?;
+        let (pool, description) = WorkerPool::start(options, profile)?;
         for note in &description.notes {
             warn!(environment = id, "{note}");
         }
-        let rows = crew.rows(&description)?;
-        Ok(Self { id, crew, description, rows, variety: Variety::default(), played: AtomicU64::new(0) })
+        let rows = pool.rows(&description)?;
+        Ok(Self {
+            id,
+            pool,
+            description,
+            rows,
+            variety: PromptVariety::default(),
+            rollouts_started: AtomicU64::new(0),
+        })
     }
 
     /// What it says about itself.
     #[must_use]
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &EnvDescription {
         &self.description
     }
 
@@ -66,33 +75,33 @@ impl PythonEnvironment {
     /// Plays one rollout in a process, with an answerer for its questions.
     async fn rollout(
         &self,
-        place: AssignedSlot,
-        group: &Group<'_>,
+        placement: RolloutPlacement,
+        group: &RolloutGroup<'_>,
         name: String,
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
-    ) -> Result<Performance, Missing> {
-        let options = self.crew.options();
-        let desk = Desk::new(self.crew.voice(), name.clone());
+    ) -> Result<SessionRollout, RewardError> {
+        let options = self.pool.options();
+        let handler = RequestHandler::new(self.pool.profile(), name.clone());
         let is_classic = self.description.kind == "classic";
-        let AssignedSlot { worker, slot, limits } = place;
-        let rollout = Rollout {
+        let RolloutPlacement { worker, permit, limits } = placement;
+        let rollout = WorkerRollout {
             name,
             group: &group.name,
             members: group.members,
             item: group.item.index,
             worker,
-            slot,
-            endpoint: self.crew.endpoint().clone(),
+            permit,
+            endpoint: self.pool.endpoint().clone(),
             limits,
             fail_on_bad_reward: options.on_bad_reward == BadReward::Fail,
             bad_rewards: if is_classic { "reward_coerced" } else { "reward_errors" },
         };
-        let performance = rollout.play(desk, sampler, oracle).await?;
+        let performance = rollout.run(handler, sampler, oracle).await?;
         if self.variety.is_missing(group.item.index, &performance) {
             warn!(
                 environment = self.id,
-                "the first {LOOKED_AT} items are one prompt: if they should differ, have them drawn from random, numpy \
+                "the first {CHECKED_ITEMS} items are one prompt: if they should differ, have them drawn from random, numpy \
                  or torch in `initial_observation`, not when the environment is loaded"
             );
         }
@@ -100,134 +109,150 @@ impl PythonEnvironment {
     }
 
     /// A process, with room for so many rollouts.
-    async fn room(&self, seats: usize) -> Result<(Assigned, Vec<OwnedSemaphorePermit>), Missing> {
+    async fn reserve(
+        &self,
+        sessions: usize,
+    ) -> Result<(WorkerAssignment, Vec<OwnedSemaphorePermit>), RewardError> {
         loop {
-            let worker = self.crew.least_busy().await.map_err(Missing::Environment)?;
-            let assigned = Assigned::new(worker, seats);
+            let worker = self.pool.least_busy().await.map_err(RewardError::Environment)?;
+            let assigned = WorkerAssignment::new(worker, sessions);
             // A process that ends while somebody waits for it is waited for no longer.
-            if let Ok(slots) = assigned.worker.slots.clone().acquire_many_owned(seats as u32).await {
-                return Ok((assigned, split(slots, seats)));
+            if let Ok(permits) = assigned.worker.permits.clone().acquire_many_owned(sessions as u32).await {
+                return Ok((assigned, split(permits, sessions)));
             }
         }
     }
 
-    fn group<'a>(&self, item: &'a Item, name: String, members: usize) -> Group<'a> {
-        let number = self.played.fetch_add(1, Relaxed);
-        Group { name: format!("{name}-{number}"), members, item }
+    fn group<'a>(&self, item: &'a Item, name: String, members: usize) -> RolloutGroup<'a> {
+        let number = self.rollouts_started.fetch_add(1, Relaxed);
+        RolloutGroup { name: format!("{name}-{number}"), members, item }
     }
 
-    /// All seats in one process at the same time: their rewards compare them.
-    async fn together(&self, group: Group<'_>, seats: Vec<Seat>) {
-        let limit = self.crew.options().rollouts_per_worker.get();
-        if seats.len() > limit {
+    /// All sessions in one process at the same time: their rewards compare them.
+    async fn run_compared(&self, group: RolloutGroup<'_>, sessions: Vec<RolloutSession>) {
+        let limit = self.pool.options().rollouts_per_worker.get();
+        if sessions.len() > limit {
             let why = format!(
                 "its rewards compare the {} members of a group, and one worker plays {limit} rollouts at a time: raise \
                  rollouts_per_worker",
-                seats.len()
+                sessions.len()
             );
-            seats.into_iter().for_each(|seat| seat.leave(Err(Missing::Environment(why.clone()))));
+            sessions
+                .into_iter()
+                .for_each(|session| session.finish(Err(RewardError::Environment(why.clone()))));
             return;
         }
-        match self.room(seats.len()).await {
-            Err(missing) => seats.into_iter().for_each(|seat| seat.leave(Err(missing.clone()))),
-            Ok((assigned, slots)) => {
+        match self.reserve(sessions.len()).await {
+            Err(error) => sessions.into_iter().for_each(|session| session.finish(Err(error.clone()))),
+            Ok((assigned, permits)) => {
                 let limits = self.limits();
-                join_all(seats.into_iter().zip(slots).map(|(seat, slot)| {
-                    let place =
-                        AssignedSlot { worker: assigned.worker.clone(), slot, limits: limits.clone() };
-                    self.seated(place, &group, seat)
+                join_all(sessions.into_iter().zip(permits).map(|(session, permit)| {
+                    let placement =
+                        RolloutPlacement { worker: assigned.worker.clone(), permit, limits: limits.clone() };
+                    self.run_session(placement, &group, session)
                 }))
                 .await;
             }
         }
     }
 
-    /// Each seat as soon as there is room, all of them in one process as long as it lives.
-    async fn apart(&self, group: Group<'_>, seats: Vec<Seat>) {
-        let home = self.crew.least_busy().await.ok();
-        join_all(seats.into_iter().map(|seat| async {
-            match self.place(home.as_ref()).await {
-                Err(missing) => seat.leave(Err(missing)),
-                Ok((assigned, slot)) => {
-                    let place = AssignedSlot { worker: assigned.worker.clone(), slot, limits: self.limits() };
-                    self.seated(place, &group, seat).await;
+    /// Each session as soon as there is room, all of them in one process as long as it lives.
+    async fn run_independent(&self, group: RolloutGroup<'_>, sessions: Vec<RolloutSession>) {
+        let preferred = self.pool.least_busy().await.ok();
+        join_all(sessions.into_iter().map(|session| async {
+            match self.reserve_one(preferred.as_ref()).await {
+                Err(error) => session.finish(Err(error)),
+                Ok((assigned, permit)) => {
+                    let placement =
+                        RolloutPlacement { worker: assigned.worker.clone(), permit, limits: self.limits() };
+                    self.run_session(placement, &group, session).await;
                 }
             }
         }))
         .await;
-        if let Some(home) = home.filter(|_| self.rows.is_empty()) {
-            home.hint(&ToHost::Forget { group: &group.name });
+        if let Some(preferred) = preferred.filter(|_| self.rows.is_empty()) {
+            preferred.try_send(&ToWorker::Forget { group: &group.name });
         }
     }
 
     /// Room for one rollout: in this process, or in another one if it ends.
-    async fn place(&self, home: Option<&Arc<Worker>>) -> Result<(Assigned, OwnedSemaphorePermit), Missing> {
-        if let Some(home) = home {
-            let assigned = Assigned::new(home.clone(), 1);
-            if let Ok(slot) = home.slots.clone().acquire_owned().await {
-                return Ok((assigned, slot));
+    async fn reserve_one(
+        &self,
+        preferred: Option<&Arc<WorkerProcess>>,
+    ) -> Result<(WorkerAssignment, OwnedSemaphorePermit), RewardError> {
+        if let Some(preferred) = preferred {
+            let assigned = WorkerAssignment::new(preferred.clone(), 1);
+            if let Ok(permit) = preferred.permits.clone().acquire_owned().await {
+                return Ok((assigned, permit));
             }
         }
-        let (assigned, mut slots) = self.room(1).await?;
-        Ok((assigned, slots.pop().expect("one was asked for")))
+        let (assigned, mut permits) = self.reserve(1).await?;
+        Ok((assigned, permits.pop().expect("one was asked for")))
     }
 
     /// The time of a rollout, or of a group whose members are compared.
     fn limits(&self) -> RolloutLimits {
-        RolloutLimits::new(self.crew.options().rollout_timeout)
+        RolloutLimits::new(self.pool.options().rollout_timeout)
     }
 
-    async fn seated(&self, place: AssignedSlot, group: &Group<'_>, seat: Seat) {
-        let name = format!("{}.{}", group.name, seat.episode.member);
-        let (sampler, oracle) = (seat.sampler.clone(), seat.oracle.clone());
-        let result = self.rollout(place, group, name, &*sampler, &*oracle).await;
-        seat.leave(result);
+    async fn run_session(
+        &self,
+        placement: RolloutPlacement,
+        group: &RolloutGroup<'_>,
+        session: RolloutSession,
+    ) {
+        let name = format!("{}.{}", group.name, session.rollout.member);
+        let (sampler, oracle) = (session.sampler.clone(), session.oracle.clone());
+        let result = self.rollout(placement, group, name, &*sampler, &*oracle).await;
+        session.finish(result);
     }
 }
 
 /// Where a rollout is played, and the time that it has.
-struct AssignedSlot {
-    worker: Arc<Worker>,
-    slot: OwnedSemaphorePermit,
+struct RolloutPlacement {
+    worker: Arc<WorkerProcess>,
+    permit: OwnedSemaphorePermit,
     limits: RolloutLimits,
 }
 
 /// Rollouts of one item.
-struct Group<'a> {
+struct RolloutGroup<'a> {
     name: String,
     members: usize,
     item: &'a Item,
 }
 
 /// Rollouts that a process has to play, counted until this is dropped.
-struct Assigned {
-    worker: Arc<Worker>,
-    seats: usize,
+struct WorkerAssignment {
+    worker: Arc<WorkerProcess>,
+    sessions: usize,
 }
 
-impl Assigned {
-    fn new(worker: Arc<Worker>, seats: usize) -> Self {
-        worker.assigned.fetch_add(seats, Relaxed);
-        Self { worker, seats }
+impl WorkerAssignment {
+    fn new(worker: Arc<WorkerProcess>, sessions: usize) -> Self {
+        worker.assigned.fetch_add(sessions, Relaxed);
+        Self { worker, sessions }
     }
 }
 
-impl Drop for Assigned {
+impl Drop for WorkerAssignment {
     fn drop(&mut self) {
-        self.worker.assigned.fetch_sub(self.seats, Relaxed);
+        self.worker.assigned.fetch_sub(self.sessions, Relaxed);
     }
 }
 
-fn split(mut slots: OwnedSemaphorePermit, count: usize) -> Vec<OwnedSemaphorePermit> {
-    let mut found: Vec<_> = (1..count).filter_map(|_| slots.split(1)).collect();
-    found.push(slots);
+fn split(mut permits: OwnedSemaphorePermit, count: usize) -> Vec<OwnedSemaphorePermit> {
+    let mut found: Vec<_> = (1..count).filter_map(|_| permits.split(1)).collect();
+    found.push(permits);
     found
 }
 
 /// A prompt as messages: a text is what the user says.
-fn said(prompt: &Value) -> Vec<Said> {
+fn chat_messages(prompt: &Value) -> Vec<ChatMessage> {
     match prompt {
-        Value::String(_) => vec![Said { role: "user".into(), content: prompt.clone(), ..Said::default() }],
+        Value::String(_) => {
+            vec![ChatMessage { role: "user".into(), content: prompt.clone(), ..ChatMessage::default() }]
+        }
         messages => serde_json::from_value(messages.clone()).unwrap_or_default(),
     }
 }
@@ -245,56 +270,56 @@ impl Environment for PythonEnvironment {
     /// An environment that makes its tasks by chance shows them only when they are played, all but the first.
     fn item(&self, index: u64) -> Item {
         let index = index % self.items();
-        let (said, answer, info) = match self.row(index) {
-            Some(row) => (said(&row["prompt"]), &row["answer"], &row["info"]),
+        let (messages, answer, info) = match self.row(index) {
+            Some(row) => (chat_messages(&row["prompt"]), &row["answer"], &row["info"]),
             None if index == 0 => (self.description.preview.clone(), &Value::Null, &Value::Null),
-            None => (Vec::<Said>::new(), &Value::Null, &Value::Null),
+            None => (Vec::<ChatMessage>::new(), &Value::Null, &Value::Null),
         };
         Item {
             index,
-            prompt: tools::messages(&said, &[], |_| None),
+            prompt: tools::messages(&messages, &[], |_| None),
             answer: answer.as_str().map(str::to_owned),
             info: if info.is_null() { json!({}) } else { info.clone() },
         }
     }
 
-    fn asks_shift(&self) -> bool {
+    fn needs_shadow_adapters(&self) -> bool {
         self.description.borrows
     }
 
-    /// Has the environment play the episode once more, the answers being those of the scene.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    /// Has the environment play the rollout once more, the answers being those of the scene.
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let group = self.group(scene.item, "score".into(), 1);
-        let (assigned, slot) = self.place(None).await?;
+        let (assigned, permit) = self.reserve_one(None).await?;
         let name = group.name.clone();
-        let replay = Replay::new(&scene.episode.turns);
-        let place = AssignedSlot { worker: assigned.worker.clone(), slot, limits: self.limits() };
-        let played = self.rollout(place, &group, name, &replay, scene.oracle).await;
+        let replay = ReplaySampler::new(&scene.rollout.turns);
+        let placement = RolloutPlacement { worker: assigned.worker.clone(), permit, limits: self.limits() };
+        let result = self.rollout(placement, &group, name, &replay, scene.oracle).await;
         if replay.is_exhausted() {
             let what = "it samples more than the answers that were given, which only a run does";
-            return Err(Missing::Unsupported(what.into()));
+            return Err(RewardError::Unsupported(what.into()));
         }
-        Ok(played?.score)
+        Ok(result?.score)
     }
 
-    fn conductor(&self) -> Option<&dyn Conductor> {
+    fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Conductor for PythonEnvironment {
-    async fn play(&self, item: &Item, seats: Vec<Seat>) {
-        let Some(first) = seats.first() else { return };
-        let group = self.group(item, first.episode.group.to_string(), seats.len());
+impl SelfDrivenEnvironment for PythonEnvironment {
+    async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>) {
+        let Some(first) = sessions.first() else { return };
+        let group = self.group(item, first.rollout.group.to_string(), sessions.len());
         if self.description.group_rewards {
-            self.together(group, seats).await;
+            self.run_compared(group, sessions).await;
         } else {
-            self.apart(group, seats).await;
+            self.run_independent(group, sessions).await;
         }
     }
 
-    fn compares(&self) -> bool {
+    fn compares_rollouts(&self) -> bool {
         self.description.group_rewards
     }
 }

@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 /// To the host.
 #[derive(Debug, Serialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
-pub(super) enum ToHost<'a> {
+pub(super) enum ToWorker<'a> {
     /// First: who is asked for what, and under which token.
-    Hello { facts: &'a Facts, token: &'a str, seed: u64 },
+    Hello { facts: &'a ModelInfo, token: &'a str, seed: u64 },
     /// Second: what to load.
     Load { path: Option<&'a str>, module: &'a str, args: &'a Map<String, Value> },
     /// Rows of the data as people are shown them, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
     /// One rollout.
-    Play { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
+    Run { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
     /// A rollout that nobody waits for any more.
     Cancel { rollout: &'a str, group: &'a str },
     /// A group of which no more members will come.
@@ -29,7 +29,7 @@ pub(super) enum ToHost<'a> {
 
 /// What a host is told about the model.
 #[derive(Debug, Serialize)]
-pub(super) struct Facts {
+pub(super) struct ModelInfo {
     pub base_model: String,
     pub vocab: usize,
     pub eos: Option<Token>,
@@ -41,15 +41,15 @@ pub(super) struct Facts {
 /// From the host.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
-pub(super) enum FromHost {
+pub(super) enum FromWorker {
     /// The environment is loaded.
-    Ready(Description),
+    Ready(EnvDescription),
     /// It is not, or a request failed. `missing`: there is no such module.
     Failed {
         call: u64,
         #[serde(default)]
         missing: bool,
-        error: PyError,
+        error: PythonError,
     },
     Rows {
         call: u64,
@@ -59,7 +59,7 @@ pub(super) enum FromHost {
     Ask {
         call: u64,
         rollout: Option<String>,
-        op: Op,
+        op: WorkerRequest,
     },
     /// A sign of life, and how many seconds ago the event loop last turned.
     Beat {
@@ -69,21 +69,21 @@ pub(super) enum FromHost {
     /// A rollout of a group whose rewards compare its members reached another phase.
     Phase {
         rollout: String,
-        phase: Phase,
+        phase: GroupPhase,
     },
     /// A rollout has ended.
     Done {
         rollout: String,
-        report: Option<Report>,
+        report: Option<RolloutReport>,
         #[serde(default)]
-        error: Option<PyError>,
+        error: Option<PythonError>,
     },
 }
 
 /// What happens to a rollout between its last answer and its reward, where rewards compare the members of a group.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Phase {
+pub(super) enum GroupPhase {
     /// It has been played and waits for the other members.
     Waits,
     /// It is compared with them.
@@ -92,7 +92,7 @@ pub(super) enum Phase {
 
 /// What a loaded environment says about itself.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Description {
+pub struct EnvDescription {
     /// Which contract it keeps: `classic`, `verifiers` or `verifiers v1`.
     pub kind: String,
     /// Its class.
@@ -112,7 +112,7 @@ pub struct Description {
     /// Whether its rewards may borrow adapters.
     pub borrows: bool,
     /// The prompt of the first item.
-    pub preview: Vec<Said>,
+    pub preview: Vec<ChatMessage>,
     /// Digest of a sample of its rows: every process must load the same. Empty where there are none.
     #[serde(default)]
     pub digest: String,
@@ -123,15 +123,15 @@ pub struct Description {
 
 /// An exception of user code.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct PyError {
+pub(super) struct PythonError {
     pub r#type: String,
     pub message: String,
     pub traceback: String,
 }
 
-impl PyError {
+impl PythonError {
     /// Type and message, and where it was raised.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let Self { r#type, message, traceback } = self;
         format!("{}: {message}\n{}", r#type, traceback.trim_end())
     }
@@ -139,17 +139,17 @@ impl PyError {
 
 /// What came out of a rollout.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct Report {
+pub(super) struct RolloutReport {
     pub reward: f64,
     /// Rewards that were no numbers, or reward functions that raised where the library makes a 0 of that.
     #[serde(default)]
     pub coerced: u32,
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
-    /// The answers that the episode is made of, by id; all of them if it is not told.
+    /// The answers that the rollout is made of, by id; all of them if it is not told.
     #[serde(default)]
     pub responses: Option<Vec<String>>,
-    /// How many answers the episode is made of, where their ids are not told.
+    /// How many answers the rollout is made of, where their ids are not told.
     #[serde(default)]
     pub answers: Option<usize>,
     #[serde(default)]
@@ -159,26 +159,26 @@ pub(super) struct Report {
 /// A question of user code.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-pub(super) enum Op {
-    /// The policy's next answer; part of the episode.
+pub(super) enum WorkerRequest {
+    /// The policy's next answer; part of the rollout.
     Turn {
-        messages: Option<Vec<Said>>,
+        messages: Option<Vec<ChatMessage>>,
         tokens: Option<Vec<Token>>,
-        draw: Draw,
+        draw: SamplingOverrides,
     },
     /// Samples aside.
     Sample {
         tokens: Vec<Token>,
         n: usize,
-        draw: Draw,
+        draw: SamplingOverrides,
         prompt_logprobs: bool,
         topk_prompt: usize,
         topk_sample: usize,
-        weights: Whose,
+        weights: WeightsSource,
     },
     Logprobs {
         tokens: Vec<Token>,
-        weights: Whose,
+        weights: WeightsSource,
     },
     Encode {
         text: String,
@@ -188,7 +188,7 @@ pub(super) enum Op {
         tokens: Vec<Token>,
     },
     Render {
-        messages: Vec<Said>,
+        messages: Vec<ChatMessage>,
     },
     Parse {
         tokens: Vec<Token>,
@@ -197,7 +197,7 @@ pub(super) enum Op {
     ShadowPass {
         backward: bool,
         loss: String,
-        data: Vec<Example>,
+        data: Vec<WorkerDatum>,
     },
     ShadowStep {
         adam: BTreeMap<String, f64>,
@@ -208,7 +208,7 @@ pub(super) enum Op {
 /// Which weights user code asks.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Whose {
+pub(super) enum WeightsSource {
     /// The policy version that samples the rollout.
     Policy,
     /// Those made of a borrowed adapter, by their handle.
@@ -221,7 +221,7 @@ pub(super) enum Whose {
 
 /// A text to learn, as user code made it.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Example {
+pub(super) struct WorkerDatum {
     pub input: Vec<Token>,
     pub targets: Vec<Token>,
     pub weights: Vec<f32>,
@@ -229,7 +229,7 @@ pub(super) struct Example {
 
 /// How an answer is drawn where it is not drawn as the run says.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
-pub(super) struct Draw {
+pub(super) struct SamplingOverrides {
     #[serde(default)]
     pub max_tokens: Option<usize>,
     #[serde(default)]
@@ -240,7 +240,7 @@ pub(super) struct Draw {
     pub top_k: Option<usize>,
     /// What ends the answer; nothing where it is as the run says.
     #[serde(default)]
-    pub stop: Option<Stops>,
+    pub stop: Option<StopOverride>,
     #[serde(default)]
     pub seed: Option<u64>,
 }
@@ -248,14 +248,14 @@ pub(super) struct Draw {
 /// What ends an answer; the empty list is no stop at all.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
-pub(super) enum Stops {
+pub(super) enum StopOverride {
     Tokens(Vec<Token>),
     Texts(Vec<String>),
 }
 
 /// A chat message as the field writes it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
-pub struct Said {
+pub struct ChatMessage {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     pub role: String,
     /// Text, parts, or nothing.
@@ -279,12 +279,12 @@ pub struct ToolCall {
     #[serde(default, rename = "type")]
     pub kind: String,
     /// What is called.
-    pub function: Function,
+    pub function: ToolFunction,
 }
 
 /// A function with its arguments.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
-pub struct Function {
+pub struct ToolFunction {
     /// Its name.
     pub name: String,
     /// Its arguments, as JSON in a text.

@@ -4,36 +4,36 @@
 //! flood of output, a lie. A process never sees the service's key. The policy's tokens and log-probs are those that were
 //! sampled, taken down on this side; nothing that Python says about them is believed.
 //!
-//! Read [`PythonEnvironment`] first; then `crew` (how many processes), `worker` (one of them), `rollout` (one game in
-//! it), `ask` and `desk` (what a game may ask, and who answers) and `endpoint` (how it asks over HTTP).
+//! Read [`PythonEnvironment`] first; then `pool` (how many processes), `worker_process` (one of them), `rollout` (one
+//! rollout in it), `request` and `request_handler` (what a rollout may request, and what answers) and `endpoint` (the
+//! same over HTTP).
 
-mod ask;
 mod clock;
-mod crew;
-mod desk;
 mod endpoint;
 mod environment;
-mod folder;
 mod frame;
-mod host;
 mod locate;
 mod message;
+mod model_profile;
 mod options;
 mod output;
-mod process;
+mod pool;
+mod process_group;
 mod record;
 mod replay;
+mod request;
+mod request_handler;
 mod rollout;
+mod setup;
 mod tools;
 mod unreachable;
 mod variety;
-mod voice;
-#[expect(clippy::module_inception, reason = "one worker is the heart of the folder of workers")]
-mod worker;
+mod worker_files;
+mod worker_process;
 
 pub use environment::PythonEnvironment;
-pub use host::find;
 pub use locate::is_path;
-pub use message::{Description, Function, Said, ToolCall};
+pub use message::{ChatMessage, EnvDescription, ToolCall, ToolFunction};
+pub use model_profile::ModelProfile;
 pub use options::{BadReward, PythonOptions};
-pub use voice::Voice;
+pub use setup::find_package;

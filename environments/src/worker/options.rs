@@ -41,7 +41,7 @@ pub struct PythonOptions {
     /// Seed of the environment's chance.
     pub seed: u64,
     /// Counts its processes that ended unasked, or did not start.
-    pub ends: Arc<AtomicU64>,
+    pub worker_exits: Arc<AtomicU64>,
 }
 
 impl PythonOptions {
@@ -59,7 +59,7 @@ impl PythonOptions {
             pass_env: Vec::new(),
             on_bad_reward: BadReward::default(),
             seed,
-            ends: Arc::default(),
+            worker_exits: Arc::default(),
         }
     }
 }

@@ -19,11 +19,11 @@ const LOGGED: u32 = 100;
 
 /// The last lines of a process.
 #[derive(Clone, Default)]
-pub(super) struct Tail {
+pub(super) struct OutputTail {
     lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-impl Tail {
+impl OutputTail {
     /// The last lines, oldest first.
     pub(super) fn text(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +40,7 @@ impl Tail {
 
     /// Reads to the end.
     pub(super) async fn follow(self, worker: Arc<str>, mut stream: impl AsyncRead + Unpin) {
-        let mut splitter = Lines::default();
+        let mut splitter = LineSplitter::default();
         let mut buffer = vec![0; 1 << 16];
         let (mut second, mut logged, mut left_out) = (Instant::now(), 0, 0_u64);
         while let Ok(count @ 1..) = stream.read(&mut buffer).await {
@@ -66,13 +66,13 @@ impl Tail {
 
 /// Bytes to lines.
 #[derive(Default)]
-struct Lines {
+struct LineSplitter {
     open: Vec<u8>,
     /// Whether the rest of a line that was cut is being skipped.
     skipping: bool,
 }
 
-impl Lines {
+impl LineSplitter {
     fn split(&mut self, mut bytes: &[u8], mut each: impl FnMut(String)) {
         while !bytes.is_empty() {
             let end = bytes.iter().position(|byte| *byte == b'\n');
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn lines_are_put_together_and_long_ones_cut() {
-        let mut lines = Lines::default();
+        let mut lines = LineSplitter::default();
         let mut found = Vec::new();
         for piece in ["a", "b\nc\n\n", &"x".repeat(LINE), "yyy", "y\nd"] {
             lines.split(piece.as_bytes(), |line| found.push(line));
@@ -117,7 +117,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_fifty_lines_are_kept() {
-        let tail = Tail::default();
+        let tail = OutputTail::default();
         let text: String = (0..1000).map(|n| format!("line {n}\n")).collect();
         tail.clone().follow("w".into(), text.as_bytes()).await;
         let kept = tail.text();

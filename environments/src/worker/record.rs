@@ -2,50 +2,50 @@
 //!
 //! Tokens are never made from text twice: a prompt that goes on from an answer holds that answer's tokens as they were
 //! sampled, provided that its text is what the renderer would write anyway. Where the renderer writes history anew, as
-//! those do that drop thoughts, the prompt is the renderer's, and the episode becomes more than one datum.
+//! those do that drop thoughts, the prompt is the renderer's, and the rollout becomes more than one datum.
 
-use super::voice::Voice;
+use super::model_profile::ModelProfile;
 use minds_core::chat::{Message, Termination};
-use minds_core::episode::Turn;
 use minds_core::ids::Token;
-use minds_core::sampling::Sampled;
+use minds_core::rollout::Turn;
+use minds_core::sampling::Completion;
 use std::collections::HashMap;
 
 /// The turns of a rollout, by the ids of their answers.
 #[derive(Default)]
-pub(super) struct Record {
-    turns: Vec<Recorded>,
+pub(super) struct RolloutRecord {
+    turns: Vec<RecordedTurn>,
     /// The answer in which each call of a tool stands.
     calls: HashMap<String, usize>,
 }
 
-struct Recorded {
+struct RecordedTurn {
     id: String,
     /// What was said up to and including the answer; nothing where tokens were asked with.
     conversation: Vec<Message>,
     turn: Turn,
 }
 
-impl Recorded {
+impl RecordedTurn {
     /// What was said before the answer. Where tokens were asked with, their text is what the user said.
-    fn opening(&self, voice: &Voice) -> Vec<Message> {
+    fn opening(&self, profile: &ModelProfile) -> Vec<Message> {
         match self.conversation.split_last() {
             Some((_, before)) => before.to_vec(),
-            None => vec![Message::user(voice.tokenizer.decode(&self.turn.prompt))],
+            None => vec![Message::user(profile.tokenizer.decode(&self.turn.prompt))],
         }
     }
 }
 
 /// What a rollout is made of.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct CountedTurns {
     /// The conversation to which the first answer was given.
     pub opening: Vec<Message>,
     /// The answers that count.
     pub turns: Vec<Turn>,
 }
 
-impl Record {
+impl RolloutRecord {
     /// Answers so far.
     pub(super) fn len(&self) -> usize {
         self.turns.len()
@@ -62,38 +62,40 @@ impl Record {
     }
 
     /// The prompt for a conversation.
-    pub(super) fn prompt(&self, voice: &Voice, messages: &[Message]) -> Vec<Token> {
-        let written = voice.renderer.prompt(messages);
+    pub(super) fn prompt(&self, profile: &ModelProfile, messages: &[Message]) -> Vec<Token> {
+        let written = profile.renderer.prompt(messages);
         let longest = self
             .turns
             .iter()
             .filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation))
             .max_by_key(|turn| turn.conversation.len());
         longest
-            .and_then(|before| continued(voice, &before.turn, before.conversation.len(), messages, &written))
+            .and_then(|before| {
+                continued(profile, &before.turn, before.conversation.len(), messages, &written)
+            })
             .unwrap_or(written)
     }
 
     /// Takes an answer down; its text.
     pub(super) fn add(
         &mut self,
-        voice: &Voice,
+        profile: &ModelProfile,
         id: String,
         mut conversation: Vec<Message>,
         prompt: Vec<Token>,
-        answer: Sampled,
+        answer: Completion,
     ) -> String {
-        let parsed = voice.renderer.parse(&answer);
+        let parsed = profile.renderer.parse(&answer);
         if !conversation.is_empty() {
             conversation.push(Message::assistant(parsed.text.clone()));
         }
         let turn = Turn {
             prompt: prompt.into(),
-            answer,
+            completion: answer,
             text: parsed.text.clone(),
             complete: parsed.termination == Termination::Stop,
         };
-        self.turns.push(Recorded { id, conversation, turn });
+        self.turns.push(RecordedTurn { id, conversation, turn });
         parsed.text
     }
 
@@ -102,43 +104,47 @@ impl Record {
     ///
     /// # Errors
     /// An id that was never given.
-    pub(super) fn counted(self, voice: &Voice, ids: Option<&[String]>) -> Result<Counted, String> {
+    pub(super) fn counted(
+        self,
+        profile: &ModelProfile,
+        ids: Option<&[String]>,
+    ) -> Result<CountedTurns, String> {
         let known = |id: &&String| self.turns.iter().any(|turn| turn.id == **id);
         if let Some(unknown) = ids.into_iter().flatten().find(|id| !known(id)) {
             return Err(format!(
                 "the environment says that the answer `{unknown}` counts, which was never given"
             ));
         }
-        let counts = |turn: &Recorded| ids.is_none_or(|ids| ids.contains(&turn.id));
-        let counted: Vec<Recorded> = self.turns.into_iter().filter(counts).collect();
-        let opening = counted.first().map(|first| first.opening(voice)).unwrap_or_default();
-        Ok(Counted { opening, turns: counted.into_iter().map(|recorded| recorded.turn).collect() })
+        let counts = |turn: &RecordedTurn| ids.is_none_or(|ids| ids.contains(&turn.id));
+        let counted: Vec<RecordedTurn> = self.turns.into_iter().filter(counts).collect();
+        let opening = counted.first().map(|first| first.opening(profile)).unwrap_or_default();
+        Ok(CountedTurns { opening, turns: counted.into_iter().map(|recorded| recorded.turn).collect() })
     }
 }
 
 /// The prompt `messages` as a continuation of an answer, token for token; `None` if its text would not be `written`.
 fn continued(
-    voice: &Voice,
+    profile: &ModelProfile,
     before: &Turn,
     answered: usize,
     messages: &[Message],
     written: &[Token],
 ) -> Option<Vec<Token>> {
-    let tail = after_answer(voice, messages, answered - 1);
-    let sampled = &before.answer.tokens;
+    let tail = after_answer(profile, messages, answered - 1);
+    let sampled = &before.completion.tokens;
     // The answer ends with its stop, with which what follows begins, too.
     let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
     let tokens = [&before.prompt[..], sampled, &tail[overlap..]].concat();
-    let same = tokens == written || voice.tokenizer.decode(&tokens) == voice.tokenizer.decode(written);
+    let same = tokens == written || profile.tokenizer.decode(&tokens) == profile.tokenizer.decode(written);
     same.then_some(tokens)
 }
 
 /// What a renderer writes after the content of message `at`: the part that does not change with that content.
-fn after_answer(voice: &Voice, messages: &[Message], at: usize) -> Vec<Token> {
+fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Vec<Token> {
     let with = |content: &str| {
         let mut changed = messages.to_vec();
         changed[at].content = content.into();
-        voice.renderer.prompt(&changed)
+        profile.renderer.prompt(&changed)
     };
     let (one, other) = (with("a"), with("b"));
     let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
@@ -148,7 +154,7 @@ fn after_answer(voice: &Voice, messages: &[Message], at: usize) -> Vec<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_core::chat::{Parsed, Renderer, Role, Tokenizer};
+    use minds_core::chat::{ParsedCompletion, Renderer, Role, Tokenizer};
     use minds_core::sampling::{SamplingParams, Stop, StopReason};
     use std::sync::Arc;
 
@@ -214,15 +220,15 @@ mod tests {
         fn stop(&self) -> Stop {
             Stop::Tokens(vec![STOP])
         }
-        fn parse(&self, sampled: &Sampled) -> Parsed {
+        fn parse(&self, sampled: &Completion) -> ParsedCompletion {
             let termination =
-                if sampled.tokens.last() == Some(&STOP) { Termination::Stop } else { Termination::Cut };
-            Parsed { text: Letters.decode(&sampled.tokens), termination }
+                if sampled.tokens.last() == Some(&STOP) { Termination::Stop } else { Termination::Truncated };
+            ParsedCompletion { text: Letters.decode(&sampled.tokens), termination }
         }
     }
 
-    fn voice(forgets: bool) -> Voice {
-        Voice {
+    fn profile(forgets: bool) -> ModelProfile {
+        ModelProfile {
             renderer: Arc::new(Plain { forgets }),
             tokenizer: Arc::new(Letters),
             sampling: SamplingParams::plain(8),
@@ -231,8 +237,8 @@ mod tests {
         }
     }
 
-    fn sampled(tokens: Vec<Token>) -> Sampled {
-        Sampled { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+    fn sampled(tokens: Vec<Token>) -> Completion {
+        Completion { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
     }
 
     /// Asks, is answered with these tokens, and gives the prompt of the next question.
@@ -241,13 +247,14 @@ mod tests {
         answer: Vec<Token>,
         retold: Option<&str>,
     ) -> (Vec<Token>, Vec<Token>, Vec<Token>) {
-        let (voice, mut record) = (voice(forgets), Record::default());
+        let (profile, mut record) = (profile(forgets), RolloutRecord::default());
         let mut messages = vec![Message::user("why")];
-        let first = record.prompt(&voice, &messages);
-        let said = record.add(&voice, "x-0".into(), messages.clone(), first.clone(), sampled(answer.clone()));
+        let first = record.prompt(&profile, &messages);
+        let said =
+            record.add(&profile, "x-0".into(), messages.clone(), first.clone(), sampled(answer.clone()));
         messages.push(Message::assistant(retold.unwrap_or(&said)));
         messages.push(Message::user("more"));
-        (record.prompt(&voice, &messages), [first, answer].concat(), voice.renderer.prompt(&messages))
+        (record.prompt(&profile, &messages), [first, answer].concat(), profile.renderer.prompt(&messages))
     }
 
     /// `t`, `h` as two tokens, where the tokenizer would write one.
@@ -280,37 +287,37 @@ mod tests {
 
     #[test]
     fn only_the_answers_that_count_are_turns_and_an_unknown_one_is_an_error() {
-        let voice = voice(false);
+        let profile = profile(false);
         let record = || {
-            let mut record = Record::default();
+            let mut record = RolloutRecord::default();
             for n in 0..3 {
-                record.add(&voice, format!("x-{n}"), vec![], vec![n], sampled(vec![STOP]));
+                record.add(&profile, format!("x-{n}"), vec![], vec![n], sampled(vec![STOP]));
             }
             record
         };
         let ids = |all: &[&str]| all.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let firsts = |ids: Option<&[String]>| {
-            let counted = record().counted(&voice, ids).unwrap();
+            let counted = record().counted(&profile, ids).unwrap();
             counted.turns.iter().map(|turn| turn.prompt[0]).collect::<Vec<_>>()
         };
         assert_eq!(firsts(None), [0, 1, 2]);
         assert_eq!(firsts(Some(&ids(&["x-2", "x-0"]))), [0, 2]);
-        assert!(record().counted(&voice, Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
+        assert!(record().counted(&profile, Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
     }
     #[test]
     fn an_episode_opens_with_what_was_said_before_its_first_answer_that_counts() {
-        let voice = voice(false);
-        let mut record = Record::default();
+        let profile = profile(false);
+        let mut record = RolloutRecord::default();
         let asked = [Message::system("be brief"), Message::user("why")];
         let other = vec![Message::user("aside")];
         let tokens = Letters.encode("the");
-        record.add(&voice, "x-0".into(), other, vec![1], sampled(vec![STOP]));
-        record.add(&voice, "x-1".into(), asked.to_vec(), vec![2], sampled(vec![STOP]));
-        let counted = record.counted(&voice, Some(&["x-1".into()])).unwrap();
+        record.add(&profile, "x-0".into(), other, vec![1], sampled(vec![STOP]));
+        record.add(&profile, "x-1".into(), asked.to_vec(), vec![2], sampled(vec![STOP]));
+        let counted = record.counted(&profile, Some(&["x-1".into()])).unwrap();
         assert_eq!(counted.opening, asked);
-        let mut record = Record::default();
-        record.add(&voice, "x-0".into(), vec![], tokens, sampled(vec![STOP]));
-        assert_eq!(record.counted(&voice, None).unwrap().opening, [Message::user("the")]);
-        assert_eq!(Record::default().counted(&voice, None).unwrap().opening, []);
+        let mut record = RolloutRecord::default();
+        record.add(&profile, "x-0".into(), vec![], tokens, sampled(vec![STOP]));
+        assert_eq!(record.counted(&profile, None).unwrap().opening, [Message::user("the")]);
+        assert_eq!(RolloutRecord::default().counted(&profile, None).unwrap().opening, []);
     }
 }

@@ -1,22 +1,22 @@
 //! Answers that were given before, given again.
 
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend};
-use minds_core::episode::Turn;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled};
+use minds_core::rollout::Turn;
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse};
+use minds_core::service::{BackendError, SamplingBackend};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 /// A sampler that knows what it will say.
-pub(super) struct Replay {
-    answers: Mutex<VecDeque<Sampled>>,
+pub(super) struct ReplaySampler {
+    answers: Mutex<VecDeque<Completion>>,
     exhausted: AtomicBool,
 }
 
-impl Replay {
+impl ReplaySampler {
     pub(super) fn new(turns: &[Turn]) -> Self {
-        let answers = turns.iter().map(|turn| turn.answer.clone()).collect();
+        let answers = turns.iter().map(|turn| turn.completion.clone()).collect();
         Self { answers: Mutex::new(answers), exhausted: false.into() }
     }
 
@@ -27,7 +27,7 @@ impl Replay {
 }
 
 #[async_trait]
-impl SamplingBackend for Replay {
+impl SamplingBackend for ReplaySampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(answer) = answers.pop_front().filter(|_| request.num_samples == 1) else {

@@ -1,22 +1,22 @@
 //! One rollout, from the moment it is handed to a process until its result is there.
 //!
-//! All that the rollout asks, over the pipe or over HTTP, is answered and taken down here, by the weights of its seat.
+//! All that the rollout asks, over the pipe or over HTTP, is answered and taken down here, by the weights of its session.
 //! It ends within its limit, in which waits for the service do not count: what does not listen to its cancellation is killed. Dropping the future gives it up.
 
-use super::ask::{Answered, Asker, Refusal};
 use super::clock::{ClockHold, RolloutClock};
-use super::desk::Desk;
-use super::endpoint::Endpoint;
-use super::message::{Phase, Report, ToHost};
-use super::record::Counted;
+use super::endpoint::ModelEndpoint;
+use super::message::{GroupPhase, RolloutReport, ToWorker};
+use super::record::CountedTurns;
+use super::request::{CompletedRequest, Requester, WorkerRequestError};
+use super::request_handler::RequestHandler;
 use super::unreachable;
-use super::worker::{Event, Worker};
+use super::worker_process::{WorkerEvent, WorkerProcess};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use minds_core::backend::SamplingBackend;
-use minds_core::environment::{Oracle, Performance};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Oracle, SessionRollout};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
+use minds_core::service::SamplingBackend;
 use serde_json::Value;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -28,24 +28,24 @@ use tracing::{debug, warn};
 /// How long a cancelled rollout has for its clean-up.
 const GRACE: Duration = Duration::from_secs(2);
 /// Most questions of a rollout that are under way at a time.
-const MOST_ASKED: usize = 256;
+const MAX_PENDING_REQUESTS: usize = 256;
 /// Most questions of a rollout: time that the service takes is not counted, so a loop without an end must end here.
-const MOST_QUESTIONS: usize = 16_384;
+const MAX_REQUESTS: usize = 16_384;
 /// More time for a rollout whose process is held up.
-const HELD_UP: Duration = Duration::from_secs(5);
+const STALL_EXTENSION: Duration = Duration::from_secs(5);
 /// How long one that does not listen may go on before its process is killed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const KILL_AFTER: Duration = Duration::from_secs(60);
 
 /// What is played, and where.
-pub(super) struct Rollout<'a> {
+pub(super) struct WorkerRollout<'a> {
     pub name: String,
     pub group: &'a str,
     /// Rollouts of the group that are judged together.
     pub members: usize,
     pub item: u64,
-    pub worker: Arc<Worker>,
-    pub slot: OwnedSemaphorePermit,
-    pub endpoint: Arc<Endpoint>,
+    pub worker: Arc<WorkerProcess>,
+    pub permit: OwnedSemaphorePermit,
+    pub endpoint: Arc<ModelEndpoint>,
     /// Time limits of the rollout and of its group's comparison.
     pub limits: RolloutLimits,
     pub fail_on_bad_reward: bool,
@@ -72,39 +72,39 @@ impl RolloutLimits {
 }
 
 /// An answer that the service owes to a rollout.
-struct Owed {
-    worker: Arc<Worker>,
+struct PendingResponse {
+    worker: Arc<WorkerProcess>,
     _clock: ClockHold,
 }
 
-impl Owed {
-    fn new(worker: &Arc<Worker>, clock: &Arc<RolloutClock>) -> Self {
-        worker.owed.fetch_add(1, Relaxed);
+impl PendingResponse {
+    fn new(worker: &Arc<WorkerProcess>, clock: &Arc<RolloutClock>) -> Self {
+        worker.pending_responses.fetch_add(1, Relaxed);
         Self { worker: worker.clone(), _clock: clock.hold() }
     }
 }
 
-impl Drop for Owed {
+impl Drop for PendingResponse {
     fn drop(&mut self) {
-        self.worker.owed.fetch_sub(1, Relaxed);
+        self.worker.pending_responses.fetch_sub(1, Relaxed);
     }
 }
 
-impl Rollout<'_> {
+impl WorkerRollout<'_> {
     /// Plays it.
-    pub(super) async fn play(
+    pub(super) async fn run(
         self,
-        desk: Desk<'_>,
+        handler: RequestHandler<'_>,
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
-    ) -> Result<Performance, Missing> {
+    ) -> Result<SessionRollout, RewardError> {
         let mut clock = RolloutClock::start(self.limits.limit);
         // Held while the rollout waits for the other members of its group.
         let mut waiting = None;
-        let mut visit = Visit::enter(&self);
-        let sampling = desk.sampling();
+        let mut registration = RolloutRegistration::new(&self);
+        let sampling = handler.sampling();
         let url = self.endpoint.url(&self.name);
-        let play = ToHost::Play {
+        let start = ToWorker::Run {
             rollout: &self.name,
             group: self.group,
             members: self.members,
@@ -112,117 +112,121 @@ impl Rollout<'_> {
             url: &url,
             sampling: &sampling,
         };
-        self.worker.send(&play).await;
-        let mut desk = desk;
-        let mut asked = FuturesUnordered::new();
-        let mut questions = 0;
+        self.worker.send(&start).await;
+        let mut handler = handler;
+        let mut pending = FuturesUnordered::new();
+        let mut requests = 0;
         let result = loop {
             tokio::select! {
                 biased;
                 () = clock.expired() => {
                     // Another rollout's blocking call may wait for the service, which does not count against this rollout.
-                    if self.worker.is_held_up().await {
-                        clock.extend(HELD_UP);
+                    if self.worker.is_stalled().await {
+                        clock.extend(STALL_EXTENSION);
                         continue;
                     }
-                    drop(asked);
+                    drop(pending);
                     let cancelled = Instant::now();
-                    self.worker.hint(&visit.cancellation());
-                    let ended = timeout(GRACE, visit.ended()).await;
-                    visit.over = true;
+                    self.worker.try_send(&registration.cancellation());
+                    let ended = timeout(GRACE, registration.ended()).await;
+                    registration.over = true;
                     if ended.is_err() {
-                        visit.give_up(cancelled, self.slot).await;
+                        registration.give_up(cancelled, self.permit).await;
                     }
-                    return Err(Missing::Environment(format!(
+                    return Err(RewardError::Environment(format!(
                         "the rollout did not end within {} s, waits for the service not counted (`rollout_timeout_s`)",
                         self.limits.limit.as_secs()
                     )));
                 }
-                Some(answered) = asked.next(), if !asked.is_empty() => {
-                    let Answered { asker, result } = answered;
-                    let result = desk.take_down(result);
-                    self.reply(asker, result).await;
+                Some(answered) = pending.next(), if !pending.is_empty() => {
+                    let CompletedRequest { requester, result } = answered;
+                    let result = handler.record_result(result);
+                    self.reply(requester, result).await;
                 }
-                event = visit.events.recv() => match event {
-                    Some(Event::Done(result)) => break Some(result),
-                    Some(Event::Phase(Phase::Waits)) => waiting = Some(clock.hold()),
-                    Some(Event::Phase(Phase::Compared)) => {
+                event = registration.events.recv() => match event {
+                    Some(WorkerEvent::Done(result)) => break Some(result),
+                    Some(WorkerEvent::Phase(GroupPhase::Waits)) => waiting = Some(clock.hold()),
+                    Some(WorkerEvent::Phase(GroupPhase::Compared)) => {
                         clock = self.limits.compared();
                         drop(waiting.take());
                     }
                     None => break None,
-                    Some(Event::Ask(call, _)) if asked.len() >= MOST_ASKED => {
-                        let refusal = Refusal::Bad(format!("{MOST_ASKED} questions are under way already"));
-                        self.reply(Asker::Wire(call), Err(refusal)).await;
+                    Some(WorkerEvent::Request(call, _)) if pending.len() >= MAX_PENDING_REQUESTS => {
+                        let error = WorkerRequestError::Invalid(format!("{MAX_PENDING_REQUESTS} questions are under way already"));
+                        self.reply(Requester::Worker(call), Err(error)).await;
                     }
-                    Some(Event::Ask(call, _)) if questions >= MOST_QUESTIONS => {
-                        let refusal = Refusal::Bad(format!("a rollout asks at most {MOST_QUESTIONS} questions"));
-                        self.reply(Asker::Wire(call), Err(refusal)).await;
+                    Some(WorkerEvent::Request(call, _)) if requests >= MAX_REQUESTS => {
+                        let error = WorkerRequestError::Invalid(format!("a rollout asks at most {MAX_REQUESTS} questions"));
+                        self.reply(Requester::Worker(call), Err(error)).await;
                     }
-                    Some(Event::Ask(call, op)) => match desk.op(op, sampler, oracle) {
+                    Some(WorkerEvent::Request(call, op)) => match handler.serve(op, sampler, oracle) {
                         Ok(work) => {
-                            questions += 1;
-                            asked.push(self.owed(&clock, desk.answered(Asker::Wire(call), work)));
+                            requests += 1;
+                            pending.push(self.hold_clock(&clock, handler.with_requester(Requester::Worker(call), work)));
                         }
-                        Err(refusal) => self.reply(Asker::Wire(call), Err(refusal)).await,
+                        Err(error) => self.reply(Requester::Worker(call), Err(error)).await,
                     },
                 },
-                Some((question, answer)) = visit.calls.recv(), if asked.len() < MOST_ASKED => match desk.question(question, sampler) {
-                    Ok(work) => asked.push(self.owed(&clock, desk.answered(Asker::Http(answer), work))),
-                    Err(refusal) => drop(answer.send(Err(refusal))),
+                Some((request, answer)) = registration.calls.recv(), if pending.len() < MAX_PENDING_REQUESTS => match handler.complete(request, sampler) {
+                    Ok(work) => pending.push(self.hold_clock(&clock, handler.with_requester(Requester::Http(answer), work))),
+                    Err(error) => drop(answer.send(Err(error))),
                 },
             }
         };
-        visit.over = true;
-        drop(asked);
+        registration.over = true;
+        drop(pending);
         let Some(result) = result else {
-            return Err(Missing::Environment(self.worker.cause_of_death().await));
+            return Err(RewardError::Environment(self.worker.exit_cause().await));
         };
-        let report = result.map_err(|error| match desk.failure() {
+        let report = result.map_err(|error| match handler.failure() {
             // What the service did to the rollout explains what user code says about it.
-            Some(why) => Missing::Service(format!(
+            Some(why) => RewardError::Service(format!(
                 "{why}; the environment then raised {}: {}",
                 error.r#type, error.message
             )),
-            None => unreachable::missing(&error),
+            None => unreachable::reward_error(&error),
         })?;
         // A reward of nothing that counts is no reward, and why nothing does explains it.
-        let Counted { opening, turns } =
-            desk.counted(report.responses.as_deref()).map_err(Missing::Environment)?;
+        let CountedTurns { opening, turns } =
+            handler.counted(report.responses.as_deref()).map_err(RewardError::Environment)?;
         let score = self.score(&report)?;
         if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
             let given = turns.len();
-            return Err(Missing::Environment(format!(
+            return Err(RewardError::Environment(format!(
                 "the environment counts {told} answers, and {given} were given: which of them count cannot be told"
             )));
         }
-        Ok(Performance { turns, opening: opening.into(), score })
+        Ok(SessionRollout { turns, opening: opening.into(), score })
     }
 
     /// Work during which the clock stands.
-    fn owed<'w>(&self, clock: &Arc<RolloutClock>, work: BoxFuture<'w, Answered>) -> BoxFuture<'w, Answered> {
-        let owed = Owed::new(&self.worker, clock);
-        work.inspect(move |_| drop(owed)).boxed()
+    fn hold_clock<'w>(
+        &self,
+        clock: &Arc<RolloutClock>,
+        work: BoxFuture<'w, CompletedRequest>,
+    ) -> BoxFuture<'w, CompletedRequest> {
+        let pending_response = PendingResponse::new(&self.worker, clock);
+        work.inspect(move |_| drop(pending_response)).boxed()
     }
 
-    async fn reply(&self, asker: Asker, result: Result<Value, Refusal>) {
-        match asker {
-            Asker::Wire(call) => {
+    async fn reply(&self, requester: Requester, result: Result<Value, WorkerRequestError>) {
+        match requester {
+            Requester::Worker(call) => {
                 let (ok, error) = match result {
                     Ok(value) => (Some(value), None),
-                    Err(refusal) => (None, Some(refusal.to_string())),
+                    Err(error) => (None, Some(error.to_string())),
                 };
-                self.worker.send(&ToHost::Answer { call, ok, error }).await;
+                self.worker.send(&ToWorker::Answer { call, ok, error }).await;
             }
             // Whoever asked may have gone.
-            Asker::Http(answer) => drop(answer.send(result)),
+            Requester::Http(answer) => drop(answer.send(result)),
         }
     }
 
-    fn score(&self, report: &Report) -> Result<Score, Missing> {
+    fn score(&self, report: &RolloutReport) -> Result<Score, RewardError> {
         if report.coerced > 0 && self.fail_on_bad_reward {
             let why = report.warnings.first().map_or("a reward was no finite number", String::as_str);
-            return Err(Missing::Environment(why.into()));
+            return Err(RewardError::Environment(why.into()));
         }
         for warning in &report.warnings {
             warn!(rollout = self.name, warning, "a reward function failed and counts as 0");
@@ -242,64 +246,64 @@ impl Rollout<'_> {
 }
 
 /// A rollout's place in its process and at the endpoint, given back however it ends.
-struct Visit {
+struct RolloutRegistration {
     name: String,
     group: String,
-    worker: Arc<Worker>,
-    endpoint: Arc<Endpoint>,
-    events: mpsc::Receiver<Event>,
-    calls: mpsc::Receiver<super::endpoint::Call>,
+    worker: Arc<WorkerProcess>,
+    endpoint: Arc<ModelEndpoint>,
+    events: mpsc::Receiver<WorkerEvent>,
+    calls: mpsc::Receiver<super::endpoint::EndpointRequest>,
     over: bool,
 }
 
-impl Visit {
-    fn enter(rollout: &Rollout<'_>) -> Self {
+impl RolloutRegistration {
+    fn new(rollout: &WorkerRollout<'_>) -> Self {
         Self {
             name: rollout.name.clone(),
             group: rollout.group.to_owned(),
-            events: rollout.worker.enter(&rollout.name),
-            calls: rollout.endpoint.enter(&rollout.name, rollout.worker.token()),
+            events: rollout.worker.register(&rollout.name),
+            calls: rollout.endpoint.register(&rollout.name, rollout.worker.token()),
             worker: rollout.worker.clone(),
             endpoint: rollout.endpoint.clone(),
             over: false,
         }
     }
 
-    fn cancellation(&self) -> ToHost<'_> {
-        ToHost::Cancel { rollout: &self.name, group: &self.group }
+    fn cancellation(&self) -> ToWorker<'_> {
+        ToWorker::Cancel { rollout: &self.name, group: &self.group }
     }
 
     /// Waits for the end; whatever else it says is not heard.
     async fn ended(&mut self) {
-        while !matches!(self.events.recv().await, Some(Event::Done(_)) | None) {}
+        while !matches!(self.events.recv().await, Some(WorkerEvent::Done(_)) | None) {}
     }
 
-    /// Keeps the slot of a rollout that does not listen until it ends or its process is killed.
-    async fn give_up(mut self, cancelled: Instant, slot: OwnedSemaphorePermit) {
+    /// Keeps the permit of a rollout that does not listen until it ends or its process is killed.
+    async fn give_up(mut self, cancelled: Instant, permit: OwnedSemaphorePermit) {
         debug!(rollout = self.name, "does not listen to its cancellation");
         let worker = self.worker.clone();
         let cause = format!("the rollout {} could not be cancelled", self.name);
         // A blocked event loop serves nobody.
-        if worker.has_stood_since(cancelled).await {
+        if worker.loop_stalled_since(cancelled).await {
             worker.kill(cause);
             return;
         }
         // One that turns serves others meanwhile.
         worker.clone().spawn(async move {
-            if tokio::time::timeout(PATIENCE, self.ended()).await.is_err() {
+            if tokio::time::timeout(KILL_AFTER, self.ended()).await.is_err() {
                 worker.kill(cause);
             }
-            drop(slot);
+            drop(permit);
         });
     }
 }
 
-impl Drop for Visit {
+impl Drop for RolloutRegistration {
     fn drop(&mut self) {
-        self.worker.leave(&self.name);
-        self.endpoint.leave(&self.name);
+        self.worker.unregister(&self.name);
+        self.endpoint.unregister(&self.name);
         if !self.over {
-            self.worker.hint(&self.cancellation());
+            self.worker.try_send(&self.cancellation());
         }
     }
 }

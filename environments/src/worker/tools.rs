@@ -3,7 +3,7 @@
 //! The form is the one that Qwen's models were trained with (`<tools>`, `<tool_call>`, `<tool_response>`); written into
 //! ordinary messages, it works under every renderer.
 
-use super::message::{Function, Said, ToolCall};
+use super::message::{ChatMessage, ToolCall, ToolFunction};
 use minds_core::chat::{Message, Role};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -52,7 +52,11 @@ fn announcement(tools: &[Value]) -> String {
 }
 
 /// Chat messages of the field as ours. `said` gives the text of an answer that was given before, by one of its calls.
-pub(super) fn messages(all: &[Said], tools: &[Value], said: impl Fn(&str) -> Option<String>) -> Vec<Message> {
+pub(super) fn messages(
+    all: &[ChatMessage],
+    tools: &[Value],
+    said: impl Fn(&str) -> Option<String>,
+) -> Vec<Message> {
     let mut found: Vec<Message> = Vec::new();
     for message in all {
         let content = text(&message.content);
@@ -89,7 +93,7 @@ pub(super) fn messages(all: &[Said], tools: &[Value], said: impl Fn(&str) -> Opt
 
 fn with_calls(content: String, calls: &[ToolCall]) -> String {
     calls.iter().fold(content, |text, call| {
-        let Function { name, arguments } = &call.function;
+        let ToolFunction { name, arguments } = &call.function;
         let arguments: Value = serde_json::from_str(arguments).unwrap_or(Value::Null);
         let call = spaced(&json!({ "name": name, "arguments": arguments }));
         let gap = if text.is_empty() { "" } else { "\n" };
@@ -109,7 +113,7 @@ fn text(content: &Value) -> String {
 }
 
 /// The type of the first part of a message that is no text, if there is one.
-pub(super) fn no_text(all: &[Said]) -> Option<&str> {
+pub(super) fn no_text(all: &[ChatMessage]) -> Option<&str> {
     let mut parts = all.iter().filter_map(|message| message.content.as_array()).flatten();
     let part = parts.find(|part| !part.is_string() && !part["text"].is_string())?;
     Some(part["type"].as_str().unwrap_or("unknown"))
@@ -141,22 +145,22 @@ pub(super) fn calls(answer: &str, id: &str) -> (String, Vec<ToolCall>) {
     (content.trim().to_owned(), calls)
 }
 
-fn call(text: &str) -> Option<Function> {
+fn call(text: &str) -> Option<ToolFunction> {
     let value: Value = serde_json::from_str(text.trim()).ok()?;
     let arguments = match &value["arguments"] {
         Value::Null => "{}".to_owned(),
         Value::String(text) => text.clone(),
         arguments => spaced(arguments),
     };
-    Some(Function { name: value["name"].as_str()?.to_owned(), arguments })
+    Some(ToolFunction { name: value["name"].as_str()?.to_owned(), arguments })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(role: &str, content: Value) -> Said {
-        Said { role: role.into(), content, ..Said::default() }
+    fn said(role: &str, content: Value) -> ChatMessage {
+        ChatMessage { role: role.into(), content, ..ChatMessage::default() }
     }
 
     /// The text is what Qwen3's own chat template writes for this conversation (transformers' `apply_chat_template`
@@ -184,7 +188,7 @@ mod tests {
         assert_eq!(content, "Let me see.");
         assert_eq!((&*calls[0].id, &*calls[0].function.name), ("call_r1_0", "add"));
         assert_eq!(calls[0].function.arguments, "{\"a\": 2}");
-        let back = Said { tool_calls: Some(calls), ..said("assistant", json!(content)) };
+        let back = ChatMessage { tool_calls: Some(calls), ..said("assistant", json!(content)) };
         let results = [said("tool", json!("4")), said("tool", json!([{"type": "text", "text": "5"}]))];
         let all = [&[back][..], &results].concat();
         let found = messages(&all, &[], |id| (id == "call_r1_0").then(|| answer.to_owned()));

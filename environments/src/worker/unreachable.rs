@@ -3,8 +3,8 @@
 //! Neither the rollout nor the environment is at fault then, and the group is played again later. What libraries raise is
 //! known by name here; an exception that user code makes of them is one of its own.
 
-use super::message::PyError;
-use minds_core::reward::Missing;
+use super::message::PythonError;
+use minds_core::reward::RewardError;
 
 /// No connection, or one that broke: those of Python, httpx, requests, urllib3, aiohttp and the clients of OpenAI and
 /// Anthropic.
@@ -40,17 +40,17 @@ const NO_SERVICE: &[&str] =
 const ANY_STATUS: &[&str] = &["APIStatusError", "ClientResponseError", "HTTPError", "HTTPStatusError"];
 
 /// Why a rollout whose code raised this has no reward.
-pub(super) fn missing(error: &PyError) -> Missing {
+pub(super) fn reward_error(error: &PythonError) -> RewardError {
     let name = error.r#type.rsplit('.').next().unwrap_or_default();
     let unreachable = NO_CONNECTION.contains(&name)
         || NO_SERVICE.contains(&name)
         || (ANY_STATUS.contains(&name) && says_unavailable(&error.message));
     match unreachable {
-        true => Missing::Service(format!(
+        true => RewardError::Service(format!(
             "the environment could not reach a service of its own: {}",
-            error.told()
+            error.describe()
         )),
-        false => Missing::Environment(error.told()),
+        false => RewardError::Environment(error.describe()),
     }
 }
 
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
 
     fn is_service(name: &str, message: &str) -> bool {
-        let error = PyError { r#type: name.into(), message: message.into(), traceback: String::new() };
-        missing(&error).is_unanswered()
+        let error = PythonError { r#type: name.into(), message: message.into(), traceback: String::new() };
+        reward_error(&error).is_unanswered()
     }
 
     /// The messages are those of httpx 0.28, requests 2.32, urllib, aiohttp 3.12 and openai 1.109.

@@ -1,30 +1,30 @@
 //! Whether items differ: an environment whose chance was set too early shows one prompt for ever.
 
-use minds_core::environment::Performance;
+use minds_core::environment::SessionRollout;
 use minds_core::ids::Token;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Items that are looked at.
-pub(super) const LOOKED_AT: usize = 20;
+pub(super) const CHECKED_ITEMS: usize = 20;
 
 /// The prompts of the first items that were played.
 #[derive(Default)]
-pub(super) struct Variety {
-    seen: Mutex<Seen>,
+pub(super) struct PromptVariety {
+    seen: Mutex<SeenPrompts>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct SeenPrompts {
     items: HashSet<u64>,
     prompt: Option<Arc<[Token]>>,
     /// Nothing more is looked at.
     is_settled: bool,
 }
 
-impl Variety {
+impl PromptVariety {
     /// Records the prompt of an item. Returns `true` once, when the first 20 items have had one prompt.
-    pub(super) fn is_missing(&self, item: u64, performance: &Performance) -> bool {
+    pub(super) fn is_missing(&self, item: u64, performance: &SessionRollout) -> bool {
         let Some(first) = performance.turns.first() else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.is_settled {
@@ -32,7 +32,7 @@ impl Variety {
         }
         let is_same = *seen.prompt.get_or_insert_with(|| first.prompt.clone()) == first.prompt;
         seen.items.insert(item);
-        seen.is_settled = !is_same || seen.items.len() >= LOOKED_AT;
+        seen.is_settled = !is_same || seen.items.len() >= CHECKED_ITEMS;
         is_same && seen.is_settled
     }
 }
@@ -40,20 +40,20 @@ impl Variety {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_core::episode::Turn;
     use minds_core::reward::{Metrics, Reward, Score};
-    use minds_core::sampling::{Sampled, StopReason};
+    use minds_core::rollout::Turn;
+    use minds_core::sampling::{Completion, StopReason};
 
-    fn shown(prompt: Token) -> Performance {
-        let answer = Sampled { tokens: vec![0], logprobs: vec![0.0], stop: StopReason::Stop, topk: None };
-        let turn = Turn { prompt: [prompt].into(), answer, text: String::new(), complete: true };
+    fn shown(prompt: Token) -> SessionRollout {
+        let answer = Completion { tokens: vec![0], logprobs: vec![0.0], stop: StopReason::Stop, topk: None };
+        let turn = Turn { prompt: [prompt].into(), completion: answer, text: String::new(), complete: true };
         let score = Score { reward: Reward::new(0.0).unwrap(), metrics: Metrics::default() };
-        Performance { turns: vec![turn], opening: Arc::default(), score }
+        SessionRollout { turns: vec![turn], opening: Arc::default(), score }
     }
 
     /// At which of the items it says that they are one prompt.
     fn told(items: impl IntoIterator<Item = (u64, Token)>) -> Vec<u64> {
-        let variety = Variety::default();
+        let variety = PromptVariety::default();
         let items = items.into_iter();
         items
             .filter(|(item, prompt)| variety.is_missing(*item, &shown(*prompt)))

@@ -1,9 +1,9 @@
 //! entropy_intuition as a run plays it, and the nine known faults of its first version, E1 to E9.
 
-use crate::support::{Query, Reader, episode, last, load};
+use crate::support::{Query, Reader, last, load, rollout};
 use minds_core::environment::{Environment, Item};
 use minds_core::ids::Token;
-use minds_core::reward::{Missing, Score};
+use minds_core::reward::{RewardError, Score};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn find(env: &dyn Environment, mode: &str) -> Item {
 const OPENING: &str = "<|im_start|>assistant\nNUMBER: ";
 
 /// The likely tokens of a reader that chooses each number with this probability, and ends the line after it.
-fn choosing(weights: BTreeMap<String, f64>) -> impl Fn(&str) -> Result<Vec<(Token, f32)>, Missing> {
+fn choosing(weights: BTreeMap<String, f64>) -> impl Fn(&str) -> Result<Vec<(Token, f32)>, RewardError> {
     move |prefix| {
         let (_, written) = prefix.rsplit_once(OPENING).expect("the answer is opened as the policy opens it");
         let of = |start: &str| -> f64 {
@@ -175,7 +175,8 @@ fn e5_e6_a_group_asks_its_own_reader_at_most_eleven_questions_and_all_members_th
 fn a_service_without_lists_is_asked_for_each_token() {
     let item = find(&*env(), "uniform");
     let numbers = allowed(&item);
-    for refusal in [Missing::Environment("no lists".into()), Missing::Unsupported("no lists".into())] {
+    for refusal in [RewardError::Environment("no lists".into()), RewardError::Unsupported("no lists".into())]
+    {
         // Every token is as likely as any other: a number of two digits has the same probability as its neighbour.
         let reader = Reader::new().continuing(move |_| Err(refusal.clone())).expecting(|_, _| -2.5);
         let metrics = scored(&reader, &item, &answer(numbers[0], "1")).metrics;
@@ -184,8 +185,8 @@ fn a_service_without_lists_is_asked_for_each_token() {
         }
         assert!(reader.asked().iter().any(|query| matches!(query, Query::Logprobs { .. })));
     }
-    let reader = Reader::new().continuing(|_| Err(Missing::TimedOut(3)));
-    assert_eq!(reader.score(&*env(), &item, "?"), Err(Missing::TimedOut(3)));
+    let reader = Reader::new().continuing(|_| Err(RewardError::TimedOut(3)));
+    assert_eq!(reader.score(&*env(), &item, "?"), Err(RewardError::TimedOut(3)));
 }
 
 #[test]
@@ -199,11 +200,11 @@ fn one_failed_question_leaves_no_reward() {
     };
     for fails_at in 0..questions {
         let missing = reader().failing_at(fails_at).score(&*env(), &item, "?");
-        assert_eq!(missing, Err(Missing::Service("away".into())));
+        assert_eq!(missing, Err(RewardError::Service("away".into())));
     }
     let nan =
         Reader::new().continuing(|_| Ok("0123456789\n".chars().map(|c| (c as Token, f32::NAN)).collect()));
-    assert!(matches!(nan.score(&*env(), &item, "?"), Err(Missing::NotFinite(_))));
+    assert!(matches!(nan.score(&*env(), &item, "?"), Err(RewardError::NotFinite(_))));
 }
 
 // E7: 12 times 9 was clamped to 100, against the prompt.
@@ -260,6 +261,6 @@ fn e9_products_can_be_left_out_and_modes_take_turns() {
 fn an_answer_that_did_not_end_is_not_valid() {
     let item = find(&*env(), "uniform");
     let reader = Reader::new().continuing(choosing(even(1..=100)));
-    let cut = episode(&answer(allowed(&item)[0], "1"), false);
-    assert_eq!(reader.score_episode(&*env(), &item, &cut).expect("scored").metrics["valid"], 0.0);
+    let cut = rollout(&answer(allowed(&item)[0], "1"), false);
+    assert_eq!(reader.score_rollout(&*env(), &item, &cut).expect("scored").metrics["valid"], 0.0);
 }

@@ -1,9 +1,9 @@
 //! ghost_trace as a run plays it, and the eight known faults of its first version, G1 to G8.
 
-use crate::support::{Query, Reader, episode, last, line, load};
+use crate::support::{Query, Reader, last, line, load, rollout};
 use minds_core::chat::Role;
 use minds_core::environment::Environment;
-use minds_core::reward::{Missing, Score};
+use minds_core::reward::{RewardError, Score};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -135,11 +135,11 @@ fn g5_a_missing_log_prob_leaves_no_reward() {
     for answer in ["1, 2, 3, 4, 5", "no"] {
         for fails_at in 0..4 {
             let missing = hearing("").failing_at(fails_at).score(&*env, &env.item(0), answer);
-            assert_eq!(missing, Err(Missing::Service("away".into())));
+            assert_eq!(missing, Err(RewardError::Service("away".into())));
         }
         assert!(hearing("").short_by(1).score(&*env, &env.item(0), answer).is_err());
         let reader = Reader::new().expecting(|_, _| f32::NEG_INFINITY);
-        assert!(matches!(reader.score(&*env, &env.item(0), answer), Err(Missing::NotFinite(_))));
+        assert!(matches!(reader.score(&*env, &env.item(0), answer), Err(RewardError::NotFinite(_))));
     }
 }
 
@@ -169,6 +169,6 @@ fn g7_g8_what_is_asked_depends_on_word_and_numbers_alone() {
 fn an_answer_that_did_not_end_is_not_valid() {
     let env = env();
     let score =
-        hearing("").score_episode(&*env, &env.item(0), &episode("1, 2, 3, 4, 5", false)).expect("scored");
+        hearing("").score_rollout(&*env, &env.item(0), &rollout("1, 2, 3, 4, 5", false)).expect("scored");
     assert_eq!(score.metrics["valid"], 0.0);
 }

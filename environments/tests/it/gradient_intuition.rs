@@ -1,10 +1,10 @@
 //! gradient_intuition as a run plays it, and the known faults of its first version, I1 to I14.
 
-use crate::support::{Query, Reader, episode, episode_of, last, load, reply};
+use crate::support::{Query, Reader, last, load, reply, rollout, rollout_of};
 use minds_core::chat::{Message, Role};
-use minds_core::environment::{Environment, Item, Reply};
+use minds_core::environment::{Environment, EnvironmentReply, Item};
 use minds_core::ids::GroupId;
-use minds_core::reward::{Missing, Score};
+use minds_core::reward::{RewardError, Score};
 use minds_environments::registry;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn wrapped(prediction: &str, answer: &str) -> String {
 }
 
 fn score(env: &dyn Environment, item: &Item, answer: &str) -> Score {
-    rising().score_episode(env, item, &episode_of(&[answer])).expect("scored")
+    rising().score_rollout(env, item, &rollout_of(&[answer])).expect("scored")
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -65,7 +65,7 @@ fn an_oracle_that_cannot_take_a_step_leaves_no_reward() {
     let env = env();
     for answer in ["nonsense", &wrapped("0", "1")] {
         let missing = Reader::new().score(&*env, &env.item(0), answer).expect_err("no reward");
-        assert!(matches!(missing, Missing::Unsupported(_)) && !missing.is_retryable(), "{missing}");
+        assert!(matches!(missing, RewardError::Unsupported(_)) && !missing.is_retryable(), "{missing}");
     }
 }
 
@@ -139,12 +139,12 @@ fn i4_i5_one_measurement_per_episode_through_the_oracle() {
     let item = env.item(0);
     let reader = rising();
     for _ in 0..3 {
-        reader.score_episode(&*env, &item, &episode_of(&[&wrapped("0", &right(&item))])).expect("scored");
+        reader.score_rollout(&*env, &item, &rollout_of(&[&wrapped("0", &right(&item))])).expect("scored");
     }
     let asked = reader.asked();
     assert_eq!(asked.len(), 3);
     // Equal questions, to the letter: whoever answers them may remember the answer.
-    assert!(asked.iter().all(|query| *query == asked[0] && matches!(query, Query::Shift { .. })));
+    assert!(asked.iter().all(|query| *query == asked[0] && matches!(query, Query::LogprobDelta { .. })));
 }
 
 // I6: the text to learn had no weights, its prompt was learnt too, and it was not what the policy had seen.
@@ -155,8 +155,10 @@ fn i6_i8_the_step_learns_the_answer_and_only_that_and_the_probe_is_chat() {
     let item = env.item(0);
     let answer = wrapped("0", &right(&item));
     let reader = rising();
-    reader.score_episode(&*env, &item, &episode_of(&[&answer])).expect("scored");
-    let [Query::Shift { read, learnt, prefix, target }] = &reader.asked()[..] else { panic!("one step") };
+    reader.score_rollout(&*env, &item, &rollout_of(&[&answer])).expect("scored");
+    let [Query::LogprobDelta { read, learnt, prefix, target }] = &reader.asked()[..] else {
+        panic!("one step")
+    };
     // The turn's own tokens, its stop included.
     assert_eq!((read.as_str(), learnt), ("?", &format!("{answer}<|im_end|>")));
     let probe = item.info["probe"].as_str().expect("a question");
@@ -170,11 +172,11 @@ fn with_the_right_answer_as_the_text_one_truth_serves_the_whole_group() {
     let item = env.item(0);
     let asked = |answer: &str| {
         let reader = rising();
-        reader.score_episode(&*env, &item, &episode_of(&[answer])).expect("scored");
+        reader.score_rollout(&*env, &item, &rollout_of(&[answer])).expect("scored");
         reader.asked()
     };
     assert_eq!(asked("nonsense"), asked(&wrapped("1", &right(&item))));
-    let [Query::Shift { read, learnt, .. }] = &asked("nonsense")[..] else { panic!("one step") };
+    let [Query::LogprobDelta { read, learnt, .. }] = &asked("nonsense")[..] else { panic!("one step") };
     assert_eq!(*learnt, format!("{}<|im_end|>", item.answer.as_deref().expect("a result")));
     assert!(read.ends_with("<|im_start|>assistant\n") && !read.contains("Probe:"));
     let args = json!({"inner": "ghost_trace", "text": "right"});
@@ -191,10 +193,10 @@ fn with_the_right_answer_as_the_text_one_truth_serves_the_whole_group() {
 fn i7_a_step_that_fails_leaves_no_reward() {
     let env = env();
     for answer in ["nonsense", &wrapped("0", "1")] {
-        let reader = Reader::new().moved_by(|_| Err(Missing::Service("away".into())));
-        assert_eq!(reader.score(&*env, &env.item(0), answer), Err(Missing::Service("away".into())));
+        let reader = Reader::new().moved_by(|_| Err(RewardError::Service("away".into())));
+        assert_eq!(reader.score(&*env, &env.item(0), answer), Err(RewardError::Service("away".into())));
         let reader = Reader::new().moved_by(|_| Ok(f64::NAN));
-        assert!(matches!(reader.score(&*env, &env.item(0), answer), Err(Missing::NotFinite(_))));
+        assert!(matches!(reader.score(&*env, &env.item(0), answer), Err(RewardError::NotFinite(_))));
     }
 }
 
@@ -206,9 +208,9 @@ fn i9_errors_are_measured_by_the_spread_of_the_truths() {
     let reader = Reader::new().moved_by(|learnt| Ok(if learnt.contains(": 1\n") { 0.02 } else { -0.02 }));
     let mut last = 0.0;
     for group in 0..3000 {
-        let mut episode = episode_of(&[&wrapped(if group % 2 == 0 { "1" } else { "2" }, "?")]);
-        episode.id.group = GroupId(group);
-        last = reader.score_episode(&*env, &item, &episode).expect("scored").metrics["bonus_of_zero"];
+        let mut rollout = rollout_of(&[&wrapped(if group % 2 == 0 { "1" } else { "2" }, "?")]);
+        rollout.id.group = GroupId(group);
+        last = reader.score_rollout(&*env, &item, &rollout).expect("scored").metrics["bonus_of_zero"];
     }
     // Truths of 0.02 were next to nothing at first; once their spread is known, 0 is half a tolerance away.
     assert!(score(&*load("gradient_intuition", json!({})), &item, "?").metrics["bonus_of_zero"] > 0.6);
@@ -220,19 +222,19 @@ fn a_run_that_goes_on_takes_up_the_spread_where_it_was() {
     let (first, second) = (env(), env());
     let item = first.item(0);
     let play = |env: &dyn Environment, group: u64| {
-        let mut episode = episode_of(&[&wrapped("0", &right(&item))]);
-        episode.id.group = GroupId(group);
-        rising().score_episode(env, &item, &episode).expect("scored").metrics["spread"]
+        let mut rollout = rollout_of(&[&wrapped("0", &right(&item))]);
+        rollout.id.group = GroupId(group);
+        rising().score_rollout(env, &item, &rollout).expect("scored").metrics["spread"]
     };
     (0..40).for_each(|group| {
         play(&*first, group);
     });
-    second.recall(&first.memory().expect("it learns")).expect("its own memory");
+    second.restore_memory(&first.memory().expect("it learns")).expect("its own memory");
     let spread = play(&*first, 40);
     assert!(spread < 0.7, "forty equal truths against an assumed 0.9: {spread}");
     assert_eq!(play(&*second, 40), spread);
     for strange in [json!(null), json!({"truths": {"count": 0.0, "mean": 0.0, "squares": 1.0}})] {
-        assert!(second.recall(&strange).is_err(), "{strange}");
+        assert!(second.restore_memory(&strange).is_err(), "{strange}");
     }
     assert!(load("target_number", json!({})).memory().is_none());
 }
@@ -247,7 +249,7 @@ fn i10_refusing_earns_less_than_the_worst_inner_answer() {
         let digits: Vec<(u32, f32)> = "0123456789\n".chars().map(|c| (c as u32, -2.4)).collect();
         let reader = rising().continuing(move |_| Ok(digits.clone()));
         let reward = |answer: &str| {
-            let score = reader.score_episode(&*env, &item, &episode_of(&[answer])).expect("scored");
+            let score = reader.score_rollout(&*env, &item, &rollout_of(&[answer])).expect("scored");
             (score.reward.get(), score.metrics["valid"])
         };
         let (refused, valid) = reward("I would rather not.");
@@ -305,11 +307,11 @@ fn i12_the_inner_environment_gets_its_own_arguments_and_no_others() {
 #[test]
 fn i13_i14_a_text_without_tokens_is_no_text() {
     let env = env();
-    let mut empty = episode("", true);
+    let mut empty = rollout("", true);
     empty.turns[0].prompt = Arc::new([]);
-    empty.turns[0].answer.tokens.clear();
-    let missing = rising().score_episode(&*env, &env.item(0), &empty).expect_err("no text");
-    assert!(matches!(missing, Missing::Environment(_)), "{missing}");
+    empty.turns[0].completion.tokens.clear();
+    let missing = rising().score_rollout(&*env, &env.item(0), &empty).expect_err("no text");
+    assert!(matches!(missing, RewardError::Environment(_)), "{missing}");
 }
 
 #[test]
@@ -319,22 +321,22 @@ fn a_game_of_several_turns_can_be_wrapped() {
         (0..20).map(|i| env.item(i)).find(|i| i.answer.as_deref() == Some("13")).expect("one of twenty");
     let mut conversation = item.prompt.clone();
     conversation.push(Message::assistant(wrapped("0.5", "10")));
-    assert_eq!(reply(&*env, &item, &conversation), Reply::Continue(vec![Message::user("higher")]));
+    assert_eq!(reply(&*env, &item, &conversation), EnvironmentReply::Continue(vec![Message::user("higher")]));
     conversation.extend([Message::user("higher"), Message::assistant(wrapped("0.6", "13"))]);
-    assert_eq!(reply(&*env, &item, &conversation), Reply::Done);
-    let episode = episode_of(&[&wrapped("0.5", "10"), &wrapped("0.6", "13")]);
-    let score = rising().score_episode(&*env, &item, &episode).expect("scored");
+    assert_eq!(reply(&*env, &item, &conversation), EnvironmentReply::Done);
+    let rollout = rollout_of(&[&wrapped("0.5", "10"), &wrapped("0.6", "13")]);
+    let score = rising().score_rollout(&*env, &item, &rollout).expect("scored");
     assert!(close(score.metrics["inner_reward"], 0.875) && close(score.metrics["bonus"], 1.0));
     conversation.truncate(item.prompt.len());
     conversation.push(Message::assistant("10"));
-    assert_eq!(reply(&*env, &item, &conversation), Reply::Done);
+    assert_eq!(reply(&*env, &item, &conversation), EnvironmentReply::Done);
 }
 
 #[test]
 fn an_answer_that_did_not_end_is_not_valid() {
     let env = env();
     let item = env.item(0);
-    let cut = episode(&wrapped("0.6", &right(&item)), false);
-    let score = rising().score_episode(&*env, &item, &cut).expect("scored");
+    let cut = rollout(&wrapped("0.6", &right(&item)), false);
+    let score = rising().score_rollout(&*env, &item, &cut).expect("scored");
     assert_eq!((score.metrics["valid"], score.metrics["inner_valid"]), (0.0, 0.0));
 }

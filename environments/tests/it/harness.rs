@@ -4,7 +4,7 @@ use crate::support::{Bytes, LLAMA, Reader, load, renderer, sampled};
 use minds_core::chat::Termination;
 use minds_core::environment::Environment;
 use minds_core::ids::Token;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_environments::{registry, render};
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ fn h6_how_an_answer_ended_is_told_apart() {
     let renderer = renderer("chatml", tokenizer.clone());
     let ended = |text: &str| renderer.parse(&sampled(tokenizer.encode_with_controls(text))).termination;
     assert_eq!(ended("[1]<|im_end|>"), Termination::Stop);
-    assert_eq!(ended("[1]"), Termination::Cut);
+    assert_eq!(ended("[1]"), Termination::Truncated);
     assert_eq!(ended("[1]<|im_end|><|im_end|>"), Termination::Malformed);
 }
 
@@ -70,7 +70,7 @@ fn h5_h16_a_query_that_fails_is_never_a_number() {
         };
         for fails_at in 0..questions {
             let missing = answering().failing_at(fails_at).score(&*env, &item, "?");
-            assert_eq!(missing, Err(Missing::Service("away".into())), "{} at {fails_at}", env.id());
+            assert_eq!(missing, Err(RewardError::Service("away".into())), "{} at {fails_at}", env.id());
         }
     }
 }

@@ -1,7 +1,7 @@
-use crate::support::{Reader, episode_of, last, load, reply};
+use crate::support::{Reader, last, load, reply, rollout_of};
 use minds_core::chat::{Message, Role};
-use minds_core::environment::{Environment, Item, Reply};
-use minds_core::episode::Episode;
+use minds_core::environment::{Environment, EnvironmentReply, Item};
+use minds_core::rollout::Rollout;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ fn play(env: &dyn Environment, item: &Item, answers: &[&str]) -> (Vec<String>, f
     for answer in answers {
         conversation.push(Message::assistant(*answer));
         match reply(env, item, &conversation) {
-            Reply::Done => replies.push("done".to_owned()),
-            Reply::Continue(messages) => {
+            EnvironmentReply::Done => replies.push("done".to_owned()),
+            EnvironmentReply::Continue(messages) => {
                 replies.extend(messages.iter().map(|m| m.content.clone()));
                 conversation.extend(messages);
             }
         }
     }
-    (replies, score(env, item, &episode_of(answers)))
+    (replies, score(env, item, &rollout_of(answers)))
 }
 
-fn score(env: &dyn Environment, item: &Item, episode: &Episode) -> f32 {
+fn score(env: &dyn Environment, item: &Item, rollout: &Rollout) -> f32 {
     let reader = Reader::new();
-    let score = reader.score_episode(env, item, episode).expect("needs no reader");
+    let score = reader.score_rollout(env, item, rollout).expect("needs no reader");
     assert_eq!(reader.asked(), []);
     score.reward.get()
 }
@@ -73,9 +73,9 @@ fn an_answer_that_did_not_end_spoils_the_game_wherever_it_stands() {
     let env = env();
     let item = hiding(&*env, 7);
     for cut in 0..2 {
-        let mut episode = episode_of(&["10", "7"]);
-        episode.turns[cut].complete = false;
-        assert_eq!(score(&*env, &item, &episode), 0.0);
+        let mut rollout = rollout_of(&["10", "7"]);
+        rollout.turns[cut].complete = false;
+        assert_eq!(score(&*env, &item, &rollout), 0.0);
     }
 }
 

@@ -1,9 +1,9 @@
 //! gradient_prophet as a run plays it.
 
-use crate::support::{Reader, episode, last, line, load};
+use crate::support::{Reader, last, line, load, rollout};
 use minds_core::chat::Role;
-use minds_core::reward::Missing;
-use minds_core::schedule::{Component, Schedule};
+use minds_core::reward::RewardError;
+use minds_core::schedule::{Schedule, ScheduleComponent};
 use minds_environments::native::gradient_prophet::{RewardForm, best_constant};
 use minds_environments::registry;
 use serde_json::{Map, json};
@@ -96,7 +96,7 @@ fn examples_are_never_asked() {
 fn related_probes_and_controls_take_turns_in_a_schedule() {
     let env = load("gradient_prophet", json!({}));
     let (items, strata) = (env.items().get(), env.strata().get());
-    let schedule = Schedule::new(5, &[Component { weight: 1.0, items, strata }]).expect("a mixture");
+    let schedule = Schedule::new(5, &[ScheduleComponent { weight: 1.0, items, strata }]).expect("a mixture");
     for position in 0..2 * items {
         let item = env.item(schedule.item(position).item);
         assert_eq!(item.info["related"], json!(position % 2 == 0), "{position}");
@@ -165,7 +165,7 @@ fn an_argument_without_effect_is_an_error() {
 #[test]
 fn an_answer_that_did_not_end_is_not_valid() {
     let env = load("gradient_prophet", json!({}));
-    let score = taught().score_episode(&*env, &env.item(0), &episode("[2]", false)).expect("scored");
+    let score = taught().score_rollout(&*env, &env.item(0), &rollout("[2]", false)).expect("scored");
     assert_eq!((score.reward.get(), score.metrics["valid"]), (0.0, 0.0));
 }
 
@@ -174,11 +174,11 @@ fn a_log_prob_that_is_not_finite_makes_the_reward_missing() {
     let env = load("gradient_prophet", json!({}));
     for lp in [f32::NAN, f32::NEG_INFINITY] {
         let reader = Reader::new().expecting(move |_, _| lp);
-        assert!(matches!(reader.score(&*env, &env.item(0), "[1]"), Err(Missing::NotFinite(_))));
+        assert!(matches!(reader.score(&*env, &env.item(0), "[1]"), Err(RewardError::NotFinite(_))));
     }
     let env = load("gradient_prophet", json!({"task": "surprise"}));
     let reader = Reader::new().continuing(|_| Ok(vec![(65, f32::NAN)]));
-    assert!(matches!(reader.score(&*env, &env.item(0), "[1]"), Err(Missing::NotFinite(_))));
+    assert!(matches!(reader.score(&*env, &env.item(0), "[1]"), Err(RewardError::NotFinite(_))));
 }
 
 #[test]

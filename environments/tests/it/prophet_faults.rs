@@ -4,7 +4,7 @@ use crate::prophet::taught;
 use crate::support::{Query, Reader, last, line, load};
 use minds_core::chat::Message;
 use minds_core::environment::{Environment, Item};
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -73,15 +73,15 @@ fn p1_surprise_is_the_divergence_of_the_posterior_from_the_prior() {
 #[test]
 fn p1_a_service_without_top_k_is_answered_with_what_to_use_instead() {
     let env = surprise();
-    for answer in [Ok(vec![]), Err(Missing::Environment("no top-k here".into()))] {
+    for answer in [Ok(vec![]), Err(RewardError::Environment("no top-k here".into()))] {
         let reader = Reader::new().continuing(move |_| answer.clone());
-        let Err(Missing::Environment(why)) = reader.score(&*env, &env.item(0), "[1]") else {
+        let Err(RewardError::Environment(why)) = reader.score(&*env, &env.item(0), "[1]") else {
             panic!("no reward")
         };
         assert!(why.contains("use the task `in_context`"), "{why}");
     }
-    let reader = Reader::new().continuing(|_| Err(Missing::TimedOut(3)));
-    assert_eq!(reader.score(&*env, &env.item(0), "[1]"), Err(Missing::TimedOut(3)));
+    let reader = Reader::new().continuing(|_| Err(RewardError::TimedOut(3)));
+    assert_eq!(reader.score(&*env, &env.item(0), "[1]"), Err(RewardError::TimedOut(3)));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn p2_a_lesson_that_changes_nothing_is_no_surprise_however_unlikely_the_answer()
     let order: Vec<usize> = (1..=probes(&item)).collect();
     for answer in [&*format!("{order:?}"), "?", "[1]", ""] {
         let missing = unmoved().score(&*env, &item, answer);
-        let Err(Missing::Environment(why)) = &missing else { panic!("{answer}: {missing:?}") };
+        let Err(RewardError::Environment(why)) = &missing else { panic!("{answer}: {missing:?}") };
         assert!(why.contains("equally surprising"), "{why}");
     }
 }
@@ -166,13 +166,13 @@ fn p5_one_failed_query_leaves_no_reward() {
             for answer in ["[1]", "nonsense"] {
                 let reader = taught().failing_at(fails_at);
                 let missing = reader.score(&*env, &env.item(0), answer);
-                assert_eq!(missing, Err(Missing::Service("away".into())), "{fails_at}");
+                assert_eq!(missing, Err(RewardError::Service("away".into())), "{fails_at}");
             }
         }
     }
     let reader = taught().short_by(1);
     let missing = reader.score(&*in_context(), &in_context().item(0), "[1]");
-    assert!(matches!(missing, Err(Missing::Service(_))), "{missing:?}");
+    assert!(matches!(missing, Err(RewardError::Service(_))), "{missing:?}");
 }
 
 #[test]

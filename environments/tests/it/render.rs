@@ -1,5 +1,5 @@
 use crate::support::{Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, renderer, sampled};
-use minds_core::chat::{Message, Parsed, Role, Termination, Tokenizer};
+use minds_core::chat::{Message, ParsedCompletion, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
 use minds_environments::render::{self, RenderError};
@@ -191,21 +191,21 @@ fn stops_are_the_tokens_that_parse_looks_for() {
     }
 }
 
-fn parsed(text: &str, termination: Termination) -> Parsed {
-    Parsed { text: text.into(), termination }
+fn parsed(text: &str, termination: Termination) -> ParsedCompletion {
+    ParsedCompletion { text: text.into(), termination }
 }
 
 #[test]
 fn one_stop_at_the_end_is_a_stop_none_a_cut_and_all_else_malformed() {
-    use Termination::{Cut, Malformed, Stop};
+    use Termination::{Malformed, Stop, Truncated};
     let tokenizer = Bytes::chatml();
     for name in ["chatml", "qwen3", "qwen3_disable_thinking", "qwen3_instruct"] {
         let renderer = renderer(name, tokenizer.clone());
         for (text, result) in [
             ("[3]<|im_end|>", parsed("[3]", Stop)),
             ("<|im_end|>", parsed("", Stop)),
-            ("[3]", parsed("[3]", Cut)),
-            ("", parsed("", Cut)),
+            ("[3]", parsed("[3]", Truncated)),
+            ("", parsed("", Truncated)),
             ("[3]<|im_end|><|im_end|>", parsed("[3]", Malformed)),
             ("[3]<|im_end|>[3]", parsed("[3][3]", Malformed)),
             ("[3]<|im_start|><|im_end|>", parsed("[3]", Malformed)),
@@ -248,7 +248,7 @@ fn thoughts_are_cut_off_also_where_their_tags_are_control_tokens() {
 
 #[test]
 fn gpt_oss_answers_in_the_channel_final_after_any_number_of_thoughts() {
-    use Termination::{Cut, Malformed, Stop};
+    use Termination::{Malformed, Stop, Truncated};
     let tokenizer = Bytes::with(&GPT_OSS);
     let renderer = renderer("gpt_oss_low_reasoning", tokenizer.clone());
     let thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
@@ -267,8 +267,8 @@ fn gpt_oss_answers_in_the_channel_final_after_any_number_of_thoughts() {
         ("<|channel|>final[3]<|return|>".into(), Malformed),
         ("[3]<|return|>".into(), Malformed),
         ("<|return|>".into(), Malformed),
-        (format!("{thought}{answer}"), Cut),
-        (thought.into(), Cut),
+        (format!("{thought}{answer}"), Truncated),
+        (thought.into(), Truncated),
     ] {
         let result = renderer.parse(&sampled(tokenizer.encode_with_controls(&turn)));
         assert_eq!(result.termination, termination, "{turn}");
@@ -301,7 +301,7 @@ fn the_system_lines_of_deepseek_come_first_wherever_they_stand() {
 
 #[test]
 fn role_colon_ends_with_the_next_users_label_or_a_stop_of_the_model() {
-    use Termination::{Cut, Malformed, Stop};
+    use Termination::{Malformed, Stop, Truncated};
     let tokenizer = Bytes::chatml();
     let renderer = renderer("role_colon", tokenizer.clone());
     for (text, result) in [
@@ -310,9 +310,9 @@ fn role_colon_ends_with_the_next_users_label_or_a_stop_of_the_model() {
         ("  [3]\n\n\n\nUser:", parsed(" [3]\n\n", Stop)),
         (" [3]<|im_end|>", parsed("[3]", Stop)),
         (" [3]<|endoftext|>", parsed("[3]", Stop)),
-        (" [3]", parsed("[3]", Cut)),
-        (" [3]\n\nUser", parsed("[3]\n\nUser", Cut)),
-        ("", parsed("", Cut)),
+        (" [3]", parsed("[3]", Truncated)),
+        (" [3]\n\nUser", parsed("[3]\n\nUser", Truncated)),
+        ("", parsed("", Truncated)),
         (" [3]\n\nUser: hi", parsed("[3]\n\nUser: hi", Malformed)),
         (" [3]\n\nUser:<|im_end|>", parsed("[3]\n\nUser:", Malformed)),
         (" [3]<|im_end|>\n\nUser:", parsed("[3]\n\nUser:", Malformed)),
@@ -368,7 +368,7 @@ proptest! {
         for (name, tokenizer) in all() {
             let renderer = renderer(name, tokenizer.clone());
             let mut tokens = renderer.answer(&text);
-            prop_assert_eq!(renderer.parse(&sampled(tokens.clone())).termination, Termination::Cut);
+            prop_assert_eq!(renderer.parse(&sampled(tokens.clone())).termination, Termination::Truncated);
             match renderer.stop() {
                 Stop::Tokens(stops) => tokens.push(stops[0]),
                 Stop::Strings(stops) => tokens.extend(tokenizer.encode(&stops[0])),
@@ -383,7 +383,7 @@ proptest! {
         for (name, tokenizer) in all() {
             let has_stop = tokens.iter().any(|t| *t >= 1000);
             let parsed = renderer(name, tokenizer).parse(&sampled(tokens.clone()));
-            prop_assert!(has_stop || name == "role_colon" || parsed.termination == Termination::Cut);
+            prop_assert!(has_stop || name == "role_colon" || parsed.termination == Termination::Truncated);
         }
     }
 

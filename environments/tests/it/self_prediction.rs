@@ -1,6 +1,6 @@
 //! self_prediction as a run plays it, and the seven known faults of its first version, S1 to S7.
 
-use crate::support::{Reader, episode, last, load};
+use crate::support::{Reader, last, load, rollout};
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, Item};
 use minds_core::reward::Score;
@@ -249,6 +249,6 @@ fn s7_items_follow_from_the_seed_and_an_answer_that_was_cut_off_is_none() {
     let env = env();
     let item = env.item(0);
     let answer = both(result(&item), "1");
-    let cut = Reader::new().score_episode(&*env, &item, &episode(&answer, false)).expect("scored");
+    let cut = Reader::new().score_rollout(&*env, &item, &rollout(&answer, false)).expect("scored");
     assert_eq!((cut.reward.get(), cut.metrics["valid"]), (0.0, 0.0));
 }

@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use minds_core::chat::{Message, Renderer, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
-use minds_core::environment::{Environment, Item, Oracle, Reply, Scene, Shift};
-use minds_core::episode::{Episode, Turn};
-use minds_core::ids::{EpisodeId, GroupId, ItemKey, PolicyVersion, Token};
-use minds_core::reward::{Missing, Score};
-use minds_core::sampling::{Sampled, StopReason};
+use minds_core::environment::{Environment, EnvironmentReply, Item, LogprobDelta, Oracle, ScoringContext};
+use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId, Token};
+use minds_core::reward::{RewardError, Score};
+use minds_core::rollout::{Rollout, Turn};
+use minds_core::sampling::{Completion, StopReason};
 use minds_environments::registry;
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
@@ -119,8 +119,8 @@ pub fn renderer(name: &str, tokenizer: Arc<Bytes>) -> Arc<dyn Renderer> {
     minds_environments::render::renderer(name, tokenizer).expect(name)
 }
 
-pub fn sampled(tokens: Vec<Token>) -> Sampled {
-    Sampled { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+pub fn sampled(tokens: Vec<Token>) -> Completion {
+    Completion { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
 }
 
 /// A question to the reader, spelled out.
@@ -135,7 +135,7 @@ pub enum Query {
         k: usize,
     },
     /// What the step is taken on, in two parts: what is read only, and what is learnt.
-    Shift {
+    LogprobDelta {
         read: String,
         learnt: String,
         prefix: String,
@@ -144,8 +144,8 @@ pub enum Query {
 }
 
 type PerToken = Box<dyn Fn(&str, &str) -> f32 + Send + Sync>;
-type Step = Box<dyn Fn(&str) -> Result<f64, Missing> + Send + Sync>;
-type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync>;
+type Step = Box<dyn Fn(&str) -> Result<f64, RewardError> + Send + Sync>;
+type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, RewardError> + Send + Sync>;
 
 /// A reader that reads ChatML, answers by script and remembers what it was asked.
 pub struct Reader {
@@ -186,14 +186,17 @@ impl Reader {
     /// The most likely tokens after a prefix.
     pub fn continuing(
         mut self,
-        next: impl Fn(&str) -> Result<Vec<(Token, f32)>, Missing> + Send + Sync + 'static,
+        next: impl Fn(&str) -> Result<Vec<(Token, f32)>, RewardError> + Send + Sync + 'static,
     ) -> Self {
         self.next = Box::new(next);
         self
     }
 
     /// The change of a probe after a step that learns this text.
-    pub fn moved_by(mut self, step: impl Fn(&str) -> Result<f64, Missing> + Send + Sync + 'static) -> Self {
+    pub fn moved_by(
+        mut self,
+        step: impl Fn(&str) -> Result<f64, RewardError> + Send + Sync + 'static,
+    ) -> Self {
         self.step = Some(Box::new(step));
         self
     }
@@ -212,52 +215,57 @@ impl Reader {
         self.asked.lock().expect("no test panics while it asks").clone()
     }
 
-    fn ask(&self, query: Query) -> Result<(), Missing> {
+    fn ask(&self, query: Query) -> Result<(), RewardError> {
         let mut asked = self.asked.lock().expect("no test panics while it asks");
         asked.push(query);
-        if self.fails_at == Some(asked.len() - 1) { Err(Missing::Service("away".into())) } else { Ok(()) }
+        if self.fails_at == Some(asked.len() - 1) { Err(RewardError::Service("away".into())) } else { Ok(()) }
     }
 
     /// The score of one answer that ended with its stop.
-    pub fn score(&self, env: &dyn Environment, item: &Item, answer: &str) -> Result<Score, Missing> {
-        self.score_episode(env, item, &episode(answer, true))
+    pub fn score(&self, env: &dyn Environment, item: &Item, answer: &str) -> Result<Score, RewardError> {
+        self.score_rollout(env, item, &rollout(answer, true))
     }
 
-    pub fn score_episode(
+    pub fn score_rollout(
         &self,
         env: &dyn Environment,
         item: &Item,
-        episode: &Episode,
-    ) -> Result<Score, Missing> {
-        let scene = Scene { item, episode, renderer: &*self.renderer, oracle: self };
+        rollout: &Rollout,
+    ) -> Result<Score, RewardError> {
+        let scene = ScoringContext { item, rollout, renderer: &*self.renderer, oracle: self };
         tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(env.score(scene))
     }
 }
 
 #[async_trait]
 impl Oracle for Reader {
-    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         let (text, answer) = (self.tokenizer.spell(&prefix), self.tokenizer.spell(&target));
         self.ask(Query::Logprobs { prefix: text.clone(), target: answer.clone() })?;
         Ok(vec![(self.per_token)(&text, &answer); target.len() - self.short_by].into())
     }
 
-    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
         let text = self.tokenizer.spell(&prefix);
         self.ask(Query::NextTokens { prefix: text.clone(), k })?;
         (self.next)(&text).map(Into::into)
     }
 
-    async fn shift(&self, text: Datum, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Shift, Missing> {
-        let Some(step) = &self.step else { return Nobody.shift(text, prefix, target).await };
+    async fn logprob_delta(
+        &self,
+        text: Datum,
+        prefix: Arc<[Token]>,
+        target: Arc<[Token]>,
+    ) -> Result<LogprobDelta, RewardError> {
+        let Some(step) = &self.step else { return Nobody.logprob_delta(text, prefix, target).await };
         let LossInputs::Weights(weights) = text.inputs() else { panic!("a step learns by weights") };
         let read = weights.iter().take_while(|weight| **weight == 0.0).count();
         assert!(weights[read..].iter().all(|weight| *weight == 1.0));
         let learnt = self.tokenizer.spell(&text.targets()[read..]);
         let read = self.tokenizer.spell(&text.input()[..=read]);
         let (prefix, target) = (self.tokenizer.spell(&prefix), self.tokenizer.spell(&target));
-        self.ask(Query::Shift { read, learnt: learnt.clone(), prefix, target })?;
-        step(&learnt).map(|change| Shift { before: -7.0, after: change - 7.0 })
+        self.ask(Query::LogprobDelta { read, learnt: learnt.clone(), prefix, target })?;
+        step(&learnt).map(|change| LogprobDelta { before: -7.0, after: change - 7.0 })
     }
 }
 
@@ -266,40 +274,45 @@ struct Nobody;
 
 #[async_trait]
 impl Oracle for Nobody {
-    async fn logprobs(&self, _: Arc<[Token]>, _: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+    async fn logprobs(&self, _: Arc<[Token]>, _: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         unreachable!("only what has a default is asked")
     }
 
-    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
         unreachable!("only what has a default is asked")
     }
 }
 
-/// An episode of several turns that all ended; the tokens of each answer spell it.
-pub fn episode_of(answers: &[&str]) -> Episode {
+/// A rollout of several turns that all ended; the tokens of each answer spell it.
+pub fn rollout_of(answers: &[&str]) -> Rollout {
     let tokenizer = Bytes::chatml();
     let turns = answers.iter().map(|answer| Turn {
         prompt: tokenizer.encode("?").into(),
-        answer: sampled(tokenizer.encode_with_controls(&format!("{answer}<|im_end|>"))),
+        completion: sampled(tokenizer.encode_with_controls(&format!("{answer}<|im_end|>"))),
         text: (*answer).into(),
         complete: true,
     });
-    Episode { turns: turns.collect(), ..episode("", true) }
+    Rollout { turns: turns.collect(), ..rollout("", true) }
 }
 
 /// What the environment says next, after these answers were given and replied to.
-pub fn reply(env: &dyn Environment, item: &Item, conversation: &[Message]) -> Reply {
+pub fn reply(env: &dyn Environment, item: &Item, conversation: &[Message]) -> EnvironmentReply {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(env.reply(item, conversation)).expect("it replies")
 }
 
-/// An episode of one turn.
-pub fn episode(answer: &str, complete: bool) -> Episode {
-    Episode {
-        id: EpisodeId { group: GroupId(0), member: 0 },
+/// A rollout of one turn.
+pub fn rollout(answer: &str, complete: bool) -> Rollout {
+    Rollout {
+        id: RolloutId { group: GroupId(0), member: 0 },
         item: ItemKey { component: 0, item: 0 },
         policy: PolicyVersion(0),
-        turns: vec![Turn { prompt: vec![1].into(), answer: sampled(vec![2]), text: answer.into(), complete }],
+        turns: vec![Turn {
+            prompt: vec![1].into(),
+            completion: sampled(vec![2]),
+            text: answer.into(),
+            complete,
+        }],
         opening: Arc::default(),
     }
 }

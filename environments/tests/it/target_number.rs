@@ -1,4 +1,4 @@
-use crate::support::{Reader, episode, last, load};
+use crate::support::{Reader, last, load, rollout};
 use minds_core::chat::{Message, Role};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -86,7 +86,7 @@ fn metrics_tell_the_parts_of_the_reward() {
 #[test]
 fn an_answer_that_did_not_end_is_not_valid() {
     let env = load("target_number", json!({}));
-    let score = |complete| Reader::new().score_episode(&*env, &env.item(0), &episode("[3]", complete));
+    let score = |complete| Reader::new().score_rollout(&*env, &env.item(0), &rollout("[3]", complete));
     assert_eq!(score(true).expect("scored").reward.get(), 1.0);
     assert_eq!(score(false).expect("scored").reward.get(), 0.0);
 }

@@ -16,7 +16,7 @@ import sys
 sys.path[:0] = [".", sys.argv[1]]
 from minds_host import sdk  # noqa: E402
 
-sdk.stand_in()
+sdk.install_stubs()
 import tinker  # noqa: E402
 
 

@@ -4,10 +4,10 @@
 //! resumes: whole files are kept, and a part continues where it ended. The config comes first, so that a model that
 //! cannot be used is refused before its weights are fetched.
 
-use super::{Failure, Progress, Step, attempt, hub_folder};
-use crate::bytes::read_small;
-use crate::cache::Origin;
-use crate::config::Config;
+use super::{FetchFailure, FetchProgress, FetchStep, attempt, hub_folder};
+use crate::bounded_file::read_small;
+use crate::cache::ModelOrigin;
+use crate::config::HuggingFaceConfig;
 use crate::error::ModelError;
 use reqwest::header::{AUTHORIZATION, RANGE};
 use reqwest::{Client, Response, StatusCode};
@@ -34,18 +34,18 @@ pub(super) fn fetch(
     name: &str,
     root: &Path,
     endpoint: Option<&str>,
-    progress: &Progress,
-) -> Result<(PathBuf, Origin), Failure> {
-    progress(Step::Trying { way: format!("the hub, {name}"), total: None });
+    progress: &FetchProgress,
+) -> Result<(PathBuf, ModelOrigin), FetchFailure> {
+    progress(FetchStep::Trying { way: format!("the hub, {name}"), total: None });
     blocking(|| async {
         let model = HubModel::find(name, root, endpoint).await?;
-        let silent: Progress = std::sync::Arc::new(|_| ());
+        let silent: FetchProgress = std::sync::Arc::new(|_| ());
         model.download(|file| file == CONFIG, &silent).await?;
         let config = model.snapshot.join(CONFIG);
-        let json = read_small(&config, 1 << 20).map_err(Failure::Final)?;
-        Config::parse(&config, &json).map_err(Failure::Final)?;
+        let json = read_small(&config, 1 << 20).map_err(FetchFailure::Final)?;
+        HuggingFaceConfig::parse(&config, &json).map_err(FetchFailure::Final)?;
         model.download(|file| TEXT_FILES.contains(&file) || file.contains(".safetensors"), progress).await?;
-        Ok((model.snapshot, Origin::Hub { commit: model.commit }))
+        Ok((model.snapshot, ModelOrigin::Hub { commit: model.commit }))
     })
 }
 
@@ -54,9 +54,9 @@ pub(super) fn fetch_text(
     name: &str,
     root: &Path,
     endpoint: Option<&str>,
-    progress: &Progress,
-) -> Result<PathBuf, Failure> {
-    progress(Step::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
+    progress: &FetchProgress,
+) -> Result<PathBuf, FetchFailure> {
+    progress(FetchStep::Trying { way: format!("the hub, the tokenizer of {name}"), total: None });
     blocking(|| async {
         let model = HubModel::find(name, root, endpoint).await?;
         model.download(|file| TEXT_FILES.contains(&file), progress).await?;
@@ -70,16 +70,16 @@ pub(super) fn forget(name: &str, root: &Path) {
 }
 
 /// Runs a transfer on a thread and a runtime of its own, since callers may be on a runtime that must not block.
-fn blocking<T, F>(transfer: impl FnOnce() -> F + Send) -> Result<T, Failure>
+fn blocking<T, F>(transfer: impl FnOnce() -> F + Send) -> Result<T, FetchFailure>
 where
     T: Send,
-    F: Future<Output = Result<T, Failure>>,
+    F: Future<Output = Result<T, FetchFailure>>,
 {
     std::thread::scope(|scope| {
         let transfer = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime =
-                runtime.map_err(|e| Failure::Final(ModelError::io("start", Path::new("a runtime"), e)))?;
+            let runtime = runtime
+                .map_err(|e| FetchFailure::Final(ModelError::io("start", Path::new("a runtime"), e)))?;
             runtime.block_on(transfer())
         });
         transfer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -93,18 +93,18 @@ struct HubModel<'a> {
     name: &'a str,
     commit: String,
     /// The files of its top folder; other folders hold other formats of the same weights.
-    files: Vec<RemoteFile>,
+    files: Vec<HubFile>,
     /// Where they are kept.
     snapshot: PathBuf,
 }
 
 #[derive(Deserialize)]
-struct Revision {
+struct HubRevision {
     sha: String,
 }
 
 #[derive(Deserialize)]
-struct RemoteFile {
+struct HubFile {
     path: String,
     /// Bytes.
     size: u64,
@@ -113,7 +113,7 @@ struct RemoteFile {
 }
 
 impl<'a> HubModel<'a> {
-    async fn find(name: &'a str, root: &Path, endpoint: Option<&'a str>) -> Result<Self, Failure> {
+    async fn find(name: &'a str, root: &Path, endpoint: Option<&'a str>) -> Result<Self, FetchFailure> {
         // An error means that the process has chosen one already.
         drop(rustls::crypto::ring::default_provider().install_default());
         let client = Client::builder()
@@ -132,13 +132,13 @@ impl<'a> HubModel<'a> {
             files: Vec::new(),
             snapshot: PathBuf::new(),
         };
-        let revision: Revision = model.ask("revision/main").await?;
+        let revision: HubRevision = model.ask("revision/main").await?;
         let is_commit = !revision.sha.is_empty() && revision.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_commit {
             let reason = format!("it calls `{}` the commit of `{name}`, which is none", revision.sha);
-            return Err(Failure::Next(attempt("the hub", reason, NETWORK_ADVICE)));
+            return Err(FetchFailure::Next(attempt("the hub", reason, NETWORK_ADVICE)));
         }
-        let files: Vec<RemoteFile> = model.ask(&format!("tree/{}", revision.sha)).await?;
+        let files: Vec<HubFile> = model.ask(&format!("tree/{}", revision.sha)).await?;
         model.files =
             files.into_iter().filter(|file| file.kind == "file" && !file.path.contains('/')).collect();
         model.snapshot = folder.join("snapshots").join(&revision.sha);
@@ -152,27 +152,31 @@ impl<'a> HubModel<'a> {
     }
 
     /// A part of the hub's API about this model.
-    async fn ask<T: DeserializeOwned>(&self, part: &str) -> Result<T, Failure> {
+    async fn ask<T: DeserializeOwned>(&self, part: &str) -> Result<T, FetchFailure> {
         let response = self.get(&format!("{}/api/models/{}/{part}", self.endpoint, self.name), 0).await?;
         let text = self.accept(response, None)?.bytes().await.map_err(|error| failed(&error))?;
         serde_json::from_slice(&text).map_err(|error| failed(&error))
     }
 
     /// Fetches the files that are wanted and not there yet.
-    async fn download(&self, wanted: impl Fn(&str) -> bool, progress: &Progress) -> Result<(), Failure> {
-        let files: Vec<&RemoteFile> = self.files.iter().filter(|file| wanted(&file.path)).collect();
+    async fn download(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+        progress: &FetchProgress,
+    ) -> Result<(), FetchFailure> {
+        let files: Vec<&HubFile> = self.files.iter().filter(|file| wanted(&file.path)).collect();
         let total = files.iter().map(|file| file.size).sum();
         let mut done = 0;
         for file in files {
             let path = self.snapshot.join(&file.path);
             if !fs::metadata(&path).is_ok_and(|found| found.len() == file.size) {
                 self.download_file(file, &path, &|bytes| {
-                    progress(Step::Received { done: done + bytes, total });
+                    progress(FetchStep::Received { done: done + bytes, total });
                 })
                 .await?;
             }
             done += file.size;
-            progress(Step::Received { done, total });
+            progress(FetchStep::Received { done, total });
         }
         Ok(())
     }
@@ -180,10 +184,10 @@ impl<'a> HubModel<'a> {
     /// Continues the part that an earlier fetch left, if any, and renames it when it is whole.
     async fn download_file(
         &self,
-        file: &RemoteFile,
+        file: &HubFile,
         path: &Path,
         received: &dyn Fn(u64),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), FetchFailure> {
         let part = path.with_file_name(format!("{}.part", file.path));
         let have = fs::metadata(&part).map_or(0, |found| found.len());
         let mut have = if have > file.size { 0 } else { have };
@@ -204,7 +208,7 @@ impl<'a> HubModel<'a> {
         }
         if have != file.size {
             let reason = format!("{} ended after {have} of {} bytes", file.path, file.size);
-            return Err(Failure::Next(attempt(
+            return Err(FetchFailure::Next(attempt(
                 "the hub",
                 reason,
                 "run again, which continues where it ended",
@@ -214,7 +218,7 @@ impl<'a> HubModel<'a> {
     }
 
     /// Sends a request, from byte `start` of the answer on.
-    async fn get(&self, url: &str, start: u64) -> Result<Response, Failure> {
+    async fn get(&self, url: &str, start: u64) -> Result<Response, FetchFailure> {
         let mut request = self.client.get(url);
         if let Some(token) = token() {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -226,7 +230,7 @@ impl<'a> HubModel<'a> {
     }
 
     /// The answer, or what its status means for `file` or the model as a whole.
-    fn accept(&self, response: Response, file: Option<&str>) -> Result<Response, Failure> {
+    fn accept(&self, response: Response, file: Option<&str>) -> Result<Response, FetchFailure> {
         let status = response.status();
         let name = self.name;
         if status.is_success() {
@@ -250,7 +254,7 @@ impl<'a> HubModel<'a> {
             (429, ..) => ("it asks to slow down".into(), "wait a few minutes, or set HF_TOKEN"),
             _ => (format!("it answered {status}"), NETWORK_ADVICE),
         };
-        Err(Failure::Next(attempt("the hub", reason, advice)))
+        Err(FetchFailure::Next(attempt("the hub", reason, advice)))
     }
 }
 
@@ -270,8 +274,8 @@ fn open(part: &Path, append: bool) -> io::Result<File> {
     OpenOptions::new().create(true).write(true).append(append).truncate(!append).open(part)
 }
 
-fn disk(path: &Path, needed: u64, error: io::Error) -> Failure {
-    Failure::Final(match error.kind() {
+fn disk(path: &Path, needed: u64, error: io::Error) -> FetchFailure {
+    FetchFailure::Final(match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ModelError::DiskFull { path: path.to_owned(), needed }
         }
@@ -280,7 +284,7 @@ fn disk(path: &Path, needed: u64, error: io::Error) -> Failure {
 }
 
 /// A transfer that failed, with its causes: the outermost seldom says that a name did not resolve.
-fn failed(error: &dyn Error) -> Failure {
+fn failed(error: &dyn Error) -> FetchFailure {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -290,5 +294,5 @@ fn failed(error: &dyn Error) -> Failure {
         }
         source = cause.source();
     }
-    Failure::Next(attempt("the hub", text, NETWORK_ADVICE))
+    FetchFailure::Next(attempt("the hub", text, NETWORK_ADVICE))
 }

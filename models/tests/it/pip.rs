@@ -2,7 +2,7 @@
 #![cfg(unix)]
 
 use crate::make::write;
-use minds_models::{Cache, ModelError, Sources, resolve_from};
+use minds_models::{FetchSources, ModelCache, ModelError, resolve_from};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ fn fetch_with(script: &str) -> ModelError {
     let find = "while [ \"$1\" != -d ]; do shift; done; folder=$2";
     let python = write(root.path(), "python", format!("#!/bin/sh\n{find}\n{script}\n"));
     fs::set_permissions(&python, Permissions::from_mode(0o755)).unwrap();
-    let cache = Cache::at(root.path().join("cache"));
+    let cache = ModelCache::at(root.path().join("cache"));
     let sources =
-        Sources { hub: false, hub_endpoint: None, python: Some(python.to_str().unwrap().to_owned()) };
+        FetchSources { hub: false, hub_endpoint: None, python: Some(python.to_str().unwrap().to_owned()) };
     let error =
         resolve_from("SmolLM2-135M-Instruct", &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap_err();
     assert_eq!(cache.list().unwrap(), []);

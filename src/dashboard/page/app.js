@@ -6,9 +6,9 @@ import * as curves from './curves.js';
 import * as group from './group.js';
 import * as groups from './groups.js';
 import * as header from './header.js';
-import * as line from './line.js';
+import * as pipeline from './pipeline.js';
 import * as lists from './lists.js';
 import { connect } from './live.js';
 
-for (const part of [header, line, charts, bound, curves, groups, group, lists]) part.start();
+for (const part of [header, pipeline, charts, bound, curves, groups, group, lists]) part.start();
 void connect();

@@ -13,7 +13,7 @@ const BUSY = [
   ['scoring', 'time/scoring_busy', '--scoring', [3, 3]],
   ['shadow', 'shadow/busy_s', '--shadow', [3, 3]],
 ];
-const VERDICTS = [
+const OUTCOMES = [
   ['trained', '--training'],
   ['in_flight', '--sampling'],
   ['filtered', '--quiet'],
@@ -83,7 +83,7 @@ function build() {
   parts.stack = h(
     'div',
     { class: 'stacked', 'aria-hidden': 'true' },
-    VERDICTS.map(([name, colour]) => {
+    OUTCOMES.map(([name, colour]) => {
       const piece = h('span');
       piece.style.background = `var(${colour})`;
       parts[`v-${name}`] = piece;
@@ -158,8 +158,8 @@ function draw() {
   strip(history);
   const { counts } = state;
   const total = Math.max(1, counts.opened);
-  for (const [name] of VERDICTS) parts[`v-${name}`].style.width = `${(100 * (counts[name] ?? 0)) / total}%`;
-  const said = VERDICTS.filter(([name]) => counts[name] > 0 || name === 'trained').map(([name, colour]) =>
+  for (const [name] of OUTCOMES) parts[`v-${name}`].style.width = `${(100 * (counts[name] ?? 0)) / total}%`;
+  const said = OUTCOMES.filter(([name]) => counts[name] > 0 || name === 'trained').map(([name, colour]) =>
     key(colour, `${count(counts[name])} ${name.replace('_', ' ')}`),
   );
   parts.counts.replaceChildren(h('span', { class: 'key', text: `${many(counts.opened, 'group')} opened:` }), ...said);

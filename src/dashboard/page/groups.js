@@ -5,7 +5,7 @@ import { $, empty, h, setAttrs, setText } from './dom.js';
 import { count, many, num } from './format.js';
 import { get } from './live.js';
 import { modelLine } from './marked.js';
-import { on, store, tell } from './store.js';
+import { on, store, notify } from './store.js';
 
 const AHEAD = 6;
 const WAIT = 'Groups appear here with their prompts, completions and rewards when the first step is done.';
@@ -210,7 +210,7 @@ async function ask() {
       rows.clear();
     }
     filter();
-    tell('listed');
+    notify('listed');
   } catch {
     // the connection says what is wrong, and its return asks again
   }

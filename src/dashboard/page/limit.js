@@ -1,11 +1,11 @@
-// Which stage limits the line, and why one can say so. Pure: readings in, a verdict out.
+// Which stage limits the pipeline, and why one can say so. Pure: readings in, the limiting stage out.
 
-/** Lanes from the end of the line to its start: the last full one is where things wait. The one of batches says nothing
+/** Mailboxes from the end of the pipeline to its start: the last full one is where things wait. The one of batches says nothing
     that the trainer does not say itself, and the one of groups is full whenever all credits are in sampling. */
 const RECEIVERS = [
   ['measures', 'shadow_trainer'],
   ['scored', 'batcher'],
-  ['episodes', 'scorer'],
+  ['rollouts', 'scorer'],
 ];
 
 export const TITLES = {
@@ -27,8 +27,8 @@ export function trainerShares(history, span = 30) {
 }
 
 const full = (state, name) => {
-  const lane = state.lanes.find((lane) => lane.name === name);
-  return lane !== undefined && lane.capacity > 0 && lane.depth >= lane.capacity;
+  const mailbox = state.mailboxes.find((mailbox) => mailbox.name === name);
+  return mailbox !== undefined && mailbox.capacity > 0 && mailbox.depth >= mailbox.capacity;
 };
 
 /** `{ stage, why }`, or null where nothing limits: before the start, after the end, or when all is in balance. */
@@ -50,9 +50,9 @@ export function limitOf(history) {
     };
   }
   const recent = history.slice(-6);
-  const stuck = (lane) => recent.filter((seen) => full(seen, lane)).length > recent.length / 2;
-  for (const [lane, stage] of RECEIVERS)
-    if (stuck(lane)) return { stage, why: `the lane of ${lane} in front of it is full` };
+  const stuck = (mailbox) => recent.filter((seen) => full(seen, mailbox)).length > recent.length / 2;
+  for (const [mailbox, stage] of RECEIVERS)
+    if (stuck(mailbox)) return { stage, why: `the mailbox of ${mailbox} in front of it is full` };
   const sampling = waits('waits for sampling');
   const scoring = waits('waits for scoring');
   if (Math.max(sampling, scoring) >= 0.2) {
@@ -62,7 +62,7 @@ export function limitOf(history) {
   const exporting = waits('waits for the export');
   if (exporting >= 0.3)
     return { stage: 'trainer', why: `it waits for the export of the weights ${pct(exporting)} of the time` };
-  if (stuck('groups')) return { stage: 'sampler', why: 'the lane of groups in front of it is full' };
+  if (stuck('groups')) return { stage: 'sampler', why: 'the mailbox of groups in front of it is full' };
   if (!looked) {
     const [stage, share] = [
       ['sampler', busy.sampling],

@@ -69,10 +69,10 @@ function eventsSection() {
       'Saved states, retries, failures and what stops the run are listed here as they come.',
     ),
   );
-  const box = h('input', { type: 'checkbox', checked: memory.get('troubles', false) });
+  const box = h('input', { type: 'checkbox', checked: memory.get('warnings-only', false) });
   const show = () => {
-    list.classList.toggle('troubles', box.checked);
-    memory.set('troubles', box.checked);
+    list.classList.toggle('warnings-only', box.checked);
+    memory.set('warnings-only', box.checked);
   };
   box.addEventListener('change', show);
   show();

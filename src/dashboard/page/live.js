@@ -3,7 +3,7 @@
 // After every new connection everything that may have been missed is asked for once more. A stream that is open and
 // silent is told as late; one that is gone, with the time of the last news and the time of the next attempt.
 
-import { addEvaluation, addEvent, addRow, isOver, setEvaluations, setEvents, setRows, setState, store, tell } from './store.js';
+import { addEvaluation, addEvent, addRow, isOver, setEvaluations, setEvents, setRows, setState, store, notify } from './store.js';
 
 const LATE_S = 5;
 const SILENT_S = 20;
@@ -39,7 +39,7 @@ function link(kind, retry = null) {
   if (store.link.kind === kind && store.link.retry === retry) return;
   const since = store.link.kind === kind ? store.link.since : Date.now() / 1000;
   store.link = { kind, retry, since };
-  tell('link');
+  notify('link');
 }
 
 function lost() {
@@ -58,7 +58,7 @@ export async function connect() {
     const run = await get('/api/run');
     if (store.run && run.started !== store.run.started) return location.reload(); // another run has the address
     store.run = run;
-    tell('run');
+    notify('run');
     open();
     await refresh();
   } catch (error) {
@@ -88,8 +88,8 @@ async function refresh() {
   const last = events.at(-1)?.at ?? 0;
   setEvents([...events, ...store.events.filter((event) => event.at > last)]);
   store.checkpoints = checkpoints;
-  tell('checkpoints');
-  tell('groups');
+  notify('checkpoints');
+  notify('groups');
 }
 
 function open() {
@@ -106,7 +106,7 @@ function open() {
     });
   hear('state', (state) => {
     link('live');
-    if (state.step !== stepsSeen && stepsSeen >= 0) tell('groups');
+    if (state.step !== stepsSeen && stepsSeen >= 0) notify('groups');
     stepsSeen = state.step;
     const saved = store.state?.checkpoint?.step !== state.checkpoint?.step;
     setState(state);
@@ -123,7 +123,7 @@ function open() {
 async function askForCheckpoints() {
   try {
     store.checkpoints = await get('/api/checkpoints');
-    tell('checkpoints');
+    notify('checkpoints');
   } catch {
     // the next connection asks again
   }
@@ -131,7 +131,7 @@ async function askForCheckpoints() {
 
 setInterval(() => {
   if (!source) {
-    if (store.link.kind === 'lost') tell('link'); // the countdown
+    if (store.link.kind === 'lost') notify('link'); // the countdown
     return;
   }
   const silent = (Date.now() - heard) / 1000;

@@ -1,12 +1,12 @@
-// The geometry of the line's picture: where boxes, lanes and texts stand, in a row on wide screens and in a column on
-// narrow ones. Pure: a width goes in, places come out; line.js draws them.
+// The geometry of the pipeline's picture: where boxes, mailboxes and texts stand, in a row on wide screens and in a column on
+// narrow ones. Pure: a width goes in, places come out; pipeline.js draws them.
 
 export const STAGES = ['feeder', 'sampler', 'scorer', 'batcher', 'trainer'];
-export const LANES = ['groups', 'episodes', 'scored', 'batches'];
+export const MAILBOXES = ['groups', 'rollouts', 'scored', 'batches'];
 
 const at = (x, y, anchor = 'start') => ({ x, y, 'text-anchor': anchor });
 
-/** Below this width the line runs from top to bottom. */
+/** Below this width the pipeline runs from top to bottom. */
 export const NARROW = 820;
 
 export function geometry(width, shadow) {
@@ -19,7 +19,7 @@ function row(width, shadow) {
   const top = 30;
   const height = 116;
   const stages = {};
-  const lanes = {};
+  const mailboxes = {};
   STAGES.forEach((key, i) => {
     const x = 1 + i * (box + gap);
     stages[key] = {
@@ -33,11 +33,11 @@ function row(width, shadow) {
       short: box < 150,
     };
   });
-  LANES.forEach((key, i) => {
+  MAILBOXES.forEach((key, i) => {
     const x = 1 + (i + 1) * box + i * gap;
     const middle = top + height / 2;
     const pipe = { x: x + 10, y: middle - 12, width: gap - 32, height: 24 };
-    lanes[key] = {
+    mailboxes[key] = {
       pipe,
       name: at(x + gap / 2 - 6, middle - 24, 'middle'),
       depth: at(x + gap / 2 - 6, middle + 32, 'middle'),
@@ -60,7 +60,7 @@ function row(width, shadow) {
       tag: { x: x + box + 64, y: y + 88 },
       short: box < 150,
     };
-    lanes.measures = {
+    mailboxes.measures = {
       pipe: { x: middle + 12, y: y + 19, width: 56, height: 10 },
       name: at(middle - 12, y + 28, 'end'),
       depth: at(middle + 76, y + 28),
@@ -79,14 +79,14 @@ function row(width, shadow) {
     cells: { x: width / 2 - 10, y: back - 6, size: 12, gap: 4, centre: true, room: width * 0.34 },
     label: at(width / 2 + 2, back + 4),
   };
-  return { vertical: false, width, height: back + 14, stages, lanes, credits };
+  return { vertical: false, width, height: back + 14, stages, mailboxes, credits };
 }
 
 function column(width, shadow) {
   const height = 66;
   const gap = 58;
   const stages = {};
-  const lanes = {};
+  const mailboxes = {};
   let y = 1;
   const credits = {
     path: '',
@@ -109,9 +109,9 @@ function column(width, shadow) {
     };
     y += height;
   };
-  const lane = (key, indent = 0) => {
+  const mailbox = (key, indent = 0) => {
     const x = 22 + indent;
-    lanes[key] = {
+    mailboxes[key] = {
       pipe: { x: x + 20, y: y + 30, width: width - x - 36, height: 12 },
       name: at(x + 20, y + 22),
       depth: at(width - 16, y + 22, 'end'),
@@ -122,26 +122,26 @@ function column(width, shadow) {
     y += gap;
   };
   stage('feeder');
-  lane('groups');
+  mailbox('groups');
   stage('sampler');
-  lane('episodes');
+  mailbox('rollouts');
   stage('scorer');
   if (shadow) {
-    lane('measures', 24);
+    mailbox('measures', 24);
     stage('shadow_trainer', 24);
   }
-  lane('scored');
+  mailbox('scored');
   stage('batcher');
-  lane('batches');
+  mailbox('batches');
   stage('trainer');
   if (shadow) {
     // The scored go past the ShadowTrainer, on the left of it.
-    const { scored } = lanes;
+    const { scored } = mailboxes;
     const bottom = stages.scorer.box.y + height;
-    scored.arrow = `M12 ${bottom + 3}V${lanes.scored.travel.y + gap - 13} ${arrowDown(12, lanes.scored.travel.y + gap - 6)}`;
+    scored.arrow = `M12 ${bottom + 3}V${mailboxes.scored.travel.y + gap - 13} ${arrowDown(12, mailboxes.scored.travel.y + gap - 6)}`;
     scored.travel = { x: 12, y: bottom + 4, dx: 0, dy: scored.travel.y + gap - 18 - bottom };
   }
-  return { vertical: true, width, height: y + 1, stages, lanes, credits };
+  return { vertical: true, width, height: y + 1, stages, mailboxes, credits };
 }
 
 const arrowRight = (x, y) => `M${x - 8} ${y - 6}L${x} ${y}L${x - 8} ${y + 6}`;

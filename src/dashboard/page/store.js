@@ -37,7 +37,7 @@ export function on(topics, listener) {
 }
 
 /** Says that a topic has news. */
-export function tell(topic) {
+export function notify(topic) {
   pending.add(topic);
   if (!frame) frame = requestAnimationFrame(flush);
 }
@@ -60,14 +60,14 @@ export function setState(state) {
   store.state = state;
   store.history.push(state);
   while (store.history.length > 1 && state.at - store.history[0].at > MEMORY_S) store.history.shift();
-  tell('state');
+  notify('state');
 }
 
 export function setRows(rows) {
   store.rows = rows.filter((row) => Number.isFinite(row.step));
   store.evaluations.forEach(place);
   store.rows.forEach(note);
-  tell('rows');
+  notify('rows');
 }
 
 export function addRow(row) {
@@ -80,14 +80,14 @@ export function addRow(row) {
     const half = MOST_ROWS / 2;
     store.rows = store.rows.filter((_, i) => i >= half || i % 2 === 0);
   }
-  tell('rows');
+  notify('rows');
 }
 
 export function setEvaluations(evaluations) {
   store.evaluations = evaluations.filter((row) => Number.isFinite(row.step));
   store.evaluations.forEach(place);
   store.rows.forEach(note);
-  tell('rows');
+  notify('rows');
 }
 
 export function addEvaluation(row) {
@@ -95,7 +95,7 @@ export function addEvaluation(row) {
   store.evaluations = [...store.evaluations.filter(({ step }) => step < row.step), row];
   place(row);
   note(row);
-  tell('rows');
+  notify('rows');
 }
 
 /** Puts an evaluation's numbers to those of its step; to a row of its own where there is none, as before the first. */
@@ -109,13 +109,13 @@ function place(row) {
 
 export function setEvents(events) {
   store.events = events.slice(-MOST_EVENTS);
-  tell('events');
+  notify('events');
 }
 
 export function addEvent(event) {
   store.events.push(event);
   if (store.events.length > MOST_EVENTS) store.events.shift();
-  tell('events');
+  notify('events');
 }
 
 /** Whether the run has told that it is over. */
@@ -131,7 +131,7 @@ export function latest(key) {
 }
 
 /** Per second over the last half minute, of a counter in `state`; null before there is enough to tell. */
-export function pace(counter) {
+export function perSecond(counter) {
   const now = store.history.at(-1);
   if (!now) return null;
   const then = store.history.find((state) => now.at - state.at <= 30);

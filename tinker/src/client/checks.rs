@@ -3,22 +3,22 @@
 
 use super::error::ClientError;
 use crate::types::CheckpointPath;
-use minds_core::backend::LOGPROB_ROUNDING;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::sampling::{SampleRequest, SampleResponse, Stop};
+use minds_core::service::LOGPROB_ROUNDING;
 
 /// What is known about the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct ModelLimits {
     /// Tokens in the vocabulary.
     pub vocab: Option<usize>,
     /// Longest sequence.
     pub context: Option<usize>,
 }
 
-impl Limits {
+impl ModelLimits {
     /// Tokens go over the wire as signed 32-bit numbers.
     fn token(&self, token: Token) -> Result<(), String> {
         let vocab = self.vocab.unwrap_or(i32::MAX as usize);

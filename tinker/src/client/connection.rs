@@ -1,16 +1,16 @@
 //! A server that answers in the end: requests with retries, results with polling.
 
 use super::error::ClientError;
-use super::http::{Call, Reply, Transport};
-use super::limit::Limiter;
-use super::meters::operation;
-use super::options::{ClientOptions, Patience};
-use super::outage::{Outage, Turn};
-use super::retry::{Absent, Again, Attempts, Common, Jitter, Verdict, judge};
-use super::wire::{Wire, WireChoice};
+use super::limiter::ConcurrencyLimiter;
+use super::metrics::operation;
+use super::options::{ClientOptions, ClientTimeouts};
+use super::outage::{OutageEvent, OutageTracker};
+use super::retry::{Attempts, Jitter, NotFoundMeaning, ResponseOutcome, RetryContext, RetryReason, classify};
+use super::transport::{HttpRequest, HttpResponse, HttpTransport};
+use super::wire_format::{WireDetection, WireFormat};
 use crate::types::{
     CancelFutureRequest, ClientConfig, ClientConfigRequest, DynamicConfig, FailureCategory, FutureAnswer,
-    PROTOBUF, Promise, RetrieveFutureRequest,
+    FutureHandle, PROTOBUF, RetrieveFutureRequest,
 };
 use bytes::Bytes;
 use rand::SeedableRng as _;
@@ -34,13 +34,13 @@ const GONE_POLLS: u32 = 3;
 
 /// One server.
 pub(super) struct Connection {
-    pub(super) transport: Transport,
-    pub(super) patience: Patience,
+    pub(super) transport: HttpTransport,
+    pub(super) timeouts: ClientTimeouts,
     pub(super) jitter: Jitter,
-    outage: Outage,
+    outage: OutageTracker,
     pub(super) config: ClientConfig,
-    pub(super) wire: WireChoice,
-    pub(super) samples: Limiter,
+    pub(super) wire: WireDetection,
+    pub(super) sample_limiter: ConcurrencyLimiter,
     pub(super) runtime: Handle,
     cancels: bool,
     /// Set when the server says that the session is over.
@@ -48,30 +48,30 @@ pub(super) struct Connection {
 }
 
 /// A request that the server has taken in.
-pub(super) struct Taken {
+pub(super) struct SubmittedRequest {
     /// The name of its result.
     pub(super) request_id: String,
     /// The request, for when the server forgets its result.
-    pub(super) call: Call,
+    pub(super) call: HttpRequest,
     /// Whether it may have been taken in more than once: the answer to an earlier attempt was lost.
-    pub(super) unsure: bool,
+    pub(super) maybe_executed: bool,
 }
 
 /// A result as it came.
-pub(super) enum Payload {
+pub(super) enum ResultPayload {
     Json(serde_json::Value),
     Protobuf(Bytes),
 }
 
 /// Why there is no result.
-pub(super) enum NoResult {
+pub(super) enum ResultError {
     /// The server has forgotten it.
     Gone(String),
     /// Anything else.
     Error(ClientError),
 }
 
-impl From<ClientError> for NoResult {
+impl From<ClientError> for ResultError {
     fn from(error: ClientError) -> Self {
         Self::Error(error)
     }
@@ -80,39 +80,39 @@ impl From<ClientError> for NoResult {
 impl Connection {
     /// Asks the server how it wants to be spoken to. One that does not know the question is an old one.
     pub(super) async fn open(options: &ClientOptions) -> Result<Self, ClientError> {
-        let transport = Transport::new(options)?;
+        let transport = HttpTransport::new(options)?;
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(options.seed));
         let mut connection = Self {
             transport,
-            patience: Patience { submit: options.patience.hello, ..options.patience },
+            timeouts: ClientTimeouts { outage: options.timeouts.first_response, ..options.timeouts },
             jitter,
-            outage: Outage::default(),
+            outage: OutageTracker::default(),
             config: ClientConfig::default(),
-            wire: WireChoice::guess(Wire::Protobuf),
-            samples: Limiter::new(1),
+            wire: WireDetection::guess(WireFormat::Protobuf),
+            sample_limiter: ConcurrencyLimiter::new(1),
             runtime: Handle::current(),
             cancels: false,
             ended: AtomicBool::new(false),
         };
         let ask = ClientConfigRequest { sdk_version: SDK_VERSION.into() };
         match connection
-            .post::<ClientConfig>("the client's config", "client/config", &ask, Absent::Rejected)
+            .post::<ClientConfig>("the client's config", "client/config", &ask, NotFoundMeaning::Rejected)
             .await
         {
             Ok(config) => connection.config = config,
             Err(ClientError::Unsupported { .. } | ClientError::Rejected { .. }) => {
-                connection.wire = WireChoice::guess(Wire::Json);
+                connection.wire = WireDetection::guess(WireFormat::Json);
             }
             Err(error) => return Err(error),
         }
-        connection.patience = options.patience;
+        connection.timeouts = options.timeouts;
         let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
-        connection.samples = Limiter::new(most);
+        connection.sample_limiter = ConcurrencyLimiter::new(most);
         if connection.config.pjwt_auth_enabled {
             connection.exchange_key().await?;
         }
         let body = encode(&ask);
-        let call = Call::post("client/dynamic_config", body, options.patience.request);
+        let call = HttpRequest::post("client/dynamic_config", body, options.timeouts.request);
         // It has a default, so one failure decides nothing.
         if let Ok(reply) = connection.transport.send(&call).await {
             let config: DynamicConfig = serde_json::from_slice(&reply.body).unwrap_or_default();
@@ -130,11 +130,11 @@ impl Connection {
                 Ok(Some(refusal)) => Ok(refusal),
                 Err(why) => Err(why),
             };
-            match judge(&self.transport, what, Absent::Rejected, refusal) {
-                Verdict::Again(again) => attempts.again(again).await?,
-                Verdict::No(error) => return Err(error),
-                Verdict::Gone(why) => return Err(ClientError::rejected(what, why)),
-                Verdict::Good(_) => return Ok(()),
+            match classify(&self.transport, what, NotFoundMeaning::Rejected, refusal) {
+                ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
+                ResponseOutcome::Failed(error) => return Err(error),
+                ResponseOutcome::Gone(why) => return Err(ClientError::rejected(what, why)),
+                ResponseOutcome::Accepted(_) => return Ok(()),
             }
         }
     }
@@ -142,14 +142,14 @@ impl Connection {
     /// A request to a path; `limit` bounds the time until its result is there.
     pub(super) fn attempts<'a>(&'a self, what: &'a str, path: &str, limit: Option<Duration>) -> Attempts<'a> {
         let billing = self.config.billing_exception_max_pause_duration_sec;
-        let common = Common {
-            patience: &self.patience,
+        let context = RetryContext {
+            timeouts: &self.timeouts,
             jitter: &self.jitter,
-            meters: &self.transport.meters,
+            metrics: &self.transport.metrics,
             outage: &self.outage,
             billing: Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600)),
         };
-        Attempts::new(what, operation(path), common, limit)
+        Attempts::new(what, operation(path), context, limit)
     }
 
     /// Refuses to go on in a session that the server has ended.
@@ -166,104 +166,123 @@ impl Connection {
         what: &str,
         path: &str,
         body: &impl Serialize,
-        absent: Absent,
+        not_found: NotFoundMeaning,
     ) -> Result<T, ClientError> {
-        let call = Call::post(path, encode(body), self.patience.request);
-        self.ask(what, call, absent).await
+        let call = HttpRequest::post(path, encode(body), self.timeouts.request);
+        self.request_json(what, call, not_found).await
     }
 
     pub(super) async fn get<T: DeserializeOwned>(&self, what: &str, path: &str) -> Result<T, ClientError> {
-        self.ask(what, Call::bare(Method::GET, path, self.patience.request), Absent::Rejected).await
+        self.request_json(
+            what,
+            HttpRequest::bare(Method::GET, path, self.timeouts.request),
+            NotFoundMeaning::Rejected,
+        )
+        .await
     }
 
-    pub(super) async fn ask<T: DeserializeOwned>(
+    pub(super) async fn request_json<T: DeserializeOwned>(
         &self,
         what: &str,
-        call: Call,
-        absent: Absent,
+        call: HttpRequest,
+        not_found: NotFoundMeaning,
     ) -> Result<T, ClientError> {
         let mut attempts = self.attempts(what, &call.path, None);
-        self.ask_with(what, &call, absent, &mut attempts).await
+        self.request_with(what, &call, not_found, &mut attempts).await
     }
 
-    async fn ask_with<T: DeserializeOwned>(
+    async fn request_with<T: DeserializeOwned>(
         &self,
         what: &str,
-        call: &Call,
-        absent: Absent,
+        call: &HttpRequest,
+        not_found: NotFoundMeaning,
         attempts: &mut Attempts<'_>,
     ) -> Result<T, ClientError> {
-        let call = self.named(call.clone());
+        let call = self.with_idempotency_key(call.clone());
         loop {
-            let again = match self.once(what, &call, absent, attempts).await {
-                Verdict::Good(reply) => match self.read(&reply) {
+            let reason = match self.attempt(what, &call, not_found, attempts).await {
+                ResponseOutcome::Accepted(reply) => match self.read(&reply) {
                     Ok(answer) => return Ok(answer),
-                    Err(why) => Again::Unreadable(why),
+                    Err(why) => RetryReason::Unreadable(why),
                 },
-                Verdict::Again(again) => again,
-                Verdict::Gone(why) => return Err(ClientError::lost(what, why)),
-                Verdict::No(error) => return Err(error),
+                ResponseOutcome::Retry(reason) => reason,
+                ResponseOutcome::Gone(why) => return Err(ClientError::lost(what, why)),
+                ResponseOutcome::Failed(error) => return Err(error),
             };
-            attempts.again(again).await?;
+            attempts.back_off(reason).await?;
         }
     }
 
     /// Sends a request whose answer names its result.
-    pub(super) async fn submit(&self, what: &str, call: Call, absent: Absent) -> Result<Taken, ClientError> {
+    pub(super) async fn submit(
+        &self,
+        what: &str,
+        call: HttpRequest,
+        not_found: NotFoundMeaning,
+    ) -> Result<SubmittedRequest, ClientError> {
         let mut attempts = self.attempts(what, &call.path, None);
-        let promise: Promise = self.ask_with(what, &call, absent, &mut attempts).await?;
-        Ok(Taken { request_id: promise.request_id, call, unsure: attempts.unsure() })
+        let promise: FutureHandle = self.request_with(what, &call, not_found, &mut attempts).await?;
+        Ok(SubmittedRequest {
+            request_id: promise.request_id,
+            call,
+            maybe_executed: attempts.maybe_executed(),
+        })
     }
 
     /// Reads an answer in JSON.
-    pub(super) fn read<T: DeserializeOwned>(&self, reply: &Reply) -> Result<T, String> {
+    pub(super) fn read<T: DeserializeOwned>(&self, reply: &HttpResponse) -> Result<T, String> {
         // What does not fit is quoted in the error, whatever it is.
-        serde_json::from_slice(&reply.body).map_err(|e| self.transport.told(&e.to_string()))
+        serde_json::from_slice(&reply.body).map_err(|e| self.transport.redact(&e.to_string()))
     }
 
     /// A request whose answer says nothing.
-    pub(super) async fn tell(&self, what: &str, call: Call) -> Result<(), ClientError> {
+    pub(super) async fn request_empty(&self, what: &str, call: HttpRequest) -> Result<(), ClientError> {
         let mut attempts = self.attempts(what, &call.path, None);
-        let call = self.named(call);
-        let absent = if call.method == Method::DELETE { Absent::Deleted } else { Absent::Rejected };
+        let call = self.with_idempotency_key(call);
+        let not_found =
+            if call.method == Method::DELETE { NotFoundMeaning::Deleted } else { NotFoundMeaning::Rejected };
         loop {
-            match self.once(what, &call, absent, &attempts).await {
-                Verdict::Good(_) => return Ok(()),
-                Verdict::Again(again) => attempts.again(again).await?,
+            match self.attempt(what, &call, not_found, &attempts).await {
+                ResponseOutcome::Accepted(_) => return Ok(()),
+                ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
                 // An earlier attempt, whose answer was lost, has deleted it.
-                Verdict::Gone(_) if absent == Absent::Deleted && attempts.unsure() => return Ok(()),
-                Verdict::Gone(why) if absent == Absent::Deleted => {
+                ResponseOutcome::Gone(_)
+                    if not_found == NotFoundMeaning::Deleted && attempts.maybe_executed() =>
+                {
+                    return Ok(());
+                }
+                ResponseOutcome::Gone(why) if not_found == NotFoundMeaning::Deleted => {
                     return Err(ClientError::rejected(what, why));
                 }
-                Verdict::Gone(why) => return Err(ClientError::lost(what, why)),
-                Verdict::No(error) => return Err(error),
+                ResponseOutcome::Gone(why) => return Err(ClientError::lost(what, why)),
+                ResponseOutcome::Failed(error) => return Err(error),
             }
         }
     }
 
     /// One attempt.
-    pub(super) async fn once(
+    pub(super) async fn attempt(
         &self,
         what: &str,
-        call: &Call,
-        absent: Absent,
+        call: &HttpRequest,
+        not_found: NotFoundMeaning,
         attempts: &Attempts<'_>,
-    ) -> Verdict {
-        let call = Call { timeout: attempts.timeout(call.timeout), ..call.clone() };
-        judge(&self.transport, what, absent, self.send(&call).await)
+    ) -> ResponseOutcome {
+        let call = HttpRequest { timeout: attempts.timeout(call.timeout), ..call.clone() };
+        classify(&self.transport, what, not_found, self.send(&call).await)
     }
 
-    async fn send(&self, call: &Call) -> Result<Reply, String> {
+    async fn send(&self, call: &HttpRequest) -> Result<HttpResponse, String> {
         let asked = Instant::now();
         let reply = self.transport.send(call).await;
         // A server that refuses for load keeps requests waiting as one does that is not there.
         let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500 && reply.status != 429);
-        match self.outage.note(operation(&call.path), asked, answered) {
+        match self.outage.record(operation(&call.path), asked, answered) {
             None => {}
-            Some(Turn::Silent(since)) => {
+            Some(OutageEvent::Ongoing(since)) => {
                 let why = match &reply {
                     Ok(reply) => format!("status {}", reply.status),
-                    Err(why) => self.transport.told(why),
+                    Err(why) => self.transport.redact(why),
                 };
                 tracing::warn!(
                     since_s = since.as_secs(),
@@ -271,7 +290,7 @@ impl Connection {
                     "paused: the service does not answer, waiting for it"
                 );
             }
-            Some(Turn::Back(after)) => {
+            Some(OutageEvent::Over(after)) => {
                 tracing::warn!(after_s = after.as_secs(), "the service is back: going on")
             }
         }
@@ -279,7 +298,7 @@ impl Connection {
     }
 
     /// The request under a name that stays the same over all attempts.
-    pub(super) fn named(&self, call: Call) -> Call {
+    pub(super) fn with_idempotency_key(&self, call: HttpRequest) -> HttpRequest {
         match call.method {
             Method::GET => call,
             _ => {
@@ -299,21 +318,23 @@ impl Connection {
         kind: &'static str,
         request_id: &str,
         limit: Duration,
-        read: impl Fn(Payload) -> Result<T, String>,
-    ) -> Result<T, NoResult> {
+        read: impl Fn(ResultPayload) -> Result<T, String>,
+    ) -> Result<T, ResultError> {
         let mut attempts = self.attempts(what, "retrieve_future", Some(limit));
         let (mut iteration, mut wrong, mut gone, mut metadata) = (0u64, 0, 0, true);
         loop {
             let asked = Instant::now();
             let ask = RetrieveFutureRequest { request_id: request_id.into(), allow_metadata_only: metadata };
-            let timeout = attempts.timeout(self.patience.poll);
-            let mut call = Call::post("retrieve_future", encode(&ask), timeout)
+            let timeout = attempts.timeout(self.timeouts.poll);
+            let mut call = HttpRequest::post("retrieve_future", encode(&ask), timeout)
                 .header("x-tinker-request-type", reqwest::header::HeaderValue::from_static(kind))
                 .header("x-tinker-request-iteration", reqwest::header::HeaderValue::from(iteration));
             call.large = true;
             iteration += 1;
             // These come as protobuf from newer servers; older ones do not look at what is accepted.
-            if matches!(kind, "Sample" | "Forward" | "ForwardBackward") && self.wire.now() == Wire::Protobuf {
+            if matches!(kind, "Sample" | "Forward" | "ForwardBackward")
+                && self.wire.now() == WireFormat::Protobuf
+            {
                 call.accept = PROTOBUF;
             }
             let reply = self.send(&call).await;
@@ -323,62 +344,64 @@ impl Connection {
                 self.pause_between_polls(&mut attempts, asked).await?;
                 continue;
             }
-            match judge(&self.transport, what, Absent::Forgotten, reply) {
-                Verdict::Good(reply) if reply.protobuf => {
-                    self.wire.lean(Wire::Protobuf);
-                    match read(Payload::Protobuf(reply.body)) {
+            match classify(&self.transport, what, NotFoundMeaning::Forgotten, reply) {
+                ResponseOutcome::Accepted(reply) if reply.protobuf => {
+                    self.wire.prefer(WireFormat::Protobuf);
+                    match read(ResultPayload::Protobuf(reply.body)) {
                         Ok(result) => return Ok(result),
-                        Err(why) => attempts.again(self.unreadable(&why)).await?,
+                        Err(why) => attempts.back_off(self.unreadable(&why)).await?,
                     }
                 }
-                Verdict::Good(reply) => match FutureAnswer::parse(&reply.body) {
+                ResponseOutcome::Accepted(reply) => match FutureAnswer::parse(&reply.body) {
                     Ok(FutureAnswer::Done(value)) => {
                         if call.accept == PROTOBUF {
-                            self.wire.lean(Wire::Json);
+                            self.wire.prefer(WireFormat::Json);
                         }
-                        match read(Payload::Json(value)) {
+                        match read(ResultPayload::Json(value)) {
                             Ok(result) => return Ok(result),
-                            Err(why) => attempts.again(self.unreadable(&why)).await?,
+                            Err(why) => attempts.back_off(self.unreadable(&why)).await?,
                         }
                     }
                     Ok(FutureAnswer::Pending(_)) => self.pause_between_polls(&mut attempts, asked).await?,
                     Ok(FutureAnswer::Metadata(_)) if metadata => metadata = false,
                     Ok(FutureAnswer::Metadata(_)) => {
                         let why = "it is announced and not given".to_owned();
-                        attempts.again(Again::Unreadable(why)).await?;
+                        attempts.back_off(RetryReason::Unreadable(why)).await?;
                     }
                     Ok(FutureAnswer::Failed(failed)) => {
-                        let (what, detail) = (what.to_owned(), self.transport.told(&failed.error));
-                        return Err(NoResult::Error(match failed.category {
+                        let (what, detail) = (what.to_owned(), self.transport.redact(&failed.error));
+                        return Err(ResultError::Error(match failed.category {
                             FailureCategory::User => ClientError::Rejected { what, detail },
                             FailureCategory::Server | FailureCategory::Unknown => {
                                 ClientError::Failed { what, detail }
                             }
                         }));
                     }
-                    Err(e) => attempts.again(self.unreadable(&e.to_string())).await?,
+                    Err(e) => attempts.back_off(self.unreadable(&e.to_string())).await?,
                 },
-                Verdict::Again(Again::Conflict(why)) => attempts.again(Again::Failed(why)).await?,
-                Verdict::Again(again) => attempts.again(again).await?,
-                Verdict::Gone(why) => {
+                ResponseOutcome::Retry(RetryReason::Conflict(why)) => {
+                    attempts.back_off(RetryReason::Failed(why)).await?
+                }
+                ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
+                ResponseOutcome::Gone(why) => {
                     gone += 1;
                     if gone >= GONE_POLLS {
-                        return Err(NoResult::Gone(why));
+                        return Err(ResultError::Gone(why));
                     }
-                    attempts.again(Again::Failed(why)).await?;
+                    attempts.back_off(RetryReason::Failed(why)).await?;
                 }
-                Verdict::No(ClientError::Rejected { detail, .. }) => {
+                ResponseOutcome::Failed(ClientError::Rejected { detail, .. }) => {
                     wrong += 1;
                     if wrong >= WRONG_POLLS {
-                        return Err(NoResult::Error(ClientError::rejected(what, detail)));
+                        return Err(ResultError::Error(ClientError::rejected(what, detail)));
                     }
-                    sleep(self.patience.between_polls).await;
+                    sleep(self.timeouts.poll_interval).await;
                 }
                 // The request was taken in, so what cannot be done here is to tell its result.
-                Verdict::No(ClientError::Unsupported { detail, .. }) => {
-                    return Err(NoResult::Error(ClientError::Unreadable { what: what.into(), detail }));
+                ResponseOutcome::Failed(ClientError::Unsupported { detail, .. }) => {
+                    return Err(ResultError::Error(ClientError::Unreadable { what: what.into(), detail }));
                 }
-                Verdict::No(error) => return Err(NoResult::Error(error)),
+                ResponseOutcome::Failed(error) => return Err(ResultError::Error(error)),
             }
         }
     }
@@ -389,27 +412,27 @@ impl Connection {
         &self,
         what: &str,
         kind: &'static str,
-        taken: &Taken,
+        submitted: &SubmittedRequest,
         limit: Duration,
-        read: impl Fn(Payload) -> Result<T, String>,
-    ) -> Result<T, NoResult> {
-        let why = match self.retrieve(what, kind, &taken.request_id, limit, &read).await {
-            Err(NoResult::Gone(why)) => why,
+        read: impl Fn(ResultPayload) -> Result<T, String>,
+    ) -> Result<T, ResultError> {
+        let why = match self.retrieve(what, kind, &submitted.request_id, limit, &read).await {
+            Err(ResultError::Gone(why)) => why,
             result => return result,
         };
-        match self.submit(what, taken.call.clone(), Absent::Lost).await {
-            Ok(again) if again.request_id != taken.request_id => {
+        match self.submit(what, submitted.call.clone(), NotFoundMeaning::Lost).await {
+            Ok(resubmitted) if resubmitted.request_id != submitted.request_id => {
                 tracing::warn!(what, why, "the server has forgotten a result, and has another name for it");
-                self.retrieve(what, kind, &again.request_id, limit, read).await
+                self.retrieve(what, kind, &resubmitted.request_id, limit, read).await
             }
-            Ok(_) => Err(NoResult::Gone(why)),
-            Err(error @ ClientError::Away { .. }) => Err(NoResult::Error(error)),
-            Err(error) => Err(NoResult::Gone(format!("{why}; asked again: {error}"))),
+            Ok(_) => Err(ResultError::Gone(why)),
+            Err(error @ ClientError::Unreachable { .. }) => Err(ResultError::Error(error)),
+            Err(error) => Err(ResultError::Gone(format!("{why}; asked again: {error}"))),
         }
     }
 
-    fn unreadable(&self, why: &str) -> Again {
-        Again::Unreadable(self.transport.told(why))
+    fn unreadable(&self, why: &str) -> RetryReason {
+        RetryReason::Unreadable(self.transport.redact(why))
     }
 
     /// A server that answers at once that a result is not there must not be asked at once again.
@@ -422,7 +445,7 @@ impl Connection {
         if attempts.left().is_zero() {
             return Err(attempts.give_up("the result is not there yet".into()));
         }
-        let rest = self.patience.between_polls.saturating_sub(asked.elapsed());
+        let rest = self.timeouts.poll_interval.saturating_sub(asked.elapsed());
         sleep(rest.min(attempts.left())).await;
         Ok(())
     }
@@ -433,7 +456,7 @@ impl Connection {
             return;
         }
         let body = encode(&CancelFutureRequest { request_id });
-        let call = Call::post("cancel_future", body, self.patience.request);
+        let call = HttpRequest::post("cancel_future", body, self.timeouts.request);
         if let Err(why) = self.transport.send(&call).await {
             tracing::debug!(why, "a sample was not cancelled");
         }

@@ -1,6 +1,6 @@
 //! Failures of the client, by what the caller can do.
 
-use minds_core::backend::BackendError;
+use minds_core::service::BackendError;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -79,7 +79,7 @@ pub enum ClientError {
         "{what}: the server has not answered for {}s, as long as it is waited for, in {attempts} attempts; the last one: {why}",
         waited.as_secs()
     )]
-    Away {
+    Unreachable {
         /// What was asked for.
         what: String,
         /// How long the server has not answered.
@@ -112,7 +112,7 @@ impl ClientError {
             | Self::Unreadable { .. }
             | Self::InDoubt { .. }
             | Self::TimedOut { .. }
-            | Self::Away { .. }
+            | Self::Unreachable { .. }
             | Self::Lost { .. } => true,
             Self::Options(_) | Self::Denied { .. } | Self::Rejected { .. } | Self::Unsupported { .. } => {
                 false
@@ -121,9 +121,9 @@ impl ClientError {
     }
 
     /// The same about a change of the model that the server had taken in.
-    pub(super) fn of_a_change(self, what: &str) -> Self {
+    pub(super) fn for_model_change(self, what: &str) -> Self {
         match self {
-            Self::TimedOut { .. } | Self::Away { .. } | Self::Unreadable { .. } => {
+            Self::TimedOut { .. } | Self::Unreachable { .. } | Self::Unreadable { .. } => {
                 Self::InDoubt { what: what.into(), detail: self.to_string() }
             }
             known => known,
@@ -143,7 +143,7 @@ impl From<ClientError> for BackendError {
             ClientError::Unsupported { .. } => Self::Unsupported(text),
             ClientError::Failed { .. } | ClientError::Unreadable { .. } => Self::Unavailable(text),
             ClientError::TimedOut { .. } => Self::TimedOut(text),
-            ClientError::Away { .. } => Self::Away(text),
+            ClientError::Unreachable { .. } => Self::Away(text),
             ClientError::Denied { .. } | ClientError::Lost { .. } | ClientError::InDoubt { .. } => {
                 Self::Lost(text)
             }

@@ -8,64 +8,64 @@ mod checks;
 mod chunks;
 mod connection;
 mod error;
-mod http;
-mod limit;
-mod meters;
+mod limiter;
+mod metrics;
 mod options;
 mod outage;
-mod pass;
-mod queue;
+mod pass_request;
 mod quirks;
+mod request_queue;
 mod rest;
 mod retry;
-mod sampler;
+mod sampling_client;
 mod secret;
-mod training;
-mod wire;
+mod training_client;
+mod transport;
+mod wire_format;
 
-pub use checks::Limits;
+pub use checks::ModelLimits;
 pub use error::ClientError;
-pub use http::check_address;
-pub use meters::Meters;
-pub use options::{API_KEY_ENV, ClientOptions, Patience};
-pub use sampler::{Sampler, TargetLogprobs};
+pub use metrics::ClientMetrics;
+pub use options::{API_KEY_ENV, ClientOptions, ClientTimeouts};
+pub use sampling_client::{SamplingClient, TargetLogprobs};
 pub use secret::Secret;
-pub use training::{Training, TrainingSampler};
-pub use wire::Wire;
+pub use training_client::{ExportedSampler, TrainingClient};
+pub use transport::check_address;
+pub use wire_format::WireFormat;
 
 use crate::types::{
     CreateModelRequest, CreateModelResponse, CreateSessionRequest, CreateSessionResponse, GetInfoRequest,
     GetInfoResponse, HeartbeatRequest, LoadWeightsRequest, LoraConfig, OptimizerConfig, ServerCapabilities,
     WeightsInfoRequest, WeightsInfoResponse,
 };
-use connection::{Connection, NoResult, Payload, SDK_VERSION, Taken, encode};
-use http::Call;
-use retry::Absent;
+use connection::{Connection, ResultError, ResultPayload, SDK_VERSION, SubmittedRequest, encode};
+use retry::NotFoundMeaning;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::task::AbortHandle;
+use transport::HttpRequest;
 
 /// The answer to a request that is already under way; it may be dropped.
-pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, ClientError>> + Send + 'static>>;
+pub type ClientFuture<T> = Pin<Box<dyn Future<Output = Result<T, ClientError>> + Send + 'static>>;
 
 /// A session with a server. Clones share it; it is kept alive until the last of them and of what they made is gone.
 #[derive(Clone)]
-pub struct Client(Arc<Session>);
+pub struct Client(Arc<ClientSession>);
 
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     connection: Arc<Connection>,
     id: String,
     models: AtomicU64,
     /// The models that were made, for servers that do not give them up with the session.
-    made: Mutex<Vec<String>>,
+    created_models: Mutex<Vec<String>>,
     samplers: AtomicU64,
     heartbeat: AbortHandle,
 }
 
-impl Drop for Session {
+impl Drop for ClientSession {
     fn drop(&mut self) {
         self.heartbeat.abort();
     }
@@ -84,22 +84,22 @@ impl Client {
             ..CreateSessionRequest::default()
         };
         let answer: CreateSessionResponse =
-            connection.post("a session", "create_session", &request, Absent::Rejected).await?;
+            connection.post("a session", "create_session", &request, NotFoundMeaning::Rejected).await?;
         if let Some(message) = &answer.info_message {
-            tracing::info!(message = connection.transport.told(message), "the server says");
+            tracing::info!(message = connection.transport.redact(message), "the server says");
         }
         if let Some(message) = answer.warning_message.as_ref().or(answer.error_message.as_ref()) {
-            tracing::warn!(message = connection.transport.told(message), "the server says");
+            tracing::warn!(message = connection.transport.redact(message), "the server says");
         }
-        let beat = keep_alive(Arc::downgrade(&connection), answer.session_id.clone(), options.patience);
+        let beat = keep_alive(Arc::downgrade(&connection), answer.session_id.clone(), options.timeouts);
         let heartbeat = tokio::spawn(beat).abort_handle();
-        let session = connection.transport.told(&answer.session_id);
+        let session = connection.transport.redact(&answer.session_id);
         tracing::debug!(session, wire = ?connection.wire.now(), "connected");
-        Ok(Self(Arc::new(Session {
+        Ok(Self(Arc::new(ClientSession {
             connection,
             id: answer.session_id,
             models: AtomicU64::new(0),
-            made: Mutex::default(),
+            created_models: Mutex::default(),
             samplers: AtomicU64::new(0),
             heartbeat,
         })))
@@ -119,7 +119,7 @@ impl Client {
 
     /// The wire as far as it is known: before the first pass it is a guess.
     #[must_use]
-    pub fn wire(&self) -> Wire {
+    pub fn wire(&self) -> WireFormat {
         self.0.connection.wire.now()
     }
 
@@ -139,10 +139,10 @@ impl Client {
         &self,
         base_model: &str,
         lora: LoraConfig,
-        limits: Limits,
-    ) -> Result<Training, ClientError> {
+        limits: ModelLimits,
+    ) -> Result<TrainingClient, ClientError> {
         let what = "a new adapter";
-        let make = || -> Answer<CreateModelResponse> {
+        let make = || -> ClientFuture<CreateModelResponse> {
             let request = CreateModelRequest {
                 session_id: self.0.id.clone(),
                 model_seq_id: self.0.models.fetch_add(1, Ordering::Relaxed),
@@ -153,13 +153,13 @@ impl Client {
             };
             let c = self.0.connection.clone();
             Box::pin(async move {
-                let call = Call::post("create_model", encode(&request), c.patience.request);
-                let taken = c.submit(what, call, Absent::Rejected).await?;
-                json_result(&c, what, "CreateModel", &taken, c.patience.training).await
+                let call = HttpRequest::post("create_model", encode(&request), c.timeouts.request);
+                let submitted = c.submit(what, call, NotFoundMeaning::Rejected).await?;
+                json_result(&c, what, "CreateModel", &submitted, c.timeouts.training).await
             })
         };
-        let model = anew(&self.0, make).await?;
-        Ok(Training::start(self.0.clone(), model.model_id, limits))
+        let model = with_new_id(&self.0, make).await?;
+        Ok(TrainingClient::start(self.0.clone(), model.model_id, limits))
     }
 
     /// An adapter that goes on from a saved state, made as that one was made.
@@ -170,14 +170,14 @@ impl Client {
         &self,
         path: &str,
         with_optimizer: bool,
-        limits: Limits,
-    ) -> Result<Training, ClientError> {
+        limits: ModelLimits,
+    ) -> Result<TrainingClient, ClientError> {
         let what = "an adapter from a saved state";
         checks::check_path(what, path)?;
-        if self.wire() == Wire::Json {
+        if self.wire() == WireFormat::Json {
             return self.create_and_load(path, with_optimizer, limits).await;
         }
-        let load = || -> Answer<String> {
+        let load = || -> ClientFuture<String> {
             let model_seq_id = self.0.models.fetch_add(1, Ordering::Relaxed);
             let request = LoadWeightsRequest {
                 session_id: Some(self.0.id.clone()),
@@ -189,18 +189,18 @@ impl Client {
             let model_id = format!("{}:train:{model_seq_id}", self.0.id);
             let c = self.0.connection.clone();
             Box::pin(async move {
-                let call = Call::post("load_weights", encode(&request), c.patience.request);
-                let taken = c.submit(what, call, Absent::Rejected).await?;
+                let call = HttpRequest::post("load_weights", encode(&request), c.timeouts.request);
+                let submitted = c.submit(what, call, NotFoundMeaning::Rejected).await?;
                 let _: serde_json::Value =
-                    json_result(&c, what, "LoadWeights", &taken, c.patience.training).await?;
+                    json_result(&c, what, "LoadWeights", &submitted, c.timeouts.training).await?;
                 // Asks whether it is there under the name that follows from its number.
                 let ask = GetInfoRequest { model_id: model_id.clone(), ..GetInfoRequest::default() };
-                c.post::<GetInfoResponse>(what, "get_info", &ask, Absent::Rejected).await?;
+                c.post::<GetInfoResponse>(what, "get_info", &ask, NotFoundMeaning::Rejected).await?;
                 Ok(model_id)
             })
         };
-        match anew(&self.0, load).await {
-            Ok(model_id) => Ok(Training::start(self.0.clone(), model_id, limits)),
+        match with_new_id(&self.0, load).await {
+            Ok(model_id) => Ok(TrainingClient::start(self.0.clone(), model_id, limits)),
             // Servers of older SDKs want a model to load into.
             Err(ClientError::Rejected { .. }) => self.create_and_load(path, with_optimizer, limits).await,
             Err(error) => Err(error),
@@ -211,8 +211,8 @@ impl Client {
         &self,
         path: &str,
         with_optimizer: bool,
-        limits: Limits,
-    ) -> Result<Training, ClientError> {
+        limits: ModelLimits,
+    ) -> Result<TrainingClient, ClientError> {
         let info = self.weights_info(path).await?;
         let lora = LoraConfig {
             rank: info.lora_rank.unwrap_or(LoraConfig::default().rank),
@@ -232,25 +232,31 @@ impl Client {
     /// They are not there, or the server does not answer.
     pub async fn weights_info(&self, path: &str) -> Result<WeightsInfoResponse, ClientError> {
         let ask = WeightsInfoRequest { tinker_path: path.into() };
-        self.run(|c| async move { c.post("saved weights", "weights_info", &ask, Absent::Rejected).await })
-            .await
+        self.run(
+            |c| async move { c.post("saved weights", "weights_info", &ask, NotFoundMeaning::Rejected).await },
+        )
+        .await
     }
 
     /// A sampler over the base model.
     ///
     /// # Errors
     /// The server does not have it, or does not answer.
-    pub async fn base_sampler(&self, base_model: &str, limits: Limits) -> Result<Sampler, ClientError> {
-        Sampler::open(self.0.clone(), Some(base_model.into()), None, limits).await
+    pub async fn base_sampler(
+        &self,
+        base_model: &str,
+        limits: ModelLimits,
+    ) -> Result<SamplingClient, ClientError> {
+        SamplingClient::open(self.0.clone(), Some(base_model.into()), None, limits).await
     }
 
     /// A sampler over saved weights.
     ///
     /// # Errors
     /// They are not there, or the server does not answer.
-    pub async fn sampler_from(&self, path: &str, limits: Limits) -> Result<Sampler, ClientError> {
+    pub async fn sampler_from(&self, path: &str, limits: ModelLimits) -> Result<SamplingClient, ClientError> {
         checks::check_path("a sampler over saved weights", path)?;
-        Sampler::open(self.0.clone(), None, Some(path.into()), limits).await
+        SamplingClient::open(self.0.clone(), None, Some(path.into()), limits).await
     }
 
     /// Runs a request on the client's runtime.
@@ -264,9 +270,9 @@ impl Client {
     }
 }
 
-impl Session {
-    fn made(&self) -> Vec<String> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl ClientSession {
+    fn created_models(&self) -> Vec<String> {
+        self.created_models.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     async fn run<T: Send + 'static>(
@@ -283,17 +289,20 @@ impl Session {
 }
 
 /// Models and samplers that are made anew, under another number, when it is unknown whether they were made.
-const MADE_ANEW: u32 = 2;
+const MAX_RECREATIONS: u32 = 2;
 
 /// Makes a model or a sampler. If it is in doubt whether it was made, another one is made under another number: an
 /// unused one has no effect.
-async fn anew<T: Send + 'static>(session: &Session, make: impl Fn() -> Answer<T>) -> Result<T, ClientError> {
-    let mut again = 0;
+async fn with_new_id<T: Send + 'static>(
+    session: &ClientSession,
+    make: impl Fn() -> ClientFuture<T>,
+) -> Result<T, ClientError> {
+    let mut recreations = 0;
     loop {
         match session.run(make()).await {
-            Err(ClientError::InDoubt { what, detail }) if again < MADE_ANEW => {
+            Err(ClientError::InDoubt { what, detail }) if recreations < MAX_RECREATIONS => {
                 tracing::warn!(what, detail, "it is made anew");
-                again += 1;
+                recreations += 1;
             }
             made => return made,
         }
@@ -305,33 +314,33 @@ async fn json_result<T: serde::de::DeserializeOwned>(
     connection: &Connection,
     what: &str,
     kind: &'static str,
-    taken: &Taken,
+    submitted: &SubmittedRequest,
     limit: Duration,
 ) -> Result<T, ClientError> {
     let read = |payload| match payload {
-        Payload::Json(value) => serde_json::from_value(value).map_err(|e| e.to_string()),
-        Payload::Protobuf(_) => Err("it came as protobuf, which has no form for it".into()),
+        ResultPayload::Json(value) => serde_json::from_value(value).map_err(|e| e.to_string()),
+        ResultPayload::Protobuf(_) => Err("it came as protobuf, which has no form for it".into()),
     };
-    connection.result(what, kind, taken, limit, read).await.map_err(|error| no_result(what, error))
+    connection.result(what, kind, submitted, limit, read).await.map_err(|error| result_error(what, error))
 }
 
 /// Why there is no result of a request that was taken in.
-fn no_result(what: &str, error: NoResult) -> ClientError {
+fn result_error(what: &str, error: ResultError) -> ClientError {
     match error {
-        NoResult::Gone(why) => {
+        ResultError::Gone(why) => {
             let detail = format!("the server has forgotten its result: {why}");
             ClientError::InDoubt { what: what.into(), detail }
         }
-        NoResult::Error(error) => error,
+        ResultError::Error(error) => error,
     }
 }
 
 /// Tells the server that the session is in use, until either of them ends it.
-async fn keep_alive(connection: Weak<Connection>, session_id: String, patience: Patience) {
+async fn keep_alive(connection: Weak<Connection>, session_id: String, timeouts: ClientTimeouts) {
     let body = encode(&HeartbeatRequest { session_id, ..HeartbeatRequest::default() });
-    let call = Call::post("session_heartbeat", body, patience.heartbeat);
+    let call = HttpRequest::post("session_heartbeat", body, timeouts.heartbeat);
     loop {
-        tokio::time::sleep(patience.heartbeat).await;
+        tokio::time::sleep(timeouts.heartbeat).await;
         let Some(connection) = connection.upgrade() else { return };
         match connection.transport.send(&call).await {
             Ok(reply) if reply.status == 410 => {

@@ -1,6 +1,6 @@
-//! How a client connects, and how patient it is.
+//! How a client connects, and its time limits.
 
-use super::meters::Meters;
+use super::metrics::ClientMetrics;
 use super::secret::Secret;
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ pub struct ClientOptions {
     /// Seed of the jitter of back-off.
     pub seed: u64,
     /// How long things may take.
-    pub patience: Patience,
+    pub timeouts: ClientTimeouts,
     /// What is counted.
-    pub meters: Meters,
+    pub metrics: ClientMetrics,
 }
 
 impl ClientOptions {
-    /// A client of one server, with the SDK's patience.
+    /// A client of one server, with the SDK's time limits.
     #[must_use]
     pub fn new(base_url: impl Into<String>) -> Self {
         Self {
@@ -45,26 +45,26 @@ impl ClientOptions {
             max_result_bytes: 1 << 30,
             max_answer_bytes: 16 << 20,
             seed: 0,
-            patience: Patience::default(),
-            meters: Meters::default(),
+            timeouts: ClientTimeouts::default(),
+            metrics: ClientMetrics::default(),
         }
     }
 }
 
 /// How long things may take. Every wait of the client is one of these.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Patience {
+pub struct ClientTimeouts {
     /// To open a connection.
     pub connect: Duration,
     /// Until a server has answered for the first time: one that is not there should be noticed while someone watches.
-    pub hello: Duration,
+    pub first_response: Duration,
     /// For the answer to one request.
     pub request: Duration,
     /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
     pub poll: Duration,
     /// For a server that does not answer, or refuses for load: on end, over all attempts, and counted once for all
     /// requests that wait for it.
-    pub submit: Duration,
+    pub outage: Duration,
     /// Until the result of a training request is there, the time without a server not counted.
     pub training: Duration,
     /// Until a sample is there, the time without a server not counted.
@@ -74,27 +74,27 @@ pub struct Patience {
     /// First pause after a failure; it doubles with each.
     pub backoff: Duration,
     /// Longest pause after a failure.
-    pub longest_backoff: Duration,
+    pub max_backoff: Duration,
     /// Shortest time between two polls of one result, should the server answer at once that it is not there.
-    pub between_polls: Duration,
+    pub poll_interval: Duration,
     /// Pause after "payment required".
     pub billing_pause: Duration,
 }
 
-impl Default for Patience {
+impl Default for ClientTimeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
-            hello: Duration::from_secs(30),
+            first_response: Duration::from_secs(30),
             request: Duration::from_secs(60),
             poll: Duration::from_secs(45),
-            submit: Duration::from_secs(300),
+            outage: Duration::from_secs(300),
             training: Duration::from_secs(3600),
             sample: Duration::from_secs(3600),
             heartbeat: Duration::from_secs(10),
             backoff: Duration::from_millis(500),
-            longest_backoff: Duration::from_secs(10),
-            between_polls: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(10),
+            poll_interval: Duration::from_millis(50),
             billing_pause: Duration::from_secs(5),
         }
     }

@@ -11,74 +11,79 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Silence that is worth a log line.
-const NOTICE: Duration = Duration::from_secs(15);
+const LOG_AFTER: Duration = Duration::from_secs(15);
 
 /// A failure so long after the one before is the beginning of another silence: requests that were failing have ended
 /// since, and nothing is known of the time between.
-const GAP: Duration = Duration::from_secs(180);
+const NEW_OUTAGE_AFTER: Duration = Duration::from_secs(180);
 
 /// The silences of a server that last.
 #[derive(Default)]
-pub(super) struct Outage(Mutex<HashMap<&'static str, Silence>>);
+pub(super) struct OutageTracker(Mutex<HashMap<&'static str, OutageState>>);
 
-struct Silence {
+struct OutageState {
     since: Instant,
     latest: Instant,
-    told: bool,
+    reported: bool,
     given_up: bool,
 }
 
 /// What is worth telling.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum OutageEvent {
     /// It has been silent for so long.
-    Silent(Duration),
+    Ongoing(Duration),
     /// It is back, after so long.
-    Back(Duration),
+    Over(Duration),
 }
 
-impl Outage {
+impl OutageTracker {
     /// Enters whether a request of this kind, sent at `asked`, met with an answer; says so if that is worth telling.
-    pub(super) fn note(&self, operation: &'static str, asked: Instant, answered: bool) -> Option<Turn> {
-        let mut silences = self.lock();
+    pub(super) fn record(
+        &self,
+        operation: &'static str,
+        asked: Instant,
+        answered: bool,
+    ) -> Option<OutageEvent> {
+        let mut outages = self.lock();
         if answered {
-            return silences
+            return outages
                 .remove(operation)
-                .filter(|silence| silence.told)
-                .map(|silence| Turn::Back(silence.since.elapsed()));
+                .filter(|outage| outage.reported)
+                .map(|outage| OutageEvent::Over(outage.since.elapsed()));
         }
-        let begun = || Silence { since: asked, latest: asked, told: false, given_up: false };
-        let silence = silences.entry(operation).or_insert_with(begun);
-        if silence.latest.elapsed() > GAP {
-            *silence = begun();
+        let begun = || OutageState { since: asked, latest: asked, reported: false, given_up: false };
+        let outage = outages.entry(operation).or_insert_with(begun);
+        if outage.latest.elapsed() > NEW_OUTAGE_AFTER {
+            *outage = begun();
         }
-        silence.latest = Instant::now();
-        let lasts = silence.since.elapsed();
-        if silence.told || lasts < NOTICE {
+        outage.latest = Instant::now();
+        let lasts = outage.since.elapsed();
+        if outage.reported || lasts < LOG_AFTER {
             return None;
         }
-        silence.told = true;
-        Some(Turn::Silent(lasts))
+        outage.reported = true;
+        Some(OutageEvent::Ongoing(lasts))
     }
 
     /// Since when no request of this kind has been answered; `None` if the latest was.
     pub(super) fn since(&self, operation: &str) -> Option<Instant> {
-        self.lock().get(operation).map(|silence| silence.since)
+        self.lock().get(operation).map(|outage| outage.since)
     }
 
     /// Enters that a request of this kind was given up.
     pub(super) fn give_up(&self, operation: &str) {
-        if let Some(silence) = self.lock().get_mut(operation) {
-            silence.given_up = true;
+        if let Some(outage) = self.lock().get_mut(operation) {
+            outage.given_up = true;
         }
     }
 
     /// Whether requests have been given up, and none of their kind has been answered since.
     pub(super) fn given_up(&self) -> bool {
-        self.lock().values().any(|silence| silence.given_up && silence.latest.elapsed() <= GAP)
+        self.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, Silence>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, OutageState>> {
         // Each entry is complete in itself.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,27 +93,30 @@ impl Outage {
 mod tests {
     use super::*;
 
-    async fn follow(outage: &Outage, operation: &'static str, answers: &[bool]) -> Vec<Turn> {
-        let mut told = Vec::new();
+    async fn follow(outage: &OutageTracker, operation: &'static str, answers: &[bool]) -> Vec<OutageEvent> {
+        let mut reported = Vec::new();
         // Asked every 10 s, and answered at once.
         for answered in answers {
-            told.extend(outage.note(operation, Instant::now(), *answered));
+            reported.extend(outage.record(operation, Instant::now(), *answered));
             tokio::time::advance(Duration::from_secs(10)).await;
         }
-        told
+        reported
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_silence_and_its_end_are_told_once_each_and_a_short_one_not_at_all() {
         // Silent from 0 to 10, and from 30 to 90.
         let answers = [false, false, true, false, false, false, false, false, false, true, true];
-        let told = follow(&Outage::default(), "asample", &answers).await;
-        assert_eq!(told, [Turn::Silent(Duration::from_secs(20)), Turn::Back(Duration::from_secs(60))]);
+        let reported = follow(&OutageTracker::default(), "asample", &answers).await;
+        assert_eq!(
+            reported,
+            [OutageEvent::Ongoing(Duration::from_secs(20)), OutageEvent::Over(Duration::from_secs(60))]
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_silence_is_over_when_a_request_of_its_own_kind_is_answered() {
-        let (outage, begun) = (Outage::default(), Instant::now());
+        let (outage, begun) = (OutageTracker::default(), Instant::now());
         follow(&outage, "asample", &[false; 3]).await;
         follow(&outage, "optim_step", &[true; 3]).await;
         assert_eq!(outage.since("asample"), Some(begun));
@@ -119,7 +127,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_that_nothing_followed_for_long_does_not_count_toward_the_next_silence() {
-        let outage = Outage::default();
+        let outage = OutageTracker::default();
         follow(&outage, "asample", &[false]).await;
         tokio::time::advance(Duration::from_secs(3600)).await;
         let again = Instant::now();
@@ -130,9 +138,12 @@ mod tests {
     /// The silence began when the request that met it was sent.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_hangs_was_silence_from_its_beginning() {
-        let (outage, asked) = (Outage::default(), Instant::now());
+        let (outage, asked) = (OutageTracker::default(), Instant::now());
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert_eq!(outage.note("asample", asked, false), Some(Turn::Silent(Duration::from_secs(60))));
+        assert_eq!(
+            outage.record("asample", asked, false),
+            Some(OutageEvent::Ongoing(Duration::from_secs(60)))
+        );
         assert_eq!(outage.since("asample"), Some(asked));
     }
 }

@@ -1,7 +1,7 @@
 //! What a server does unlike others, known by the name that it gives itself.
 
 use super::Client;
-use super::http::{Call, Reply};
+use super::transport::{HttpRequest, HttpResponse};
 use reqwest::Method;
 use serde::Deserialize;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 const SKYRL: &str = "Tinker API Mock";
 
 #[derive(Deserialize)]
-struct Greeting {
+struct ServerRoot {
     name: String,
 }
 
@@ -22,7 +22,7 @@ impl Client {
     pub async fn keeps_samplers(&self) -> bool {
         let connection = self.0.connection.clone();
         let asked = connection.runtime.clone().spawn(async move {
-            let call = Call::bare(Method::GET, "../../", connection.patience.request);
+            let call = HttpRequest::bare(Method::GET, "../../", connection.timeouts.request);
             connection.transport.send(&call).await
         });
         // The question has a default, so a failure decides nothing.
@@ -30,6 +30,6 @@ impl Client {
     }
 }
 
-fn is_skyrl(reply: &Reply) -> bool {
-    reply.status == 200 && serde_json::from_slice::<Greeting>(&reply.body).is_ok_and(|it| it.name == SKYRL)
+fn is_skyrl(reply: &HttpResponse) -> bool {
+    reply.status == 200 && serde_json::from_slice::<ServerRoot>(&reply.body).is_ok_and(|it| it.name == SKYRL)
 }

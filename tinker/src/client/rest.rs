@@ -2,9 +2,11 @@
 
 use super::connection::encode;
 use super::error::ClientError;
-use super::http::Call;
+use super::transport::HttpRequest;
 use super::{Client, checks};
-use crate::types::{Checkpoint, Checkpoints, FinishReason, FinishSessionRequest, SetTtlRequest, UnloadModel};
+use crate::types::{
+    CheckpointList, FinishReason, FinishSessionRequest, SetTtlRequest, UnloadModel, WireCheckpoint,
+};
 use reqwest::Method;
 use std::time::Duration;
 
@@ -16,17 +18,17 @@ impl Client {
     ///
     /// # Errors
     /// The model is not known, or the server does not answer.
-    pub async fn checkpoints(&self, model_id: Option<&str>) -> Result<Vec<Checkpoint>, ClientError> {
+    pub async fn checkpoints(&self, model_id: Option<&str>) -> Result<Vec<WireCheckpoint>, ClientError> {
         let what = "the list of saved weights";
         if let Some(model) = model_id {
             let path = format!("training_runs/{model}/checkpoints");
-            let list: Checkpoints = self.run(|c| async move { c.get(what, &path).await }).await?;
+            let list: CheckpointList = self.run(|c| async move { c.get(what, &path).await }).await?;
             return Ok(list.checkpoints);
         }
         let mut all = Vec::new();
         loop {
             let path = format!("checkpoints?limit={PAGE}&offset={}", all.len());
-            let page: Checkpoints = self.run(|c| async move { c.get(what, &path).await }).await?;
+            let page: CheckpointList = self.run(|c| async move { c.get(what, &path).await }).await?;
             let (came, total) = (page.checkpoints.len(), page.cursor.map(|cursor| cursor.total_count));
             all.extend(page.checkpoints);
             if came == 0 || total.map_or(came < PAGE, |total| all.len() >= total) {
@@ -43,8 +45,8 @@ impl Client {
         let what = "the deletion of saved weights";
         let place = checkpoint_route(what, path)?;
         self.run(|c| async move {
-            let call = Call::bare(Method::DELETE, place, c.patience.request);
-            c.tell(what, call).await
+            let call = HttpRequest::bare(Method::DELETE, place, c.timeouts.request);
+            c.request_empty(what, call).await
         })
         .await
     }
@@ -58,8 +60,8 @@ impl Client {
         let place = checkpoint_route(what, path)?;
         let body = encode(&SetTtlRequest { ttl_seconds: ttl.map(|ttl| ttl.as_secs()) });
         self.run(|c| async move {
-            let call = Call::post(format!("{place}/ttl"), body, c.patience.request);
-            c.tell(what, Call { method: Method::PUT, ..call }).await
+            let call = HttpRequest::post(format!("{place}/ttl"), body, c.timeouts.request);
+            c.request_empty(what, HttpRequest { method: Method::PUT, ..call }).await
         })
         .await
     }
@@ -72,17 +74,17 @@ impl Client {
     pub async fn finish(self, reason: FinishReason) -> Result<(), ClientError> {
         let path = format!("sessions/{}/finish", self.session_id());
         let body = encode(&FinishSessionRequest { reason, detail: None });
-        let models = self.0.made();
+        let models = self.0.created_models();
         let ended = self
             .run(|c| async move {
-                let call = Call::post(path, body, c.patience.request);
-                let ended = c.tell("the end of the session", call).await;
+                let call = HttpRequest::post(path, body, c.timeouts.request);
+                let ended = c.request_empty("the end of the session", call).await;
                 if matches!(ended, Err(ClientError::Unsupported { .. })) {
                     for model_id in models {
                         let body = encode(&UnloadModel { model_id, ..UnloadModel::default() });
-                        let call = Call::post("unload_model", body, c.patience.request);
+                        let call = HttpRequest::post("unload_model", body, c.timeouts.request);
                         // One that is gone, or that the server keeps, changes nothing about the end.
-                        if let Err(error) = c.tell("unload_model", call).await {
+                        if let Err(error) = c.request_empty("unload_model", call).await {
                             tracing::debug!(%error, "a model was not given up");
                         }
                     }

@@ -3,14 +3,14 @@
 //! A request carries its own identity (a `seq_id`, or the number of a model or sampler in its session), so asking
 //! again is safe even when only the answer was lost. Errors of the caller are never asked again.
 //!
-//! A server that does not answer has one clock ([`Outage`]) and one limit ([`Patience::submit`]), however many requests
+//! A server that does not answer has one clock ([`OutageTracker`]) and one limit ([`ClientTimeouts::outage`]), however many requests
 //! wait for it: all of them are given up when it runs out, and those that begin later with their first failure.
 
 use super::error::ClientError;
-use super::http::{Reply, Transport};
-use super::meters::Meters;
-use super::options::Patience;
-use super::outage::Outage;
+use super::metrics::ClientMetrics;
+use super::options::ClientTimeouts;
+use super::outage::OutageTracker;
+use super::transport::{HttpResponse, HttpTransport};
 use crate::types::ErrorBody;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
@@ -27,7 +27,7 @@ const UNREADABLE: u32 = 8;
 
 /// What a request on something that is not there means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Absent {
+pub(super) enum NotFoundMeaning {
     /// The caller named something that does not exist.
     Rejected,
     /// What the client itself had made is gone.
@@ -40,7 +40,7 @@ pub(super) enum Absent {
 
 /// Why to ask again.
 #[derive(Debug)]
-pub(super) enum Again {
+pub(super) enum RetryReason {
     /// The network or the server failed.
     Failed(String),
     /// The server is full and may say for how long.
@@ -54,67 +54,73 @@ pub(super) enum Again {
 }
 
 /// What an answer means.
-pub(super) enum Verdict {
-    Good(Reply),
-    Again(Again),
+pub(super) enum ResponseOutcome {
+    Accepted(HttpResponse),
+    Retry(RetryReason),
     Gone(String),
-    No(ClientError),
+    Failed(ClientError),
 }
 
 /// Reads the status.
-pub(super) fn judge(
-    transport: &Transport,
+pub(super) fn classify(
+    transport: &HttpTransport,
     what: &str,
-    absent: Absent,
-    reply: Result<Reply, String>,
-) -> Verdict {
+    not_found: NotFoundMeaning,
+    reply: Result<HttpResponse, String>,
+) -> ResponseOutcome {
     let reply = match reply {
         Ok(reply) => reply,
-        Err(why) => return Verdict::Again(Again::Failed(transport.told(&why))),
+        Err(why) => return ResponseOutcome::Retry(RetryReason::Failed(transport.redact(&why))),
     };
     let status = reply.status;
     if (200..300).contains(&status) {
         return match reply.too_large {
-            None => Verdict::Good(reply),
-            Some(most) => Verdict::Again(Again::Unreadable(format!("it has more than {most} bytes"))),
+            None => ResponseOutcome::Accepted(reply),
+            Some(most) => {
+                ResponseOutcome::Retry(RetryReason::Unreadable(format!("it has more than {most} bytes")))
+            }
         };
     }
     let detail = detail(transport, &reply);
-    let (what, told) = (what.to_owned(), format!("{detail} (status {status})"));
+    let (what, why) = (what.to_owned(), format!("{detail} (status {status})"));
     match (status, reply.should_retry) {
-        (401 | 403, _) => Verdict::No(ClientError::Denied { what, status, detail }),
-        (402, _) => Verdict::Again(Again::Billing(told)),
-        (404, _) if absent == Absent::Forgotten => Verdict::Gone(told),
-        (404 | 405, _) if is_no_route(&reply) => Verdict::No(ClientError::Unsupported { what, detail: told }),
-        (404, _) if absent == Absent::Lost => Verdict::No(ClientError::Lost { what, detail: told }),
-        (404, _) if absent == Absent::Deleted => Verdict::Gone(told),
-        (410, _) => Verdict::Gone(told),
-        (501, _) => Verdict::No(ClientError::Unsupported { what, detail: told }),
+        (401 | 403, _) => ResponseOutcome::Failed(ClientError::Denied { what, status, detail }),
+        (402, _) => ResponseOutcome::Retry(RetryReason::Billing(why)),
+        (404, _) if not_found == NotFoundMeaning::Forgotten => ResponseOutcome::Gone(why),
+        (404 | 405, _) if is_no_route(&reply) => {
+            ResponseOutcome::Failed(ClientError::Unsupported { what, detail: why })
+        }
+        (404, _) if not_found == NotFoundMeaning::Lost => {
+            ResponseOutcome::Failed(ClientError::Lost { what, detail: why })
+        }
+        (404, _) if not_found == NotFoundMeaning::Deleted => ResponseOutcome::Gone(why),
+        (410, _) => ResponseOutcome::Gone(why),
+        (501, _) => ResponseOutcome::Failed(ClientError::Unsupported { what, detail: why }),
         // The proxies in front of servers answer like this; a server's own refusal has words.
-        (400, _) if reply.body.is_empty() => Verdict::Again(Again::Failed(told)),
-        (429, _) => Verdict::Again(Again::Busy(told, reply.retry_after)),
-        (409, Some(false)) => Verdict::No(ClientError::Rejected { what, detail: told }),
-        (409, _) => Verdict::Again(Again::Conflict(told)),
-        (408 | 425 | 500.., _) | (_, Some(true)) => Verdict::Again(match reply.retry_after {
-            Some(after) => Again::Busy(told, Some(after)),
-            None => Again::Failed(told),
+        (400, _) if reply.body.is_empty() => ResponseOutcome::Retry(RetryReason::Failed(why)),
+        (429, _) => ResponseOutcome::Retry(RetryReason::Busy(why, reply.retry_after)),
+        (409, Some(false)) => ResponseOutcome::Failed(ClientError::Rejected { what, detail: why }),
+        (409, _) => ResponseOutcome::Retry(RetryReason::Conflict(why)),
+        (408 | 425 | 500.., _) | (_, Some(true)) => ResponseOutcome::Retry(match reply.retry_after {
+            Some(after) => RetryReason::Busy(why, Some(after)),
+            None => RetryReason::Failed(why),
         }),
-        _ => Verdict::No(ClientError::Rejected { what, detail: told }),
+        _ => ResponseOutcome::Failed(ClientError::Rejected { what, detail: why }),
     }
 }
 
 /// What the server says is wrong.
-pub(super) fn detail(transport: &Transport, reply: &Reply) -> String {
+pub(super) fn detail(transport: &HttpTransport, reply: &HttpResponse) -> String {
     let text = match serde_json::from_slice::<ErrorBody>(&reply.body) {
         Ok(ErrorBody { detail: Value::String(text) }) => text,
         Ok(ErrorBody { detail }) => detail.to_string(),
         Err(_) => String::from_utf8_lossy(&reply.body).trim().to_owned(),
     };
-    if text.is_empty() { "it gave no reason".into() } else { transport.told(&text) }
+    if text.is_empty() { "it gave no reason".into() } else { transport.redact(&text) }
 }
 
 /// Whether the server has no such address at all, as web frameworks say it.
-fn is_no_route(reply: &Reply) -> bool {
+fn is_no_route(reply: &HttpResponse) -> bool {
     let body = serde_json::from_slice::<ErrorBody>(&reply.body).map(|body| body.detail);
     reply.status == 405 || reply.body.is_empty() || body.is_ok_and(|detail| detail == "Not Found")
 }
@@ -146,11 +152,11 @@ impl Jitter {
 const SHORTEST: Duration = Duration::from_secs(1);
 
 /// What all requests to a server have in common.
-pub(super) struct Common<'a> {
-    pub(super) patience: &'a Patience,
+pub(super) struct RetryContext<'a> {
+    pub(super) timeouts: &'a ClientTimeouts,
     pub(super) jitter: &'a Jitter,
-    pub(super) meters: &'a Meters,
-    pub(super) outage: &'a Outage,
+    pub(super) metrics: &'a ClientMetrics,
+    pub(super) outage: &'a OutageTracker,
     /// Longest wait for a payment.
     pub(super) billing: Duration,
 }
@@ -160,7 +166,7 @@ pub(super) struct Attempts<'a> {
     what: &'a str,
     /// The kind of request, as an outage is counted by it.
     operation: &'static str,
-    common: Common<'a>,
+    context: RetryContext<'a>,
     begun: Instant,
     /// How long a result may take, the time without a server not counted. A request that waits to be accepted has no
     /// limit of its own.
@@ -172,35 +178,35 @@ pub(super) struct Attempts<'a> {
     /// How long earlier stretches of failures were.
     past: Duration,
     pause: Duration,
-    asked: u32,
+    count: u32,
     conflicts: u32,
     unreadable: u32,
     /// Whether an attempt may have been carried out although its answer did not come.
-    unsure: bool,
+    maybe_executed: bool,
 }
 
 impl<'a> Attempts<'a> {
     pub(super) fn new(
         what: &'a str,
         operation: &'static str,
-        common: Common<'a>,
+        context: RetryContext<'a>,
         limit: Option<Duration>,
     ) -> Self {
-        let pause = common.patience.backoff;
+        let pause = context.timeouts.backoff;
         Self {
             what,
             operation,
-            common,
+            context,
             begun: Instant::now(),
             limit,
             billing: Duration::ZERO,
             failing: None,
             past: Duration::ZERO,
             pause,
-            asked: 0,
+            count: 0,
             conflicts: 0,
             unreadable: 0,
-            unsure: false,
+            maybe_executed: false,
         }
     }
 
@@ -210,14 +216,14 @@ impl<'a> Attempts<'a> {
             Some(limit) if self.failing.is_none() => {
                 (limit + self.billing + self.past).saturating_sub(self.begun.elapsed())
             }
-            _ if self.failing.is_some() && self.common.outage.given_up() => Duration::ZERO,
-            _ => self.common.patience.submit.saturating_sub(self.away()),
+            _ if self.failing.is_some() && self.context.outage.given_up() => Duration::ZERO,
+            _ => self.context.timeouts.outage.saturating_sub(self.unanswered_for()),
         }
     }
 
     /// How long this request has failed, or all of its kind.
-    fn away(&self) -> Duration {
-        let all = self.common.outage.since(self.operation);
+    fn unanswered_for(&self) -> Duration {
+        let all = self.context.outage.since(self.operation);
         self.failing.into_iter().chain(all).map(|since| since.elapsed()).max().unwrap_or_default()
     }
 
@@ -227,40 +233,40 @@ impl<'a> Attempts<'a> {
     }
 
     /// Whether an attempt may have been carried out although its answer did not come.
-    pub(super) fn unsure(&self) -> bool {
-        self.unsure
+    pub(super) fn maybe_executed(&self) -> bool {
+        self.maybe_executed
     }
 
     /// Pauses before the next attempt, or says that there is none.
-    pub(super) async fn again(&mut self, again: Again) -> Result<(), ClientError> {
-        self.asked += 1;
-        self.common.meters.retry(&again);
-        self.unsure |= matches!(again, Again::Failed(_) | Again::Unreadable(_));
-        if matches!(again, Again::Failed(_) | Again::Busy(..)) {
+    pub(super) async fn back_off(&mut self, reason: RetryReason) -> Result<(), ClientError> {
+        self.count += 1;
+        self.context.metrics.retry(&reason);
+        self.maybe_executed |= matches!(reason, RetryReason::Failed(_) | RetryReason::Unreadable(_));
+        if matches!(reason, RetryReason::Failed(_) | RetryReason::Busy(..)) {
             self.failing.get_or_insert_with(Instant::now);
         }
-        let grown = self.common.jitter.around(self.pause);
-        let (why, pause) = match again {
-            Again::Failed(why) => (why, grown),
-            Again::Busy(why, after) => (why, after.map_or(grown, |after| after.max(grown))),
-            Again::Billing(why) => {
-                let pause = self.common.patience.billing_pause;
+        let grown = self.context.jitter.around(self.pause);
+        let (why, pause) = match reason {
+            RetryReason::Failed(why) => (why, grown),
+            RetryReason::Busy(why, after) => (why, after.map_or(grown, |after| after.max(grown))),
+            RetryReason::Billing(why) => {
+                let pause = self.context.timeouts.billing_pause;
                 self.billing += pause;
-                if self.billing > self.common.billing {
+                if self.billing > self.context.billing {
                     return Err(self.give_up(why));
                 }
                 tracing::warn!(what = self.what, why, "the server waits for a payment");
                 sleep(pause).await;
                 return Ok(());
             }
-            Again::Conflict(why) => {
+            RetryReason::Conflict(why) => {
                 self.conflicts += 1;
                 if self.conflicts >= CONFLICTS {
                     return Err(self.conflict(why));
                 }
                 (why, grown)
             }
-            Again::Unreadable(why) => {
+            RetryReason::Unreadable(why) => {
                 self.unreadable += 1;
                 if self.unreadable >= UNREADABLE {
                     return Err(ClientError::Unreadable { what: self.what.into(), detail: why });
@@ -274,15 +280,15 @@ impl<'a> Attempts<'a> {
         }
         // The last attempt is made when the time is over, not before.
         let pause = pause.min(left);
-        tracing::debug!(what = self.what, attempt = self.asked, ?pause, why, "asked again");
-        self.pause = (self.pause * 2).min(self.common.patience.longest_backoff);
+        tracing::debug!(what = self.what, attempt = self.count, ?pause, why, "asked again");
+        self.pause = (self.pause * 2).min(self.context.timeouts.max_backoff);
         sleep(pause).await;
         Ok(())
     }
 
     /// After a success in between, failures count anew.
     pub(super) fn progressed(&mut self) {
-        self.pause = self.common.patience.backoff;
+        self.pause = self.context.timeouts.backoff;
         if let Some(since) = self.failing.take() {
             self.past += since.elapsed();
         }
@@ -290,7 +296,7 @@ impl<'a> Attempts<'a> {
 
     /// A conflict that stays: one with an earlier attempt whose answer was lost, or with a request of another client.
     fn conflict(&self, why: String) -> ClientError {
-        match self.unsure {
+        match self.maybe_executed {
             true => ClientError::InDoubt {
                 what: self.what.into(),
                 detail: format!(
@@ -303,11 +309,11 @@ impl<'a> Attempts<'a> {
 
     pub(super) fn give_up(&self, why: String) -> ClientError {
         let what = self.what.to_owned();
-        let attempts = self.asked.max(1);
+        let attempts = self.count.max(1);
         match self.failing {
             Some(_) => {
-                self.common.outage.give_up(self.operation);
-                ClientError::Away { what, waited: self.away(), attempts, why }
+                self.context.outage.give_up(self.operation);
+                ClientError::Unreachable { what, waited: self.unanswered_for(), attempts, why }
             }
             None => ClientError::TimedOut { what, waited: self.begun.elapsed(), attempts, why },
         }
@@ -323,32 +329,32 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     struct World {
-        patience: Patience,
+        timeouts: ClientTimeouts,
         jitter: Jitter,
-        meters: Meters,
-        outage: Outage,
+        metrics: ClientMetrics,
+        outage: OutageTracker,
     }
 
     impl World {
         fn new(submit: Duration) -> Self {
             Self {
-                patience: Patience { submit, ..Patience::default() },
+                timeouts: ClientTimeouts { outage: submit, ..ClientTimeouts::default() },
                 jitter: Jitter::new(ChaCha8Rng::seed_from_u64(0)),
-                meters: Meters::default(),
-                outage: Outage::default(),
+                metrics: ClientMetrics::default(),
+                outage: OutageTracker::default(),
             }
         }
 
         fn attempts(&self, limit: Option<Duration>) -> Attempts<'_> {
-            let Self { patience, jitter, meters, outage } = self;
-            let common = Common { patience, jitter, meters, outage, billing: Duration::ZERO };
-            Attempts::new("sample", "asample", common, limit)
+            let Self { timeouts, jitter, metrics, outage } = self;
+            let context = RetryContext { timeouts, jitter, metrics, outage, billing: Duration::ZERO };
+            Attempts::new("sample", "asample", context, limit)
         }
 
         /// Nobody answers a request, which notes that.
         async fn fail(&self, attempts: &mut Attempts<'_>) -> Result<(), ClientError> {
-            self.outage.note("asample", Instant::now(), false);
-            attempts.again(Again::Failed("away".into())).await
+            self.outage.record("asample", Instant::now(), false);
+            attempts.back_off(RetryReason::Failed("away".into())).await
         }
 
         /// How long it is asked again before it is given up, and how that is told.
@@ -371,14 +377,14 @@ mod tests {
             world.fail(&mut result).await.unwrap();
         }
         result.progressed();
-        world.outage.note("asample", Instant::now(), true);
+        world.outage.record("asample", Instant::now(), true);
         // The server is there again, and all of the ten minutes are left.
         assert_eq!(result.left(), 10 * MINUTE);
         sleep(9 * MINUTE).await;
         assert_eq!(result.left(), MINUTE);
         let (silence, error) = world.given_up(&mut result).await;
         assert_eq!(silence, 2 * HOUR);
-        assert!(matches!(error, ClientError::Away { .. }), "{error:?}");
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -387,7 +393,7 @@ mod tests {
             let world = World::new(limit);
             let (silence, error) = world.given_up(&mut world.attempts(None)).await;
             assert_eq!(silence, limit);
-            assert!(matches!(error, ClientError::Away { waited, .. } if waited == limit), "{error:?}");
+            assert!(matches!(error, ClientError::Unreachable { waited, .. } if waited == limit), "{error:?}");
         }
     }
 
@@ -410,14 +416,14 @@ mod tests {
     async fn after_one_kind_of_request_was_given_up_no_other_kind_waits_for_the_same_server() {
         let world = World::new(HOUR);
         world.given_up(&mut world.attempts(None)).await;
-        let World { patience, jitter, meters, outage } = &world;
-        let common = Common { patience, jitter, meters, outage, billing: Duration::ZERO };
-        let mut save = Attempts::new("save", "save_weights", common, None);
+        let World { timeouts, jitter, metrics, outage } = &world;
+        let context = RetryContext { timeouts, jitter, metrics, outage, billing: Duration::ZERO };
+        let mut save = Attempts::new("save", "save_weights", context, None);
         let begun = Instant::now();
-        assert!(save.again(Again::Failed("away".into())).await.is_err());
+        assert!(save.back_off(RetryReason::Failed("away".into())).await.is_err());
         assert_eq!(begun.elapsed(), Duration::ZERO);
         // The server is back.
-        world.outage.note("asample", Instant::now(), true);
+        world.outage.record("asample", Instant::now(), true);
         assert_eq!(world.given_up(&mut world.attempts(None)).await.0, HOUR);
     }
 
@@ -437,7 +443,7 @@ mod tests {
     async fn a_conflict_is_in_doubt_only_if_an_answer_was_lost() {
         let world = World::new(HOUR);
         let conflict = async |attempts: &mut Attempts<'_>| loop {
-            if let Err(error) = attempts.again(Again::Conflict("it exists".into())).await {
+            if let Err(error) = attempts.back_off(RetryReason::Conflict("it exists".into())).await {
                 return error;
             }
         };

@@ -10,8 +10,8 @@ mod tensors;
 
 pub use outputs::{forward_from_json, forward_from_proto, forward_to_json, forward_to_proto, loss_sum};
 pub use passes::{
-    Pass, datum_from_json, datum_from_proto, datum_to_json, datum_to_proto, pass_from_json, pass_from_proto,
-    pass_to_json, pass_to_proto,
+    CheckedPass, datum_from_json, datum_from_proto, datum_to_json, datum_to_proto, pass_from_json,
+    pass_from_proto, pass_to_json, pass_to_proto,
 };
 pub use samples::{
     sample_request_from_wire, sample_request_to_wire, sample_response_from_json, sample_response_from_proto,
@@ -19,9 +19,9 @@ pub use samples::{
 };
 
 use crate::types;
-use minds_core::backend::BackendError;
 use minds_core::lora::{LoraSpec, Target};
 use minds_core::optim::AdamParams;
+use minds_core::service::BackendError;
 use thiserror::Error;
 
 /// What cannot cross between the wire and core.
@@ -63,25 +63,25 @@ impl From<ConvertError> for BackendError {
     }
 }
 
-impl From<types::numbers::Ragged> for ConvertError {
-    fn from(error: types::numbers::Ragged) -> Self {
+impl From<types::numbers::ByteLengthError> for ConvertError {
+    fn from(error: types::numbers::ByteLengthError) -> Self {
         Self::Invalid(error.to_string())
     }
 }
 
 /// The settings of an optimizer step as they are sent.
 #[must_use]
-pub fn adam_to_wire(params: &AdamParams) -> types::AdamParams {
+pub fn adam_to_wire(params: &AdamParams) -> types::WireAdamParams {
     let AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = *params;
-    types::AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm }
+    types::WireAdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm }
 }
 
 /// The settings of an optimizer step as they were sent.
 ///
 /// # Errors
 /// A setting out of its range.
-pub fn adam_from_wire(params: &types::AdamParams) -> Result<AdamParams, ConvertError> {
-    let types::AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = *params;
+pub fn adam_from_wire(params: &types::WireAdamParams) -> Result<AdamParams, ConvertError> {
+    let types::WireAdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = *params;
     let params = AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm };
     params.check().map_err(|e| ConvertError::invalid(e.to_string()))?;
     Ok(params)

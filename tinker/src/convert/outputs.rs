@@ -1,12 +1,12 @@
 //! Results of passes.
 
 use super::ConvertError;
-use super::tensors::Row;
-use crate::types::proto::{self, DType};
+use super::tensors::TensorRow;
+use crate::types::proto::{self, ProtoDType};
 use crate::types::{self, TensorData, numbers};
-use minds_core::backend::Forward;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
+use minds_core::service::ForwardOutput;
 use std::collections::BTreeMap;
 
 /// The tensor that carries log-probs.
@@ -17,7 +17,7 @@ const OUTPUT_TYPE: &str = "ArrayRecord";
 
 /// A result in protobuf: one record over all data.
 #[must_use]
-pub fn forward_to_proto(forward: &Forward) -> proto::ForwardBackwardOutput {
+pub fn forward_to_proto(forward: &ForwardOutput) -> proto::ProtoForwardBackwardOutput {
     let mut end = 0;
     let ends = forward.logprobs.iter().map(|row| {
         end += size_of_val(row.as_slice()) as i64;
@@ -26,13 +26,13 @@ pub fn forward_to_proto(forward: &Forward) -> proto::ForwardBackwardOutput {
     let offsets = numbers::collect(std::iter::once(0).chain(ends));
     let data = numbers::share::<f32, _>(forward.logprobs.concat());
     let logprobs =
-        proto::BatchedTensor { data, offsets, dtype: DType::Float32.into(), trailing_shape: vec![] };
+        proto::BatchedTensor { data, offsets, dtype: ProtoDType::Float32.into(), trailing_shape: vec![] };
     let record = proto::ArrayRecord {
         type_tag: String::new(),
         fields: BTreeMap::from([(LOGPROBS.to_owned(), logprobs)]),
         num_datums: forward.logprobs.len() as i64,
     };
-    proto::ForwardBackwardOutput {
+    proto::ProtoForwardBackwardOutput {
         loss_fn_output_type: OUTPUT_TYPE.into(),
         loss_fn_outputs: vec![record],
         metrics: forward.metrics.clone(),
@@ -41,9 +41,9 @@ pub fn forward_to_proto(forward: &Forward) -> proto::ForwardBackwardOutput {
 
 /// A result in JSON. A log-prob that is not a number becomes `null`.
 #[must_use]
-pub fn forward_to_json(forward: &Forward) -> types::ForwardBackwardOutput {
+pub fn forward_to_json(forward: &ForwardOutput) -> types::WireForwardBackwardOutput {
     let record = |row: &Vec<f32>| BTreeMap::from([(LOGPROBS.to_owned(), TensorData::float32(row.clone()))]);
-    types::ForwardBackwardOutput {
+    types::WireForwardBackwardOutput {
         loss_fn_output_type: OUTPUT_TYPE.into(),
         loss_fn_outputs: forward.logprobs.iter().map(record).collect(),
         metrics: forward.metrics.clone(),
@@ -54,7 +54,7 @@ pub fn forward_to_json(forward: &Forward) -> types::ForwardBackwardOutput {
 ///
 /// # Errors
 /// Records that contradict themselves, or have no log-probs.
-pub fn forward_from_proto(output: &proto::ForwardBackwardOutput) -> Result<Forward, ConvertError> {
+pub fn forward_from_proto(output: &proto::ProtoForwardBackwardOutput) -> Result<ForwardOutput, ConvertError> {
     let mut logprobs = Vec::new();
     for record in &output.loss_fn_outputs {
         let Some(tensor) = record.fields.get(LOGPROBS) else {
@@ -74,23 +74,23 @@ pub fn forward_from_proto(output: &proto::ForwardBackwardOutput) -> Result<Forwa
                     tensor.data.len()
                 ))
             })?;
-            logprobs.push(Row::of_bytes(bytes, tensor.dtype)?.floats());
+            logprobs.push(TensorRow::of_bytes(bytes, tensor.dtype)?.floats());
         }
     }
-    Ok(Forward { logprobs, metrics: output.metrics.clone() })
+    Ok(ForwardOutput { logprobs, metrics: output.metrics.clone() })
 }
 
 /// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
 ///
 /// # Errors
 /// An output without log-probs.
-pub fn forward_from_json(output: &types::ForwardBackwardOutput) -> Result<Forward, ConvertError> {
+pub fn forward_from_json(output: &types::WireForwardBackwardOutput) -> Result<ForwardOutput, ConvertError> {
     let read = |record: &BTreeMap<String, TensorData>| {
         let tensor = record.get(LOGPROBS).ok_or_else(no_logprobs)?;
-        Ok(Row::of_json(tensor)?.floats())
+        Ok(TensorRow::of_json(tensor)?.floats())
     };
     let logprobs = output.loss_fn_outputs.iter().map(read).collect::<Result<_, ConvertError>>()?;
-    Ok(Forward { logprobs, metrics: output.metrics.clone() })
+    Ok(ForwardOutput { logprobs, metrics: output.metrics.clone() })
 }
 
 /// The summed loss by its definition, for servers that do not report it. Positions without a log-prob count nothing.

@@ -1,8 +1,8 @@
 //! What a pass is made of: data and a loss.
 
 use super::ConvertError;
-use super::tensors::{Row, tokens_of_bytes};
-use crate::types::proto::{self, ChunkKind, DType, Encoding, LossConfig};
+use super::tensors::{TensorRow, tokens_of_bytes};
+use crate::types::proto::{self, ChunkKind, Encoding, LossConfig, ProtoDType};
 use crate::types::{self, TensorData, numbers};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
@@ -16,7 +16,7 @@ const ADVANTAGES: &str = "advantages";
 
 /// A pass, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pass {
+pub struct CheckedPass {
     /// What to learn from; never empty.
     pub data: Vec<Datum>,
     /// How.
@@ -25,43 +25,44 @@ pub struct Pass {
 
 /// A datum in protobuf. Tokens and floats are not copied.
 #[must_use]
-pub fn datum_to_proto(datum: &Datum) -> proto::Datum {
-    let tokens = numbers::share::<u32, _>(Input(datum.clone()));
+pub fn datum_to_proto(datum: &Datum) -> proto::ProtoDatum {
+    let tokens = numbers::share::<u32, _>(TokenBuffer(datum.clone()));
     let text = ChunkKind::EncodedText(proto::EncodedTextChunk { tokens });
-    let tensor = |bytes, dtype: DType| proto::Tensor {
+    let tensor = |bytes, dtype: ProtoDType| proto::ProtoTensor {
         encoding: Some(Encoding::Dense(bytes)),
         dtype: dtype.into(),
         shape: vec![datum.len() as i64],
     };
-    let floats = |field| tensor(numbers::share::<f32, _>(Floats(datum.clone(), field)), DType::Float32);
+    let floats =
+        |field| tensor(numbers::share::<f32, _>(TensorBuffer(datum.clone(), field)), ProtoDType::Float32);
     let targets = numbers::collect(datum.targets().iter().map(|t| i64::from(*t)));
-    let mut inputs = BTreeMap::from([(TARGETS.to_owned(), tensor(targets, DType::Int64))]);
+    let mut inputs = BTreeMap::from([(TARGETS.to_owned(), tensor(targets, ProtoDType::Int64))]);
     for (name, field) in fields(datum.inputs()) {
         inputs.insert((*name).to_owned(), floats(*field));
     }
-    proto::Datum {
-        model_input: vec![proto::Chunk { chunk: Some(text) }],
+    proto::ProtoDatum {
+        model_input: vec![proto::ProtoChunk { chunk: Some(text) }],
         loss_fn_inputs: inputs,
-        ..proto::Datum::default()
+        ..proto::ProtoDatum::default()
     }
 }
 
 /// A datum in JSON.
 #[must_use]
-pub fn datum_to_json(datum: &Datum) -> types::Datum {
+pub fn datum_to_json(datum: &Datum) -> types::WireDatum {
     let targets = TensorData::int64(datum.targets().iter().map(|t| i64::from(*t)).collect());
     let mut inputs = BTreeMap::from([(TARGETS.to_owned(), targets)]);
     for (name, field) in fields(datum.inputs()) {
         inputs.insert((*name).to_owned(), TensorData::float32(field(datum.inputs()).to_vec()));
     }
-    types::Datum { model_input: types::ModelInput::text(datum.input().to_vec()), loss_fn_inputs: inputs }
+    types::WireDatum { model_input: types::ModelInput::text(datum.input().to_vec()), loss_fn_inputs: inputs }
 }
 
 /// Reads a datum with the tensors of one loss.
 ///
 /// # Errors
 /// Anything but text, tensors that are missing, of another loss, mis-sized or not finite.
-pub fn datum_from_proto(datum: &proto::Datum, loss: Loss) -> Result<Datum, ConvertError> {
+pub fn datum_from_proto(datum: &proto::ProtoDatum, loss: Loss) -> Result<Datum, ConvertError> {
     let mut tokens = Vec::new();
     for chunk in &datum.model_input {
         match &chunk.chunk {
@@ -73,7 +74,7 @@ pub fn datum_from_proto(datum: &proto::Datum, loss: Loss) -> Result<Datum, Conve
     }
     let mut rows = BTreeMap::new();
     for (name, tensor) in &datum.loss_fn_inputs {
-        rows.insert(name.as_str(), Row::of_proto(tensor).map_err(|e| e.at(name))?);
+        rows.insert(name.as_str(), TensorRow::of_proto(tensor).map_err(|e| e.at(name))?);
     }
     join(tokens, rows, loss)
 }
@@ -82,11 +83,11 @@ pub fn datum_from_proto(datum: &proto::Datum, loss: Loss) -> Result<Datum, Conve
 ///
 /// # Errors
 /// As [`datum_from_proto`].
-pub fn datum_from_json(datum: &types::Datum, loss: Loss) -> Result<Datum, ConvertError> {
+pub fn datum_from_json(datum: &types::WireDatum, loss: Loss) -> Result<Datum, ConvertError> {
     let tokens = text_of(&datum.model_input)?;
     let mut rows = BTreeMap::new();
     for (name, tensor) in &datum.loss_fn_inputs {
-        rows.insert(name.as_str(), Row::of_json(tensor).map_err(|e| e.at(name))?);
+        rows.insert(name.as_str(), TensorRow::of_json(tensor).map_err(|e| e.at(name))?);
     }
     join(tokens, rows, loss)
 }
@@ -96,7 +97,7 @@ pub(super) fn text_of(input: &types::ModelInput) -> Result<Vec<Token>, ConvertEr
     let mut tokens = Vec::new();
     for chunk in &input.chunks {
         match chunk {
-            types::Chunk::EncodedText { tokens: more } => tokens.extend_from_slice(more),
+            types::WireChunk::EncodedText { tokens: more } => tokens.extend_from_slice(more),
             _ => return Err(not_text()),
         }
     }
@@ -111,10 +112,10 @@ pub fn pass_to_proto(
     data: &[Datum],
     loss: Loss,
     forward_only: bool,
-) -> proto::ForwardBackwardRequest {
+) -> proto::ProtoForwardBackwardRequest {
     let config = loss_config(loss);
     let number = |v: &f64| proto::LossConfigValue { value: Some(LossConfig::Number(*v)) };
-    proto::ForwardBackwardRequest {
+    proto::ProtoForwardBackwardRequest {
         model_id,
         seq_id,
         data: data.iter().map(datum_to_proto).collect(),
@@ -129,7 +130,7 @@ pub fn pass_to_proto(
 ///
 /// # Errors
 /// No data, a datum that is wrong, an unknown loss or setting.
-pub fn pass_from_proto(request: &proto::ForwardBackwardRequest) -> Result<Pass, ConvertError> {
+pub fn pass_from_proto(request: &proto::ProtoForwardBackwardRequest) -> Result<CheckedPass, ConvertError> {
     let mut config = request.loss_fn_config.clone();
     for (key, value) in &request.loss_fn_config_v2 {
         match value.value {
@@ -158,7 +159,7 @@ pub fn pass_to_json(data: &[Datum], loss: Loss) -> types::PassInput {
 ///
 /// # Errors
 /// As [`pass_from_proto`].
-pub fn pass_from_json(input: &types::PassInput) -> Result<Pass, ConvertError> {
+pub fn pass_from_json(input: &types::PassInput) -> Result<CheckedPass, ConvertError> {
     let loss = loss(&input.loss_fn, input.loss_fn_config.as_ref().unwrap_or(&BTreeMap::new()))?;
     pass(&input.data, loss, datum_from_json)
 }
@@ -167,12 +168,12 @@ fn pass<D>(
     data: &[D],
     loss: Loss,
     read: impl Fn(&D, Loss) -> Result<Datum, ConvertError>,
-) -> Result<Pass, ConvertError> {
+) -> Result<CheckedPass, ConvertError> {
     if data.is_empty() {
         return Err(ConvertError::invalid("there are no data"));
     }
     let read = |(i, datum)| read(datum, loss).map_err(|e| e.at(format_args!("datum {i}")));
-    Ok(Pass { data: data.iter().enumerate().map(read).collect::<Result<_, _>>()?, loss })
+    Ok(CheckedPass { data: data.iter().enumerate().map(read).collect::<Result<_, _>>()?, loss })
 }
 
 fn loss(name: &str, config: &BTreeMap<String, f64>) -> Result<Loss, ConvertError> {
@@ -188,7 +189,11 @@ fn loss_config(loss: Loss) -> BTreeMap<String, f64> {
     }
 }
 
-fn join(tokens: Vec<Token>, mut rows: BTreeMap<&str, Row<'_>>, loss: Loss) -> Result<Datum, ConvertError> {
+fn join(
+    tokens: Vec<Token>,
+    mut rows: BTreeMap<&str, TensorRow<'_>>,
+    loss: Loss,
+) -> Result<Datum, ConvertError> {
     let mut take = |name: &str| {
         rows.remove(name).ok_or_else(|| {
             ConvertError::Invalid(format!(
@@ -215,10 +220,10 @@ fn not_text() -> ConvertError {
     ConvertError::unsupported("prompts of anything but text are not supported")
 }
 
-type Field = fn(&LossInputs) -> &[f32];
+type TensorAccessor = fn(&LossInputs) -> &[f32];
 
 /// The tensors of a datum beside its targets, by name.
-fn fields(inputs: &LossInputs) -> &'static [(&'static str, Field)] {
+fn fields(inputs: &LossInputs) -> &'static [(&'static str, TensorAccessor)] {
     fn weights(inputs: &LossInputs) -> &[f32] {
         match inputs {
             LossInputs::Weights(weights) => weights,
@@ -244,18 +249,18 @@ fn fields(inputs: &LossInputs) -> &'static [(&'static str, Field)] {
 }
 
 /// Lends a datum's tokens to a body.
-struct Input(Datum);
+struct TokenBuffer(Datum);
 
-impl AsRef<[u32]> for Input {
+impl AsRef<[u32]> for TokenBuffer {
     fn as_ref(&self) -> &[u32] {
         self.0.input()
     }
 }
 
 /// Lends one of a datum's tensors to a body.
-struct Floats(Datum, Field);
+struct TensorBuffer(Datum, TensorAccessor);
 
-impl AsRef<[f32]> for Floats {
+impl AsRef<[f32]> for TensorBuffer {
     fn as_ref(&self) -> &[f32] {
         (self.1)(self.0.inputs())
     }

@@ -5,22 +5,24 @@ use super::tensors::tokens_of_bytes;
 use super::{ConvertError, seed_to_wire};
 use crate::types::proto::{self, TopkLogprobs};
 use crate::types::{self, numbers};
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, Stop, StopReason, TopK};
+use minds_core::sampling::{
+    Completion, SampleRequest, SampleResponse, SamplingParams, Stop, StopReason, TopK,
+};
 
 /// A request as it is sent; the sampler and the request's number are the caller's to add.
 #[must_use]
-pub fn sample_request_to_wire(request: &SampleRequest) -> types::SampleRequest {
+pub fn sample_request_to_wire(request: &SampleRequest) -> types::WireSampleRequest {
     let params = &request.params;
     let signed = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let stop = match &params.stop {
         Stop::ModelDefault => None,
-        Stop::Tokens(tokens) => Some(types::Stop::Tokens(tokens.clone())),
-        Stop::Strings(strings) => Some(types::Stop::Strings(strings.clone())),
+        Stop::Tokens(tokens) => Some(types::WireStop::Tokens(tokens.clone())),
+        Stop::Strings(strings) => Some(types::WireStop::Strings(strings.clone())),
     };
-    types::SampleRequest {
+    types::WireSampleRequest {
         num_samples: signed(request.num_samples),
         prompt: types::ModelInput::text(request.prompt.to_vec()),
-        sampling_params: types::SamplingParams {
+        sampling_params: types::WireSamplingParams {
             max_tokens: Some(signed(params.max_tokens)),
             // Below 2^31, so it fits.
             seed: params.seed.map(|seed| seed_to_wire(seed) as i64),
@@ -32,7 +34,7 @@ pub fn sample_request_to_wire(request: &SampleRequest) -> types::SampleRequest {
         prompt_logprobs: request.prompt_logprobs,
         topk_prompt_logprobs: signed(request.topk_prompt_logprobs),
         topk_sample_logprobs: signed(request.topk_sample_logprobs),
-        ..types::SampleRequest::default()
+        ..types::WireSampleRequest::default()
     }
 }
 
@@ -41,7 +43,7 @@ pub fn sample_request_to_wire(request: &SampleRequest) -> types::SampleRequest {
 /// # Errors
 /// What no sampler can serve, and what core has no words for.
 pub fn sample_request_from_wire(
-    request: &types::SampleRequest,
+    request: &types::WireSampleRequest,
     context: usize,
 ) -> Result<SampleRequest, ConvertError> {
     let params = &request.sampling_params;
@@ -61,9 +63,9 @@ pub fn sample_request_from_wire(
     }
     let stop = match &params.stop {
         None => Stop::ModelDefault,
-        Some(types::Stop::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
-        Some(types::Stop::Strings(strings)) => Stop::Strings(strings.clone()),
-        Some(types::Stop::String(string)) => Stop::Strings(vec![string.clone()]),
+        Some(types::WireStop::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
+        Some(types::WireStop::Strings(strings)) => Stop::Strings(strings.clone()),
+        Some(types::WireStop::String(string)) => Stop::Strings(vec![string.clone()]),
     };
     let seed = match params.seed {
         None => None,
@@ -101,18 +103,18 @@ pub fn sample_request_from_wire(
 
 /// An answer in protobuf.
 #[must_use]
-pub fn sample_response_to_proto(response: &SampleResponse) -> proto::SampleResponse {
-    let sequence = |sampled: &Sampled| proto::SampledSequence {
+pub fn sample_response_to_proto(response: &SampleResponse) -> proto::ProtoSampleResponse {
+    let sequence = |sampled: &Completion| proto::ProtoSampledSequence {
         stop_reason: match sampled.stop {
-            StopReason::Stop => proto::StopReason::Stop.into(),
-            StopReason::Length => proto::StopReason::Length.into(),
+            StopReason::Stop => proto::ProtoStopReason::Stop.into(),
+            StopReason::Length => proto::ProtoStopReason::Length.into(),
         },
         tokens: numbers::share::<u32, _>(sampled.tokens.clone()),
         logprobs: Some(numbers::share::<f32, _>(sampled.logprobs.clone())),
         topk_sampled_logprobs: sampled.topk.as_ref().map(|rows| pack_topk(rows.iter().map(|r| &r[..]))),
     };
     let scores = |scores: &Vec<Option<f32>>| numbers::collect(scores.iter().map(|lp| lp.unwrap_or(f32::NAN)));
-    proto::SampleResponse {
+    proto::ProtoSampleResponse {
         sequences: response.sequences.iter().map(sequence).collect(),
         prompt_logprobs: response.prompt_logprobs.as_ref().map(scores),
         topk_prompt_logprobs: response
@@ -120,7 +122,7 @@ pub fn sample_response_to_proto(response: &SampleResponse) -> proto::SampleRespo
             .as_ref()
             .map(|rows| pack_topk(rows.iter().map(|row| row.as_deref().unwrap_or(&[])))),
         prompt_cache_hit_tokens: i32::try_from(response.cached_prompt_tokens).unwrap_or(i32::MAX),
-        ..proto::SampleResponse::default()
+        ..proto::ProtoSampleResponse::default()
     }
 }
 
@@ -129,13 +131,13 @@ pub fn sample_response_to_proto(response: &SampleResponse) -> proto::SampleRespo
 /// # Errors
 /// Lengths that contradict each other, no log-probs, an unknown reason for the end.
 pub fn sample_response_from_proto(
-    response: &proto::SampleResponse,
+    response: &proto::ProtoSampleResponse,
     prompt_len: usize,
 ) -> Result<SampleResponse, ConvertError> {
-    let sequence = |sequence: &proto::SampledSequence| {
-        let stop = match proto::StopReason::try_from(sequence.stop_reason) {
-            Ok(proto::StopReason::Stop) => StopReason::Stop,
-            Ok(proto::StopReason::Length) => StopReason::Length,
+    let sequence = |sequence: &proto::ProtoSampledSequence| {
+        let stop = match proto::ProtoStopReason::try_from(sequence.stop_reason) {
+            Ok(proto::ProtoStopReason::Stop) => StopReason::Stop,
+            Ok(proto::ProtoStopReason::Length) => StopReason::Length,
             Err(_) => {
                 let text = format!("there is no stop reason of number {}", sequence.stop_reason);
                 return Err(ConvertError::Invalid(text));
@@ -166,21 +168,21 @@ pub fn sample_response_from_proto(
 
 /// An answer in JSON.
 #[must_use]
-pub fn sample_response_to_json(response: &SampleResponse) -> types::SampleResponse {
-    let sequence = |sampled: &Sampled| types::SampledSequence {
+pub fn sample_response_to_json(response: &SampleResponse) -> types::WireSampleResponse {
+    let sequence = |sampled: &Completion| types::WireSampledSequence {
         stop_reason: match sampled.stop {
-            StopReason::Stop => types::StopReason::Stop,
-            StopReason::Length => types::StopReason::Length,
+            StopReason::Stop => types::WireStopReason::Stop,
+            StopReason::Length => types::WireStopReason::Length,
         },
         tokens: sampled.tokens.clone(),
         logprobs: Some(sampled.logprobs.clone()),
         topk_sampled_logprobs: sampled.topk.clone().map(|rows| rows.into_iter().map(Some).collect()),
     };
-    types::SampleResponse {
+    types::WireSampleResponse {
         sequences: response.sequences.iter().map(sequence).collect(),
         prompt_logprobs: response.prompt_logprobs.clone(),
         topk_prompt_logprobs: response.topk_prompt_logprobs.clone(),
-        ..types::SampleResponse::default()
+        ..types::WireSampleResponse::default()
     }
 }
 
@@ -189,13 +191,13 @@ pub fn sample_response_to_json(response: &SampleResponse) -> types::SampleRespon
 /// # Errors
 /// Lengths that contradict each other, or no log-probs.
 pub fn sample_response_from_json(
-    response: &types::SampleResponse,
+    response: &types::WireSampleResponse,
     prompt_len: usize,
 ) -> Result<SampleResponse, ConvertError> {
-    let sequence = |sequence: &types::SampledSequence| {
+    let sequence = |sequence: &types::WireSampledSequence| {
         let stop = match sequence.stop_reason {
-            types::StopReason::Stop => StopReason::Stop,
-            types::StopReason::Length => StopReason::Length,
+            types::WireStopReason::Stop => StopReason::Stop,
+            types::WireStopReason::Length => StopReason::Length,
         };
         let logprobs = sequence.logprobs.clone().unwrap_or_default();
         sampled(sequence.tokens.clone(), logprobs, stop, sequence.topk_sampled_logprobs.clone())
@@ -218,7 +220,7 @@ fn sampled(
     logprobs: Vec<f32>,
     stop: StopReason,
     topk: Option<Vec<Option<TopK>>>,
-) -> Result<Sampled, ConvertError> {
+) -> Result<Completion, ConvertError> {
     if logprobs.len() != tokens.len() {
         let text = format!("a sample has {} tokens and {} log-probs", tokens.len(), logprobs.len());
         return Err(ConvertError::Invalid(text));
@@ -230,7 +232,7 @@ fn sampled(
         let text = format!("a sample has {} tokens and {} lists of likely ones", tokens.len(), rows.len());
         return Err(ConvertError::Invalid(text));
     }
-    Ok(Sampled { tokens, logprobs, stop, topk })
+    Ok(Completion { tokens, logprobs, stop, topk })
 }
 
 /// One entry per prompt token, the first without a value.

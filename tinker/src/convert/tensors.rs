@@ -1,20 +1,20 @@
 //! Tensors of both forms as rows of one kind of number.
 
 use super::ConvertError;
-use crate::types::proto::{self, DType, Encoding};
-use crate::types::{self, Values, numbers};
+use crate::types::proto::{self, Encoding, ProtoDType};
+use crate::types::{self, TensorValues, numbers};
 use minds_core::ids::Token;
 use std::borrow::Cow;
 
 /// A tensor's numbers before anybody decided what they are.
-pub(super) enum Row<'a> {
+pub(super) enum TensorRow<'a> {
     Int(Cow<'a, [i64]>),
     Float(Cow<'a, [f32]>),
 }
 
-impl<'a> Row<'a> {
+impl<'a> TensorRow<'a> {
     /// A dense, one-dimensional tensor of protobuf.
-    pub(super) fn of_proto(tensor: &'a proto::Tensor) -> Result<Self, ConvertError> {
+    pub(super) fn of_proto(tensor: &'a proto::ProtoTensor) -> Result<Self, ConvertError> {
         let bytes = match &tensor.encoding {
             Some(Encoding::Dense(bytes)) => bytes,
             Some(Encoding::SparseCsr(_)) => return Err(matrices()),
@@ -27,22 +27,22 @@ impl<'a> Row<'a> {
 
     /// The bytes of one datum within a batched tensor.
     pub(super) fn of_bytes(bytes: &'a [u8], dtype: i32) -> Result<Self, ConvertError> {
-        match DType::try_from(dtype) {
-            Ok(DType::Float32) => Ok(Self::Float(numbers::read(bytes)?)),
-            Ok(DType::Int64) => Ok(Self::Int(numbers::read(bytes)?)),
-            Ok(DType::Int32) => {
+        match ProtoDType::try_from(dtype) {
+            Ok(ProtoDType::Float32) => Ok(Self::Float(numbers::read(bytes)?)),
+            Ok(ProtoDType::Int64) => Ok(Self::Int(numbers::read(bytes)?)),
+            Ok(ProtoDType::Int32) => {
                 let short = numbers::read::<i32>(bytes)?;
                 Ok(Self::Int(short.iter().map(|v| i64::from(*v)).collect()))
             }
-            Ok(DType::Bfloat16) => {
+            Ok(ProtoDType::Bfloat16) => {
                 let pairs = bytes.chunks_exact(2);
                 if !pairs.remainder().is_empty() {
-                    return Err(numbers::Ragged { len: bytes.len(), size: 2 }.into());
+                    return Err(numbers::ByteLengthError { len: bytes.len(), size: 2 }.into());
                 }
                 let widen = |pair: &[u8]| f32::from_le_bytes([0, 0, pair[0], pair[1]]);
                 Ok(Self::Float(pairs.map(widen).collect()))
             }
-            Ok(DType::Unspecified) | Err(_) => {
+            Ok(ProtoDType::Unspecified) | Err(_) => {
                 Err(ConvertError::invalid(format!("there is no dtype of number {dtype}")))
             }
         }
@@ -54,8 +54,8 @@ impl<'a> Row<'a> {
             return Err(matrices());
         }
         let row = match &tensor.data {
-            Values::Int64(values) => Self::Int(Cow::Borrowed(values)),
-            Values::Float32(values) => Self::Float(Cow::Borrowed(values)),
+            TensorValues::Int64(values) => Self::Int(Cow::Borrowed(values)),
+            TensorValues::Float32(values) => Self::Float(Cow::Borrowed(values)),
         };
         if let Some(shape) = &tensor.shape {
             check_shape(shape, row.len())?;

@@ -9,21 +9,21 @@ use std::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
     /// The pieces, in order.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<WireChunk>,
 }
 
 impl ModelInput {
     /// A prompt of text only.
     #[must_use]
     pub fn text(tokens: Vec<u32>) -> Self {
-        Self { chunks: vec![Chunk::EncodedText { tokens }] }
+        Self { chunks: vec![WireChunk::EncodedText { tokens }] }
     }
 }
 
 /// One piece of a prompt. A piece without `type` is text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", try_from = "ChunkAsSent")]
-pub enum Chunk {
+pub enum WireChunk {
     /// Text as tokens.
     EncodedText {
         /// Token ids.
@@ -74,7 +74,7 @@ struct ChunkAsSent {
     dmel: Option<String>,
 }
 
-impl TryFrom<ChunkAsSent> for Chunk {
+impl TryFrom<ChunkAsSent> for WireChunk {
     type Error = String;
 
     fn try_from(sent: ChunkAsSent) -> Result<Self, String> {
@@ -101,7 +101,7 @@ impl TryFrom<ChunkAsSent> for Chunk {
 
 /// One example in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Datum {
+pub struct WireDatum {
     /// What the model reads.
     pub model_input: ModelInput,
     /// What its loss reads.
@@ -111,7 +111,7 @@ pub struct Datum {
 /// Numbers of a tensor, row after row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Values {
+pub enum TensorValues {
     /// Of dtype `int64`.
     Int64(Vec<i64>),
     /// Of dtype `float32`.
@@ -121,7 +121,7 @@ pub enum Values {
 /// Element type of a tensor in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DType {
+pub enum WireDType {
     /// Whole numbers.
     Int64,
     /// Real numbers.
@@ -133,9 +133,9 @@ pub enum DType {
 #[serde(try_from = "TensorAsSent")]
 pub struct TensorData {
     /// The numbers; of a sparse tensor those that are there.
-    pub data: Values,
+    pub data: TensorValues,
     /// Their type.
-    pub dtype: DType,
+    pub dtype: WireDType,
     /// The dense shape; one dimension if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<i64>>,
@@ -151,16 +151,16 @@ impl TensorData {
     /// A row of whole numbers.
     #[must_use]
     pub fn int64(data: Vec<i64>) -> Self {
-        Self::row(data.len(), Values::Int64(data), DType::Int64)
+        Self::row(data.len(), TensorValues::Int64(data), WireDType::Int64)
     }
 
     /// A row of real numbers.
     #[must_use]
     pub fn float32(data: Vec<f32>) -> Self {
-        Self::row(data.len(), Values::Float32(data), DType::Float32)
+        Self::row(data.len(), TensorValues::Float32(data), WireDType::Float32)
     }
 
-    fn row(len: usize, data: Values, dtype: DType) -> Self {
+    fn row(len: usize, data: TensorValues, dtype: WireDType) -> Self {
         Self {
             data,
             dtype,
@@ -173,8 +173,8 @@ impl TensorData {
 
 #[derive(Deserialize)]
 struct TensorAsSent {
-    data: Numbers,
-    dtype: DType,
+    data: JsonNumbers,
+    dtype: WireDType,
     #[serde(default)]
     shape: Option<Vec<i64>>,
     #[serde(default)]
@@ -188,18 +188,18 @@ impl TryFrom<TensorAsSent> for TensorData {
 
     fn try_from(sent: TensorAsSent) -> Result<Self, String> {
         let data = match (sent.dtype, sent.data) {
-            (DType::Int64, Numbers::Whole(values)) => Values::Int64(values),
-            (DType::Int64, Numbers::Real(values)) => {
+            (WireDType::Int64, JsonNumbers::Whole(values)) => TensorValues::Int64(values),
+            (WireDType::Int64, JsonNumbers::Real(values)) => {
                 if let Some(value) = values.iter().find(|v| v.fract() != 0.0) {
                     return Err(format!("{value} stands in a tensor of dtype int64"));
                 }
-                Values::Int64(values.into_iter().map(|v| v as i64).collect())
+                TensorValues::Int64(values.into_iter().map(|v| v as i64).collect())
             }
-            (DType::Float32, Numbers::Whole(values)) => {
-                Values::Float32(values.into_iter().map(|v| v as f32).collect())
+            (WireDType::Float32, JsonNumbers::Whole(values)) => {
+                TensorValues::Float32(values.into_iter().map(|v| v as f32).collect())
             }
-            (DType::Float32, Numbers::Real(values)) => {
-                Values::Float32(values.into_iter().map(|v| v as f32).collect())
+            (WireDType::Float32, JsonNumbers::Real(values)) => {
+                TensorValues::Float32(values.into_iter().map(|v| v as f32).collect())
             }
         };
         Ok(Self {
@@ -213,40 +213,40 @@ impl TryFrom<TensorAsSent> for TensorData {
 }
 
 /// Numbers whose type is not known yet: `dtype` may come after them.
-enum Numbers {
+enum JsonNumbers {
     Whole(Vec<i64>),
     Real(Vec<f64>),
 }
 
-impl<'de> Deserialize<'de> for Numbers {
+impl<'de> Deserialize<'de> for JsonNumbers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
 
         impl<'de> Visitor<'de> for Reader {
-            type Value = Numbers;
+            type Value = JsonNumbers;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a flat list of numbers")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Numbers, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonNumbers, A::Error> {
                 let mut whole = Vec::with_capacity(seq.size_hint().unwrap_or(0).min(1 << 16));
                 let first_real = loop {
-                    match seq.next_element::<Number>()? {
-                        None => return Ok(Numbers::Whole(whole)),
-                        Some(Number::Whole(value)) => whole.push(value),
-                        Some(Number::Real(value)) => break value,
+                    match seq.next_element::<JsonNumber>()? {
+                        None => return Ok(JsonNumbers::Whole(whole)),
+                        Some(JsonNumber::Whole(value)) => whole.push(value),
+                        Some(JsonNumber::Real(value)) => break value,
                     }
                 };
                 let mut real: Vec<f64> = whole.into_iter().map(|v| v as f64).collect();
                 real.push(first_real);
-                while let Some(number) = seq.next_element::<Number>()? {
+                while let Some(number) = seq.next_element::<JsonNumber>()? {
                     real.push(match number {
-                        Number::Whole(value) => value as f64,
-                        Number::Real(value) => value,
+                        JsonNumber::Whole(value) => value as f64,
+                        JsonNumber::Real(value) => value,
                     });
                 }
-                Ok(Numbers::Real(real))
+                Ok(JsonNumbers::Real(real))
             }
         }
 
@@ -254,37 +254,37 @@ impl<'de> Deserialize<'de> for Numbers {
     }
 }
 
-enum Number {
+enum JsonNumber {
     Whole(i64),
     Real(f64),
 }
 
-impl<'de> Deserialize<'de> for Number {
+impl<'de> Deserialize<'de> for JsonNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
 
         impl Visitor<'_> for Reader {
-            type Value = Number;
+            type Value = JsonNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number")
             }
 
-            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
-                Ok(Number::Whole(value))
+            fn visit_i64<E>(self, value: i64) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Whole(value))
             }
 
-            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
-                Ok(i64::try_from(value).map_or(Number::Real(value as f64), Number::Whole))
+            fn visit_u64<E>(self, value: u64) -> Result<JsonNumber, E> {
+                Ok(i64::try_from(value).map_or(JsonNumber::Real(value as f64), JsonNumber::Whole))
             }
 
-            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
-                Ok(Number::Real(value))
+            fn visit_f64<E>(self, value: f64) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Real(value))
             }
 
             /// What JSON writers make of NaN.
-            fn visit_unit<E>(self) -> Result<Number, E> {
-                Ok(Number::Real(f64::NAN))
+            fn visit_unit<E>(self) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Real(f64::NAN))
             }
         }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// The answer to everything that takes time: the result is fetched with `POST retrieve_future`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Promise {
+pub struct FutureHandle {
     /// Name of the result; always a string.
     pub request_id: String,
     /// Model it is about.

@@ -8,31 +8,31 @@ use bytes::Bytes;
 use std::borrow::Cow;
 
 /// A number of the wire.
-pub trait Number: Pod + Send + Sync {
+pub trait WireNumber: Pod + Send + Sync {
     /// The same number with its bytes reversed.
     #[must_use]
     fn swapped(self) -> Self;
 }
 
-impl Number for i32 {
+impl WireNumber for i32 {
     fn swapped(self) -> Self {
         self.swap_bytes()
     }
 }
 
-impl Number for u32 {
+impl WireNumber for u32 {
     fn swapped(self) -> Self {
         self.swap_bytes()
     }
 }
 
-impl Number for i64 {
+impl WireNumber for i64 {
     fn swapped(self) -> Self {
         self.swap_bytes()
     }
 }
 
-impl Number for f32 {
+impl WireNumber for f32 {
     fn swapped(self) -> Self {
         Self::from_bits(self.to_bits().swap_bytes())
     }
@@ -41,7 +41,7 @@ impl Number for f32 {
 /// Bytes that are no whole count of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes are no whole count of numbers of {size} bytes")]
-pub struct Ragged {
+pub struct ByteLengthError {
     /// Bytes there are.
     pub len: usize,
     /// Bytes per number.
@@ -52,14 +52,14 @@ pub struct Ragged {
 ///
 /// # Errors
 /// The length is no multiple of the number's.
-pub fn read<T: Number>(bytes: &[u8]) -> Result<Cow<'_, [T]>, Ragged> {
+pub fn read<T: WireNumber>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError> {
     let size = size_of::<T>();
     if !bytes.len().is_multiple_of(size) {
-        return Err(Ragged { len: bytes.len(), size });
+        return Err(ByteLengthError { len: bytes.len(), size });
     }
     if cfg!(target_endian = "big") {
         let numbers: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
-        return Ok(Cow::Owned(numbers.into_iter().map(Number::swapped).collect()));
+        return Ok(Cow::Owned(numbers.into_iter().map(WireNumber::swapped).collect()));
     }
     Ok(match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),
@@ -69,10 +69,10 @@ pub fn read<T: Number>(bytes: &[u8]) -> Result<Cow<'_, [T]>, Ragged> {
 
 /// Writes numbers as bytes, by sharing the memory of whatever holds them.
 #[must_use]
-pub fn share<T: Number, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
+pub fn share<T: WireNumber, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
     struct AsBytes<T, O>(O, std::marker::PhantomData<fn() -> T>);
 
-    impl<T: Number, O: AsRef<[T]>> AsRef<[u8]> for AsBytes<T, O> {
+    impl<T: WireNumber, O: AsRef<[T]>> AsRef<[u8]> for AsBytes<T, O> {
         fn as_ref(&self) -> &[u8] {
             bytemuck::cast_slice(self.0.as_ref())
         }
@@ -87,7 +87,7 @@ pub fn share<T: Number, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
 
 /// Writes numbers as bytes, one by one.
 #[must_use]
-pub fn collect<T: Number>(numbers: impl IntoIterator<Item = T>) -> Bytes {
+pub fn collect<T: WireNumber>(numbers: impl IntoIterator<Item = T>) -> Bytes {
     share(numbers.into_iter().collect::<Vec<T>>())
 }
 
@@ -104,6 +104,6 @@ mod tests {
         let mut shifted = vec![0u8];
         shifted.extend_from_slice(&bytes);
         assert_eq!(&*read::<f32>(&shifted[1..]).unwrap(), numbers);
-        assert_eq!(read::<i64>(&bytes[..12]), Err(Ragged { len: 12, size: 8 }));
+        assert_eq!(read::<i64>(&bytes[..12]), Err(ByteLengthError { len: 12, size: 8 }));
     }
 }

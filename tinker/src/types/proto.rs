@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Why a sample ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
-pub enum StopReason {
+pub enum ProtoStopReason {
     /// A stop token or string.
     Stop = 0,
     /// All tokens are there.
@@ -20,7 +20,7 @@ pub enum StopReason {
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
-pub enum DType {
+pub enum ProtoDType {
     /// Not said, which is an error.
     Unspecified = 0,
     /// 4 bytes.
@@ -35,10 +35,10 @@ pub enum DType {
 
 /// Result of a sample.
 #[derive(Clone, PartialEq, Message)]
-pub struct SampleResponse {
+pub struct ProtoSampleResponse {
     /// One entry per sample.
     #[prost(message, repeated, tag = "1")]
-    pub sequences: Vec<SampledSequence>,
+    pub sequences: Vec<ProtoSampledSequence>,
     /// f32 per prompt token, NaN for none.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub prompt_logprobs: Option<Bytes>,
@@ -50,7 +50,7 @@ pub struct SampleResponse {
     pub prompt_cache_hit_tokens: i32,
     /// Log-probs of tokens that were asked for.
     #[prost(message, optional, tag = "5")]
-    pub target_prompt_logprobs: Option<Tensor>,
+    pub target_prompt_logprobs: Option<ProtoTensor>,
     /// Alternatives drawn at each prompt position.
     #[prost(message, optional, tag = "6")]
     pub prompt_alt_tokens: Option<PromptAltTokens>,
@@ -61,17 +61,17 @@ pub struct SampleResponse {
 pub struct PromptAltTokens {
     /// Which.
     #[prost(message, optional, tag = "1")]
-    pub tokens: Option<Tensor>,
+    pub tokens: Option<ProtoTensor>,
     /// How likely.
     #[prost(message, optional, tag = "2")]
-    pub logprobs: Option<Tensor>,
+    pub logprobs: Option<ProtoTensor>,
 }
 
 /// One sample.
 #[derive(Clone, PartialEq, Message)]
-pub struct SampledSequence {
+pub struct ProtoSampledSequence {
     /// Why it ended.
-    #[prost(enumeration = "StopReason", tag = "1")]
+    #[prost(enumeration = "ProtoStopReason", tag = "1")]
     pub stop_reason: i32,
     /// i32 each.
     #[prost(bytes = "bytes", tag = "2")]
@@ -122,12 +122,12 @@ pub struct SparseCsr {
 
 /// A tensor of a datum.
 #[derive(Clone, PartialEq, Message)]
-pub struct Tensor {
+pub struct ProtoTensor {
     /// Its numbers.
     #[prost(oneof = "Encoding", tags = "1, 2")]
     pub encoding: Option<Encoding>,
     /// Their type.
-    #[prost(enumeration = "DType", tag = "3")]
+    #[prost(enumeration = "ProtoDType", tag = "3")]
     pub dtype: i32,
     /// The dense shape.
     #[prost(int64, repeated, tag = "4")]
@@ -155,7 +155,7 @@ pub struct BatchedTensor {
     #[prost(bytes = "bytes", tag = "2")]
     pub offsets: Bytes,
     /// Type of the numbers.
-    #[prost(enumeration = "DType", tag = "3")]
+    #[prost(enumeration = "ProtoDType", tag = "3")]
     pub dtype: i32,
     /// Shape of one element of the leading dimension.
     #[prost(int64, repeated, tag = "4")]
@@ -178,7 +178,7 @@ pub struct ArrayRecord {
 
 /// Result of a pass.
 #[derive(Clone, PartialEq, Message)]
-pub struct ForwardBackwardOutput {
+pub struct ProtoForwardBackwardOutput {
     /// What the outputs are, `ArrayRecord`.
     #[prost(string, tag = "1")]
     pub loss_fn_output_type: String,
@@ -192,7 +192,7 @@ pub struct ForwardBackwardOutput {
 
 /// `POST forward_backward`
 #[derive(Clone, PartialEq, Message)]
-pub struct ForwardBackwardRequest {
+pub struct ProtoForwardBackwardRequest {
     /// Which model.
     #[prost(string, tag = "1")]
     pub model_id: String,
@@ -201,7 +201,7 @@ pub struct ForwardBackwardRequest {
     pub seq_id: i32,
     /// What to learn from.
     #[prost(message, repeated, tag = "3")]
-    pub data: Vec<Datum>,
+    pub data: Vec<ProtoDatum>,
     /// Name of the loss.
     #[prost(string, tag = "4")]
     pub loss_fn: String,
@@ -237,13 +237,13 @@ pub enum LossConfig {
 
 /// One example.
 #[derive(Clone, PartialEq, Message)]
-pub struct Datum {
+pub struct ProtoDatum {
     /// What the model reads.
     #[prost(message, repeated, tag = "1")]
-    pub model_input: Vec<Chunk>,
+    pub model_input: Vec<ProtoChunk>,
     /// What its loss reads.
     #[prost(btree_map = "string, message", tag = "2")]
-    pub loss_fn_inputs: BTreeMap<String, Tensor>,
+    pub loss_fn_inputs: BTreeMap<String, ProtoTensor>,
     /// Where its tokens came from.
     #[prost(message, repeated, tag = "3")]
     pub model_input_spans: Vec<ProvenanceSpan>,
@@ -265,15 +265,15 @@ pub struct ProvenanceSpan {
 pub enum Provenance {
     /// In a prompt.
     #[prost(message, tag = "1")]
-    PromptTokens(Span),
+    PromptTokens(ProtoSpan),
     /// In a sample.
     #[prost(message, tag = "2")]
-    SampledTokens(Span),
+    SampledTokens(ProtoSpan),
 }
 
 /// A stretch of one sequence.
 #[derive(Clone, PartialEq, Message)]
-pub struct Span {
+pub struct ProtoSpan {
     /// Which sequence.
     #[prost(string, tag = "1")]
     pub sequence_id: String,
@@ -287,7 +287,7 @@ pub struct Span {
 
 /// One piece of a prompt.
 #[derive(Clone, PartialEq, Message)]
-pub struct Chunk {
+pub struct ProtoChunk {
     /// Text, image or sound.
     #[prost(oneof = "ChunkKind", tags = "1, 2, 3")]
     pub chunk: Option<ChunkKind>,

@@ -25,10 +25,10 @@ pub struct TrainingRun {
     pub lora_rank: Option<usize>,
     /// The last saved state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_checkpoint: Option<Checkpoint>,
+    pub last_checkpoint: Option<WireCheckpoint>,
     /// The last weights saved for sampling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_sampler_checkpoint: Option<Checkpoint>,
+    pub last_sampler_checkpoint: Option<WireCheckpoint>,
     /// Anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
@@ -36,7 +36,7 @@ pub struct TrainingRun {
 
 /// Saved weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct WireCheckpoint {
     /// Kind and name, `weights/x`.
     pub checkpoint_id: String,
     /// `training`, `sampler` or `external`.
@@ -62,7 +62,7 @@ pub struct Checkpoint {
 /// Where a page of a list lies in the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Cursor {
+pub struct PageCursor {
     /// Entries before this page.
     pub offset: usize,
     /// Most entries per page.
@@ -73,22 +73,22 @@ pub struct Cursor {
 
 /// Answer to `GET training_runs`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TrainingRuns {
+pub struct TrainingRunList {
     /// One page.
     pub training_runs: Vec<TrainingRun>,
     /// Where it lies.
     #[serde(default, deserialize_with = "nullable")]
-    pub cursor: Cursor,
+    pub cursor: PageCursor,
 }
 
 /// Answer to `GET checkpoints` and `GET training_runs/{id}/checkpoints`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoints {
+pub struct CheckpointList {
     /// One page.
-    pub checkpoints: Vec<Checkpoint>,
+    pub checkpoints: Vec<WireCheckpoint>,
     /// Where it lies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cursor: Option<Cursor>,
+    pub cursor: Option<PageCursor>,
 }
 
 /// Answer to `GET sessions/{id}`.
@@ -108,7 +108,7 @@ pub struct SessionInfo {
 
 /// Answer to `GET sessions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sessions {
+pub struct SessionList {
     /// Names of one page.
     pub sessions: Vec<String>,
 }

@@ -34,7 +34,7 @@ pub struct CreateSamplingSessionResponse {
 
 /// Answer to `GET samplers/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sampler {
+pub struct WireSampler {
     /// Name of the sampler.
     pub sampler_id: String,
     /// What it samples.
@@ -46,7 +46,7 @@ pub struct Sampler {
 
 /// `POST asample`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SampleRequest {
+pub struct WireSampleRequest {
     /// Samples to draw.
     #[serde(default = "one")]
     pub num_samples: i64,
@@ -54,7 +54,7 @@ pub struct SampleRequest {
     pub prompt: ModelInput,
     /// How to draw.
     #[serde(default, deserialize_with = "nullable")]
-    pub sampling_params: SamplingParams,
+    pub sampling_params: WireSamplingParams,
     /// Which sampler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_id: Option<String>,
@@ -97,12 +97,12 @@ fn one() -> i64 {
     1
 }
 
-impl Default for SampleRequest {
+impl Default for WireSampleRequest {
     fn default() -> Self {
         Self {
             num_samples: 1,
             prompt: ModelInput::default(),
-            sampling_params: SamplingParams::default(),
+            sampling_params: WireSamplingParams::default(),
             sampling_session_id: None,
             seq_id: None,
             base_model: None,
@@ -122,7 +122,7 @@ impl Default for SampleRequest {
 /// How tokens are drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "SamplingParamsAsSent")]
-pub struct SamplingParams {
+pub struct WireSamplingParams {
     /// Most tokens; up to the context's end if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<i64>,
@@ -131,7 +131,7 @@ pub struct SamplingParams {
     pub seed: Option<i64>,
     /// What ends a sample; `None` is the model's own end, an empty list is nothing at all.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stop: Option<Stop>,
+    pub stop: Option<WireStop>,
     /// Softmax temperature.
     pub temperature: f64,
     /// Most likely tokens to keep; -1 for all.
@@ -140,7 +140,7 @@ pub struct SamplingParams {
     pub top_p: f64,
 }
 
-impl Default for SamplingParams {
+impl Default for WireSamplingParams {
     fn default() -> Self {
         SamplingParamsAsSent::default().into()
     }
@@ -151,13 +151,13 @@ impl Default for SamplingParams {
 struct SamplingParamsAsSent {
     max_tokens: Option<i64>,
     seed: Option<i64>,
-    stop: Option<Stop>,
+    stop: Option<WireStop>,
     temperature: Option<f64>,
     top_k: Option<i64>,
     top_p: Option<f64>,
 }
 
-impl From<SamplingParamsAsSent> for SamplingParams {
+impl From<SamplingParamsAsSent> for WireSamplingParams {
     fn from(sent: SamplingParamsAsSent) -> Self {
         Self {
             max_tokens: sent.max_tokens,
@@ -170,10 +170,10 @@ impl From<SamplingParamsAsSent> for SamplingParams {
     }
 }
 
-/// What ends a sample early. An empty list is read as [`Stop::Tokens`].
+/// What ends a sample early. An empty list is read as [`WireStop::Tokens`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Stop {
+pub enum WireStop {
     /// Any of these tokens.
     Tokens(Vec<u32>),
     /// Any of these strings.
@@ -185,37 +185,37 @@ pub enum Stop {
 /// Why a sample ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum StopReason {
-    /// Something of [`Stop`].
+pub enum WireStopReason {
+    /// Something of [`WireStop`].
     Stop,
     /// It has all its tokens, or the context is full.
     Length,
 }
 
 /// Tokens with log-probs, best first.
-pub type TopK = Vec<(u32, f32)>;
+pub type WireTopK = Vec<(u32, f32)>;
 
-/// Result of `asample` in JSON. Newer SDKs take only [`super::proto::SampleResponse`].
+/// Result of `asample` in JSON. Newer SDKs take only [`super::proto::ProtoSampleResponse`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SampleResponse {
+pub struct WireSampleResponse {
     /// Which result this is.
     #[serde(rename = "type", default)]
     pub tag: tag::Sample,
     /// One entry per sample.
-    pub sequences: Vec<SampledSequence>,
+    pub sequences: Vec<WireSampledSequence>,
     /// Log-prob of each prompt token; the first has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position; the first has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub topk_prompt_logprobs: Option<Vec<Option<TopK>>>,
+    pub topk_prompt_logprobs: Option<Vec<Option<WireTopK>>>,
 }
 
 /// One sample in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SampledSequence {
+pub struct WireSampledSequence {
     /// Why it ended.
-    pub stop_reason: StopReason,
+    pub stop_reason: WireStopReason,
     /// Its tokens.
     pub tokens: Vec<u32>,
     /// Log-prob of each; NaN, which is `null`, where there is none.
@@ -223,5 +223,5 @@ pub struct SampledSequence {
     pub logprobs: Option<Vec<f32>>,
     /// The most likely tokens at each position: only in protobuf with other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub topk_sampled_logprobs: Option<Vec<Option<TopK>>>,
+    pub topk_sampled_logprobs: Option<Vec<Option<WireTopK>>>,
 }

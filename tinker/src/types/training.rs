@@ -1,6 +1,6 @@
-//! Passes and optimizer steps in JSON. Newer SDKs send passes as [`super::proto::ForwardBackwardRequest`].
+//! Passes and optimizer steps in JSON. Newer SDKs send passes as [`super::proto::ProtoForwardBackwardRequest`].
 
-use super::data::{Datum, TensorData};
+use super::data::{TensorData, WireDatum};
 use super::literal::{real, tag};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// `POST forward_backward` of older SDKs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ForwardBackwardRequest {
+pub struct WireForwardBackwardRequest {
     /// The pass.
     pub forward_backward_input: PassInput,
     /// Which model.
@@ -34,7 +34,7 @@ pub struct ForwardRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassInput {
     /// What to learn from.
-    pub data: Vec<Datum>,
+    pub data: Vec<WireDatum>,
     /// Name of the loss.
     pub loss_fn: String,
     /// Its settings.
@@ -44,7 +44,7 @@ pub struct PassInput {
 
 /// Result of a pass in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ForwardBackwardOutput {
+pub struct WireForwardBackwardOutput {
     /// What the outputs are, `ArrayRecord`.
     pub loss_fn_output_type: String,
     /// Named tensors, one set per datum.
@@ -66,7 +66,7 @@ pub struct OptimStepRequest {
     pub tag: tag::OptimStep,
     /// Settings of AdamW.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adam_params: Option<AdamParams>,
+    pub adam_params: Option<WireAdamParams>,
     /// Settings of another optimizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_params: Option<Map<String, Value>>,
@@ -75,7 +75,7 @@ pub struct OptimStepRequest {
 /// Settings of AdamW. What is not sent is the default; `null` is refused, since a NaN arrives as one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct AdamParams {
+pub struct WireAdamParams {
     /// Step size.
     #[serde(deserialize_with = "real")]
     pub learning_rate: f64,
@@ -96,7 +96,7 @@ pub struct AdamParams {
     pub grad_clip_norm: f64,
 }
 
-impl Default for AdamParams {
+impl Default for WireAdamParams {
     fn default() -> Self {
         let core = minds_core::optim::AdamParams::default();
         Self {

@@ -2,11 +2,13 @@
 
 use crate::kit::server::{Kind, Server};
 use crate::kit::{MODEL, datum, limits, options};
-use minds_core::backend::BackendError;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_tinker::client::{Client, ClientError, ClientOptions, Patience, Sampler, Training, Wire};
+use minds_core::service::BackendError;
+use minds_tinker::client::{
+    Client, ClientError, ClientOptions, ClientTimeouts, SamplingClient, TrainingClient, WireFormat,
+};
 use minds_tinker::types::{ClientConfig, FinishReason, LoraConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +19,13 @@ async fn start(kind: Kind) -> (Arc<Server>, Client) {
     (server, client)
 }
 
-async fn trained(kind: Kind) -> (Arc<Server>, Client, Training) {
+async fn trained(kind: Kind) -> (Arc<Server>, Client, TrainingClient) {
     let (server, client) = start(kind).await;
     let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
     (server, client, training)
 }
 
-async fn sampling() -> (Arc<Server>, Sampler) {
+async fn sampling() -> (Arc<Server>, SamplingClient) {
     let (server, client) = start(Kind::default()).await;
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     (server, sampler)
@@ -104,8 +106,8 @@ async fn a_model_that_is_gone_is_lost_and_so_is_what_was_queued_behind() {
 async fn a_server_that_stays_away_is_given_up_by_name() {
     let server = Server::start(Kind::default()).await;
     let near = options(&server.url);
-    let patience = Patience { submit: Duration::from_millis(30), ..near.patience };
-    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let timeouts = ClientTimeouts { outage: Duration::from_millis(30), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
     let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
     for _ in 0..1000 {
         server.script("optim_step", 503, "away");
@@ -123,34 +125,34 @@ async fn a_server_that_stays_away_is_given_up_by_name() {
 async fn a_server_that_refuses_for_load_is_waited_for_once_and_not_by_each_request() {
     let server = Server::start(Kind::default()).await;
     let near = options(&server.url);
-    let patience = Patience { submit: Duration::from_millis(30), ..near.patience };
-    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let timeouts = ClientTimeouts { outage: Duration::from_millis(30), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     for _ in 0..1000 {
         server.script("asample", 429, "full");
     }
     let error = sampler.logprobs([1, 2, 3].into()).await.unwrap_err();
-    assert!(matches!(error, ClientError::Away { .. }), "{error:?}");
+    assert!(matches!(error, ClientError::Unreachable { .. }), "{error:?}");
     let asked = server.asked("asample");
     let error = sampler.logprobs([1, 2, 3].into()).await.unwrap_err();
-    assert!(matches!(error, ClientError::Away { attempts: 1, .. }), "{error:?}");
+    assert!(matches!(error, ClientError::Unreachable { attempts: 1, .. }), "{error:?}");
     assert_eq!(server.asked("asample"), asked + 1);
 }
 
 #[tokio::test]
 async fn a_server_that_was_never_there_is_noticed_early() {
     let near = options("http://127.0.0.1:1");
-    let patience = Patience { hello: Duration::from_millis(30), ..near.patience };
-    let error = Client::connect(&ClientOptions { patience, ..near }).await.map(|_| ()).unwrap_err();
-    assert!(matches!(&error, ClientError::Away { why, .. } if why.contains("refused")), "{error:?}");
+    let timeouts = ClientTimeouts { first_response: Duration::from_millis(30), ..near.timeouts };
+    let error = Client::connect(&ClientOptions { timeouts, ..near }).await.map(|_| ()).unwrap_err();
+    assert!(matches!(&error, ClientError::Unreachable { why, .. } if why.contains("refused")), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_result_that_never_comes_is_given_up() {
     let server = Server::start(Kind { early_polls: u32::MAX, ..Kind::default() }).await;
     let near = options(&server.url);
-    let patience = Patience { sample: Duration::from_millis(30), ..near.patience };
-    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let timeouts = ClientTimeouts { sample: Duration::from_millis(30), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     let error = sampler.sample(&request()).await.unwrap_err();
     assert!(matches!(&error, ClientError::TimedOut { what, .. } if what == "sample"), "{error:?}");
@@ -178,7 +180,7 @@ async fn a_server_that_falls_over_the_wrong_wire_is_asked_on_the_other() {
         let config = (!protobuf).then(ClientConfig::default);
         let (server, client, training) =
             trained(Kind { protobuf, config, falls: true, ..Kind::default() }).await;
-        let wrong = if protobuf { Wire::Json } else { Wire::Protobuf };
+        let wrong = if protobuf { WireFormat::Json } else { WireFormat::Protobuf };
         assert_eq!(client.wire(), wrong, "it is the guess");
         training.forward_backward(vec![datum(&[1, 2, 3])], Loss::CrossEntropy).await.unwrap();
         assert_ne!(client.wire(), wrong);
@@ -236,8 +238,8 @@ async fn a_session_that_the_server_ends_is_lost() {
     let server = Server::start(Kind::default()).await;
     server.script("session_heartbeat", 410, r#"{"detail":"expired"}"#);
     let near = options(&server.url);
-    let patience = Patience { heartbeat: Duration::from_millis(1), ..near.patience };
-    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let timeouts = ClientTimeouts { heartbeat: Duration::from_millis(1), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
     // The heartbeat comes when it comes; from then on nothing is sent.
     while client.capabilities().await.is_ok() {}
     let error = client.capabilities().await.unwrap_err();

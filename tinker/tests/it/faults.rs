@@ -4,11 +4,11 @@ use crate::kit::model::Adapter;
 use crate::kit::proxy::Proxy;
 use crate::kit::server::{Kind, Server};
 use crate::kit::{MODEL, datum, limits, options};
-use minds_core::backend::Forward;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams, Stop};
-use minds_tinker::client::{Answer, Client, ClientOptions, Patience};
+use minds_core::service::ForwardOutput;
+use minds_tinker::client::{Client, ClientFuture, ClientOptions, ClientTimeouts};
 use minds_tinker::types::LoraConfig;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -24,14 +24,14 @@ async fn check(protobuf: bool, seed: u64) {
     let proxy = Proxy::start(&server.url, seed).await;
     let near = options(&proxy.url);
     // A silent poll must end; everything else has ample time, on a slow machine too.
-    let patience = Patience { poll: Duration::from_secs(1), ..near.patience };
-    let client = Client::connect(&ClientOptions { patience, ..near }).await.unwrap();
+    let timeouts = ClientTimeouts { poll: Duration::from_secs(1), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
     let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
     let sampler = Arc::new(client.base_sampler(MODEL, limits()).await.unwrap());
 
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut twin = Adapter::new();
-    let mut passes: Vec<(Answer<Forward>, Forward)> = Vec::new();
+    let mut passes: Vec<(ClientFuture<ForwardOutput>, ForwardOutput)> = Vec::new();
     let mut others = Vec::new();
     let mut samples = Vec::new();
     let (mut trained, mut saved) = (0, 0);

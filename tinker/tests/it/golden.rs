@@ -9,9 +9,9 @@ use minds_tinker::convert::{
     sample_response_to_proto,
 };
 use minds_tinker::types::proto::{
-    ForwardBackwardOutput, ForwardBackwardRequest, SampleResponse, TopkLogprobs,
+    ProtoForwardBackwardOutput, ProtoForwardBackwardRequest, ProtoSampleResponse, TopkLogprobs,
 };
-use minds_tinker::types::{Chunk, ModelInput, SampledSequence, numbers};
+use minds_tinker::types::{ModelInput, WireChunk, WireSampledSequence, numbers};
 use prost::Message;
 
 const REQUEST: &str = "0a016d10011a380a0c0a0a0a08010000000200000012280a0d7461726765745f746f6b656e7312170a10020000\
@@ -35,7 +35,7 @@ fn check<M: Message + Default + std::fmt::Debug>(hex: &str) -> M {
 
 #[test]
 fn a_request_of_the_sdk_is_read_and_written_byte_for_byte() {
-    let request: ForwardBackwardRequest = check(REQUEST);
+    let request: ProtoForwardBackwardRequest = check(REQUEST);
     assert_eq!((request.model_id.as_str(), request.seq_id, request.forward_only), ("m", 1, true));
     assert_eq!((request.loss_fn.as_str(), request.loss_fn_config["a"]), ("ppo", 0.5));
     // Its loss has no setting "a", and its tensors are not those of the loss: both are said.
@@ -58,7 +58,7 @@ fn a_request_of_the_sdk_is_read_and_written_byte_for_byte() {
 
 #[test]
 fn a_sample_of_the_sdk_is_read_and_written_byte_for_byte() {
-    let response: SampleResponse = check(SAMPLE);
+    let response: ProtoSampleResponse = check(SAMPLE);
     let read = sample_response_from_proto(&response, 2).unwrap();
     assert_eq!(read.prompt_logprobs, Some(vec![None, Some(-0.5)]));
     assert_eq!(
@@ -71,7 +71,7 @@ fn a_sample_of_the_sdk_is_read_and_written_byte_for_byte() {
 
 #[test]
 fn an_output_of_the_sdk_is_read_and_written_byte_for_byte() {
-    let output: ForwardBackwardOutput = check(OUTPUT);
+    let output: ProtoForwardBackwardOutput = check(OUTPUT);
     let read = forward_from_proto(&output).unwrap();
     assert_eq!(read.logprobs, [vec![-1.0, -2.0], vec![-3.0]]);
     assert_eq!(read.metrics["loss:sum"], 6.0);
@@ -81,7 +81,7 @@ fn an_output_of_the_sdk_is_read_and_written_byte_for_byte() {
 #[test]
 fn tensors_share_the_memory_of_the_body() {
     let body = bytes(SAMPLE);
-    let response = SampleResponse::decode(body.clone()).unwrap();
+    let response = ProtoSampleResponse::decode(body.clone()).unwrap();
     let inside = |part: &Bytes| body.as_ptr_range().contains(&part.as_ptr());
     assert!(inside(&response.sequences[0].tokens) && inside(response.prompt_logprobs.as_ref().unwrap()));
 }
@@ -103,7 +103,7 @@ fn a_list_of_likely_tokens_may_be_shorter_than_k_or_missing() {
 
 #[test]
 fn offsets_outside_of_the_data_are_refused() {
-    let mut output: ForwardBackwardOutput = check(OUTPUT);
+    let mut output: ProtoForwardBackwardOutput = check(OUTPUT);
     let tensor = output.loss_fn_outputs[0].fields.get_mut("logprobs").unwrap();
     tensor.offsets = numbers::share::<i64, _>(vec![0i64, 16, 12]);
     assert!(forward_from_proto(&output).unwrap_err().to_string().contains("bytes 0..16 of 12"));
@@ -112,13 +112,13 @@ fn offsets_outside_of_the_data_are_refused() {
 /// SkyRL leaves the first prompt log-prob out.
 #[test]
 fn a_missing_first_prompt_logprob_is_put_in() {
-    let mut response: SampleResponse = check(SAMPLE);
+    let mut response: ProtoSampleResponse = check(SAMPLE);
     response.prompt_logprobs = Some(numbers::share::<f32, _>(vec![-0.5f32]));
     let read = sample_response_from_proto(&response, 2).unwrap();
     assert_eq!(read.prompt_logprobs, Some(vec![None, Some(-0.5)]));
     assert!(sample_response_from_proto(&response, 3).is_err());
     let text = r#"{"sequences":[{"stop_reason":"stop","tokens":[4],"logprobs":[-0.5]}]}"#;
-    let json: minds_tinker::types::SampleResponse = serde_json::from_str(text).unwrap();
-    assert_eq!(json.sequences.first().map(|s: &SampledSequence| s.tokens.len()), Some(1));
-    assert_eq!(ModelInput::text(vec![1]).chunks, [Chunk::EncodedText { tokens: vec![1] }]);
+    let json: minds_tinker::types::WireSampleResponse = serde_json::from_str(text).unwrap();
+    assert_eq!(json.sequences.first().map(|s: &WireSampledSequence| s.tokens.len()), Some(1));
+    assert_eq!(ModelInput::text(vec![1]).chunks, [WireChunk::EncodedText { tokens: vec![1] }]);
 }

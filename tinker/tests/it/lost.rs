@@ -5,7 +5,7 @@ use crate::kit::{MODEL, datum, limits, options};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_tinker::client::{Client, ClientError, Training};
+use minds_tinker::client::{Client, ClientError, TrainingClient};
 use minds_tinker::types::LoraConfig;
 use serde_json::Value;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const FORGOTTEN: &str = r#"{"detail":"Future not found"}"#;
 const EXISTS: &str = r#"{"detail":"a checkpoint with this name already exists"}"#;
 
-async fn trained() -> (Arc<Server>, Client, Training) {
+async fn trained() -> (Arc<Server>, Client, TrainingClient) {
     let server = Server::start(Kind { early_polls: 0, ..Kind::default() }).await;
     let client = Client::connect(&options(&server.url)).await.unwrap();
     let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();

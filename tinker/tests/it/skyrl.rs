@@ -3,14 +3,14 @@
 //! Without the variable `MINDS_SKYRL_URL` there is no server, and nothing is tested.
 #![expect(clippy::print_stdout, reason = "the numbers are recorded in docs/skyrl.md")]
 
-use minds_core::backend::{BackendError, SamplingBackend, Service, TrainingBackend};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams, Stop};
-use minds_tinker::client::{ClientOptions, Wire};
+use minds_core::service::{BackendError, SamplingBackend, Service, TrainingBackend};
+use minds_tinker::client::{ClientOptions, WireFormat};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::sync::Arc;
@@ -104,8 +104,8 @@ async fn sampling_and_training_agree_before_and_after_steps_and_in_a_copy() {
     let gaps = original.iter().zip(&copied).map(|(a, b)| largest_gap(a, b));
     assert!(gaps.fold(0.0, f32::max) <= 1e-6);
     let wire = match variable("MINDS_SKYRL_WIRE").as_str() {
-        "json" => Wire::Json,
-        "protobuf" => Wire::Protobuf,
+        "json" => WireFormat::Json,
+        "protobuf" => WireFormat::Protobuf,
         other => panic!("there is no wire `{other}`"),
     };
     assert_eq!(service.client().wire(), wire);

@@ -79,7 +79,7 @@ fn requests_of_0_38_are_written_as_the_sdk_writes_them() {
 
 #[test]
 fn a_sample_of_0_38_is_written_as_the_sdk_writes_it() {
-    let request = same::<SampleRequest>(
+    let request = same::<WireSampleRequest>(
         r#"{"num_samples": 1, "prompt": {"chunks": [{"tokens": [10, 11, 12], "type": "encoded_text"}]},
             "sampling_params": {"max_tokens": 2, "stop": [151645], "temperature": 1.0, "top_k": -1, "top_p": 1.0},
             "sampling_session_id": "s:sample:1", "seq_id": 413948768000000000, "prompt_logprobs": true,
@@ -98,7 +98,7 @@ fn a_sample_of_0_38_is_written_as_the_sdk_writes_it() {
 #[test]
 fn answers_are_read_by_the_sdk_as_they_are_written() {
     same::<CreateSessionResponse>(r#"{"type": "create_session", "session_id": "sess-1"}"#);
-    same::<Promise>(r#"{"request_id": "req-8", "sample_sequence_ids": ["a/0/0", "a/0/1"]}"#);
+    same::<FutureHandle>(r#"{"request_id": "req-8", "sample_sequence_ids": ["a/0/0", "a/0/1"]}"#);
     same::<GetInfoResponse>(
         r#"{"type": "get_info", "model_id": "m", "is_lora": true, "lora_rank": 32, "model_name": "Qwen/Qwen3-8B",
             "model_data": {"arch": "qwen3", "model_name": "Qwen/Qwen3-8B", "tokenizer_id": "Qwen/Qwen3-8B"}}"#,
@@ -108,16 +108,16 @@ fn answers_are_read_by_the_sdk_as_they_are_written() {
             "sampleable": true}]}"#,
     );
     same::<TelemetryResponse>(r#"{"status": "accepted"}"#);
-    same::<Sampler>(r#"{"sampler_id": "x", "base_model": "Qwen/Qwen3-8B", "model_path": null}"#);
-    same::<SampleResponse>(
+    same::<WireSampler>(r#"{"sampler_id": "x", "base_model": "Qwen/Qwen3-8B", "model_path": null}"#);
+    same::<WireSampleResponse>(
         r#"{"type": "sample", "sequences": [{"stop_reason": "stop", "tokens": [100, 101], "logprobs": [-0.25, -0.25]}],
             "prompt_logprobs": [null, -0.125, -0.25], "topk_prompt_logprobs": [null, [[7, -1.0], [8, -2.0]], [[1, -3.5]]]}"#,
     );
-    same::<ForwardBackwardOutput>(
+    same::<WireForwardBackwardOutput>(
         r#"{"loss_fn_output_type": "ArrayRecord", "loss_fn_outputs": [{"logprobs": {"data": [-0.5, -0.5], "dtype":
             "float32", "shape": [2]}}], "metrics": {"loss:sum": 1.5, "tokens:sum": 3.0}}"#,
     );
-    same::<Checkpoints>(
+    same::<CheckpointList>(
         r#"{"checkpoints": [{"checkpoint_id": "weights/a", "checkpoint_type": "training", "time":
             "2026-01-01T00:00:00Z", "tinker_path": "tinker://run/weights/a", "size_bytes": 1, "public": false}]}"#,
     );
@@ -148,7 +148,7 @@ fn what_old_sdks_leave_out_has_its_default() {
 
 #[test]
 fn a_pass_of_old_sdks_is_read() {
-    let request = old::<ForwardBackwardRequest>(
+    let request = old::<WireForwardBackwardRequest>(
         r#"{"forward_backward_input": {"data": [{"loss_fn_inputs": {"target_tokens": {"data": [2, 3, 4], "dtype":
             "int64", "shape": [3]}, "logprobs": {"data": [0, -1.0, -1.0], "dtype": "float32", "shape": [3]},
             "advantages": {"shape": null, "dtype": "float32", "data": [0, 1, 1]}}, "model_input": {"chunks":
@@ -165,7 +165,7 @@ fn a_pass_of_old_sdks_is_read() {
 fn no_stop_and_an_empty_stop_are_two_things() {
     let stop = |params: &str| {
         let body = format!(r#"{{"prompt": {{"chunks": [{{"tokens": [1]}}]}}, "sampling_params": {params}}}"#);
-        let request = sample_request_from_wire(&old::<SampleRequest>(&body), 8).unwrap();
+        let request = sample_request_from_wire(&old::<WireSampleRequest>(&body), 8).unwrap();
         (request.params.stop, request.params.max_tokens)
     };
     assert_eq!(stop("{}"), (Stop::ModelDefault, 7));
@@ -200,7 +200,7 @@ fn a_wrong_type_is_refused() {
     let wrong = r#"{"model_id": "m", "type": "unload_model"}"#;
     assert!(serde_json::from_str::<GetInfoRequest>(wrong).is_err());
     assert!(serde_json::from_str::<GetInfoRequest>(r#"{"model_id": "m", "type": null}"#).is_ok());
-    assert!(serde_json::from_str::<Promise>(r#"{"request_id": 7}"#).is_err());
+    assert!(serde_json::from_str::<FutureHandle>(r#"{"request_id": 7}"#).is_err());
 }
 
 #[test]

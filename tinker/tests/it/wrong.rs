@@ -2,11 +2,11 @@
 
 use crate::kit::server::{Kind, Scripted, Server};
 use crate::kit::{MODEL, datum, limits, options};
-use minds_core::backend::BackendError;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_tinker::client::{Client, ClientError, ClientOptions, Secret, Training};
+use minds_core::service::BackendError;
+use minds_tinker::client::{Client, ClientError, ClientOptions, Secret, TrainingClient};
 use minds_tinker::types::{ClientConfig, JSON, LoraConfig, PROTOBUF};
 use minds_tinker::{RemoteOptions, RemoteService};
 use serde_json::json;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const KEY: &str = "tml-open-sesame";
 
-async fn trained(change: impl FnOnce(&mut ClientOptions)) -> (Arc<Server>, Client, Training) {
+async fn trained(change: impl FnOnce(&mut ClientOptions)) -> (Arc<Server>, Client, TrainingClient) {
     let server = Server::start(Kind { early_polls: 0, ..Kind::default() }).await;
     let mut options = options(&server.url);
     change(&mut options);
@@ -61,7 +61,7 @@ async fn a_pass_with_an_unreadable_result_is_asked_for_again_and_then_in_doubt()
 async fn a_step_whose_result_never_comes_is_in_doubt_and_a_sample_is_not() {
     let (server, client, training) = trained(|o| {
         let short = std::time::Duration::from_millis(30);
-        (o.patience.training, o.patience.submit) = (short, short);
+        (o.timeouts.training, o.timeouts.outage) = (short, short);
     })
     .await;
     for _ in 0..1000 {

@@ -2,9 +2,9 @@
 
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::advantage::Estimator;
-use minds_core::backend::BackendError;
 use minds_core::ids::GroupId;
-use minds_core::reward::{Missing, Reward};
+use minds_core::reward::{Reward, RewardError};
+use minds_core::service::BackendError;
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -15,7 +15,7 @@ async fn group_one_lost_member_costs_that_member() {
         world.options.batch.min_members = 6.try_into().unwrap();
         // One member of twenty is lost, spread over the groups.
         world.environment.judge = Box::new(|id, _| match (id.group.0 * 8 + u64::from(id.member)) % 20 {
-            3 => Judge::Missing(Missing::Environment("the sandbox is gone".into())),
+            3 => Judge::Missing(RewardError::Environment("the sandbox is gone".into())),
             _ => Judge::Reward(id.member as f32),
         });
         let mut run = world.start();
@@ -186,7 +186,7 @@ async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
     }
 }
 
-/// Three answers an episode, while steps are quick: the weights change in the middle of episodes. Some episodes lose their
+/// Three answers a rollout, while steps are quick: the weights change in the middle of episodes. Some episodes lose their
 /// second or third answer.
 #[tokio::test(start_paused = true)]
 async fn group_a_member_that_lost_a_later_answer_is_no_part_and_no_member_mixes_versions() {
@@ -207,13 +207,13 @@ async fn group_a_member_that_lost_a_later_answer_is_no_part_and_no_member_mixes_
         assert_eq!(kept + lost as usize, 30 * 2 * 4);
         let asked = run.sampling.asked.lock().unwrap();
         for member in groups.iter().flat_map(|group| group.members.iter()) {
-            assert_eq!(member.episode.turns.len(), 3, "all of it or nothing");
-            for turn in &member.episode.turns {
+            assert_eq!(member.rollout.turns.len(), 3, "all of it or nothing");
+            for turn in &member.rollout.turns {
                 let mut same = asked.iter().filter(|asked| asked.prompt == turn.prompt);
                 assert!(
-                    same.all(|asked| asked.version == member.episode.policy.0),
+                    same.all(|asked| asked.version == member.rollout.policy.0),
                     "{:?}",
-                    member.episode.id
+                    member.rollout.id
                 );
             }
         }

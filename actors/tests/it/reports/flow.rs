@@ -2,10 +2,10 @@
 
 use crate::testkit::{Judge, World, local, reward_in_every, seconds};
 use minds_core::ids::{GroupId, PolicyVersion, Token};
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_stages::batcher::ConstantGroups;
-use minds_stages::ledger::{Ledger, Settled, Verdict};
-use minds_stages::line::{Event, Start};
+use minds_stages::ledger::{GroupOutcome, Ledger, SettledPositions};
+use minds_stages::pipeline::{PipelineEvent, ResumePoint};
 use std::time::Duration;
 
 #[tokio::test(start_paused = true)]
@@ -14,7 +14,7 @@ async fn silent_death_a_reward_that_always_fails_ends_the_run_with_its_cause() {
         let mut world = World::new(2, 1, 50);
         world.options.max_failed_in_a_row = 12;
         world.environment.judge =
-            Box::new(|_, _| Judge::Missing(Missing::Environment("the judge has no model".into())));
+            Box::new(|_, _| Judge::Missing(RewardError::Environment("the judge has no model".into())));
         let why = world.start().end().await.unwrap_err();
         assert!(why.contains("the judge has no model"), "{why}");
     })
@@ -80,7 +80,7 @@ fn slow_trainer() -> World {
 }
 
 /// What such a run leaves when it is killed after its third state.
-async fn killed_beside_ready_groups() -> Start {
+async fn killed_beside_ready_groups() -> ResumePoint {
     let mut run = slow_trainer().start();
     run.until_step(4).await;
     while run.saved.len() < 3 {
@@ -94,7 +94,7 @@ async fn killed_beside_ready_groups() -> Start {
 async fn resume_with_a_whole_batch_already_collected_goes_on() {
     local(async {
         let start = killed_beside_ready_groups().await;
-        assert_eq!(start.spares.len(), 2, "exactly a batch");
+        assert_eq!(start.saved_groups.len(), 2, "exactly a batch");
         let step = start.step;
         let mut run = slow_trainer().start_from(start);
         assert_eq!(run.end().await, Ok(10));
@@ -131,7 +131,7 @@ async fn buffer_a_slow_trainer_loses_nothing_that_was_sampled() {
         let trained: usize =
             run.steps.iter().flat_map(|step| &step.groups).map(|group| group.members.len()).sum();
         assert_eq!((sampled, trained), (240, 240));
-        assert!(run.line.lanes().iter().all(|lane| lane.lost == 0));
+        assert!(run.line.mailboxes().iter().all(|lane| lane.lost == 0));
     })
     .await;
 }
@@ -176,7 +176,7 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
         run.pass(seconds(600)).await;
         let counts = run.line.ledger().counts();
         assert_eq!((counts.opened, counts.in_flight()), (9, 9));
-        assert_eq!(run.line.ledger().spares().len(), 9, "all of them have come through to the batcher");
+        assert_eq!(run.line.ledger().saved_groups().len(), 9, "all of them have come through to the batcher");
         run.script.unplugged.send_replace(true);
         assert_eq!(run.end().await, Ok(10));
     })
@@ -188,8 +188,8 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
 async fn version_weights_that_are_older_than_those_that_played_end_the_run() {
     local(async {
         let start = killed_beside_ready_groups().await;
-        assert!(start.step >= 3 && !start.spares.is_empty());
-        let mut run = slow_trainer().start_from(Start { step: 0, ..start });
+        assert!(start.step >= 3 && !start.saved_groups.is_empty());
+        let mut run = slow_trainer().start_from(ResumePoint { step: 0, ..start });
         let why = run.end().await.unwrap_err();
         assert!(why.contains("versions went back"), "{why}");
         assert!(run.steps.is_empty(), "no age below 0 was ever trained");
@@ -221,11 +221,11 @@ async fn wait_cycle_a_state_saved_while_weights_are_published_holds_neither() {
 /// Ten thousand times, on two threads with no order between them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_cycle_what_is_waited_for_may_come_before_or_after_the_wait_begins() {
-    let ledger = Ledger::new(Settled::default());
+    let ledger = Ledger::new(SettledPositions::default());
     for group in 0..10_000 {
         let credit = ledger.open(GroupId(group));
-        credit.playing(PolicyVersion(0));
-        let settling = tokio::task::spawn_blocking(move || credit.settle(&Verdict::Trained));
+        credit.sampling_started(PolicyVersion(0));
+        let settling = tokio::task::spawn_blocking(move || credit.settle(&GroupOutcome::Trained));
         let waiting = ledger.until(|playing| playing.is_empty());
         tokio::time::timeout(seconds(60), waiting).await.expect("a wake-up was lost");
         assert!(settling.await.unwrap());
@@ -253,9 +253,9 @@ async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they
         let (mut steps, mut most) = (0, 0);
         loop {
             match run.line.next().await {
-                Some(Event::Step(_)) => steps += 1,
-                Some(Event::Saved(_)) => {}
-                Some(Event::Ended { .. }) => break,
+                Some(PipelineEvent::Step(_)) => steps += 1,
+                Some(PipelineEvent::CheckpointSaved(_)) => {}
+                Some(PipelineEvent::Ended { .. }) => break,
                 _ => panic!("nothing else happens"),
             }
             let prompts = run.sampling.prompts.lock().unwrap();

@@ -1,13 +1,16 @@
 //! A scripted environment and a renderer of bytes.
 
 use async_trait::async_trait;
-use minds_core::chat::{Message, Parsed, Renderer, Role, Termination};
+use minds_core::chat::{Message, ParsedCompletion, Renderer, Role, Termination};
 use minds_core::datum::Datum;
-use minds_core::environment::{Conductor, Environment, Item, Performance, Reply, Scene, Seat};
-use minds_core::episode::Turn;
-use minds_core::ids::{EpisodeId, Token};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
-use minds_core::sampling::{SampleRequest, Sampled, SamplingParams, Stop};
+use minds_core::environment::{
+    Environment, EnvironmentReply, Item, RolloutSession, ScoringContext, SelfDrivenEnvironment,
+    SessionRollout,
+};
+use minds_core::ids::{RolloutId, Token};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
+use minds_core::rollout::Turn;
+use minds_core::sampling::{Completion, SampleRequest, SamplingParams, Stop};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,19 +21,19 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub enum Judge {
     Reward(f32),
-    Missing(Missing),
+    Missing(RewardError),
     Panic(&'static str),
     Never,
 }
 
-type Script<T> = Box<dyn Fn(EpisodeId, u32) -> T + Send + Sync>;
+type Script<T> = Box<dyn Fn(RolloutId, u32) -> T + Send + Sync>;
 
 pub struct ScriptedEnvironment {
-    /// The reward of an episode at its n-th try, counted from 0.
+    /// The reward of a rollout at its n-th try, counted from 0.
     pub judge: Script<Judge>,
     /// How long it takes.
     pub latency: Script<Duration>,
-    /// Answers per episode.
+    /// Answers per rollout.
     pub turns: usize,
     /// How many times a reward asks the oracle the same question of all episodes.
     pub questions: usize,
@@ -43,16 +46,16 @@ pub struct ScriptedEnvironment {
     /// What it keeps in checkpoints: the number of rewards.
     pub learnt: AtomicU64,
     /// Whether it plays by itself.
-    pub conducts: bool,
+    pub drives_itself: bool,
     /// Whether its rewards compare the members of a group.
     pub compares: bool,
     /// The log-prob that each answer brought.
-    pub heard: Mutex<Vec<(EpisodeId, f32)>>,
+    pub heard: Mutex<Vec<(RolloutId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
     pub broken_item: Option<u64>,
     /// Items drawn, in order.
     pub drawn: Mutex<Vec<u64>>,
-    tries: Mutex<HashMap<EpisodeId, u32>>,
+    tries: Mutex<HashMap<RolloutId, u32>>,
     pub replies: AtomicU64,
 }
 
@@ -67,7 +70,7 @@ impl Default for ScriptedEnvironment {
             shifts: false,
             judge_shift: false,
             learnt: AtomicU64::new(0),
-            conducts: false,
+            drives_itself: false,
             compares: false,
             heard: Mutex::default(),
             broken_item: None,
@@ -79,8 +82,8 @@ impl Default for ScriptedEnvironment {
 }
 
 impl ScriptedEnvironment {
-    /// How often this episode was judged before.
-    fn attempt(&self, id: EpisodeId) -> u32 {
+    /// How often this rollout was judged before.
+    fn attempt(&self, id: RolloutId) -> u32 {
         let mut tries = self.tries.lock().unwrap();
         let tries = tries.entry(id).or_default();
         *tries += 1;
@@ -110,17 +113,17 @@ impl Environment for ScriptedEnvironment {
         Some(self.learnt.load(Relaxed).into())
     }
 
-    async fn reply(&self, _: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+    async fn reply(&self, _: &Item, conversation: &[Message]) -> Result<EnvironmentReply, RewardError> {
         self.replies.fetch_add(1, Relaxed);
         let answers = conversation.iter().filter(|m| m.role == Role::Assistant).count();
         if answers >= self.turns {
-            return Ok(Reply::Done);
+            return Ok(EnvironmentReply::Done);
         }
-        Ok(Reply::Continue(vec![Message::user(format!("go on {answers}"))]))
+        Ok(EnvironmentReply::Continue(vec![Message::user(format!("go on {answers}"))]))
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
-        let id = scene.episode.id;
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
+        let id = scene.rollout.id;
         let attempt = self.attempt(id);
         tokio::time::sleep((self.latency)(id, attempt)).await;
         self.learnt.fetch_add(1, Relaxed);
@@ -135,7 +138,7 @@ impl Environment for ScriptedEnvironment {
         futures::future::try_join_all((0..self.own_questions).map(own)).await?;
         if self.shifts {
             let text = Datum::supervised(&[1, 2], &[3]).unwrap();
-            let shift = scene.oracle.shift(text, [1, 2].into(), [3].into()).await?;
+            let shift = scene.oracle.logprob_delta(text, [1, 2].into(), [3].into()).await?;
             let by_member = if self.judge_shift { id.member as f32 } else { 0.0 };
             let metrics = Metrics::from([("change".into(), shift.change())]);
             return Ok(Score { reward: Reward::new(shift.change() as f32 + by_member)?, metrics });
@@ -148,43 +151,43 @@ impl Environment for ScriptedEnvironment {
         }
     }
 
-    fn conductor(&self) -> Option<&dyn Conductor> {
-        self.conducts.then_some(self)
+    fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {
+        self.drives_itself.then_some(self)
     }
 }
 
-/// One seat after the other: `turns` samples, a question, then the judge's word; no word leaves no result.
+/// One session after the other: `turns` samples, a question, then the judge's word; no word leaves no result.
 #[async_trait]
-impl Conductor for ScriptedEnvironment {
-    async fn play(&self, item: &Item, seats: Vec<Seat>) {
-        for seat in seats {
+impl SelfDrivenEnvironment for ScriptedEnvironment {
+    async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>) {
+        for session in sessions {
             let mut turns = Vec::new();
             let mut prompt = ScriptedRenderer.prompt(&item.prompt);
             while turns.len() < self.turns {
                 let request = SampleRequest::new(prompt.clone().into(), 1, SamplingParams::plain(8));
-                let answer = seat.sampler.sample(request).await.unwrap().sequences.remove(0);
+                let answer = session.sampler.sample(request).await.unwrap().sequences.remove(0);
                 let before = prompt.clone().into();
                 prompt.extend(&answer.tokens);
-                turns.push(Turn { prompt: before, answer, text: String::new(), complete: true });
-                tokio::time::sleep((self.latency)(seat.episode, 0)).await;
+                turns.push(Turn { prompt: before, completion: answer, text: String::new(), complete: true });
+                tokio::time::sleep((self.latency)(session.rollout, 0)).await;
             }
             for _ in 0..self.questions {
-                let logprobs = seat.oracle.logprobs([1, 2].into(), [3].into()).await.unwrap();
-                self.heard.lock().unwrap().push((seat.episode, logprobs[0]));
+                let logprobs = session.oracle.logprobs([1, 2].into(), [3].into()).await.unwrap();
+                self.heard.lock().unwrap().push((session.rollout, logprobs[0]));
             }
-            match (self.judge)(seat.episode, self.attempt(seat.episode)) {
+            match (self.judge)(session.rollout, self.attempt(session.rollout)) {
                 Judge::Reward(value) => {
                     let score = Score { reward: Reward::new(value).unwrap(), metrics: Metrics::new() };
-                    seat.leave(Ok(Performance { turns, opening: Arc::default(), score }));
+                    session.finish(Ok(SessionRollout { turns, opening: Arc::default(), score }));
                 }
-                Judge::Missing(missing) => seat.leave(Err(missing)),
+                Judge::Missing(missing) => session.finish(Err(missing)),
                 Judge::Panic(words) => panic!("{words}"),
                 Judge::Never => {}
             }
         }
     }
 
-    fn compares(&self) -> bool {
+    fn compares_rollouts(&self) -> bool {
         self.compares
     }
 }
@@ -209,8 +212,8 @@ impl Renderer for ScriptedRenderer {
         Stop::ModelDefault
     }
 
-    fn parse(&self, sampled: &Sampled) -> Parsed {
+    fn parse(&self, sampled: &Completion) -> ParsedCompletion {
         let text = sampled.tokens.iter().map(|t| char::from(*t as u8)).collect();
-        Parsed { text, termination: Termination::Stop }
+        ParsedCompletion { text, termination: Termination::Stop }
     }
 }

@@ -1,15 +1,16 @@
 //! A scripted service: samplers, adapters whose requests run in the order of the calls, and a record of it all.
 
 use async_trait::async_trait;
-use minds_core::backend::{
-    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend,
-};
 use minds_core::datum::Datum;
 use minds_core::ids::Token;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, StopReason};
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, StopReason};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, Service, ServiceInfo,
+    TrainingBackend,
+};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -31,7 +32,7 @@ pub struct Asked {
 }
 
 type Latency = Box<dyn Fn(usize) -> Duration + Send + Sync>;
-type Answer = Box<dyn Fn(usize, &mut Vec<Sampled>) -> Result<(), BackendError> + Send + Sync>;
+type Answer = Box<dyn Fn(usize, &mut Vec<Completion>) -> Result<(), BackendError> + Send + Sync>;
 
 /// May change what a pass tells of its data.
 type Telling = Box<dyn Fn(usize, &mut Vec<Vec<f32>>) + Send + Sync>;
@@ -93,7 +94,7 @@ impl SamplingBackend for Sampler {
             asked.len() - 1
         };
         sleep((self.sampling.latency)(number)).await;
-        let sample = |n: usize| Sampled {
+        let sample = |n: usize| Completion {
             tokens: vec![Token::from(b'a') + n as Token, Token::from(b'.')],
             logprobs: vec![-0.5, -0.25],
             stop: StopReason::Stop,
@@ -225,11 +226,11 @@ impl Training {
 }
 
 impl TrainingBackend for Training {
-    fn forward(&self, _: Vec<Datum>, _: Loss) -> Pending<Forward> {
+    fn forward(&self, _: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
         unreachable!("the line never asks for it")
     }
 
-    fn forward_backward(&self, data: Vec<Datum>, _: Loss) -> Pending<Forward> {
+    fn forward_backward(&self, data: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
         let number = self.count(0);
         assert_ne!(self.script.panic_at, Some(number), "no such pass");
         if self.script.remember {
@@ -242,7 +243,7 @@ impl TrainingBackend for Training {
             (script.refuse)(number)?;
             let mut logprobs = data.iter().map(|d| vec![-0.5; d.len()]).collect();
             (script.logprobs)(number, &mut logprobs);
-            Ok(Forward { logprobs, metrics: [("loss:sum".to_string(), 1.0)].into() })
+            Ok(ForwardOutput { logprobs, metrics: [("loss:sum".to_string(), 1.0)].into() })
         })
     }
 
@@ -333,7 +334,7 @@ impl Service for ScriptedService {
         Err(BackendError::Rejected(format!("nothing is kept under {path}")))
     }
 
-    async fn forget(&self, path: &str) -> Result<(), BackendError> {
+    async fn delete(&self, path: &str) -> Result<(), BackendError> {
         let removed = self.sampling.saved.lock().unwrap().remove(path);
         removed.map(drop).ok_or_else(|| BackendError::Rejected(format!("nothing is kept under {path}")))
     }

@@ -3,22 +3,24 @@
 use super::service::Sampling;
 use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, TrainingScript};
 use minds_core::advantage::Estimator;
-use minds_core::backend::SamplingBackend;
-use minds_core::ids::EpisodeId;
+use minds_core::ids::RolloutId;
 use minds_core::loss::Loss;
-use minds_core::optim::{AdamParams, LearningRate};
+use minds_core::optim::{AdamParams, LearningRateSchedule};
 use minds_core::sampling::SamplingParams;
-use minds_stages::batcher::{self, ConstantGroups, Staleness, Weighting};
-use minds_stages::deadline::Deadlines;
+use minds_core::service::SamplingBackend;
+use minds_stages::batcher::CpuPool;
+use minds_stages::batcher::{self, ConstantGroups, LossWeighting, StalenessHandling};
 use minds_stages::evaluator::Evaluation;
-use minds_stages::kit::CpuPool;
-use minds_stages::line::{Event, Line, Options, Parts, Shadow, Start};
-use minds_stages::meters::Meters;
-use minds_stages::parcels::{Component, Poison, StepDone};
-use minds_stages::queries::{Limits, Queries};
-use minds_stages::retry::Retry;
+use minds_stages::messages::{MixtureComponent, QuarantinedRollout, StepRecord};
+use minds_stages::pipeline::{
+    Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup,
+};
+use minds_stages::policy::{QueryBudget, QueryLimits};
 use minds_stages::scorer;
-use minds_stages::trainer::{self, Saved};
+use minds_stages::service::deadlines::Deadlines;
+use minds_stages::service::retry::Retry;
+use minds_stages::telemetry::meters::PipelineMeters;
+use minds_stages::trainer::{self, SavedCheckpoint};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -37,12 +39,12 @@ pub async fn local<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// Rewards 0, 1, 2, … by member, so that no group is constant.
-pub fn reward_by_member() -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> {
+pub fn reward_by_member() -> Box<dyn Fn(RolloutId, u32) -> Judge + Send + Sync> {
     Box::new(|id, _| Judge::Reward(id.member as f32))
 }
 
 /// The same in every `n`-th group; in the others all rewards are equal.
-pub fn reward_in_every(n: u64) -> Box<dyn Fn(EpisodeId, u32) -> Judge + Send + Sync> {
+pub fn reward_in_every(n: u64) -> Box<dyn Fn(RolloutId, u32) -> Judge + Send + Sync> {
     Box::new(move |id, _| Judge::Reward(if id.group.0.is_multiple_of(n) { id.member as f32 } else { 1.0 }))
 }
 
@@ -53,34 +55,34 @@ pub struct World {
     pub measured: ScriptedEnvironment,
     pub sampling: Sampling,
     pub training: TrainingScript,
-    pub options: Options,
+    pub options: PipelineOptions,
     pub group_size: u32,
     pub max_turns: u32,
     /// Tokens that the model reads.
     pub context: usize,
     pub score_timeout: Duration,
     /// Whose log-probs count.
-    pub judge: scorer::Judge,
+    pub judge: scorer::LogprobSource,
     /// Weights of this version are the reference.
     pub reference: Option<u64>,
     /// How often rewards may ask.
-    pub limits: Limits,
+    pub limits: QueryLimits,
     /// Who measures gradient steps.
-    pub shadow: Option<Shadow>,
+    pub shadow: Option<ShadowSetup>,
     /// Where heavy sums are made; inline unless the test is about threads.
     pub pool: CpuPool,
     /// What is counted.
-    pub meters: Meters,
+    pub meters: PipelineMeters,
 }
 
 impl World {
     /// `groups` groups of two per step, `k` steps off-policy, `steps` steps.
     pub fn new(groups: usize, k: u64, steps: u64) -> Self {
-        let options = Options {
+        let options = PipelineOptions {
             seed: 7,
             max_steps_off_policy: k,
             max_staleness: k,
-            replays: 0,
+            resamples: 0,
             scorers: NonZeroUsize::new(64).unwrap(),
             restarts: 0,
             max_replaced_in_a_row: u64::MAX,
@@ -93,21 +95,21 @@ impl World {
                 longest_pause: seconds(1),
                 deadlines: Deadlines::default(),
             },
-            batch: batcher::Options {
+            batch: batcher::BatcherOptions {
                 groups_per_batch: NonZeroUsize::new(groups).unwrap(),
                 estimator: Estimator::GroupMean,
                 constant: ConstantGroups::Keep,
                 min_members: NonZeroUsize::MIN,
-                weighting: Weighting::Token,
+                weighting: LossWeighting::Token,
                 kl_penalty: 0.0,
-                parts: NonZeroUsize::MIN,
-                staleness: Staleness::Wait,
+                minibatches: NonZeroUsize::MIN,
+                staleness: StalenessHandling::Wait,
             },
-            train: trainer::Options {
+            train: trainer::TrainerOptions {
                 loss: Loss::ImportanceSampling,
                 adam: AdamParams::default(),
                 max_steps: steps,
-                rate: LearningRate::default(),
+                rate: LearningRateSchedule::default(),
                 substeps: NonZeroUsize::MIN,
                 publish_every: NonZeroU64::MIN,
                 kl_alarm: None,
@@ -128,25 +130,25 @@ impl World {
             max_turns: 1,
             context: 1000,
             score_timeout: seconds(60),
-            judge: scorer::Judge::Sampled,
+            judge: scorer::LogprobSource::Sampled,
             reference: None,
-            limits: Limits::default(),
+            limits: QueryLimits::default(),
             shadow: None,
             pool: CpuPool::inline(),
-            meters: Meters::default(),
+            meters: PipelineMeters::default(),
         }
     }
 
     pub fn start(self) -> Run {
-        self.start_from(Start::default())
+        self.start_from(ResumePoint::default())
     }
 
-    pub fn start_from(self, start: Start) -> Run {
+    pub fn start_from(self, start: ResumePoint) -> Run {
         let (environment, sampling) = (Arc::new(self.environment), Arc::new(self.sampling));
         let script = Arc::new(self.training);
         let training = Training::new(script.clone(), sampling.clone(), start.step);
-        let queries = Arc::new(Queries::new(self.limits));
-        let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| Component {
+        let queries = Arc::new(QueryBudget::new(self.limits));
+        let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| MixtureComponent {
             name: name.into(),
             environment: environment.clone(),
             renderer: Arc::new(ScriptedRenderer),
@@ -158,11 +160,11 @@ impl World {
             weight,
         };
         let measured = Arc::new(self.measured);
-        let parts = Parts {
+        let parts = PipelineParts {
             components: vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)],
             training: training.clone(),
             sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
-            judge: self.judge,
+            logprob_source: self.judge,
             reference: self.reference.map(|version| {
                 let sampler: Arc<dyn SamplingBackend> =
                     Arc::new(Sampler { sampling: sampling.clone(), version });
@@ -173,9 +175,9 @@ impl World {
             pool: self.pool,
             meters: self.meters,
         };
-        let line = Line::start(&self.options, parts, start).unwrap();
+        let line = Pipeline::start(&self.options, parts, start).unwrap();
         let (options, begun) = (self.options, Instant::now());
-        let (steps, saved, trained, evaluations, poison) = Default::default();
+        let (steps, saved, trained, evaluations, quarantined) = Default::default();
         Run {
             line,
             options,
@@ -189,7 +191,7 @@ impl World {
             steps,
             saved,
             evaluations,
-            poison,
+            quarantined,
             trained,
         }
     }
@@ -197,19 +199,19 @@ impl World {
 
 /// A running line with all that was seen of it.
 pub struct Run {
-    pub line: Line,
-    pub options: Options,
+    pub line: Pipeline,
+    pub options: PipelineOptions,
     pub environment: Arc<ScriptedEnvironment>,
     pub measured: Arc<ScriptedEnvironment>,
     pub sampling: Arc<Sampling>,
     pub script: Arc<TrainingScript>,
     pub training: Arc<Training>,
-    pub queries: Arc<Queries>,
+    pub queries: Arc<QueryBudget>,
     begun: Instant,
-    pub steps: Vec<StepDone>,
-    pub saved: Vec<Saved>,
+    pub steps: Vec<StepRecord>,
+    pub saved: Vec<SavedCheckpoint>,
     pub evaluations: Vec<Evaluation>,
-    pub poison: Vec<Poison>,
+    pub quarantined: Vec<QuarantinedRollout>,
     /// Groups of all steps.
     pub trained: BTreeSet<u64>,
 }
@@ -231,15 +233,15 @@ impl Run {
     }
 
     /// Enters an event, and checks the books; the end of the run, if it was that.
-    fn take(&mut self, event: Event) -> Option<Result<u64, String>> {
+    fn take(&mut self, event: PipelineEvent) -> Option<Result<u64, String>> {
         let mut end = None;
         match event {
-            Event::Step(step) => self.enter(step),
-            Event::Saved(saved) => self.saved.push(saved),
-            Event::Evaluated(evaluation) => self.evaluations.push(evaluation),
-            Event::Poisoned(poison) => self.poison.push(poison),
-            Event::Ended { step } => end = Some(Ok(step)),
-            Event::Failed(why) => end = Some(Err(why)),
+            PipelineEvent::Step(step) => self.enter(step),
+            PipelineEvent::CheckpointSaved(saved) => self.saved.push(saved),
+            PipelineEvent::Evaluated(evaluation) => self.evaluations.push(evaluation),
+            PipelineEvent::Quarantined(quarantined) => self.quarantined.push(quarantined),
+            PipelineEvent::Ended { step } => end = Some(Ok(step)),
+            PipelineEvent::Failed(why) => end = Some(Err(why)),
         }
         self.check();
         end
@@ -263,14 +265,14 @@ impl Run {
 
     /// Ends it as a crash does: nothing more is heard of it. What the last saved state has behind it, and the groups
     /// that its steps had trained.
-    pub fn kill(self) -> (Start, BTreeSet<u64>) {
+    pub fn kill(self) -> (ResumePoint, BTreeSet<u64>) {
         let Some(last) = self.saved.last() else { return Default::default() };
         let steps = self.steps.iter().filter(|step| step.step <= last.step);
         let trained = steps.flat_map(|step| step.groups.iter().map(|group| group.group.id.0)).collect();
-        let start = Start {
+        let start = ResumePoint {
             step: last.step,
             settled: last.settled.clone(),
-            spares: last.spares.clone(),
+            saved_groups: last.saved_groups.clone(),
             gradient_norms: last.gradient_norms.clone(),
             evaluated: false,
         };
@@ -297,7 +299,7 @@ impl Run {
         self.begun.elapsed().as_secs_f64()
     }
 
-    fn enter(&mut self, step: StepDone) {
+    fn enter(&mut self, step: StepRecord) {
         let expected = self.steps.last().map_or(step.step, |last| last.step + 1);
         assert_eq!(step.step, expected, "steps are told in order");
         for group in &step.groups {

@@ -1,9 +1,9 @@
 //! Results that were promised.
 
-use super::Answer;
-use crate::server::body::{Small, wanted};
+use super::RouteResult;
+use crate::server::body::{SmallBody, accepted_format};
 use crate::server::outcome::json;
-use crate::server::state::Server;
+use crate::server::state::ServerState;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse as _;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 /// Holds the request until there is a result; clients come back at once, without a pause of their own.
 pub(super) async fn retrieve(
-    State(server): State<Arc<Server>>,
+    State(server): State<Arc<ServerState>>,
     headers: HeaderMap,
-    Small(payload): Small,
-) -> Answer {
-    let request: RetrieveFutureRequest = payload.json()?;
+    SmallBody(body): SmallBody,
+) -> RouteResult {
+    let request: RetrieveFutureRequest = body.json()?;
     let mut closing = server.closing.subscribe();
     let outcome = tokio::select! {
         biased;
@@ -24,7 +24,7 @@ pub(super) async fn retrieve(
         _ = closing.wait_for(|closing| *closing) => None,
     };
     Ok(match outcome {
-        Some(outcome) => outcome.answer(wanted(&headers)),
+        Some(outcome) => outcome.answer(accepted_format(&headers)),
         None => {
             let later = TryAgain { request_id: request.request_id, ..TryAgain::default() };
             (StatusCode::REQUEST_TIMEOUT, json(&later)).into_response()
@@ -32,8 +32,11 @@ pub(super) async fn retrieve(
     })
 }
 
-pub(super) async fn cancel(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
-    let request: CancelFutureRequest = payload.json()?;
+pub(super) async fn cancel(
+    State(server): State<Arc<ServerState>>,
+    SmallBody(body): SmallBody,
+) -> RouteResult {
+    let request: CancelFutureRequest = body.json()?;
     server.futures.cancel(&request.request_id)?;
     Ok(json(&serde_json::json!({})))
 }

@@ -1,10 +1,10 @@
 //! What clients ask before they begin, and what they tell.
 
-use super::Answer;
-use crate::server::body::Small;
+use super::RouteResult;
+use crate::server::api_error::ApiError;
+use crate::server::body::SmallBody;
 use crate::server::outcome::json;
-use crate::server::refusal::Refusal;
-use crate::server::state::Server;
+use crate::server::state::ServerState;
 use axum::extract::State;
 use axum::response::Response;
 use minds_tinker::types::{
@@ -17,23 +17,23 @@ pub(in crate::server) async fn health() -> Response {
     json(&Health::Ok)
 }
 
-pub(super) async fn config(Small(payload): Small) -> Answer {
-    payload.json::<ClientConfigRequest>()?;
+pub(super) async fn config(SmallBody(body): SmallBody) -> RouteResult {
+    body.json::<ClientConfigRequest>()?;
     Ok(json(&ClientConfig::default()))
 }
 
-pub(super) async fn dynamic_config(Small(payload): Small) -> Answer {
-    payload.json::<ClientConfigRequest>()?;
+pub(super) async fn dynamic_config(SmallBody(body): SmallBody) -> RouteResult {
+    body.json::<ClientConfigRequest>()?;
     Ok(json(&DynamicConfig { sample_cancel_enabled: true, ..DynamicConfig::default() }))
 }
 
 /// Old clients hold every error back until their telemetry is taken, so it always is. It may hold keys: nobody looks.
-pub(super) async fn telemetry(payload: Result<Small, Refusal>) -> Response {
-    drop(payload);
+pub(super) async fn telemetry(body: Result<SmallBody, ApiError>) -> Response {
+    drop(body);
     json(&TelemetryResponse::Accepted)
 }
 
-pub(super) async fn capabilities(State(server): State<Arc<Server>>) -> Response {
+pub(super) async fn capabilities(State(server): State<Arc<ServerState>>) -> Response {
     let arch = server.service.architecture();
     let model = SupportedModel {
         model_name: Some(server.service.base_name().into()),

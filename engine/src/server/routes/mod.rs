@@ -11,12 +11,12 @@ mod weights;
 
 pub(super) use rest::delete_expired;
 
-use super::body::Payload;
+use super::api_error::ApiError;
+use super::body::RequestBody;
 use super::host::names_this_machine;
+use super::operation::ModelOperation;
 use super::outcome::json;
-use super::refusal::Refusal;
-use super::state::Server;
-use super::work::Work;
+use super::state::ServerState;
 use ::futures::FutureExt as _;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -24,18 +24,18 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use minds_core::backend::BackendError;
-use minds_tinker::types::{API_KEY_HEADER, PREFIX, Promise};
+use minds_core::service::BackendError;
+use minds_tinker::types::{API_KEY_HEADER, FutureHandle, PREFIX};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The answer of a handler.
-type Answer = Result<Response, Refusal>;
+type RouteResult = Result<Response, ApiError>;
 
 /// All addresses.
-pub(super) fn router(server: Arc<Server>) -> Router {
+pub(super) fn router(server: Arc<ServerState>) -> Router {
     let api = Router::new()
         .route("/client/config", post(meta::config))
         .route("/client/dynamic_config", post(meta::dynamic_config))
@@ -69,25 +69,26 @@ pub(super) fn router(server: Arc<Server>) -> Router {
             get(rest::not_offered).post(rest::not_offered).put(rest::set_ttl).delete(rest::delete),
         )
         .route("/checkpoints", get(rest::checkpoints))
-        .route_layer(from_fn_with_state(server.clone(), admit));
+        .route_layer(from_fn_with_state(server.clone(), authorize));
     Router::new()
         .nest(PREFIX, api)
         .route(&format!("{PREFIX}/healthz"), get(meta::health))
-        .fallback(|| async { Refusal::missing("there is nothing at this address").unread() })
+        .fallback(|| async { ApiError::not_found("there is nothing at this address").closing_connection() })
         .method_not_allowed_fallback(|| async {
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this address has no such method").unread()
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this address has no such method")
+                .closing_connection()
         })
-        // `Payload` has a limit of its own.
+        // `RequestBody` has a limit of its own.
         .layer(DefaultBodyLimit::disable())
-        .layer(axum::middleware::from_fn(guard))
+        .layer(axum::middleware::from_fn(catch_panics))
         .with_state(server)
 }
 
 /// Lets in who has the key. A page in a browser can reach a server on its own machine, so without a key it is kept
 /// out, also where it reaches it by a name of its own.
-async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+async fn authorize(State(server): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let refusal = match &server.options().api_key {
+    let error = match &server.options().api_key {
         Some(key) => {
             let given = headers.get(API_KEY_HEADER).map(|value| value.as_bytes()).unwrap_or_default();
             let why = if given.is_empty() {
@@ -95,34 +96,34 @@ async fn admit(State(server): State<Arc<Server>>, request: Request, next: Next) 
             } else {
                 "the key in X-API-Key is wrong"
             };
-            (!key.is(given)).then(|| Refusal::new(StatusCode::UNAUTHORIZED, why))
+            (!key.is(given)).then(|| ApiError::new(StatusCode::UNAUTHORIZED, why))
         }
-        None if !names_this_machine(server.address, headers) => Some(Refusal::new(
+        None if !names_this_machine(server.address, headers) => Some(ApiError::new(
             StatusCode::MISDIRECTED_REQUEST,
             "a server without a key answers only to this machine's own names: ask 127.0.0.1 or localhost",
         )),
         None => headers.contains_key(header::ORIGIN).then(|| {
-            Refusal::new(StatusCode::FORBIDDEN, "a server without a key does not answer pages of a browser")
+            ApiError::new(StatusCode::FORBIDDEN, "a server without a key does not answer pages of a browser")
         }),
     };
-    match refusal {
-        Some(refusal) => refusal.unread().into_response(),
+    match error {
+        Some(error) => error.closing_connection().into_response(),
         None => next.run(request).await,
     }
 }
 
 /// A bug costs the request that met it.
-async fn guard(request: Request, next: Next) -> Response {
+async fn catch_panics(request: Request, next: Next) -> Response {
     let address = request.uri().path().to_owned();
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
         tracing::error!(address, "a request met a bug");
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug").into_response()
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug").into_response()
     })
 }
 
 /// Where a request stands among those of its model.
 #[derive(Deserialize)]
-struct Place {
+struct SequencedRequest {
     model_id: String,
     seq_id: Option<i64>,
 }
@@ -130,22 +131,27 @@ struct Place {
 /// Reads a request of a model. One that says its place and nothing else that can be read is refused, and uses its
 /// number up all the same: the requests behind it do not wait for it.
 fn numbered<T: DeserializeOwned>(
-    server: &Server,
-    payload: &Payload,
+    server: &ServerState,
+    body: &RequestBody,
     kind: &'static str,
-) -> Result<T, Refusal> {
-    payload.json().inspect_err(|refusal| {
-        if let Ok(Place { model_id, seq_id: number @ Some(_) }) = payload.json()
-            && let Ok(desk) = server.model(&model_id)
+) -> Result<T, ApiError> {
+    body.json().inspect_err(|error| {
+        if let Ok(SequencedRequest { model_id, seq_id: number @ Some(_) }) = body.json()
+            && let Ok(handle) = server.model(&model_id)
         {
-            let error = BackendError::Rejected(refusal.detail.clone());
-            // Its result is the refusal that the client gets at once; nobody fetches it.
-            drop(desk.submit(&server.futures, number, payload.bytes.len(), Work::Refused { kind, error }));
+            let error = BackendError::Rejected(error.detail.clone());
+            // Its result is the error that the client gets at once; nobody fetches it.
+            drop(handle.submit(
+                &server.futures,
+                number,
+                body.bytes.len(),
+                ModelOperation::Invalid { kind, error },
+            ));
         }
     })
 }
 
 /// The answer to a request whose result is fetched later.
-fn promised(request_id: String, model_id: &str) -> Response {
-    json(&Promise { request_id, model_id: Some(model_id.into()), sample_sequence_ids: None })
+fn future_response(request_id: String, model_id: &str) -> Response {
+    json(&FutureHandle { request_id, model_id: Some(model_id.into()), sample_sequence_ids: None })
 }

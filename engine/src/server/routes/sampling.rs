@@ -1,22 +1,22 @@
 //! Samplers and samples.
 
-use super::Answer;
+use super::RouteResult;
 use super::models::check_base;
-use super::rest::disk;
-use crate::checkpoint::Place;
-use crate::server::body::{Named, Payload, Small, aside};
-use crate::server::ids::shown;
+use super::rest::with_store;
+use crate::checkpoint::CheckpointAddress;
+use crate::server::api_error::ApiError;
+use crate::server::body::{PathParams, RequestBody, SmallBody, parse_blocking};
+use crate::server::ids::printable;
 use crate::server::options::ServerOptions;
-use crate::server::outcome::{Outcome, json};
-use crate::server::refusal::Refusal;
-use crate::server::samplers::Source;
-use crate::server::state::Server;
+use crate::server::outcome::{RequestOutcome, json};
+use crate::server::samplers::SamplerSource;
+use crate::server::state::ServerState;
 use axum::extract::State;
-use minds_core::backend::{BackendError, SamplingBackend as _};
 use minds_core::sampling::{SampleRequest, SampleResponse};
+use minds_core::service::{BackendError, SamplingBackend as _};
 use minds_tinker::convert::sample_request_from_wire;
 use minds_tinker::types::{
-    self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, Promise, Sampler,
+    self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, FutureHandle, WireSampler,
 };
 use std::sync::Arc;
 
@@ -24,12 +24,15 @@ use std::sync::Arc;
 const MOST_LIKELY: usize = 256;
 
 /// Only names the sampler; its weights are loaded when the first sample is drawn.
-pub(super) async fn create(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
-    let request: CreateSamplingSessionRequest = payload.json()?;
+pub(super) async fn create(
+    State(server): State<Arc<ServerState>>,
+    SmallBody(body): SmallBody,
+) -> RouteResult {
+    let request: CreateSamplingSessionRequest = body.json()?;
     let source = match (&request.model_path, &request.base_model) {
         (Some(path), _) => saved(&server, path).await?,
-        (None, Some(name)) => check_base(&server, name).map(|()| Source::Base)?,
-        (None, None) => return Err(Refusal::bad("there is neither a base_model nor a model_path")),
+        (None, Some(name)) => check_base(&server, name).map(|()| SamplerSource::Base)?,
+        (None, None) => return Err(ApiError::bad_request("there is neither a base_model nor a model_path")),
     };
     let id = sampler_id(&request.session_id, request.sampling_session_seq_id);
     server.sessions.with(&request.session_id, |session| {
@@ -45,25 +48,28 @@ pub(super) fn sampler_id(session: &str, number: u64) -> String {
     format!("{session}:sample:{number}")
 }
 
-/// Weights that are there, or a refusal.
-async fn saved(server: &Arc<Server>, path: &str) -> Result<Source, Refusal> {
-    let place: Place = path.parse().map_err(BackendError::from)?;
-    disk(server, move |store| store.read(&place, |_| Ok(()))).await?;
-    Ok(Source::Saved(path.into()))
+/// Weights that are there, or an error.
+async fn saved(server: &Arc<ServerState>, path: &str) -> Result<SamplerSource, ApiError> {
+    let address: CheckpointAddress = path.parse().map_err(BackendError::from)?;
+    with_store(server, move |store| store.read(&address, |_| Ok(()))).await?;
+    Ok(SamplerSource::Saved(path.into()))
 }
 
-pub(super) async fn info(State(server): State<Arc<Server>>, Named(id): Named<String>) -> Answer {
+pub(super) async fn info(
+    State(server): State<Arc<ServerState>>,
+    PathParams(id): PathParams<String>,
+) -> RouteResult {
     let source = server.samplers.source(&id).ok_or_else(|| unknown(&id))?;
     let model_path = match source {
-        Source::Saved(path) => Some(path),
-        Source::Base | Source::Exported => None,
+        SamplerSource::Saved(path) => Some(path),
+        SamplerSource::Base | SamplerSource::Exported => None,
     };
-    Ok(json(&Sampler { sampler_id: id, base_model: server.service.base_name().into(), model_path }))
+    Ok(json(&WireSampler { sampler_id: id, base_model: server.service.base_name().into(), model_path }))
 }
 
-pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    let bytes = payload.bytes.len();
-    let mut request: types::SampleRequest = aside(payload, Payload::json).await?;
+pub(super) async fn sample(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
+    let bytes = body.bytes.len();
+    let mut request: types::WireSampleRequest = parse_blocking(body, RequestBody::json).await?;
     let mut owner = String::new();
     let source = match (&request.sampling_session_id, &request.model_path, &request.base_model) {
         (Some(id), ..) => {
@@ -75,8 +81,8 @@ pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) 
             source
         }
         (None, Some(path), _) => saved(&server, path).await?,
-        (None, None, Some(name)) => check_base(&server, name).map(|()| Source::Base)?,
-        (None, None, None) => return Err(Refusal::bad("there is no sampling_session_id")),
+        (None, None, Some(name)) => check_base(&server, name).map(|()| SamplerSource::Base)?,
+        (None, None, None) => return Err(ApiError::bad_request("there is no sampling_session_id")),
     };
     let last = request.prompt_logprobs_last_n.take();
     let checked = sample_request_from_wire(&request, server.service.architecture().context);
@@ -89,10 +95,10 @@ pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) 
         let promise = server.futures.promise(&owner, bytes)?;
         let id = promise.id();
         let (server, sampler) = (server.clone(), sampler.clone());
-        promise.keep_by(async move {
+        promise.fulfill_with(async move {
             match draw(&server, &sampler, source, checked).await {
-                Ok(response) => Outcome::Sample(only_last(response, last)),
-                Err(error) => Outcome::failed(&error),
+                Ok(response) => RequestOutcome::Sample(only_last(response, last)),
+                Err(error) => RequestOutcome::failed(&error),
             }
         });
         Ok(id)
@@ -102,7 +108,7 @@ pub(super) async fn sample(State(server): State<Arc<Server>>, payload: Payload) 
         None => begin()?,
     };
     let sample_sequence_ids = Some((0..samples).map(|i| format!("{request_id}/{i}")).collect());
-    Ok(json(&Promise { request_id, model_id: None, sample_sequence_ids }))
+    Ok(json(&FutureHandle { request_id, model_id: None, sample_sequence_ids }))
 }
 
 fn check(
@@ -110,23 +116,23 @@ fn check(
     last: Option<i64>,
     context: usize,
     options: &ServerOptions,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     let most = options.max_samples;
     if request.num_samples > most {
-        return Err(Refusal::bad(format!(
+        return Err(ApiError::bad_request(format!(
             "num_samples is {}, at most {most} are possible",
             request.num_samples
         )));
     }
     let likely = request.topk_prompt_logprobs.max(request.topk_sample_logprobs);
     if likely > MOST_LIKELY {
-        return Err(Refusal::bad(format!(
+        return Err(ApiError::bad_request(format!(
             "{likely} likely tokens are asked for, at most {MOST_LIKELY} are possible"
         )));
     }
     let bytes = result_bytes(request, context);
     if bytes > options.sample_bytes {
-        return Err(Refusal::bad(format!(
+        return Err(ApiError::bad_request(format!(
             "the result could come to {bytes} bytes, at most {} are possible: ask for fewer samples, tokens or \
              likely tokens in one request",
             options.sample_bytes
@@ -134,7 +140,7 @@ fn check(
     }
     match last {
         Some(n) if n < 0 => {
-            Err(Refusal::bad(format!("prompt_logprobs_last_n is {n}, it must not be negative")))
+            Err(ApiError::bad_request(format!("prompt_logprobs_last_n is {n}, it must not be negative")))
         }
         _ => Ok(()),
     }
@@ -153,15 +159,15 @@ fn result_bytes(request: &SampleRequest, context: usize) -> usize {
 }
 
 async fn draw(
-    server: &Server,
+    server: &ServerState,
     sampler: &str,
-    source: Source,
+    source: SamplerSource,
     request: SampleRequest,
 ) -> Result<SampleResponse, BackendError> {
     let weights = match source {
-        Source::Base => server.service.base(),
-        Source::Saved(path) => server.samplers.saved(&path, || server.service.open(&path)).await?,
-        Source::Exported => server.samplers.exported(sampler).ok_or_else(|| {
+        SamplerSource::Base => server.service.base(),
+        SamplerSource::Saved(path) => server.samplers.saved(&path, || server.service.open(&path)).await?,
+        SamplerSource::Exported => server.samplers.exported(sampler).ok_or_else(|| {
             BackendError::Rejected(format!(
                 "the weights of `{sampler}` had to give way to newer ones: save weights under a name to keep them"
             ))
@@ -179,9 +185,9 @@ fn only_last(mut response: SampleResponse, last: Option<i64>) -> SampleResponse 
     response
 }
 
-fn unknown(id: &str) -> Refusal {
-    Refusal::missing(format!(
+fn unknown(id: &str) -> ApiError {
+    ApiError::not_found(format!(
         "there is no sampler `{}`: its session has ended, or the server was started anew",
-        shown(id)
+        printable(id)
     ))
 }

@@ -1,82 +1,94 @@
 //! Passes and optimizer steps.
 
-use super::{Answer, numbered, promised};
-use crate::server::body::{Payload, Small, aside};
-use crate::server::outcome::Form;
-use crate::server::refusal::Refusal;
-use crate::server::state::Server;
-use crate::server::work::{Work, kind};
+use super::{RouteResult, future_response, numbered};
+use crate::server::api_error::ApiError;
+use crate::server::body::{RequestBody, SmallBody, parse_blocking};
+use crate::server::operation::{ModelOperation, kind};
+use crate::server::outcome::BodyFormat;
+use crate::server::state::ServerState;
 use axum::extract::State;
-use minds_core::backend::BackendError;
-use minds_tinker::convert::{ConvertError, Pass, adam_from_wire, pass_from_json, pass_from_proto};
-use minds_tinker::types::{ForwardBackwardRequest, ForwardRequest, OptimStepRequest, proto};
+use minds_core::service::BackendError;
+use minds_tinker::convert::{CheckedPass, ConvertError, adam_from_wire, pass_from_json, pass_from_proto};
+use minds_tinker::types::{ForwardRequest, OptimStepRequest, WireForwardBackwardRequest, proto};
 use std::sync::Arc;
 
 /// A pass as it was sent.
-struct Sent {
+struct ReceivedPass {
     model: String,
     number: Option<i64>,
     with_gradients: bool,
-    pass: Result<Pass, ConvertError>,
+    pass: Result<CheckedPass, ConvertError>,
 }
 
 /// Newer clients send protobuf, older ones JSON.
-pub(super) async fn forward_backward(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    submit(server, payload, |server, payload| match payload.form {
-        Form::Protobuf => {
-            let request: proto::ForwardBackwardRequest = payload.protobuf()?;
+pub(super) async fn forward_backward(
+    State(server): State<Arc<ServerState>>,
+    body: RequestBody,
+) -> RouteResult {
+    submit(server, body, |server, body| match body.format {
+        BodyFormat::Protobuf => {
+            let request: proto::ProtoForwardBackwardRequest = body.protobuf()?;
             let pass = pass_from_proto(&request);
             let with_gradients = !request.forward_only;
-            Ok(Sent { model: request.model_id, number: Some(request.seq_id.into()), with_gradients, pass })
+            Ok(ReceivedPass {
+                model: request.model_id,
+                number: Some(request.seq_id.into()),
+                with_gradients,
+                pass,
+            })
         }
-        Form::Json => {
-            let request: ForwardBackwardRequest = numbered(server, payload, kind::FORWARD_BACKWARD)?;
+        BodyFormat::Json => {
+            let request: WireForwardBackwardRequest = numbered(server, body, kind::FORWARD_BACKWARD)?;
             let pass = pass_from_json(&request.forward_backward_input);
-            Ok(Sent { model: request.model_id, number: request.seq_id, with_gradients: true, pass })
+            Ok(ReceivedPass { model: request.model_id, number: request.seq_id, with_gradients: true, pass })
         }
     })
     .await
 }
 
 /// Only older clients know this address.
-pub(super) async fn forward(State(server): State<Arc<Server>>, payload: Payload) -> Answer {
-    submit(server, payload, |server, payload| {
-        let request: ForwardRequest = numbered(server, payload, kind::FORWARD)?;
+pub(super) async fn forward(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
+    submit(server, body, |server, body| {
+        let request: ForwardRequest = numbered(server, body, kind::FORWARD)?;
         let pass = pass_from_json(&request.forward_input);
-        Ok(Sent { model: request.model_id, number: request.seq_id, with_gradients: false, pass })
+        Ok(ReceivedPass { model: request.model_id, number: request.seq_id, with_gradients: false, pass })
     })
     .await
 }
 
 async fn submit(
-    server: Arc<Server>,
-    payload: Payload,
-    read: impl FnOnce(&Server, &Payload) -> Result<Sent, Refusal> + Send + 'static,
-) -> Answer {
-    let bytes = payload.bytes.len();
+    server: Arc<ServerState>,
+    body: RequestBody,
+    read: impl FnOnce(&ServerState, &RequestBody) -> Result<ReceivedPass, ApiError> + Send + 'static,
+) -> RouteResult {
+    let bytes = body.bytes.len();
     let reader = server.clone();
-    let sent = aside(payload, move |payload| read(&reader, payload)).await?;
-    let desk = server.model(&sent.model)?;
+    let sent = parse_blocking(body, move |body| read(&reader, body)).await?;
+    let handle = server.model(&sent.model)?;
     let kind = if sent.with_gradients { kind::FORWARD_BACKWARD } else { kind::FORWARD };
-    let work = sent.pass.map_err(BackendError::from).map(|Pass { data, loss }| Work::Pass {
-        data,
-        loss,
-        with_gradients: sent.with_gradients,
+    let operation = sent.pass.map_err(BackendError::from).map(|CheckedPass { data, loss }| {
+        ModelOperation::Pass { data, loss, with_gradients: sent.with_gradients }
     });
-    let request_id = desk.submit(&server.futures, sent.number, bytes, Work::or_refused(kind, work))?;
-    Ok(promised(request_id, desk.id()))
+    let request_id =
+        handle.submit(&server.futures, sent.number, bytes, ModelOperation::or_invalid(kind, operation))?;
+    Ok(future_response(request_id, handle.id()))
 }
 
-pub(super) async fn optim_step(State(server): State<Arc<Server>>, Small(payload): Small) -> Answer {
-    let request: OptimStepRequest = numbered(&server, &payload, kind::OPTIM_STEP)?;
-    let desk = server.model(&request.model_id)?;
-    let work = match &request.optimizer_params {
+pub(super) async fn optim_step(
+    State(server): State<Arc<ServerState>>,
+    SmallBody(body): SmallBody,
+) -> RouteResult {
+    let request: OptimStepRequest = numbered(&server, &body, kind::OPTIM_STEP)?;
+    let handle = server.model(&request.model_id)?;
+    let operation = match &request.optimizer_params {
         Some(_) => {
             Err(BackendError::Unsupported("there is no optimizer but adamw here: send adam_params".into()))
         }
-        None => adam_from_wire(&request.adam_params.unwrap_or_default()).map(Work::Step).map_err(Into::into),
+        None => adam_from_wire(&request.adam_params.unwrap_or_default())
+            .map(ModelOperation::Step)
+            .map_err(Into::into),
     };
-    let work = Work::or_refused(kind::OPTIM_STEP, work);
-    let request_id = desk.submit(&server.futures, request.seq_id, payload.bytes.len(), work)?;
-    Ok(promised(request_id, desk.id()))
+    let operation = ModelOperation::or_invalid(kind::OPTIM_STEP, operation);
+    let request_id = handle.submit(&server.futures, request.seq_id, body.bytes.len(), operation)?;
+    Ok(future_response(request_id, handle.id()))
 }

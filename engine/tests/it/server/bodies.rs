@@ -35,7 +35,7 @@ fn a_pass_is_the_same_in_both_forms_there_and_back() {
         let ask = server.posting("retrieve_future", &json!({"request_id": promise["request_id"]}));
         let answer = ask.header("accept", PROTOBUF).send().await.unwrap();
         assert_eq!(answer.headers()["content-type"], PROTOBUF);
-        let output = proto::ForwardBackwardOutput::decode(answer.bytes().await.unwrap()).unwrap();
+        let output = proto::ProtoForwardBackwardOutput::decode(answer.bytes().await.unwrap()).unwrap();
         let from_json = forward_from_json(&serde_json::from_value(in_json).unwrap()).unwrap();
         let from_proto = forward_from_proto(&output).unwrap();
         assert_eq!(from_proto.logprobs, from_json.logprobs);

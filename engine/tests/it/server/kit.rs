@@ -1,7 +1,7 @@
 //! A server of the test model, and words for it.
 
 use crate::service::{Bytes, model, options};
-use minds_engine::local::LocalService;
+use minds_engine::embedded::EmbeddedService;
 use minds_engine::runtime::EngineOptions;
 use minds_engine::server::{ServerOptions, serve};
 use reqwest::{Client, Method, RequestBuilder};
@@ -33,8 +33,8 @@ pub struct Served {
 
 impl Served {
     pub async fn start(state: Option<&Path>, change: impl FnOnce(&mut ServerOptions)) -> Self {
-        let engine = EngineOptions { state_dir: state.map(Into::into), ..options() };
-        let service = LocalService::start(model(), Some(Arc::new(Bytes)), &engine).unwrap();
+        let engine = EngineOptions { checkpoint_dir: state.map(Into::into), ..options() };
+        let service = EmbeddedService::start(model(), Some(Arc::new(Bytes)), &engine).unwrap();
         let mut options = ServerOptions::new(|| UNIX_EPOCH);
         change(&mut options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -9,9 +9,9 @@
 use super::questions::ALL;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
-use minds_core::environment::Scene;
+use minds_core::environment::ScoringContext;
 use minds_core::ids::Token;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const TOP: usize = 20;
 
 /// How a choice is spread over the allowed numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct ChoiceSpread {
     /// Entropy over the allowed numbers as a share of the largest possible, 0 to 1; 0 where there is one number.
     pub entropy: f64,
     /// Probability that the number is an allowed one.
@@ -30,7 +30,7 @@ pub struct Spread {
 /// The spread of a choice with these log-probs, one for each allowed number; `None` without any, or if one is NaN or
 /// above 0, or if all are impossible.
 #[must_use]
-pub fn spread(logprobs: &[f64]) -> Option<Spread> {
+pub fn spread(logprobs: &[f64]) -> Option<ChoiceSpread> {
     // Rounding of single precision may leave a certain token a little above 0.
     let largest = logprobs.iter().copied().reduce(f64::max).filter(|largest| largest.is_finite())?;
     if logprobs.iter().any(|lp| lp.is_nan() || *lp > 1e-3) {
@@ -46,15 +46,15 @@ pub fn spread(logprobs: &[f64]) -> Option<Spread> {
         .sum();
     let most = (logprobs.len() as f64).ln();
     let entropy = if most > 0.0 { (entropy / most).clamp(0.0, 1.0) } else { 0.0 };
-    Some(Spread { entropy, mass: (largest.exp() * total).min(1.0) })
+    Some(ChoiceSpread { entropy, mass: (largest.exp() * total).min(1.0) })
 }
 
 /// Asks the reader how it would choose, in place of the policy's answer to the item.
-pub(super) async fn ask(scene: &Scene<'_>, allowed: &[i64]) -> Result<Spread, Missing> {
+pub(super) async fn ask(scene: &ScoringContext<'_>, allowed: &[i64]) -> Result<ChoiceSpread, RewardError> {
     let prompt = scene.renderer.prompt(&scene.item.prompt);
     let answers: Vec<Vec<Token>> = ALL.map(|n| scene.renderer.answer(&format!("NUMBER: {n}\n"))).collect();
     let shared = shared_prefix(&answers);
-    let mut tree = Node::default();
+    let mut tree = NumberNode::default();
     for (number, tokens) in ALL.zip(&answers) {
         tree.insert(&tokens[shared..], number);
     }
@@ -63,10 +63,11 @@ pub(super) async fn ask(scene: &Scene<'_>, allowed: &[i64]) -> Result<Spread, Mi
     let logprobs = tree.ask(scene, prefix, 0.0, allowed).await?;
     let logprobs: Vec<f64> = logprobs.into_iter().map(|(_, lp)| lp).collect();
     if logprobs.len() != allowed.len() {
-        return Err(Missing::Environment("two numbers have the same tokens in this vocabulary".into()));
+        return Err(RewardError::Environment("two numbers have the same tokens in this vocabulary".into()));
     }
-    spread(&logprobs)
-        .ok_or_else(|| Missing::NotFinite(format!("the log-probs of the allowed numbers are {logprobs:?}")))
+    spread(&logprobs).ok_or_else(|| {
+        RewardError::NotFinite(format!("the log-probs of the allowed numbers are {logprobs:?}"))
+    })
 }
 
 fn shared_prefix(answers: &[Vec<Token>]) -> usize {
@@ -77,13 +78,13 @@ fn shared_prefix(answers: &[Vec<Token>]) -> usize {
 
 /// A place in the tree of numbers.
 #[derive(Default)]
-struct Node {
-    children: BTreeMap<Token, Node>,
+struct NumberNode {
+    children: BTreeMap<Token, NumberNode>,
     /// The numbers that are written through here.
     numbers: Vec<i64>,
 }
 
-impl Node {
+impl NumberNode {
     fn insert(&mut self, tokens: &[Token], number: i64) {
         self.numbers.push(number);
         if let Some((first, rest)) = tokens.split_first() {
@@ -94,20 +95,20 @@ impl Node {
     /// The log-prob of each allowed number below this place, which has the log-prob `so_far` and stands after `prefix`.
     fn ask<'a>(
         &'a self,
-        scene: &'a Scene<'a>,
+        scene: &'a ScoringContext<'a>,
         prefix: Vec<Token>,
         so_far: f64,
         allowed: &'a [i64],
-    ) -> BoxFuture<'a, Result<Vec<(i64, f64)>, Missing>> {
+    ) -> BoxFuture<'a, Result<Vec<(i64, f64)>, RewardError>> {
         async move {
-            let leads_to_allowed = |node: &Node| node.numbers.iter().any(|n| allowed.contains(n));
+            let leads_to_allowed = |node: &NumberNode| node.numbers.iter().any(|n| allowed.contains(n));
             match &self.numbers[..] {
                 // Only one number goes on from here: what follows decides nothing more.
                 [number] => return Ok(vec![(*number, so_far)]),
                 _ if !leads_to_allowed(self) => return Ok(Vec::new()),
                 _ => {}
             }
-            let wanted: Vec<(Token, &Node)> = self
+            let wanted: Vec<(Token, &NumberNode)> = self
                 .children
                 .iter()
                 .filter(|(_, node)| leads_to_allowed(node))
@@ -126,12 +127,16 @@ impl Node {
 }
 
 /// The log-prob of each of these tokens after `prefix`.
-async fn next(scene: &Scene<'_>, prefix: &[Token], tokens: &[Token]) -> Result<Vec<f64>, Missing> {
+async fn next(
+    scene: &ScoringContext<'_>,
+    prefix: &[Token],
+    tokens: &[Token],
+) -> Result<Vec<f64>, RewardError> {
     let prefix: Arc<[Token]> = prefix.into();
     let likely = match scene.oracle.next_tokens(prefix.clone(), TOP).await {
         Ok(likely) => likely,
         // A service without such lists is asked for each token.
-        Err(Missing::Environment(_) | Missing::Unsupported(_)) => Arc::default(),
+        Err(RewardError::Environment(_) | RewardError::Unsupported(_)) => Arc::default(),
         Err(other) => return Err(other),
     };
     try_join_all(tokens.iter().map(|token| {
@@ -142,7 +147,7 @@ async fn next(scene: &Scene<'_>, prefix: &[Token], tokens: &[Token]) -> Result<V
                 Some(lp) => Ok(lp),
                 None => alone.await.and_then(|lps| match lps[..] {
                     [lp] => Ok(f64::from(lp)),
-                    _ => Err(Missing::Service(format!("{} log-probs came for one token", lps.len()))),
+                    _ => Err(RewardError::Service(format!("{} log-probs came for one token", lps.len()))),
                 }),
             }
         }
@@ -184,7 +189,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_spread_lies_between_0_and_1(logprobs in prop::collection::vec(-800.0..=0.0_f64, 1..50)) {
-            let Spread { entropy, mass } = spread(&logprobs).expect("log-probs");
+            let ChoiceSpread { entropy, mass } = spread(&logprobs).expect("log-probs");
             prop_assert!((0.0..=1.0).contains(&entropy) && (0.0..=1.0).contains(&mass));
         }
     }

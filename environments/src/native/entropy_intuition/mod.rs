@@ -19,22 +19,22 @@
 mod choice;
 mod questions;
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::{flag, whole_answer};
 use crate::parse::{Integer, feeling, labelled, share};
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
-use questions::{Question, Questions};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
+use questions::{NumberQuestion, NumberQuestions};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-pub use choice::{Spread, spread};
+pub use choice::{ChoiceSpread, spread};
 
 const ID: &str = "entropy_intuition";
 
@@ -45,26 +45,26 @@ pub const INFO: EnvInfo =
 const ARGS: &[Arg] = &[
     Arg {
         name: "shots",
-        kind: Kind::Whole { default: 3, min: 0, max: 3 },
+        kind: ArgKind::Whole { default: 3, min: 0, max: 3 },
         only_with: None,
         about: "examples before the question; without any, no answer is valid",
     },
     Arg {
         name: "grading",
-        kind: Kind::Choice(&["graded", "flat"]),
+        kind: ArgKind::Choice(&["graded", "flat"]),
         only_with: None,
         about: "whether failures that are nearer to an answer cost less",
     },
     Arg {
         name: "products",
-        kind: Kind::Flag(true),
+        kind: ArgKind::Flag(true),
         only_with: None,
         about: "whether one item in four asks for a product, whose entropy is always 0",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
+struct EntropyIntuitionOptions {
     shots: usize,
     grading: Grading,
     products: bool,
@@ -91,14 +91,14 @@ const EXAMPLES: [(&str, &str); 3] = [
 const ITEMS: NonZeroU64 = NonZeroU64::MIN.saturating_add(2399);
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
-    let questions = Questions { seed, products: options.products };
+    let options: EntropyIntuitionOptions = args::read(ID, ARGS, given)?;
+    let questions = NumberQuestions { seed, products: options.products };
     Ok(Arc::new(EntropyIntuition { options, questions }))
 }
 
 struct EntropyIntuition {
-    options: Options,
-    questions: Questions,
+    options: EntropyIntuitionOptions,
+    questions: NumberQuestions,
 }
 
 #[async_trait]
@@ -128,43 +128,44 @@ impl Environment for EntropyIntuition {
     }
 
     fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
-        let Said { number, feeling, entropy } = Said::parse(answer)?;
+        let EntropyIntuitionAnswer { number, feeling, entropy } = EntropyIntuitionAnswer::parse(answer)?;
         Some(json!({ "number": number, "feeling": feeling, "entropy": entropy }))
     }
 
     /// The spread is asked for even where the answer is invalid: a service that fails must not take the valid episodes
     /// out of a group and leave the others.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let question = self.questions.get(scene.item.index % ITEMS);
-        let Spread { entropy, mass } = choice::ask(&scene, &question.allowed).await?;
-        let said = whole_answer(&scene).and_then(Said::parse);
-        let in_set =
-            said.as_ref().is_some_and(|said| said.number.is_some_and(|n| question.allowed.contains(&n)));
+        let ChoiceSpread { entropy, mass } = choice::ask(&scene, &question.allowed).await?;
+        let parsed = whole_answer(&scene).and_then(EntropyIntuitionAnswer::parse);
+        let in_set = parsed
+            .as_ref()
+            .is_some_and(|parsed| parsed.number.is_some_and(|n| question.allowed.contains(&n)));
         let mut metrics = Metrics::from([
             ("valid".into(), flag(in_set)),
-            ("readable".into(), flag(said.is_some())),
+            ("readable".into(), flag(parsed.is_some())),
             ("truth".into(), entropy),
             ("allowed_mass".into(), mass),
             ("choices".into(), question.allowed.len() as f64),
         ]);
-        if let Some(said) = said.as_ref().filter(|_| in_set) {
-            metrics.insert("prediction".into(), said.entropy);
-            metrics.insert("error".into(), (said.entropy - entropy).abs());
+        if let Some(parsed) = parsed.as_ref().filter(|_| in_set) {
+            metrics.insert("prediction".into(), parsed.entropy);
+            metrics.insert("error".into(), (parsed.entropy - entropy).abs());
         }
-        let reward = reward(said.as_ref(), &question, entropy, self.options.grading);
+        let reward = reward(parsed.as_ref(), &question, entropy, self.options.grading);
         Ok(Score { reward: Reward::new(reward as f32)?, metrics })
     }
 }
 
 /// Three right lines.
-struct Said<'a> {
+struct EntropyIntuitionAnswer<'a> {
     /// The number, where it fits a machine number; one that does not is allowed nowhere.
     number: Option<i64>,
     feeling: &'a str,
     entropy: f64,
 }
 
-impl<'a> Said<'a> {
+impl<'a> EntropyIntuitionAnswer<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let [number, feels, entropy] = labelled(text, ["NUMBER", "FEELING", "ENTROPY"])?;
         let number = Integer::parse(number)?.get();
@@ -173,12 +174,17 @@ impl<'a> Said<'a> {
 }
 
 /// See the table of the module.
-fn reward(said: Option<&Said<'_>>, question: &Question, truth: f64, grading: Grading) -> f64 {
+fn reward(
+    parsed: Option<&EntropyIntuitionAnswer<'_>>,
+    question: &NumberQuestion,
+    truth: f64,
+    grading: Grading,
+) -> f64 {
     const UNREADABLE: f64 = -0.2;
-    let Some(said) = said else { return UNREADABLE };
-    let number = said.number.unwrap_or(i64::MAX);
+    let Some(parsed) = parsed else { return UNREADABLE };
+    let number = parsed.number.unwrap_or(i64::MAX);
     if question.allowed.contains(&number) {
-        return 0.2 + 0.8 * (1.0 - (said.entropy - truth).abs());
+        return 0.2 + 0.8 * (1.0 - (parsed.entropy - truth).abs());
     }
     match grading {
         Grading::Flat => UNREADABLE,

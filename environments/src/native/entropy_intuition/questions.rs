@@ -3,7 +3,7 @@
 //! A question is a function of seed and index. Every allowed number lies from 1 to 100, and no example is asked.
 
 use super::EXAMPLES;
-use minds_core::random::draws;
+use minds_core::random::seeded_rng;
 use rand::{Rng, RngExt};
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 pub(super) const ALL: RangeInclusive<i64> = 1..=100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum QuestionMode {
     /// One number is right.
     Product,
     /// Primes or even numbers of a range.
@@ -23,7 +23,7 @@ pub(super) enum Mode {
     Uniform,
 }
 
-impl Mode {
+impl QuestionMode {
     const ALL: [Self; 4] = [Self::Product, Self::Subset, Self::Biased, Self::Uniform];
 
     pub(super) fn name(self) -> &'static str {
@@ -36,8 +36,8 @@ impl Mode {
     }
 }
 
-pub(super) struct Question {
-    pub(super) mode: Mode,
+pub(super) struct NumberQuestion {
+    pub(super) mode: QuestionMode,
     pub(super) text: String,
     /// Ascending, at least one.
     pub(super) allowed: Vec<i64>,
@@ -45,51 +45,51 @@ pub(super) struct Question {
     pub(super) range: RangeInclusive<i64>,
 }
 
-pub(super) struct Questions {
+pub(super) struct NumberQuestions {
     pub(super) seed: u64,
     pub(super) products: bool,
 }
 
-impl Questions {
+impl NumberQuestions {
     /// Question `i` is of mode `i % modes`.
     pub(super) fn modes(&self) -> NonZeroU64 {
         NonZeroU64::MIN.saturating_add(if self.products { 3 } else { 2 })
     }
 
-    pub(super) fn get(&self, index: u64) -> Question {
-        let modes = if self.products { &Mode::ALL[..] } else { &Mode::ALL[1..] };
+    pub(super) fn get(&self, index: u64) -> NumberQuestion {
+        let modes = if self.products { &QuestionMode::ALL[..] } else { &QuestionMode::ALL[1..] };
         let mode = modes[(index % modes.len() as u64) as usize];
         (0..)
-            .map(|attempt| question(mode, &mut draws([self.seed, index, attempt, 0])))
+            .map(|attempt| question(mode, &mut seeded_rng([self.seed, index, attempt, 0])))
             .find(|question| EXAMPLES.iter().all(|(example, _)| *example != question.text))
             .expect("three examples are not all there is to draw")
     }
 }
 
-fn question(mode: Mode, draws: &mut impl Rng) -> Question {
+fn question(mode: QuestionMode, draws: &mut impl Rng) -> NumberQuestion {
     let (text, allowed, range) = match mode {
-        Mode::Product => {
+        QuestionMode::Product => {
             let left = draws.random_range(2..=12);
             // 12 times 9 would lie outside the numbers that can be allowed.
             let right = draws.random_range(2..=9.min(100 / left));
             let product = left * right;
             (format!("Give the value of {left} times {right}."), vec![product], product..=product)
         }
-        Mode::Subset => subset(draws),
-        Mode::Biased => {
+        QuestionMode::Subset => subset(draws),
+        QuestionMode::Biased => {
             let range = range(12..=35, draws);
             let step = if draws.random() { 5 } else { 10 };
             let (low, high) = (range.start(), range.end());
             let text = format!("Choose a number from {low} to {high}, if you can a multiple of {step}.");
             (text, range.clone().collect(), range)
         }
-        Mode::Uniform => {
+        QuestionMode::Uniform => {
             let range = range(20..=50, draws);
             let text = format!("Choose any number from {} to {}.", range.start(), range.end());
             (text, range.clone().collect(), range)
         }
     };
-    Question { mode, text, allowed, range }
+    NumberQuestion { mode, text, allowed, range }
 }
 
 fn subset(draws: &mut impl Rng) -> (String, Vec<i64>, RangeInclusive<i64>) {
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn every_question_says_what_it_allows() {
-        let questions = Questions { seed: 5, products: true };
+        let questions = NumberQuestions { seed: 5, products: true };
         let mut texts = BTreeSet::new();
         for index in 0..2400 {
-            let Question { mode, text, allowed, range } = questions.get(index);
-            assert_eq!(mode, Mode::ALL[index as usize % 4]);
+            let NumberQuestion { mode, text, allowed, range } = questions.get(index);
+            assert_eq!(mode, QuestionMode::ALL[index as usize % 4]);
             assert!(
                 allowed.is_sorted() && allowed.iter().all(|n| ALL.contains(n) && range.contains(n)),
                 "{text}"
@@ -130,14 +130,14 @@ mod tests {
             let numbers: Vec<i64> =
                 text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
             match mode {
-                Mode::Product => assert_eq!(allowed, [numbers[0] * numbers[1]], "{text}"),
+                QuestionMode::Product => assert_eq!(allowed, [numbers[0] * numbers[1]], "{text}"),
                 _ => assert_eq!(range, numbers[0]..=numbers[1], "{text}"),
             }
             let sizes = match mode {
-                Mode::Product => 1..=1,
-                Mode::Subset => 2..=10,
-                Mode::Biased => 12..=35,
-                Mode::Uniform => 20..=50,
+                QuestionMode::Product => 1..=1,
+                QuestionMode::Subset => 2..=10,
+                QuestionMode::Biased => 12..=35,
+                QuestionMode::Uniform => 20..=50,
             };
             assert!(sizes.contains(&allowed.len()), "{text}");
             texts.insert(text);
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn subsets_are_primes_or_even_numbers() {
-        let questions = Questions { seed: 1, products: false };
+        let questions = NumberQuestions { seed: 1, products: false };
         let primes =
             [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97];
         let mut both = BTreeSet::new();
         for index in (0..600).step_by(3) {
-            let Question { text, allowed, range, .. } = questions.get(index);
+            let NumberQuestion { text, allowed, range, .. } = questions.get(index);
             let is_prime = text.contains("prime");
             let expected: Vec<i64> =
                 range.filter(|n| if is_prime { primes.contains(n) } else { n % 2 == 0 }).collect();

@@ -14,7 +14,7 @@
 //! to be invalid, and far below it nothing but the form would be trained. What is asked depends on word and numbers
 //! alone, so members of a group that name the same numbers share an answer.
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::{flag, whole_answer};
 use crate::parse::whole_numbers;
@@ -22,8 +22,8 @@ use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use futures::future::{try_join, try_join_all};
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
@@ -42,34 +42,34 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "split",
-        kind: Kind::Choice(&["train", "held_out"]),
+        kind: ArgKind::Choice(&["train", "held_out"]),
         only_with: None,
         about: "the words to train with, or the 300 that are kept for evaluation",
     },
     Arg {
         name: "shots",
-        kind: Kind::Whole { default: 3, min: 0, max: 3 },
+        kind: ArgKind::Whole { default: 3, min: 0, max: 3 },
         only_with: None,
         about: "examples before the question; without any, hardly an answer is valid",
     },
     Arg {
         name: "bound",
-        kind: Kind::Number { default: 0.9, min: 0.1, max: 20.0 },
+        kind: ArgKind::Number { default: 0.9, min: 0.1, max: 20.0 },
         only_with: None,
         about: "largest size of a valid reward, nats per token; an invalid answer earns 0.1 less than the worst",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
-    split: Split,
+struct GhostTraceOptions {
+    split: WordSplit,
     shots: usize,
     bound: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Split {
+enum WordSplit {
     Train,
     HeldOut,
 }
@@ -79,7 +79,7 @@ const TRAIN: &str = include_str!("words.txt");
 const HELD_OUT: &str = include_str!("held_out.txt");
 
 /// What stands for a word.
-type Sequence = [u32; 5];
+type NumberSequence = [u32; 5];
 
 const SYSTEM: &str = "You describe a word with five whole numbers from 0 to 999, so that a reader can guess the word. \
                       Reply with the five numbers only.";
@@ -87,18 +87,18 @@ const SYSTEM: &str = "You describe a word with five whole numbers from 0 to 999,
 const LISTENER: &str = "You guess the word that five numbers stand for. Reply with the word only.";
 
 /// Examples, whose words are in neither list.
-const EXAMPLES: [(&str, Sequence); 3] =
+const EXAMPLES: [(&str, NumberSequence); 3] =
     [("sun", [310, 4, 778, 100, 52]), ("chair", [85, 612, 9, 247, 930]), ("music", [7, 503, 441, 66, 218])];
 
 /// Sequences that say nothing about any word.
-const REFERENCE: [Sequence; 4] =
+const REFERENCE: [NumberSequence; 4] =
     [[500; 5], [12, 340, 7, 88, 601], [903, 45, 222, 610, 31], [64, 150, 871, 9, 430]];
 
 fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
+    let options: GhostTraceOptions = args::read(ID, ARGS, given)?;
     let words: Vec<&str> = match options.split {
-        Split::Train => TRAIN,
-        Split::HeldOut => HELD_OUT,
+        WordSplit::Train => TRAIN,
+        WordSplit::HeldOut => HELD_OUT,
     }
     .split_whitespace()
     .collect();
@@ -108,18 +108,22 @@ fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, 
 }
 
 struct GhostTrace {
-    options: Options,
+    options: GhostTraceOptions,
     words: Vec<&'static str>,
     items: NonZeroU64,
 }
 
-fn written(sequence: Sequence) -> String {
+fn format_numbers(sequence: NumberSequence) -> String {
     sequence.map(|number| number.to_string()).join(", ")
 }
 
 /// Mean log-prob per token of the word, for a listener who is told the numbers.
-async fn heard(scene: &Scene<'_>, word: &str, sequence: Sequence) -> Result<f64, Missing> {
-    let told = [Message::system(LISTENER), Message::user(format!("Numbers: {}", written(sequence)))];
+async fn word_logprob(
+    scene: &ScoringContext<'_>,
+    word: &str,
+    sequence: NumberSequence,
+) -> Result<f64, RewardError> {
+    let told = [Message::system(LISTENER), Message::user(format!("Numbers: {}", format_numbers(sequence)))];
     let (sum, tokens) = scene.answer_logprob(&told, word).await?;
     Ok(sum / tokens as f64)
 }
@@ -139,7 +143,7 @@ impl Environment for GhostTrace {
         let question = |word: &str| Message::user(format!("Word: {word}"));
         let mut prompt = vec![Message::system(SYSTEM)];
         for (word, sequence) in EXAMPLES.into_iter().take(self.options.shots) {
-            prompt.extend([question(word), Message::assistant(written(sequence))]);
+            prompt.extend([question(word), Message::assistant(format_numbers(sequence))]);
         }
         let word = self.words[index as usize];
         prompt.push(question(word));
@@ -152,13 +156,13 @@ impl Environment for GhostTrace {
 
     /// The reference is asked for even where the answer is invalid: a service that fails must not take the valid
     /// episodes out of a group and leave the others.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let word = self.words[(scene.item.index % self.items) as usize];
         let sequence = whole_answer(&scene).and_then(|text| whole_numbers(text, 0..=999));
-        let reference = try_join_all(REFERENCE.map(|sequence| heard(&scene, word, sequence)));
+        let reference = try_join_all(REFERENCE.map(|sequence| word_logprob(&scene, word, sequence)));
         let own = async {
             match sequence {
-                Some(sequence) => heard(&scene, word, sequence).await.map(Some),
+                Some(sequence) => word_logprob(&scene, word, sequence).await.map(Some),
                 None => Ok(None),
             }
         };
@@ -166,7 +170,7 @@ impl Environment for GhostTrace {
         let reference = reference.iter().sum::<f64>() / reference.len() as f64;
         if !(reference.is_finite() && own.is_none_or(f64::is_finite)) {
             let why = format!("the log-prob of a word is {own:?}, that of the reference {reference}");
-            return Err(Missing::NotFinite(why));
+            return Err(RewardError::NotFinite(why));
         }
         let mut metrics =
             Metrics::from([("valid".into(), flag(own.is_some())), ("reference_logprob".into(), reference)]);

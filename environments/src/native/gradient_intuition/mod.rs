@@ -3,7 +3,7 @@
 //! The policy is shown the inner task and a probe, a question with its answer, and replies with a line
 //! `PREDICTION: <number>` and then `ANSWER: <inner answer>`. The truth is the change of the probe's log-prob, summed over
 //! its tokens, after one gradient step on a text; the oracle must be able to take that step
-//! ([`Oracle::shift`](minds_core::environment::Oracle::shift)), else every reward is missing.
+//! ([`Oracle::logprob_delta`](minds_core::environment::Oracle::logprob_delta)), else every reward is missing.
 //!
 //! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
 //!
@@ -18,7 +18,7 @@
 mod prompt;
 mod scale;
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::flag;
 use crate::parse::{headed, number};
@@ -26,12 +26,12 @@ use crate::registry::{self, EnvInfo};
 use async_trait::async_trait;
 use minds_core::chat::{Message, Role};
 use minds_core::datum::Datum;
-use minds_core::environment::{Environment, Item, Reply, Scene};
-use minds_core::episode::Episode;
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, EnvironmentReply, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
+use minds_core::rollout::Rollout;
 use minds_core::sampling::Stop;
-use prompt::{Probe, Probes};
-use scale::Scales;
+use prompt::{IntuitionProbe, IntuitionProbes};
+use scale::TruthScales;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
@@ -50,42 +50,42 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "inner",
-        kind: Kind::Text("self_prediction"),
+        kind: ArgKind::Text("self_prediction"),
         only_with: None,
         about: "the id of the environment whose tasks are solved",
     },
-    Arg { name: "inner_args", kind: Kind::Table, only_with: None, about: "its arguments, and no other's" },
+    Arg { name: "inner_args", kind: ArgKind::Table, only_with: None, about: "its arguments, and no other's" },
     Arg {
         name: "text",
-        kind: Kind::Choice(&["own", "right"]),
+        kind: ArgKind::Choice(&["own", "right"]),
         only_with: None,
         about: "what the step is taken on: the policy's own answer, or the right one, which the inner task must have",
     },
     Arg {
         name: "alpha",
-        kind: Kind::Number { default: 0.3, min: 0.0, max: 10.0 },
+        kind: ArgKind::Number { default: 0.3, min: 0.0, max: 10.0 },
         only_with: None,
         about: "the largest bonus",
     },
     Arg {
         name: "tolerance",
-        kind: Kind::Number { default: 2.0, min: 0.1, max: 20.0 },
+        kind: ArgKind::Number { default: 2.0, min: 0.1, max: 20.0 },
         only_with: None,
         about: "the error, in standard deviations of the truths, at which the bonus ends",
     },
     Arg {
         name: "spread",
-        kind: Kind::Number { default: 0.9, min: 1e-4, max: 100.0 },
+        kind: ArgKind::Number { default: 0.9, min: 1e-4, max: 100.0 },
         only_with: None,
         about: "the standard deviation that is assumed until truths are known, in nats",
     },
 ];
 
 #[derive(Clone, Debug, Deserialize)]
-struct Options {
+struct GradientIntuitionOptions {
     inner: String,
     inner_args: Map<String, Value>,
-    text: Text,
+    text: StepText,
     alpha: f64,
     tolerance: f64,
     spread: f64,
@@ -94,7 +94,7 @@ struct Options {
 /// What the step is taken on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Text {
+enum StepText {
     Own,
     Right,
 }
@@ -103,7 +103,7 @@ enum Text {
 const MARGIN: f64 = 0.1;
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
+    let options: GradientIntuitionOptions = args::read(ID, ARGS, given)?;
     let inner = registry::load(&options.inner, &options.inner_args, seed)?;
     let wrong = |key, value: &str, allowed: &str| EnvError::WrongArg {
         env: ID,
@@ -114,55 +114,55 @@ fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, E
     if inner.id() == ID {
         return Err(wrong("inner", &options.inner, "another environment"));
     }
-    if options.text == Text::Right && inner.item(0).answer.is_none() {
+    if options.text == StepText::Right && inner.item(0).answer.is_none() {
         let allowed = format!("\"own\": the tasks of `{}` have no right answer", inner.id());
         return Err(wrong("text", "right", &allowed));
     }
-    let probes = Probes::builtin().map_err(|why| EnvError::Data { env: ID, why })?;
+    let probes = IntuitionProbes::builtin().map_err(|why| EnvError::Data { env: ID, why })?;
     let items = inner.items().saturating_mul(probes.len());
     // Item `i` wraps inner item `i % n`, whose kind is `i % strata` only where strata divide n.
     let takes_turns = inner.items().get() % inner.strata() == 0;
     let strata = if takes_turns { inner.strata() } else { NonZeroU64::MIN };
-    let scales = Scales::new(options.spread);
+    let scales = TruthScales::new(options.spread);
     Ok(Arc::new(GradientIntuition { inner, probes, items, strata, scales, options }))
 }
 
 struct GradientIntuition {
     inner: Arc<dyn Environment>,
-    probes: Probes,
+    probes: IntuitionProbes,
     items: NonZeroU64,
     strata: NonZeroU64,
-    scales: Scales,
-    options: Options,
+    scales: TruthScales,
+    options: GradientIntuitionOptions,
 }
 
 impl GradientIntuition {
     /// Inner item and probe: in one cycle every inner item meets every probe once, and neighbours meet different ones.
-    fn pair(&self, index: u64) -> (Item, &Probe) {
+    fn pair(&self, index: u64) -> (Item, &IntuitionProbe) {
         let index = index % self.items;
         let (round, inner) = (index / self.inner.items(), index % self.inner.items());
         (self.inner.item(inner), self.probes.get(inner.wrapping_add(round)))
     }
 
-    /// The episode as the inner environment would have seen it. What cannot be read becomes an answer that was cut off.
-    fn unwrapped(episode: &Episode) -> Episode {
-        let mut episode = episode.clone();
-        for turn in &mut episode.turns {
-            let inner = Said::parse(&turn.text).map(|said| said.answer.to_owned());
+    /// The rollout as the inner environment would have seen it. What cannot be read becomes an answer that was cut off.
+    fn unwrapped(rollout: &Rollout) -> Rollout {
+        let mut rollout = rollout.clone();
+        for turn in &mut rollout.turns {
+            let inner = GradientIntuitionAnswer::parse(&turn.text).map(|parsed| parsed.answer.to_owned());
             turn.complete &= inner.is_some();
             turn.text = inner.unwrap_or_default();
         }
-        episode
+        rollout
     }
 
-    fn text(&self, scene: &Scene<'_>, inner: &Item) -> Result<Datum, Missing> {
-        let none = |what: &str| Missing::Environment(format!("item {} has no {what}", scene.item.index));
+    fn text(&self, scene: &ScoringContext<'_>, inner: &Item) -> Result<Datum, RewardError> {
+        let none = |what: &str| RewardError::Environment(format!("item {} has no {what}", scene.item.index));
         let datum = match self.options.text {
-            Text::Own => {
-                let turn = scene.episode.turns.last().ok_or_else(|| none("turn"))?;
-                Datum::supervised(&turn.prompt, &turn.answer.tokens)
+            StepText::Own => {
+                let turn = scene.rollout.turns.last().ok_or_else(|| none("turn"))?;
+                Datum::supervised(&turn.prompt, &turn.completion.tokens)
             }
-            Text::Right => {
+            StepText::Right => {
                 let right = inner.answer.as_deref().ok_or_else(|| none("right answer"))?;
                 let mut answer = scene.renderer.answer(right);
                 if let Stop::Tokens(stops) = scene.renderer.stop() {
@@ -171,17 +171,17 @@ impl GradientIntuition {
                 Datum::supervised(&scene.renderer.prompt(&inner.prompt), &answer)
             }
         };
-        datum.map_err(|e| Missing::Environment(format!("the text to learn: {e}")))
+        datum.map_err(|e| RewardError::Environment(format!("the text to learn: {e}")))
     }
 }
 
 /// What an answer says: a prediction, and an answer to the inner task.
-struct Said<'a> {
+struct GradientIntuitionAnswer<'a> {
     prediction: f64,
     answer: &'a str,
 }
 
-impl<'a> Said<'a> {
+impl<'a> GradientIntuitionAnswer<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let (prediction, answer) = headed(text, "PREDICTION", "ANSWER")?;
         Some(Self { prediction: number(prediction)?, answer })
@@ -204,17 +204,19 @@ impl Environment for GradientIntuition {
 
     fn item(&self, index: u64) -> Item {
         let (inner, probe) = self.pair(index);
-        let prompt = self.probes.wrap(&inner.prompt, probe, self.options.text == Text::Own);
+        let prompt = self.probes.wrap(&inner.prompt, probe, self.options.text == StepText::Own);
         let info = json!({ "inner": inner.info, "inner_item": inner.index, "probe": probe.question });
         Item { index: index % self.items, prompt, answer: inner.answer, info }
     }
 
-    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<Reply, Missing> {
+    async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<EnvironmentReply, RewardError> {
         let (inner, _) = self.pair(item.index);
         let mut messages = inner.prompt.clone();
         for message in conversation.iter().skip(item.prompt.len()) {
             let content = match message.role {
-                Role::Assistant => Said::parse(&message.content).map_or("", |said| said.answer),
+                Role::Assistant => {
+                    GradientIntuitionAnswer::parse(&message.content).map_or("", |parsed| parsed.answer)
+                }
                 Role::System | Role::User => &message.content,
             };
             messages.push(Message { role: message.role, content: content.into() });
@@ -222,12 +224,12 @@ impl Environment for GradientIntuition {
         self.inner.reply(&inner, &messages).await
     }
 
-    fn asks_shift(&self) -> bool {
+    fn needs_shadow_adapters(&self) -> bool {
         true
     }
 
     fn parse(&self, item: &Item, answer: &str) -> Option<Value> {
-        let Said { prediction, answer } = Said::parse(answer)?;
+        let GradientIntuitionAnswer { prediction, answer } = GradientIntuitionAnswer::parse(answer)?;
         let inner = self.inner.parse(&self.pair(item.index).0, answer);
         Some(json!({ "prediction": prediction, "answer": answer, "inner": inner }))
     }
@@ -236,32 +238,33 @@ impl Environment for GradientIntuition {
         Some(json!({ "truths": self.scales.memory(), "inner": self.inner.memory() }))
     }
 
-    fn recall(&self, memory: &Value) -> Result<(), Missing> {
+    fn restore_memory(&self, memory: &Value) -> Result<(), RewardError> {
         if !memory["inner"].is_null() {
-            self.inner.recall(&memory["inner"])?;
+            self.inner.restore_memory(&memory["inner"])?;
         }
-        let wrong = |e: &dyn std::fmt::Display| Missing::Environment(format!("the memory of {ID}: {e}"));
+        let wrong = |e: &dyn std::fmt::Display| RewardError::Environment(format!("the memory of {ID}: {e}"));
         let truths = serde_json::from_value(memory["truths"].clone()).map_err(|e| wrong(&e))?;
-        self.scales.recall(truths).map_err(|why| wrong(&why))
+        self.scales.restore_memory(truths).map_err(|why| wrong(&why))
     }
 
     /// The step is measured even where the answer is invalid: a service that fails must not take the valid episodes out
     /// of a group and leave the others.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let (inner_item, probe) = self.pair(scene.item.index);
-        let episode = Self::unwrapped(scene.episode);
-        let inner = self.inner.score(Scene { item: &inner_item, episode: &episode, ..scene }).await?;
+        let rollout = Self::unwrapped(scene.rollout);
+        let inner =
+            self.inner.score(ScoringContext { item: &inner_item, rollout: &rollout, ..scene }).await?;
         let text = self.text(&scene, &inner_item)?;
         let question = [Message::user(&*probe.question)];
-        let truth = scene.answer_shift(text, &question, &probe.answer).await?.change();
-        let scale = self.scales.of(scene.episode.id.group, truth);
+        let truth = scene.answer_logprob_delta(text, &question, &probe.answer).await?.change();
+        let scale = self.scales.of(scene.rollout.id.group, truth);
 
-        let prediction = episode
+        let prediction = rollout
             .turns
             .last()
             .filter(|turn| turn.complete)
-            .and_then(|_| Said::parse(scene.answer()))
-            .map(|said| said.prediction);
+            .and_then(|_| GradientIntuitionAnswer::parse(scene.answer()))
+            .map(|parsed| parsed.prediction);
         let mut metrics: Metrics =
             inner.metrics.into_iter().map(|(name, value)| (format!("inner_{name}"), value)).collect();
         let inner = f64::from(inner.reward.get());

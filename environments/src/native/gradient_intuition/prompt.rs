@@ -10,7 +10,7 @@ const PROBES: &str = include_str!("probes.toml");
 /// A question with the answer whose log-prob is watched.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Probe {
+pub(super) struct IntuitionProbe {
     pub(super) question: String,
     pub(super) answer: String,
 }
@@ -18,7 +18,7 @@ pub(super) struct Probe {
 /// A probe that stands in an example, with a prediction.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Example {
+struct ProbeExample {
     question: String,
     answer: String,
     prediction: f64,
@@ -26,26 +26,27 @@ struct Example {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    example: Vec<Example>,
-    probe: Vec<Probe>,
+struct ProbeFile {
+    example: Vec<ProbeExample>,
+    probe: Vec<IntuitionProbe>,
 }
 
 /// All probes. No two have a question in common, and no example is among them.
-pub(super) struct Probes {
-    examples: Vec<Example>,
-    probes: Vec<Probe>,
+pub(super) struct IntuitionProbes {
+    examples: Vec<ProbeExample>,
+    probes: Vec<IntuitionProbe>,
     len: NonZeroU64,
 }
 
-impl Probes {
+impl IntuitionProbes {
     /// The probes that come with the crate.
     pub(super) fn builtin() -> Result<Self, String> {
         Self::parse(PROBES)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let File { example: examples, probe: probes } = toml::from_str(text).map_err(|e| e.to_string())?;
+        let ProbeFile { example: examples, probe: probes } =
+            toml::from_str(text).map_err(|e| e.to_string())?;
         let texts = probes.iter().map(|probe| (&probe.question, &probe.answer));
         let mut seen = BTreeSet::new();
         for (question, answer) in texts.chain(examples.iter().map(|e| (&e.question, &e.answer))) {
@@ -67,14 +68,14 @@ impl Probes {
         self.len
     }
 
-    /// The probe at `index`, taken modulo [`Probes::len`].
-    pub(super) fn get(&self, index: u64) -> &Probe {
+    /// The probe at `index`, taken modulo [`IntuitionProbes::len`].
+    pub(super) fn get(&self, index: u64) -> &IntuitionProbe {
         &self.probes[(index % self.len) as usize]
     }
 
     /// The inner conversation, as messages and not as text in one message: its system line goes on with what is asked
     /// here, each of its examples gets a probe and a prediction of its own, and its question the probe of the item.
-    pub(super) fn wrap(&self, inner: &[Message], probe: &Probe, own: bool) -> Vec<Message> {
+    pub(super) fn wrap(&self, inner: &[Message], probe: &IntuitionProbe, own: bool) -> Vec<Message> {
         let learnt = if own { "your answer" } else { "the right answer" };
         let asked = format!(
             "Also predict how one training step on {learnt} would change the log-probability of the probe's answer. \
@@ -94,8 +95,9 @@ impl Probes {
                 Role::User => {
                     seen += 1;
                     example = if seen < questions { examples.next() } else { None };
-                    let (q, a) = example
-                        .map_or((&probe.question, &probe.answer), |e: &Example| (&e.question, &e.answer));
+                    let (q, a) = example.map_or((&probe.question, &probe.answer), |e: &ProbeExample| {
+                        (&e.question, &e.answer)
+                    });
                     Message::user(format!("{content}\nProbe: {q} {a}"))
                 }
                 Role::Assistant => {
@@ -114,9 +116,9 @@ mod tests {
 
     #[test]
     fn there_are_at_least_sixty_probes_with_short_answers() {
-        let probes = Probes::builtin().expect("the probes that come with the crate are right");
+        let probes = IntuitionProbes::builtin().expect("the probes that come with the crate are right");
         assert!(probes.probes.len() >= 60, "{}", probes.probes.len());
-        for Probe { question, answer } in &probes.probes {
+        for IntuitionProbe { question, answer } in &probes.probes {
             assert!(question.ends_with('?') && answer.ends_with('.'), "{question}");
             assert!((2..=8).contains(&answer.split(' ').count()), "{answer}");
         }
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn example_predictions_have_both_signs_and_differ() {
-        let probes = Probes::builtin().expect("right");
+        let probes = IntuitionProbes::builtin().expect("right");
         let predictions: Vec<f64> = probes.examples.iter().map(|e| e.prediction).collect();
         assert_eq!(predictions, [0.7, -0.4, 1.6, -1.2]);
     }
@@ -133,7 +135,7 @@ mod tests {
     fn data_that_breaks_a_promise_is_refused() {
         let example = "[[example]]\nquestion = \"e\"\nanswer = \"a\"\nprediction = 1\n";
         let probe = "[[probe]]\nquestion = \"p\"\nanswer = \"a\"\n";
-        assert!(Probes::parse(&format!("{example}{probe}")).is_ok());
+        assert!(IntuitionProbes::parse(&format!("{example}{probe}")).is_ok());
         for (text, part) in [
             (format!("{example}{probe}{probe}"), "twice"),
             (format!("{example}{}", probe.replace("\"p\"", "\"e\"")), "twice"),
@@ -141,7 +143,7 @@ mod tests {
             (format!("example = []\n{probe}"), "no examples"),
             (format!("probe = []\n{example}"), "no probes"),
         ] {
-            let error = Probes::parse(&text).err().expect(part);
+            let error = IntuitionProbes::parse(&text).err().expect(part);
             assert!(error.contains(part), "{error}");
         }
     }

@@ -18,13 +18,13 @@ const REMEMBERED: usize = 1024;
 
 /// A scale at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Scale {
+pub(super) struct TruthScale {
     pub(super) mean: f64,
     /// Above 0.
     pub(super) sd: f64,
 }
 
-impl Scale {
+impl TruthScale {
     /// From 0 to 1: 1 for the truth, 0 at an error of `tolerance` standard deviations and beyond.
     pub(super) fn bonus(self, prediction: f64, truth: f64, tolerance: f64) -> f64 {
         (1.0 - (prediction - truth).abs() / (tolerance * self.sd)).max(0.0)
@@ -33,36 +33,36 @@ impl Scale {
 
 /// What is kept of all truths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Truths {
+pub(super) struct TruthStatistics {
     count: f64,
     mean: f64,
     /// Sum of squared deviations from the mean (Welford 1962).
     squares: f64,
 }
 
-pub(super) struct Scales {
-    state: Mutex<State>,
+pub(super) struct TruthScales {
+    state: Mutex<ScaleState>,
 }
 
-struct State {
-    truths: Truths,
-    groups: VecDeque<(GroupId, Scale)>,
+struct ScaleState {
+    truths: TruthStatistics,
+    groups: VecDeque<(GroupId, TruthScale)>,
 }
 
-impl Scales {
+impl TruthScales {
     pub(super) fn new(assumed_sd: f64) -> Self {
         let squares = ASSUMED * assumed_sd * assumed_sd;
-        let truths = Truths { count: ASSUMED, mean: 0.0, squares };
-        Self { state: Mutex::new(State { truths, groups: VecDeque::new() }) }
+        let truths = TruthStatistics { count: ASSUMED, mean: 0.0, squares };
+        Self { state: Mutex::new(ScaleState { truths, groups: VecDeque::new() }) }
     }
 
-    pub(super) fn memory(&self) -> Truths {
+    pub(super) fn memory(&self) -> TruthStatistics {
         self.lock().truths
     }
 
     /// Goes on from these truths instead of the assumed spread.
-    pub(super) fn recall(&self, truths: Truths) -> Result<(), &'static str> {
-        let Truths { count, mean, squares } = truths;
+    pub(super) fn restore_memory(&self, truths: TruthStatistics) -> Result<(), &'static str> {
+        let TruthStatistics { count, mean, squares } = truths;
         if !(count >= 1.0 && count.is_finite() && mean.is_finite() && squares >= 0.0 && squares.is_finite()) {
             return Err("it is no sum of truths");
         }
@@ -71,7 +71,7 @@ impl Scales {
     }
 
     /// The scale for a member of this group, whose truth is taken into account for later groups.
-    pub(super) fn of(&self, group: GroupId, truth: f64) -> Scale {
+    pub(super) fn of(&self, group: GroupId, truth: f64) -> TruthScale {
         let mut state = self.lock();
         let known = state.groups.iter().rev().find(|(known, _)| *known == group).map(|(_, scale)| *scale);
         let scale = known.unwrap_or_else(|| state.open(group));
@@ -79,16 +79,16 @@ impl Scales {
         scale
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ScaleState> {
         // The state is whole after every step, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn open(&mut self, group: GroupId) -> Scale {
-        let Truths { count, mean, squares } = self.truths;
-        let scale = Scale { mean, sd: (squares / count).sqrt().max(f64::MIN_POSITIVE) };
+impl ScaleState {
+    fn open(&mut self, group: GroupId) -> TruthScale {
+        let TruthStatistics { count, mean, squares } = self.truths;
+        let scale = TruthScale { mean, sd: (squares / count).sqrt().max(f64::MIN_POSITIVE) };
         if self.groups.len() == REMEMBERED {
             self.groups.pop_front();
         }
@@ -97,7 +97,7 @@ impl State {
     }
 }
 
-impl Truths {
+impl TruthStatistics {
     fn observe(&mut self, truth: f64) {
         self.count += 1.0;
         let deviation = truth - self.mean;
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_scale_starts_as_assumed_and_follows_what_is_measured() {
-        let scales = Scales::new(0.9);
+        let scales = TruthScales::new(0.9);
         let first = scales.of(GroupId(0), 5.0);
         assert!(first.mean == 0.0 && (first.sd - 0.9).abs() < 1e-12);
         for group in 1..4000 {
@@ -127,7 +127,7 @@ mod tests {
     fn members_of_a_group_share_a_scale_in_whatever_order_they_come() {
         let truths = [4.0, -2.0, 0.5];
         let play = |order: [usize; 3]| {
-            let scales = Scales::new(1.0);
+            let scales = TruthScales::new(1.0);
             let of = order.map(|i| scales.of(GroupId(7), truths[i]));
             (of, scales.of(GroupId(8), 0.0))
         };
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn old_groups_are_forgotten() {
-        let scales = Scales::new(1.0);
+        let scales = TruthScales::new(1.0);
         for group in 0..5000 {
             scales.of(GroupId(group), 1.0);
         }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn bonuses_by_hand() {
-        let scale = Scale { mean: 0.0, sd: 0.5 };
+        let scale = TruthScale { mean: 0.0, sd: 0.5 };
         for (prediction, bonus) in [(1.0, 1.0), (1.5, 0.5), (0.5, 0.5), (2.0, 0.0), (-9.0, 0.0)] {
             assert_eq!(scale.bonus(prediction, 1.0, 2.0), bonus, "{prediction}");
         }

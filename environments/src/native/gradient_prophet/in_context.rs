@@ -4,7 +4,7 @@
 //! so that a schedule which lets them take turns shows both kinds in equal parts: their truths differ by a factor of
 //! five, and by chance alone the mean reward would jump from step to step.
 
-use super::bank::{Bank, Example, Lesson, Probe};
+use super::lesson_bank::{Lesson, LessonBank, LessonExample, LessonProbe};
 use super::reward::RewardForm;
 use super::{ID, no_such_item, posterior, prior};
 use crate::error::EnvError;
@@ -13,8 +13,8 @@ use crate::parse::lone_number;
 use async_trait::async_trait;
 use futures::future::try_join;
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use serde_json::{Value, json};
 use std::num::NonZeroU64;
 
@@ -27,8 +27,8 @@ const INVALID: f32 = 0.0;
 /// Related probes and controls.
 const STRATA: NonZeroU64 = NonZeroU64::MIN.saturating_add(1);
 
-pub(super) struct InContext {
-    bank: Bank,
+pub(super) struct InContextTask {
+    bank: LessonBank,
     /// Indices of lesson and probe, related probes and controls in turn.
     pairs: Vec<(usize, usize)>,
     items: NonZeroU64,
@@ -37,8 +37,13 @@ pub(super) struct InContext {
     width: f64,
 }
 
-impl InContext {
-    pub(super) fn new(bank: Bank, shots: usize, form: RewardForm, width: f64) -> Result<Self, EnvError> {
+impl InContextTask {
+    pub(super) fn new(
+        bank: LessonBank,
+        shots: usize,
+        form: RewardForm,
+        width: f64,
+    ) -> Result<Self, EnvError> {
         let mut pairs = Vec::new();
         for (l, lesson) in bank.lessons.iter().enumerate() {
             let control = lesson.probes.iter().position(|probe| probe.control);
@@ -52,13 +57,13 @@ impl InContext {
         Ok(Self { bank, pairs, items, shots, form, width })
     }
 
-    fn pair(&self, index: u64) -> Option<(&Lesson, &Probe)> {
+    fn pair(&self, index: u64) -> Option<(&Lesson, &LessonProbe)> {
         let (lesson, probe) = *self.pairs.get(usize::try_from(index % self.items).ok()?)?;
         let lesson = self.bank.lessons.get(lesson)?;
         Some((lesson, lesson.probes.get(probe)?))
     }
 
-    fn shot(&self, example: &Example) -> Option<[Message; 2]> {
+    fn shot(&self, example: &LessonExample) -> Option<[Message; 2]> {
         let probe = example.probes.get(example.probe.checked_sub(1)?)?;
         let answer = match self.form {
             RewardForm::PerToken => example.per_token,
@@ -69,9 +74,9 @@ impl InContext {
     }
 }
 
-fn question(lesson: &str, answer: &str, probe: &Probe, form: RewardForm) -> Message {
+fn question(lesson: &str, answer: &str, probe: &LessonProbe, form: RewardForm) -> Message {
     let per = if form == RewardForm::PerToken { " per token" } else { "" };
-    let Probe { question, target, .. } = probe;
+    let LessonProbe { question, target, .. } = probe;
     Message::user(format!(
         "Lesson: {lesson} {answer}\nProbe: {question}\nTarget: {target}\n\
          How much does the lesson change the log-probability of the target{per}?"
@@ -79,7 +84,7 @@ fn question(lesson: &str, answer: &str, probe: &Probe, form: RewardForm) -> Mess
 }
 
 #[async_trait]
-impl Environment for InContext {
+impl Environment for InContextTask {
     fn id(&self) -> &str {
         ID
     }
@@ -109,9 +114,9 @@ impl Environment for InContext {
         lone_number(answer).map(Value::from)
     }
 
-    /// The truth is asked for even where the answer is invalid: it is a metric of every episode, and a service that
+    /// The truth is asked for even where the answer is invalid: it is a metric of every rollout, and a service that
     /// fails must not take the valid ones out of a group and leave the others.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let (lesson, probe) = self.pair(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;
         let (before, after) = (prior(probe), posterior(lesson, probe));
         let ((prior, tokens), (posterior, _)) = try_join(
@@ -122,7 +127,7 @@ impl Environment for InContext {
         let truth = self.form.truth(prior, posterior, tokens);
         if !truth.is_finite() {
             let why = format!("the log-prob of a target went from {prior} to {posterior}");
-            return Err(Missing::NotFinite(why));
+            return Err(RewardError::NotFinite(why));
         }
         let prediction = whole_answer(&scene).and_then(lone_number);
         let mut metrics = Metrics::from([

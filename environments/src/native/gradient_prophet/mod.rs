@@ -11,8 +11,8 @@
 //!
 //! A query that fails makes the reward missing; it is never left out, nor replaced by a number.
 
-mod bank;
 mod in_context;
+mod lesson_bank;
 mod ranking;
 mod reward;
 mod surprise;
@@ -20,17 +20,17 @@ mod surprise;
 pub use ranking::{divergence, spearman};
 pub use reward::{BestConstant, RewardForm, best_constant};
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::registry::EnvInfo;
-use bank::{Bank, Lesson, Probe};
-use in_context::InContext;
+use in_context::InContextTask;
+use lesson_bank::{Lesson, LessonBank, LessonProbe};
 use minds_core::chat::Message;
 use minds_core::environment::Environment;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
-use surprise::Surprise;
+use surprise::SurpriseTask;
 
 const ID: &str = "gradient_prophet";
 
@@ -45,33 +45,33 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "task",
-        kind: Kind::Choice(&["in_context", "surprise"]),
+        kind: ArgKind::Choice(&["in_context", "surprise"]),
         only_with: None,
         about: "in_context: predict one change of log-prob; surprise: order the probes of a lesson",
     },
     Arg {
         name: "shots",
-        kind: Kind::Whole { default: 3, min: 0, max: 4 },
+        kind: ArgKind::Whole { default: 3, min: 0, max: 4 },
         only_with: None,
         about: "examples before the question; without any, hardly an answer is valid",
     },
     Arg {
         name: "reward_form",
-        kind: Kind::Choice(&["per_token", "sum", "log"]),
+        kind: ArgKind::Choice(&["per_token", "sum", "log"]),
         only_with: Some(("task", "in_context")),
         about: "the change per token, of the whole target, or of the whole target with errors on a log scale",
     },
     Arg {
         name: "width",
-        kind: Kind::Number { default: 1.0, min: 0.05, max: 50.0 },
+        kind: ArgKind::Number { default: 1.0, min: 0.05, max: 50.0 },
         only_with: Some(("task", "in_context")),
         about: "the error that is worth half the reward",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
-    task: Task,
+struct GradientProphetOptions {
+    task: ProphetTask,
     shots: usize,
     reward_form: RewardForm,
     width: f64,
@@ -79,31 +79,33 @@ struct Options {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Task {
+enum ProphetTask {
     InContext,
     Surprise,
 }
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
-    let bank = Bank::builtin(seed)?;
+    let options: GradientProphetOptions = args::read(ID, ARGS, given)?;
+    let bank = LessonBank::builtin(seed)?;
     Ok(match options.task {
-        Task::InContext => Arc::new(InContext::new(bank, options.shots, options.reward_form, options.width)?),
-        Task::Surprise => Arc::new(Surprise::new(bank, options.shots)?),
+        ProphetTask::InContext => {
+            Arc::new(InContextTask::new(bank, options.shots, options.reward_form, options.width)?)
+        }
+        ProphetTask::Surprise => Arc::new(SurpriseTask::new(bank, options.shots)?),
     })
 }
 
 /// What the reader is asked without the lesson.
-fn prior(probe: &Probe) -> [Message; 1] {
+fn prior(probe: &LessonProbe) -> [Message; 1] {
     [Message::user(&*probe.question)]
 }
 
 /// What the reader is asked after the lesson.
-fn posterior(lesson: &Lesson, probe: &Probe) -> [Message; 3] {
+fn posterior(lesson: &Lesson, probe: &LessonProbe) -> [Message; 3] {
     [Message::user(&*lesson.question), Message::assistant(&*lesson.answer), Message::user(&*probe.question)]
 }
 
 /// An item that names no lesson: its index does not come from this environment.
-fn no_such_item(index: u64) -> minds_core::reward::Missing {
-    minds_core::reward::Missing::Environment(format!("{ID} has no item {index}"))
+fn no_such_item(index: u64) -> minds_core::reward::RewardError {
+    minds_core::reward::RewardError::Environment(format!("{ID} has no item {index}"))
 }

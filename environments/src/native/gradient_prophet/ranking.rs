@@ -4,7 +4,7 @@ use minds_core::ids::Token;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A list of next tokens with their log-probs, best first.
-type Top = [(Token, f32)];
+type TopTokens = [(Token, f32)];
 
 /// The least probability that is left to tokens outside a list, so that rounding cannot make it 0.
 const LEAST_REST: f64 = 1e-6;
@@ -16,9 +16,10 @@ const LEAST_REST: f64 = 1e-6;
 /// what that list leaves over to it, to its like and to the bucket, if that is less. Equal lists give 0; a log-prob
 /// that is NaN gives NaN.
 #[must_use]
-pub fn divergence(posterior: &Top, prior: &Top) -> f64 {
+pub fn divergence(posterior: &TopTokens, prior: &TopTokens) -> f64 {
     let union: BTreeSet<Token> = posterior.iter().chain(prior).map(|(token, _)| *token).collect();
-    let (post, pre) = (Side::new(posterior, union.len()), Side::new(prior, union.len()));
+    let (post, pre) =
+        (TokenDistribution::new(posterior, union.len()), TokenDistribution::new(prior, union.len()));
     let listed: f64 = union.iter().map(|token| term(post.of(*token), pre.of(*token))).sum();
     let sum = listed + term(post.rest, pre.rest);
     // Rounding, and the least rest, can take the sum of nearly equal sides below 0. `max` would hide a NaN.
@@ -30,14 +31,14 @@ fn term(p: f64, q: f64) -> f64 {
 }
 
 /// One distribution over the union and the rest.
-struct Side {
+struct TokenDistribution {
     listed: BTreeMap<Token, f64>,
     unlisted: f64,
     rest: f64,
 }
 
-impl Side {
-    fn new(top: &Top, union: usize) -> Self {
+impl TokenDistribution {
+    fn new(top: &TopTokens, union: usize) -> Self {
         let listed: BTreeMap<Token, f64> =
             top.iter().map(|(token, lp)| (*token, f64::from(*lp).exp())).collect();
         let left = (1.0 - listed.values().sum::<f64>()).max(LEAST_REST);

@@ -3,7 +3,7 @@
 //! An item is a lesson with all its probes, its control among them; kinds of lessons take turns. The order of the
 //! probes in the prompt is seeded, so a place gives nothing away.
 
-use super::bank::{Bank, Example, Lesson, Probe};
+use super::lesson_bank::{Lesson, LessonBank, LessonExample, LessonProbe};
 use super::ranking::{divergence, is_ordered, spearman};
 use super::{ID, no_such_item, posterior, prior};
 use crate::error::EnvError;
@@ -12,9 +12,9 @@ use crate::parse::permutation;
 use async_trait::async_trait;
 use futures::future::{try_join, try_join_all};
 use minds_core::chat::Message;
-use minds_core::environment::{Environment, Item, Scene};
+use minds_core::environment::{Environment, Item, ScoringContext};
 use minds_core::ids::Token;
-use minds_core::reward::{Metrics, Missing, Reward, Score};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::num::NonZeroU64;
@@ -29,15 +29,15 @@ const INVALID: f32 = -1.0;
 /// Next tokens asked for; 20 hold nearly all of a first token's probability.
 const TOP: usize = 20;
 
-pub(super) struct Surprise {
-    bank: Bank,
+pub(super) struct SurpriseTask {
+    bank: LessonBank,
     items: NonZeroU64,
     strata: NonZeroU64,
     shots: usize,
 }
 
-impl Surprise {
-    pub(super) fn new(bank: Bank, shots: usize) -> Result<Self, EnvError> {
+impl SurpriseTask {
+    pub(super) fn new(bank: LessonBank, shots: usize) -> Result<Self, EnvError> {
         let wrong = |why: String| EnvError::Data { env: ID, why };
         if let Some(lesson) = bank.lessons.iter().find(|lesson| lesson.probes.len() < 2) {
             return Err(wrong(format!("the lesson {:?} has no order to find", lesson.question)));
@@ -52,7 +52,7 @@ impl Surprise {
     }
 }
 
-fn question(lesson: &str, answer: &str, probes: &[Probe]) -> Message {
+fn question(lesson: &str, answer: &str, probes: &[LessonProbe]) -> Message {
     let mut text = format!("Lesson: {lesson} {answer}\n");
     for (i, probe) in probes.iter().enumerate() {
         writeln!(text, "Probe {}: {}", i + 1, probe.question).expect("writing to a string cannot fail");
@@ -61,15 +61,15 @@ fn question(lesson: &str, answer: &str, probes: &[Probe]) -> Message {
     Message::user(text)
 }
 
-fn shot(example: &Example) -> [Message; 2] {
-    let Example { question: lesson, answer, probes, order, .. } = example;
+fn shot(example: &LessonExample) -> [Message; 2] {
+    let LessonExample { question: lesson, answer, probes, order, .. } = example;
     [question(lesson, answer, probes), Message::assistant(format!("{order:?}"))]
 }
 
 /// The most likely first tokens of the reader's answer.
-async fn next(scene: &Scene<'_>, messages: &[Message]) -> Result<Arc<[(Token, f32)]>, Missing> {
+async fn next(scene: &ScoringContext<'_>, messages: &[Message]) -> Result<Arc<[(Token, f32)]>, RewardError> {
     let instead = |why: &str| {
-        Missing::Environment(format!(
+        RewardError::Environment(format!(
             "the task `surprise` of {ID} needs the {TOP} most likely next tokens, and there are none ({why}): score \
              with a service that returns top-k log-probs, or use the task `in_context`, which needs none"
         ))
@@ -77,20 +77,28 @@ async fn next(scene: &Scene<'_>, messages: &[Message]) -> Result<Arc<[(Token, f3
     match scene.oracle.next_tokens(scene.renderer.prompt(messages).into(), TOP).await {
         Ok(top) if top.is_empty() => Err(instead("the list is empty")),
         Ok(top) => Ok(top),
-        Err(Missing::Environment(why)) => Err(instead(&why)),
+        Err(RewardError::Environment(why)) => Err(instead(&why)),
         Err(other) => Err(other),
     }
 }
 
-async fn surprise(scene: &Scene<'_>, lesson: &Lesson, probe: &Probe) -> Result<f64, Missing> {
+async fn surprise(
+    scene: &ScoringContext<'_>,
+    lesson: &Lesson,
+    probe: &LessonProbe,
+) -> Result<f64, RewardError> {
     let (before, after) = (prior(probe), posterior(lesson, probe));
     let (prior, posterior) = try_join(next(scene, &before), next(scene, &after)).await?;
     let kl = divergence(&posterior, &prior);
-    if kl.is_finite() { Ok(kl) } else { Err(Missing::NotFinite(format!("the surprise of a probe is {kl}"))) }
+    if kl.is_finite() {
+        Ok(kl)
+    } else {
+        Err(RewardError::NotFinite(format!("the surprise of a probe is {kl}")))
+    }
 }
 
 #[async_trait]
-impl Environment for Surprise {
+impl Environment for SurpriseTask {
     fn id(&self) -> &str {
         ID
     }
@@ -123,12 +131,12 @@ impl Environment for Surprise {
     /// The surprises are asked for even where the answer is invalid: a service that fails must not take the valid
     /// episodes out of a group and leave the others. Nor must surprises that are all equal; where some are, these share
     /// the mean of their ranks.
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let lesson = self.lesson(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;
         let surprises =
             try_join_all(lesson.probes.iter().map(|probe| surprise(&scene, lesson, probe))).await?;
         let no_order = || {
-            Missing::Environment(format!(
+            RewardError::Environment(format!(
                 "all {} probes are equally surprising: no order is right",
                 surprises.len()
             ))
@@ -162,9 +170,9 @@ mod tests {
 
     #[test]
     fn a_lesson_with_one_probe_is_refused() {
-        let mut bank = Bank::builtin(0).expect("right");
+        let mut bank = LessonBank::builtin(0).expect("right");
         bank.lessons[7].probes.truncate(1);
-        let error = Surprise::new(bank, 3).err().expect("refused").to_string();
+        let error = SurpriseTask::new(bank, 3).err().expect("refused").to_string();
         assert!(error.contains("has no order to find"), "{error}");
     }
 }

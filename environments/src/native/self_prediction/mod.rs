@@ -18,16 +18,16 @@
 
 mod questions;
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::{flag, whole_answer};
 use crate::parse::{Integer, labelled, share};
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Criterion, Environment, Item, Rubric, Scene};
-use minds_core::reward::{Missing, Score};
-use questions::{Level, Question, Questions};
+use minds_core::environment::{Criterion, Environment, Item, Rubric, ScoringContext};
+use minds_core::reward::{RewardError, Score};
+use questions::{SumLevel, SumQuestion, SumQuestions};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
@@ -46,33 +46,33 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "level",
-        kind: Kind::Choice(&["to_20", "one_digit", "full"]),
+        kind: ArgKind::Choice(&["to_20", "one_digit", "full"]),
         only_with: None,
         about: "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15 % of them up to 10^12",
     },
     Arg {
         name: "items",
-        kind: Kind::Whole { default: 5000, min: 3, max: 1_000_000 },
+        kind: ArgKind::Whole { default: 5000, min: 3, max: 1_000_000 },
         only_with: Some(("level", "full")),
         about: "questions in one cycle; the other levels have all there are",
     },
     Arg {
         name: "shots",
-        kind: Kind::Whole { default: 2, min: 0, max: 4 },
+        kind: ArgKind::Whole { default: 2, min: 0, max: 4 },
         only_with: None,
         about: "examples before the question; without any, hardly an answer is valid",
     },
     Arg {
         name: "calibration",
-        kind: Kind::Choice(&["brier", "log"]),
+        kind: ArgKind::Choice(&["brier", "log"]),
         only_with: None,
         about: "how a confidence is scored: by its square error, or by the logarithm of the share given to the truth",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
-    level: Level,
+struct SelfPredictionOptions {
+    level: SumLevel,
     items: NonZeroU64,
     shots: usize,
     calibration: Calibration,
@@ -109,19 +109,22 @@ const SYSTEM: &str = "You solve sums and say how sure you are, from 0 to 1. Repl
 const CONFIDENCES: [f64; 4] = [0.9, 0.3, 0.7, 0.5];
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
-    let options: Options = args::read(ID, ARGS, given)?;
-    let rubric = Rubric::default().with(0.2, Format).with(0.5, Correct).with(0.3, options.calibration);
-    let questions = Questions::new(options.level, options.items, seed);
+    let options: SelfPredictionOptions = args::read(ID, ARGS, given)?;
+    let rubric = Rubric::default()
+        .with(0.2, SumFormatCriterion)
+        .with(0.5, CorrectCriterion)
+        .with(0.3, options.calibration);
+    let questions = SumQuestions::new(options.level, options.items, seed);
     Ok(Arc::new(SelfPrediction { questions, shots: options.shots, rubric }))
 }
 
 struct SelfPrediction {
-    questions: Questions,
+    questions: SumQuestions,
     shots: usize,
     rubric: Rubric,
 }
 
-fn shot((question, confidence): (Question, f64)) -> [Message; 2] {
+fn shot((question, confidence): (SumQuestion, f64)) -> [Message; 2] {
     let answer = format!("FINAL ANSWER: {}\nCONFIDENCE: {confidence}", question.result());
     [Message::user(question.to_string()), Message::assistant(answer)]
 }
@@ -151,15 +154,15 @@ impl Environment for SelfPrediction {
     }
 
     fn parse(&self, _: &Item, answer: &str) -> Option<Value> {
-        let Said { answer, confidence } = Said::parse(answer)?;
+        let SelfPredictionAnswer { answer, confidence } = SelfPredictionAnswer::parse(answer)?;
         // A result may be too large for a JSON number of any reader.
         Some(json!({ "answer": answer.to_string(), "confidence": confidence }))
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let mut score = self.rubric.score(scene).await?;
-        let said = Said::in_scene(&scene);
-        let confidence = said.and_then(|said| said.confidence);
+        let parsed = SelfPredictionAnswer::in_context(&scene);
+        let confidence = parsed.and_then(|parsed| parsed.confidence);
         score.metrics.insert("valid".into(), flag(confidence.is_some()));
         if let Some(confidence) = confidence {
             score.metrics.insert("confidence".into(), confidence);
@@ -169,12 +172,12 @@ impl Environment for SelfPrediction {
 }
 
 /// What an answer says, as far as it can be read.
-struct Said {
+struct SelfPredictionAnswer {
     answer: Integer,
     confidence: Option<f64>,
 }
 
-impl Said {
+impl SelfPredictionAnswer {
     /// Both lines, or the first alone. A confidence that is none is as good as missing.
     fn parse(text: &str) -> Option<Self> {
         if let Some([answer]) = labelled(text, ["FINAL ANSWER"]) {
@@ -184,43 +187,44 @@ impl Said {
         Some(Self { answer: Integer::parse(answer)?, confidence: share(confidence) })
     }
 
-    fn in_scene(scene: &Scene<'_>) -> Option<Self> {
+    fn in_context(scene: &ScoringContext<'_>) -> Option<Self> {
         whole_answer(scene).and_then(Self::parse)
     }
 
-    fn is_correct(&self, item: &Item) -> Result<bool, Missing> {
+    fn is_correct(&self, item: &Item) -> Result<bool, RewardError> {
         let right = item.answer.as_deref().and_then(Integer::parse);
         let right = right
-            .ok_or_else(|| Missing::Environment(format!("item {} of {ID} has no result", item.index)))?;
+            .ok_or_else(|| RewardError::Environment(format!("item {} of {ID} has no result", item.index)))?;
         Ok(self.answer == right)
     }
 }
 
 /// Whether both lines are right.
-struct Format;
+struct SumFormatCriterion;
 
 #[async_trait]
-impl Criterion for Format {
+impl Criterion for SumFormatCriterion {
     fn name(&self) -> &str {
         "format"
     }
 
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
-        Ok(flag(Said::in_scene(&scene).is_some_and(|said| said.confidence.is_some())))
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
+        Ok(flag(SelfPredictionAnswer::in_context(&scene).is_some_and(|parsed| parsed.confidence.is_some())))
     }
 }
 
 /// Whether the number is the result.
-struct Correct;
+struct CorrectCriterion;
 
 #[async_trait]
-impl Criterion for Correct {
+impl Criterion for CorrectCriterion {
     fn name(&self) -> &str {
         "correct"
     }
 
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
-        Said::in_scene(&scene).map_or(Ok(0.0), |said| said.is_correct(scene.item).map(flag))
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
+        SelfPredictionAnswer::in_context(&scene)
+            .map_or(Ok(0.0), |parsed| parsed.is_correct(scene.item).map(flag))
     }
 }
 
@@ -230,10 +234,10 @@ impl Criterion for Calibration {
         "calibration"
     }
 
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
-        match Said::in_scene(&scene) {
-            Some(said @ Said { confidence: Some(confidence), .. }) => {
-                Ok(self.score(confidence, said.is_correct(scene.item)?))
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
+        match SelfPredictionAnswer::in_context(&scene) {
+            Some(parsed @ SelfPredictionAnswer { confidence: Some(confidence), .. }) => {
+                Ok(self.score(confidence, parsed.is_correct(scene.item)?))
             }
             _ => Ok(0.0),
         }

@@ -4,7 +4,7 @@
 //! level three of every twenty questions of an operation have large operands.
 
 use crate::parse::Integer;
-use minds_core::random::draws;
+use minds_core::random::seeded_rng;
 use rand::RngExt;
 use serde::Deserialize;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 
 /// How large the operands are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub(super) enum Level {
+pub(super) enum SumLevel {
     /// 0 to 20, with + - *.
     #[serde(rename = "to_20")]
     To20,
@@ -25,13 +25,13 @@ pub(super) enum Level {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Operation {
+pub(super) enum SumOperation {
     Plus,
     Minus,
     Times,
 }
 
-impl Operation {
+impl SumOperation {
     fn sign(self) -> char {
         match self {
             Self::Plus => '+',
@@ -41,25 +41,25 @@ impl Operation {
     }
 }
 
-use Operation::{Minus, Plus, Times};
+use SumOperation::{Minus, Plus, Times};
 
 /// One sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Question {
+pub(super) struct SumQuestion {
     left: u64,
-    operation: Operation,
+    operation: SumOperation,
     right: u64,
 }
 
 /// Shown to the policy with their results.
-pub(super) const EXAMPLES: [Question; 4] = [
-    Question { left: 6, operation: Plus, right: 5 },
-    Question { left: 17, operation: Times, right: 13 },
-    Question { left: 4, operation: Minus, right: 9 },
-    Question { left: 12, operation: Plus, right: 19 },
+pub(super) const EXAMPLES: [SumQuestion; 4] = [
+    SumQuestion { left: 6, operation: Plus, right: 5 },
+    SumQuestion { left: 17, operation: Times, right: 13 },
+    SumQuestion { left: 4, operation: Minus, right: 9 },
+    SumQuestion { left: 12, operation: Plus, right: 19 },
 ];
 
-impl Question {
+impl SumQuestion {
     pub(super) fn sign(self) -> char {
         self.operation.sign()
     }
@@ -75,40 +75,40 @@ impl Question {
     }
 }
 
-impl fmt::Display for Question {
+impl fmt::Display for SumQuestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "What is {} {} {}?", self.left, self.sign(), self.right)
     }
 }
 
 /// All questions of a level.
-pub(super) struct Questions {
-    source: Source,
-    operations: &'static [Operation],
+pub(super) struct SumQuestions {
+    source: QuestionSource,
+    operations: &'static [SumOperation],
     len: NonZeroU64,
 }
 
-enum Source {
+enum QuestionSource {
     /// All there are, operations in rotation.
-    All(Vec<Question>),
+    All(Vec<SumQuestion>),
     Drawn {
         seed: u64,
     },
 }
 
-impl Questions {
-    pub(super) fn new(level: Level, items: NonZeroU64, seed: u64) -> Self {
-        let (operations, largest): (&[Operation], _) = match level {
-            Level::To20 => (&[Plus, Minus, Times], 20),
-            Level::OneDigit => (&[Plus], 9),
-            Level::Full => {
+impl SumQuestions {
+    pub(super) fn new(level: SumLevel, items: NonZeroU64, seed: u64) -> Self {
+        let (operations, largest): (&[SumOperation], _) = match level {
+            SumLevel::To20 => (&[Plus, Minus, Times], 20),
+            SumLevel::OneDigit => (&[Plus], 9),
+            SumLevel::Full => {
                 let operations = &[Plus, Minus, Times];
-                return Self { source: Source::Drawn { seed }, operations, len: items };
+                return Self { source: QuestionSource::Drawn { seed }, operations, len: items };
             }
         };
         let all = all(operations, largest);
         let len = NonZeroU64::new(all.len() as u64).expect("a hundred pairs are more than four examples");
-        Self { source: Source::All(all), operations, len }
+        Self { source: QuestionSource::All(all), operations, len }
     }
 
     pub(super) fn len(&self) -> NonZeroU64 {
@@ -120,11 +120,11 @@ impl Questions {
         NonZeroU64::MIN.saturating_add(self.operations.len() as u64 - 1)
     }
 
-    /// The question at `index`, which is below [`Questions::len`].
-    pub(super) fn get(&self, index: u64) -> Question {
+    /// The question at `index`, which is below [`SumQuestions::len`].
+    pub(super) fn get(&self, index: u64) -> SumQuestion {
         match &self.source {
-            Source::All(all) => all[index as usize],
-            Source::Drawn { seed } => {
+            QuestionSource::All(all) => all[index as usize],
+            QuestionSource::Drawn { seed } => {
                 let count = self.operations.len() as u64;
                 let operation = self.operations[(index % count) as usize];
                 let is_large = index / count % 20 < 3;
@@ -132,10 +132,10 @@ impl Questions {
                 // An example is drawn again, so that it is never asked.
                 (0..)
                     .map(|attempt| {
-                        let mut draws = draws([*seed, index, attempt, 0]);
+                        let mut draws = seeded_rng([*seed, index, attempt, 0]);
                         let (left, right) =
                             (draws.random_range(range.clone()), draws.random_range(range.clone()));
-                        Question { left, operation, right }
+                        SumQuestion { left, operation, right }
                     })
                     .find(|question| !EXAMPLES.contains(question))
                     .expect("four examples are not all there is to draw")
@@ -146,13 +146,13 @@ impl Questions {
 
 /// Every question with operands of at most `largest`, without the examples, operations in rotation. Where an operation
 /// has more examples than another, the others lose their last questions, so that rotation stays exact.
-fn all(operations: &[Operation], largest: u64) -> Vec<Question> {
-    let lists: Vec<Vec<Question>> = operations
+fn all(operations: &[SumOperation], largest: u64) -> Vec<SumQuestion> {
+    let lists: Vec<Vec<SumQuestion>> = operations
         .iter()
         .map(|operation| {
             let pairs = (0..=largest).flat_map(|left| (0..=largest).map(move |right| (left, right)));
             pairs
-                .map(|(left, right)| Question { left, operation: *operation, right })
+                .map(|(left, right)| SumQuestion { left, operation: *operation, right })
                 .filter(|question| !EXAMPLES.contains(question))
                 .collect()
         })

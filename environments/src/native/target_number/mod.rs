@@ -5,15 +5,15 @@
 //! `0.2 format + 0.8 / (1 + ((x - target) / 1.5)^2)`, 0 for an answer that is not an array of one number. Every valid
 //! reward is above 0.2. A policy that learns gets from 0.4 to 1.0 within 60 steps of 16 rollouts.
 
-use crate::args::{self, Arg, Kind};
+use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
 use crate::native::{flag, whole_answer};
 use crate::parse::lone_number;
 use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Criterion, Environment, Item, Rubric, Scene};
-use minds_core::reward::{Missing, Score};
+use minds_core::environment::{Criterion, Environment, Item, Rubric, ScoringContext};
+use minds_core::reward::{RewardError, Score};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
@@ -32,26 +32,26 @@ pub const INFO: EnvInfo = EnvInfo {
 const ARGS: &[Arg] = &[
     Arg {
         name: "shown",
-        kind: Kind::Flag(false),
+        kind: ArgKind::Flag(false),
         only_with: None,
         about: "whether the prompt tells the target; then it is -9 to 9 by item",
     },
     Arg {
         name: "target",
-        kind: Kind::Number { default: 3.0, min: -5.0, max: 5.0 },
+        kind: ArgKind::Number { default: 3.0, min: -5.0, max: 5.0 },
         only_with: Some(("shown", "false")),
         about: "the hidden target",
     },
     Arg {
         name: "shots",
-        kind: Kind::Whole { default: 3, min: 0, max: 4 },
+        kind: ArgKind::Whole { default: 3, min: 0, max: 4 },
         only_with: None,
         about: "examples before the question; without any, hardly an answer is valid",
     },
 ];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Options {
+struct TargetNumberOptions {
     shown: bool,
     target: f64,
     shots: usize,
@@ -70,12 +70,13 @@ const SHOWN_SHOTS: [(i64, &str); 4] = [(5, "[6.1]"), (-7, "[-4.5]"), (0, "[1.5]"
 
 fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
     let options = args::read(ID, ARGS, given)?;
-    let rubric = Rubric::default().with(0.2, Format).with(0.8, Closeness { width: 1.5 });
+    let rubric =
+        Rubric::default().with(0.2, ArrayFormatCriterion).with(0.8, ClosenessCriterion { width: 1.5 });
     Ok(Arc::new(TargetNumber { options, rubric }))
 }
 
 struct TargetNumber {
-    options: Options,
+    options: TargetNumberOptions,
     rubric: Rubric,
 }
 
@@ -118,7 +119,7 @@ impl Environment for TargetNumber {
         lone_number(answer).map(Value::from)
     }
 
-    async fn score(&self, scene: Scene<'_>) -> Result<Score, Missing> {
+    async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let mut score = self.rubric.score(scene).await?;
         let prediction = prediction(&scene);
         score.metrics.insert("valid".into(), flag(prediction.is_some()));
@@ -130,41 +131,41 @@ impl Environment for TargetNumber {
     }
 }
 
-fn prediction(scene: &Scene<'_>) -> Option<f64> {
+fn prediction(scene: &ScoringContext<'_>) -> Option<f64> {
     whole_answer(scene).and_then(lone_number)
 }
 
-fn target(item: &Item) -> Result<f64, Missing> {
+fn target(item: &Item) -> Result<f64, RewardError> {
     let target = item.info.get("target").and_then(Value::as_f64);
-    target.ok_or_else(|| Missing::Environment(format!("item {} of {ID} has no target", item.index)))
+    target.ok_or_else(|| RewardError::Environment(format!("item {} of {ID} has no target", item.index)))
 }
 
 /// Whether the answer is an array of one number.
-struct Format;
+struct ArrayFormatCriterion;
 
 #[async_trait]
-impl Criterion for Format {
+impl Criterion for ArrayFormatCriterion {
     fn name(&self) -> &str {
         "format"
     }
 
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
         Ok(flag(prediction(&scene).is_some()))
     }
 }
 
 /// How near the number is: 1 on the target, a half at a distance of `width`, 0 without a number.
-struct Closeness {
+struct ClosenessCriterion {
     width: f64,
 }
 
 #[async_trait]
-impl Criterion for Closeness {
+impl Criterion for ClosenessCriterion {
     fn name(&self) -> &str {
         "closeness"
     }
 
-    async fn value(&self, scene: Scene<'_>) -> Result<f64, Missing> {
+    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
         let target = target(scene.item)?;
         Ok(prediction(&scene).map_or(0.0, |x| 1.0 / (1.0 + ((x - target) / self.width).powi(2))))
     }

@@ -2,9 +2,9 @@
 //!
 //! Unknown keys are let pass: programs send whatever their library knows.
 
-use super::super::ask::{Question, Refusal};
-use super::super::message::{Draw, Said, Stops};
-use super::{Caller, Endpoint, reply};
+use super::super::message::{ChatMessage, SamplingOverrides, StopOverride};
+use super::super::request::{CompletionRequest, WorkerRequestError};
+use super::{EndpointCaller, ModelEndpoint, reply};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Asked {
+struct CompletionBody {
     model: String,
-    messages: Vec<Said>,
+    messages: Vec<ChatMessage>,
     prompt: Value,
     tools: Option<Vec<Value>>,
     tool_choice: Value,
@@ -33,20 +33,20 @@ struct Asked {
     stream_options: Value,
 }
 
-impl Asked {
-    fn draw(&self) -> Result<Draw, Refusal> {
+impl CompletionBody {
+    fn draw(&self) -> Result<SamplingOverrides, WorkerRequestError> {
         if self.n.is_some_and(|n| n != 1) {
-            return Err(Refusal::Bad("n must be 1: every answer is asked for alone".into()));
+            return Err(WorkerRequestError::Invalid("n must be 1: every answer is asked for alone".into()));
         }
         let stop = match &self.stop {
             Value::Null => None,
-            Value::String(text) => Some(Stops::Texts(vec![text.clone()])),
+            Value::String(text) => Some(StopOverride::Texts(vec![text.clone()])),
             list => serde_json::from_value::<Vec<String>>(list.clone())
                 // In this form the empty list adds nothing to the model's own end.
-                .map(|texts| (!texts.is_empty()).then_some(Stops::Texts(texts)))
-                .map_err(|_| Refusal::Bad("stop must be a text or a list of texts".into()))?,
+                .map(|texts| (!texts.is_empty()).then_some(StopOverride::Texts(texts)))
+                .map_err(|_| WorkerRequestError::Invalid("stop must be a text or a list of texts".into()))?,
         };
-        Ok(Draw {
+        Ok(SamplingOverrides {
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
             temperature: self.temperature,
             top_p: self.top_p,
@@ -58,16 +58,16 @@ impl Asked {
     }
 }
 
-pub(super) async fn chat(caller: Caller, body: Bytes) -> Result<Response, Refusal> {
+pub(super) async fn chat(caller: EndpointCaller, body: Bytes) -> Result<Response, WorkerRequestError> {
     let asked = parse(&body)?;
     if asked.messages.is_empty() {
-        return Err(Refusal::Bad("messages must not be empty".into()));
+        return Err(WorkerRequestError::Invalid("messages must not be empty".into()));
     }
     let draw = asked.draw()?;
     let usage = asked.stream_options["include_usage"] == true;
     let forbidden = asked.tool_choice == "none";
     let tools = asked.tools.filter(|_| !forbidden).unwrap_or_default();
-    let answer = caller.ask(Question::Chat { messages: asked.messages, tools, draw }).await?;
+    let answer = caller.ask(CompletionRequest::Chat { messages: asked.messages, tools, draw }).await?;
     Ok(if asked.stream {
         reply::stream(&asked.model, &answer, usage)
     } else {
@@ -75,42 +75,48 @@ pub(super) async fn chat(caller: Caller, body: Bytes) -> Result<Response, Refusa
     })
 }
 
-pub(super) async fn completions(caller: Caller, body: Bytes) -> Result<Response, Refusal> {
+pub(super) async fn completions(caller: EndpointCaller, body: Bytes) -> Result<Response, WorkerRequestError> {
     let asked = parse(&body)?;
     if asked.stream {
-        return Err(Refusal::Bad("completions are not streamed here: use chat/completions".into()));
+        return Err(WorkerRequestError::Invalid(
+            "completions are not streamed here: use chat/completions".into(),
+        ));
     }
     let draw = asked.draw()?;
-    let question = match asked.prompt {
-        Value::String(text) => Question::Text { text, draw },
+    let request = match asked.prompt {
+        Value::String(text) => CompletionRequest::Text { text, draw },
         tokens => {
-            let wrong = |_| Refusal::Bad("prompt must be a text or a list of tokens".into());
-            Question::Tokens { tokens: serde_json::from_value::<Vec<Token>>(tokens).map_err(wrong)?, draw }
+            let wrong = |_| WorkerRequestError::Invalid("prompt must be a text or a list of tokens".into());
+            CompletionRequest::Tokens {
+                tokens: serde_json::from_value::<Vec<Token>>(tokens).map_err(wrong)?,
+                draw,
+            }
         }
     };
-    let answer = caller.ask(question).await?;
+    let answer = caller.ask(request).await?;
     Ok(reply::json(StatusCode::OK, &reply::completion(&asked.model, &answer)))
 }
 
 /// The tokens of a conversation or a text.
 pub(super) async fn tokenize(
-    _: Caller,
-    State(endpoint): State<Arc<Endpoint>>,
+    _: EndpointCaller,
+    State(endpoint): State<Arc<ModelEndpoint>>,
     body: Bytes,
-) -> Result<Response, Refusal> {
+) -> Result<Response, WorkerRequestError> {
     let asked = parse(&body)?;
     let tokens = match &asked.prompt {
-        Value::String(text) => endpoint.voice.tokenizer.encode(text),
+        Value::String(text) => endpoint.profile.tokenizer.encode(text),
         _ => {
             let tools = asked.tools.unwrap_or_default();
             let messages = super::super::tools::messages(&asked.messages, &tools, |_| None);
-            endpoint.voice.renderer.prompt(&messages)
+            endpoint.profile.renderer.prompt(&messages)
         }
     };
-    let found = json!({ "count": tokens.len(), "max_model_len": endpoint.voice.context, "tokens": tokens });
+    let found = json!({ "count": tokens.len(), "max_model_len": endpoint.profile.context, "tokens": tokens });
     Ok(reply::json(StatusCode::OK, &found))
 }
 
-fn parse(body: &[u8]) -> Result<Asked, Refusal> {
-    serde_json::from_slice(body).map_err(|e| Refusal::Bad(format!("the request cannot be read: {e}")))
+fn parse(body: &[u8]) -> Result<CompletionBody, WorkerRequestError> {
+    serde_json::from_slice(body)
+        .map_err(|e| WorkerRequestError::Invalid(format!("the request cannot be read: {e}")))
 }

@@ -9,8 +9,8 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use super::ask::{Question, Refusal};
-use super::voice::Voice;
+use super::model_profile::ModelProfile;
+use super::request::{CompletionRequest, WorkerRequestError};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, State};
 use axum::http::request::Parts;
@@ -33,28 +33,28 @@ use tokio::sync::{mpsc, oneshot};
 const BODY: usize = 64 << 20;
 
 /// A question with the place where its answer goes.
-pub(super) type Call = (Question, oneshot::Sender<Result<Value, Refusal>>);
+pub(super) type EndpointRequest = (CompletionRequest, oneshot::Sender<Result<Value, WorkerRequestError>>);
 
 /// Where rollouts are asked for over HTTP.
-pub(super) struct Endpoint {
+pub(super) struct ModelEndpoint {
     address: SocketAddr,
-    voice: Arc<Voice>,
-    rollouts: Mutex<HashMap<String, Rollout>>,
+    profile: Arc<ModelProfile>,
+    rollouts: Mutex<HashMap<String, EndpointRollout>>,
 }
 
 /// A rollout that is being played.
-struct Rollout {
+struct EndpointRollout {
     /// What its process shows. Never printed.
     token: String,
-    questions: mpsc::Sender<Call>,
+    requests: mpsc::Sender<EndpointRequest>,
 }
 
-impl Endpoint {
+impl ModelEndpoint {
     /// Listens on a free port and serves as long as the runtime lives.
-    pub(super) async fn open(voice: Arc<Voice>) -> std::io::Result<Arc<Self>> {
+    pub(super) async fn open(profile: Arc<ModelProfile>) -> std::io::Result<Arc<Self>> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let endpoint = Arc::new(Self { address, voice, rollouts: Mutex::default() });
+        let endpoint = Arc::new(Self { address, profile, rollouts: Mutex::default() });
         let router = router(endpoint.clone());
         // An answer is small and waited for: it must not wait for more.
         let listener = listener.tap_io(|stream| {
@@ -76,19 +76,19 @@ impl Endpoint {
     }
 
     /// The questions of a rollout, until it leaves. `token` is what its process shows.
-    pub(super) fn enter(&self, rollout: &str, token: &str) -> mpsc::Receiver<Call> {
-        let (questions, calls) = mpsc::channel(64);
-        self.lock().insert(rollout.into(), Rollout { token: token.into(), questions });
+    pub(super) fn register(&self, rollout: &str, token: &str) -> mpsc::Receiver<EndpointRequest> {
+        let (requests, calls) = mpsc::channel(64);
+        self.lock().insert(rollout.into(), EndpointRollout { token: token.into(), requests });
         calls
     }
 
     /// Whoever asks from now on is told that the rollout is over.
-    pub(super) fn leave(&self, rollout: &str) {
+    pub(super) fn unregister(&self, rollout: &str) {
         self.lock().remove(rollout);
     }
 
     /// Lets in who shows the token of the rollout's process.
-    fn admit(&self, rollout: String, token: &[u8]) -> Result<Caller, (StatusCode, String)> {
+    fn authenticate(&self, rollout: String, token: &[u8]) -> Result<EndpointCaller, (StatusCode, String)> {
         let rollouts = self.lock();
         let Some(found) = rollouts.get(&rollout) else {
             return Err((StatusCode::BAD_REQUEST, over(&rollout).to_string()));
@@ -96,48 +96,48 @@ impl Endpoint {
         if !bool::from(token.ct_eq(found.token.as_bytes())) {
             return Err((StatusCode::UNAUTHORIZED, "the token is missing or wrong".into()));
         }
-        let questions = found.questions.clone();
-        Ok(Caller { rollout, questions })
+        let requests = found.requests.clone();
+        Ok(EndpointCaller { rollout, requests })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Rollout>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, EndpointRollout>> {
         self.rollouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn over(rollout: &str) -> Refusal {
-    Refusal::Bad(format!("the rollout {rollout} is over"))
+fn over(rollout: &str) -> WorkerRequestError {
+    WorkerRequestError::Invalid(format!("the rollout {rollout} is over"))
 }
 
 /// A program that plays a rollout, and has shown that it does.
-struct Caller {
+struct EndpointCaller {
     rollout: String,
-    questions: mpsc::Sender<Call>,
+    requests: mpsc::Sender<EndpointRequest>,
 }
 
-impl Caller {
+impl EndpointCaller {
     /// Has a question answered.
-    async fn ask(&self, question: Question) -> Result<Value, Refusal> {
+    async fn ask(&self, request: CompletionRequest) -> Result<Value, WorkerRequestError> {
         let (answer, answered) = oneshot::channel();
         let over = || over(&self.rollout);
-        self.questions.send((question, answer)).await.map_err(|_| over())?;
+        self.requests.send((request, answer)).await.map_err(|_| over())?;
         answered.await.map_err(|_| over())?
     }
 }
 
-impl FromRequestParts<Arc<Endpoint>> for Caller {
+impl FromRequestParts<Arc<ModelEndpoint>> for EndpointCaller {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, endpoint: &Arc<Endpoint>) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, endpoint: &Arc<ModelEndpoint>) -> Result<Self, Response> {
         let path = Path::<String>::from_request_parts(parts, endpoint).await;
         let Path(rollout) = path.map_err(IntoResponse::into_response)?;
         let shown = parts.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let token = shown.and_then(|shown| shown.strip_prefix(b"Bearer ")).unwrap_or_default();
-        endpoint.admit(rollout, token).map_err(|(status, why)| reply::error(status, &why))
+        endpoint.authenticate(rollout, token).map_err(|(status, why)| reply::error(status, &why))
     }
 }
 
-fn router(endpoint: Arc<Endpoint>) -> Router {
+fn router(endpoint: Arc<ModelEndpoint>) -> Router {
     Router::new()
         .route("/r/{rollout}/v1/chat/completions", post(chat::chat))
         .route("/r/{rollout}/v1/completions", post(chat::completions))
@@ -149,14 +149,14 @@ fn router(endpoint: Arc<Endpoint>) -> Router {
         .with_state(endpoint)
 }
 
-async fn models(_: Caller, State(endpoint): State<Arc<Endpoint>>) -> Response {
-    let Voice { base_model, context, .. } = &*endpoint.voice;
+async fn models(_: EndpointCaller, State(endpoint): State<Arc<ModelEndpoint>>) -> Response {
+    let ModelProfile { base_model, context, .. } = &*endpoint.profile;
     let card = json!({ "id": base_model, "object": "model", "created": 0, "owned_by": "minds-actors", "max_model_len": context });
     reply::json(StatusCode::OK, &json!({ "object": "list", "data": [card] }))
 }
 
 /// A token for a process: 256 bits of the operating system's randomness.
-pub(super) fn secret() -> std::io::Result<String> {
+pub(super) fn random_token() -> std::io::Result<String> {
     let mut bytes = [0; 32];
     SysRng.try_fill_bytes(&mut bytes).map_err(|e| std::io::Error::other(e.to_string()))?;
     Ok(bytes.iter().fold(String::new(), |mut text, byte| {

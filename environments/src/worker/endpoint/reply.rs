@@ -3,7 +3,7 @@
 //! Prompt ids, sampled ids and log-probs stand where the field's libraries look for them; they are for cross-checks
 //! only: what is trained is what was taken down on this side.
 
-use super::super::ask::Refusal;
+use super::super::request::WorkerRequestError;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -20,11 +20,11 @@ pub(super) fn error(status: StatusCode, message: &str) -> Response {
     json(status, &json!({ "error": error }))
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for WorkerRequestError {
     /// The words must be the first in the body: some releases look for them there.
     fn into_response(self) -> Response {
         let status = match self {
-            Self::TooLong { .. } | Self::Bad(_) => StatusCode::BAD_REQUEST,
+            Self::TooLong { .. } | Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         error(status, &self.to_string())

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::render;
-use crate::worker::message::{Draw, Stops};
+use crate::worker::message::{SamplingOverrides, StopOverride};
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::sampling::SamplingParams;
@@ -35,16 +35,24 @@ impl Tokenizer for Bytes {
 
 const TOKEN: &str = "shown by the process";
 
-async fn open() -> Arc<Endpoint> {
+async fn open() -> Arc<ModelEndpoint> {
     let tokenizer = Arc::new(Bytes);
     let renderer = render::renderer("role_colon", tokenizer.clone()).unwrap();
     let sampling = SamplingParams::plain(8);
     let base_model = "test/model".into();
-    Endpoint::open(Arc::new(Voice { renderer, tokenizer, sampling, context: 100, base_model })).await.unwrap()
+    ModelEndpoint::open(Arc::new(ModelProfile { renderer, tokenizer, sampling, context: 100, base_model }))
+        .await
+        .unwrap()
 }
 
 /// Status and body of one request.
-async fn send(endpoint: &Endpoint, token: &str, method: &str, path: &str, body: &Value) -> (u16, String) {
+async fn send(
+    endpoint: &ModelEndpoint,
+    token: &str,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (u16, String) {
     let mut stream = TcpStream::connect(endpoint.address).await.unwrap();
     let body = body.to_string();
     let length = body.len();
@@ -67,18 +75,22 @@ fn answer() -> Value {
 }
 
 /// Sends while the rollout `r` answers its one question.
-async fn ask(path: &str, body: Value, result: Result<Value, Refusal>) -> (u16, String, Question) {
+async fn ask(
+    path: &str,
+    body: Value,
+    result: Result<Value, WorkerRequestError>,
+) -> (u16, String, CompletionRequest) {
     let endpoint = open().await;
-    let mut calls = endpoint.enter("r", TOKEN);
+    let mut calls = endpoint.register("r", TOKEN);
     let serving = async {
-        let (question, answer) = calls.recv().await.unwrap();
+        let (request, answer) = calls.recv().await.unwrap();
         answer.send(result).unwrap();
-        question
+        request
     };
     let path = format!("/r/r{path}");
     let sending = send(&endpoint, TOKEN, "POST", &path, &body);
-    let ((status, body), question) = tokio::join!(sending, serving);
-    (status, body, question)
+    let ((status, body), request) = tokio::join!(sending, serving);
+    (status, body, request)
 }
 
 #[tokio::test]
@@ -87,14 +99,14 @@ async fn a_conversation_is_answered_with_its_tokens_and_logprobs() {
         "model": "m", "messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 5, "max_tokens": 9,
         "temperature": 0.5, "top_k": -1, "stop": "x", "n": 1, "logprobs": true, "return_token_ids": true, "user": "who",
     });
-    let (status, body, question) = ask("/v1/chat/completions", body, Ok(answer())).await;
-    let Question::Chat { messages, tools, draw } = question else { panic!("{question:?}") };
+    let (status, body, request) = ask("/v1/chat/completions", body, Ok(answer())).await;
+    let CompletionRequest::Chat { messages, tools, draw } = request else { panic!("{request:?}") };
     assert_eq!((messages[0].content.as_str(), tools.len()), (Some("hello"), 0));
-    let expected = Draw {
+    let expected = SamplingOverrides {
         max_tokens: Some(5),
         temperature: Some(0.5),
-        stop: Some(Stops::Texts(vec!["x".into()])),
-        ..Draw::default()
+        stop: Some(StopOverride::Texts(vec!["x".into()])),
+        ..SamplingOverrides::default()
     };
     assert_eq!(draw, expected);
     let body: Value = serde_json::from_str(&body).unwrap();
@@ -145,28 +157,29 @@ async fn a_stream_is_whole_events_with_its_usage_and_its_end() {
 
 #[tokio::test]
 async fn texts_and_tokens_are_completed() {
-    let (_, body, question) = ask("/v1/completions", json!({"prompt": "2+2="}), Ok(answer())).await;
-    assert!(matches!(question, Question::Text { text, .. } if text == "2+2="));
+    let (_, body, request) = ask("/v1/completions", json!({"prompt": "2+2="}), Ok(answer())).await;
+    assert!(matches!(request, CompletionRequest::Text { text, .. } if text == "2+2="));
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
         (&body["choices"][0]["text"], &body["choices"][0]["logprobs"]["token_logprobs"]),
         (&json!("hi"), &json!([-0.5, -0.25]))
     );
-    let (_, _, question) = ask("/v1/completions", json!({"prompt": [1, 2]}), Ok(answer())).await;
-    assert!(matches!(question, Question::Tokens { tokens, .. } if tokens == [1, 2]));
+    let (_, _, request) = ask("/v1/completions", json!({"prompt": [1, 2]}), Ok(answer())).await;
+    assert!(matches!(request, CompletionRequest::Tokens { tokens, .. } if tokens == [1, 2]));
 }
 
 #[tokio::test]
 async fn refusals_have_the_status_and_the_words_that_programs_look_for() {
     let body = || json!({"messages": [{"role": "user", "content": "x"}]});
-    let too_long = Refusal::TooLong { context: 100, tokens: 120 };
+    let too_long = WorkerRequestError::TooLong { context: 100, tokens: 120 };
     let (status, text, _) = ask("/v1/chat/completions", body(), Err(too_long)).await;
     assert_eq!(status, 400);
     assert!(
         text.starts_with("{\"error\":{\"message\":\"This model's maximum context length is 100 tokens."),
         "{text}"
     );
-    let (status, text, _) = ask("/v1/chat/completions", body(), Err(Refusal::Failed("away".into()))).await;
+    let (status, text, _) =
+        ask("/v1/chat/completions", body(), Err(WorkerRequestError::Failed("away".into()))).await;
     assert_eq!((status, text.contains("\"server_error\"")), (500, true));
 }
 
@@ -177,15 +190,15 @@ async fn only_who_shows_the_token_is_let_in_and_only_while_the_rollout_is_played
     let path = "/r/r/v1/chat/completions";
     let (status, text) = send(&endpoint, TOKEN, "POST", path, &body).await;
     assert_eq!((status, text.contains("the rollout r is over")), (400, true));
-    let calls = endpoint.enter("r", TOKEN);
-    let other = endpoint.enter("other", "another process");
+    let calls = endpoint.register("r", TOKEN);
+    let other = endpoint.register("other", "another process");
     for wrong in ["", "x", &TOKEN[1..], "another process"] {
         for (method, path) in [("POST", path), ("GET", "/r/r/v1/models"), ("POST", "/r/r/tokenize")] {
             assert_eq!(send(&endpoint, wrong, method, path, &body).await.0, 401, "{wrong} {path}");
         }
     }
     assert_eq!(send(&endpoint, TOKEN, "GET", "/r/other/v1/models", &body).await.0, 401);
-    endpoint.leave("other");
+    endpoint.unregister("other");
     drop(other);
     let (status, text) = send(&endpoint, TOKEN, "POST", "/r/r/v1/embeddings", &body).await;
     assert_eq!((status, text.contains("\"error\"")), (404, true), "{text}");
@@ -198,7 +211,7 @@ async fn only_who_shows_the_token_is_let_in_and_only_while_the_rollout_is_played
         let (status, text) = send(&endpoint, TOKEN, "POST", path, &wrong).await;
         assert_eq!((status, text.contains(words)), (400, true), "{text}");
     }
-    endpoint.leave("r");
+    endpoint.unregister("r");
     drop(calls);
     assert_eq!(send(&endpoint, TOKEN, "POST", path, &body).await.0, 400);
 }
@@ -206,7 +219,7 @@ async fn only_who_shows_the_token_is_let_in_and_only_while_the_rollout_is_played
 #[tokio::test]
 async fn models_and_tokens_are_told() {
     let endpoint = open().await;
-    let _calls = endpoint.enter("r", TOKEN);
+    let _calls = endpoint.register("r", TOKEN);
     let (_, text) = send(&endpoint, TOKEN, "GET", "/r/r/v1/models", &json!({})).await;
     let card = &serde_json::from_str::<Value>(&text).unwrap()["data"][0];
     assert_eq!((&card["id"], &card["max_model_len"]), (&json!("test/model"), &json!(100)));

@@ -22,8 +22,8 @@ fn an_observation_is_answered_and_a_step_says_what_it_earns() {
     assert_eq!(right.score.reward.get(), 1.0);
     assert_eq!(right.score.metrics["reward_coerced"], 0.0);
     let turn = &right.turns[0];
-    assert!(turn.complete && turn.answer.tokens.len() == turn.text.len() + 1, "{turn:?}");
-    assert_eq!(turn.answer.logprobs[1], -1.0, "log-probs are those of the sampler");
+    assert!(turn.complete && turn.completion.tokens.len() == turn.text.len() + 1, "{turn:?}");
+    assert_eq!(turn.completion.logprobs[1], -1.0, "log-probs are those of the sampler");
     assert_eq!(turn.prompt, solver.asked.lock().unwrap()[0].prompt, "and so is the prompt");
     opens_with_what_was_sent(&right);
     assert!(right.opening[0].content.starts_with("What is "), "{:?}", right.opening);
@@ -89,7 +89,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
     assert_eq!(first.as_ref().unwrap().opening.len(), 1, "later messages do not open it");
     let turns = &first.as_ref().unwrap().turns;
     for pair in turns.windows(2) {
-        let before = [&pair[0].prompt[..], &pair[0].answer.tokens].concat();
+        let before = [&pair[0].prompt[..], &pair[0].completion.tokens].concat();
         assert!(pair[1].prompt.starts_with(&before), "a prompt holds the tokens that were sampled before");
     }
 }

@@ -2,11 +2,11 @@
 
 use super::{Outcome, Scripted, block_on, cause, options, play_seats, reward, try_open};
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::environment::{FrozenWeights, Oracle};
 use minds_core::ids::Token;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_core::sampling::{SampleRequest, SampleResponse, Stop};
+use minds_core::service::{BackendError, SamplingBackend};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -22,19 +22,19 @@ impl SamplingBackend for WithOthers {
 
 #[async_trait]
 impl Oracle for WithOthers {
-    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         Oracle::logprobs(&*self.0, prefix, target).await
     }
 
-    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
         self.0.next_tokens(prefix, k).await
     }
 
-    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, Missing> {
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
         let name = match weights {
             FrozenWeights::Base => "the base model".to_owned(),
             FrozenWeights::Saved(path) if path == "tinker://none" => {
-                return Err(Missing::Environment("there are no weights at tinker://none".into()));
+                return Err(RewardError::Environment("there are no weights at tinker://none".into()));
             }
             FrozenWeights::Saved(path) => path,
         };
@@ -94,7 +94,7 @@ fn an_argument_that_cannot_be_done_is_refused_by_its_name() {
 fn an_empty_stop_is_no_stop_and_none_is_the_runs() {
     for (stop, expected) in [
         (json!([]), Stop::Tokens(vec![])),
-        (json!(null), super::voice().renderer.stop()),
+        (json!(null), super::profile().renderer.stop()),
         (json!(["x"]), Stop::Strings(vec!["x".into()])),
         (json!([7]), Stop::Tokens(vec![7])),
     ] {

@@ -173,7 +173,7 @@ fn an_environment_whose_processes_keep_ending_is_given_up_with_their_words() {
 fn a_service_that_fails_is_named_as_the_cause() {
     let env = open("observe");
     let policy = Scripted::failing(|_, _| {
-        Err(minds_core::backend::BackendError::Unavailable("the engine is being repaired".into()))
+        Err(minds_core::service::BackendError::Unavailable("the engine is being repaired".into()))
     });
     let found = super::play(&env, 0, &policy);
     assert!(cause(&found).contains("the engine is being repaired"), "{found:?}");

@@ -11,19 +11,21 @@ mod slow;
 
 use crate::support::{Bytes, renderer};
 use async_trait::async_trait;
-use minds_core::backend::{
-    BackendError, Export, Forward, OptimStep, Pending, SamplingBackend, TrainingBackend,
-};
 use minds_core::chat::Tokenizer as _;
 use minds_core::datum::Datum;
-use minds_core::environment::{Borrowed, Conductor as _, Environment as _, Oracle, Performance, Seat};
-use minds_core::ids::{EpisodeId, GroupId, Token};
+use minds_core::environment::{
+    AdapterLease, Environment as _, Oracle, RolloutSession, SelfDrivenEnvironment as _, SessionRollout,
+};
+use minds_core::ids::{GroupId, RolloutId, Token};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::reward::Missing;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, SamplingParams, Stop, StopReason};
+use minds_core::reward::RewardError;
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, SamplingParams, Stop, StopReason};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use minds_environments::EnvError;
-use minds_environments::worker::{PythonEnvironment, PythonOptions, Voice};
+use minds_environments::worker::{ModelProfile, PythonEnvironment, PythonOptions};
 use serde_json::{Map, Value, json};
 use std::future::ready;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -36,11 +38,11 @@ pub fn package(name: &str) -> String {
     format!("{}/tests/packages/{name}.py", env!("CARGO_MANIFEST_DIR"))
 }
 
-pub fn voice() -> Voice {
+pub fn profile() -> ModelProfile {
     let tokenizer = Bytes::chatml();
     let renderer = renderer("chatml", tokenizer.clone());
     let sampling = SamplingParams { stop: renderer.stop(), ..SamplingParams::plain(256) };
-    Voice { renderer, tokenizer, sampling, context: 4096, base_model: MODEL.into() }
+    ModelProfile { renderer, tokenizer, sampling, context: 4096, base_model: MODEL.into() }
 }
 
 pub fn options(name: &str, args: &Value) -> PythonOptions {
@@ -53,7 +55,7 @@ pub fn open(name: &str) -> PythonEnvironment {
 }
 
 pub fn try_open(options: PythonOptions) -> Result<PythonEnvironment, EnvError> {
-    PythonEnvironment::open(options, voice())
+    PythonEnvironment::open(options, profile())
 }
 
 type Script = Box<dyn Fn(&str, usize) -> Result<String, BackendError> + Send + Sync>;
@@ -107,7 +109,7 @@ impl SamplingBackend for Scripted {
         if !cut {
             tokens.extend(stops.first());
         }
-        let sampled = Sampled {
+        let sampled = Completion {
             logprobs: (0..tokens.len()).map(|at| -(at as f32)).collect(),
             tokens,
             stop: if cut { StopReason::Length } else { StopReason::Stop },
@@ -124,16 +126,16 @@ impl SamplingBackend for Scripted {
 
 #[async_trait]
 impl Oracle for Scripted {
-    async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+    async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         Ok(target.iter().map(|token| -(*token as f32) / 100.0).collect())
     }
 
-    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
-        Err(Missing::Unsupported("the test asks for log-probs only".into()))
+    async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
+        Err(RewardError::Unsupported("the test asks for log-probs only".into()))
     }
 
-    async fn borrow_adapter(&self) -> Result<Borrowed, Missing> {
-        Ok(Borrowed { training: Arc::new(Halving::default()), lease: Box::new(()) })
+    async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
+        Ok(AdapterLease { training: Arc::new(Halving::default()), guard: Box::new(()) })
     }
 }
 
@@ -144,14 +146,14 @@ struct Halving {
 }
 
 impl TrainingBackend for Halving {
-    fn forward(&self, data: Vec<Datum>, _: Loss) -> Pending<Forward> {
+    fn forward(&self, data: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
         let scale = -0.01 * 0.5_f32.powi(self.steps.load(Relaxed));
         let row = |datum: &Datum| datum.targets().iter().map(|token| *token as f32 * scale).collect();
         let logprobs = data.iter().map(row).collect();
-        Box::pin(ready(Ok(Forward { logprobs, metrics: [].into() })))
+        Box::pin(ready(Ok(ForwardOutput { logprobs, metrics: [].into() })))
     }
 
-    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<Forward> {
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
         self.forward(data, loss)
     }
 
@@ -173,7 +175,7 @@ impl TrainingBackend for Halving {
     }
 }
 
-pub type Outcome = Result<Performance, Missing>;
+pub type Outcome = Result<SessionRollout, RewardError>;
 
 pub fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
@@ -195,12 +197,12 @@ pub async fn play_seats<P: SamplingBackend + Oracle + 'static>(
         .zip(policies)
         .map(|(member, policy)| {
             let (left, outcome) = oneshot::channel();
-            let episode = EpisodeId { group: GroupId(1), member };
+            let rollout = RolloutId { group: GroupId(1), member };
             let exit = move |result| assert!(left.send(result).is_ok(), "somebody waits");
-            (Seat::new(episode, policy.clone(), policy.clone(), exit), outcome)
+            (RolloutSession::new(rollout, policy.clone(), policy.clone(), exit), outcome)
         })
         .unzip();
-    env.play(&item, seats).await;
+    env.run_rollouts(&item, seats).await;
     futures::future::join_all(outcomes).await.into_iter().map(|outcome| outcome.unwrap()).collect()
 }
 
@@ -222,8 +224,8 @@ pub fn answers(env: &PythonEnvironment, item: u64, all: &[&str]) -> Vec<Outcome>
 }
 
 /// The conversation that is told as the first one is, when it is rendered, the prompt that was sent.
-pub fn opens_with_what_was_sent(performance: &Performance) {
-    let rendered = voice().renderer.prompt(&performance.opening);
+pub fn opens_with_what_was_sent(performance: &SessionRollout) {
+    let rendered = profile().renderer.prompt(&performance.opening);
     assert_eq!(rendered, *performance.turns[0].prompt, "{:?}", performance.opening);
 }
 

@@ -32,13 +32,13 @@ fn samples_aside_are_answered_and_not_trained() {
 fn build_is_given_what_it_names_and_a_prompt_may_ask_the_policy() {
     let policy = Scripted::new(|_, _| "x".into());
     let everything = try_open(options("build_many", &json!({"way": "everything"}))).unwrap();
-    assert!(everything.asks_shift(), "it may borrow adapters");
+    assert!(everything.needs_shadow_adapters(), "it may borrow adapters");
     // The bytes of "test/model", a hundredth of each: their sum is 1024.
     let found = play(&everything, 0, &policy);
     assert!((reward(&found) + 1.024).abs() < 1e-6, "{}", reward(&found));
 
     let asking = try_open(options("build_many", &json!({"way": "asking"}))).unwrap();
-    assert!(!asking.asks_shift());
+    assert!(!asking.needs_shadow_adapters());
     assert_eq!(asking.item(0).prompt, [], "nobody plays yet");
     play(&asking, 0, &policy).unwrap();
     let prompts = policy.prompts();

@@ -2,13 +2,13 @@
 //! kept beside the build. Those that take minutes are for `just python-packages`.
 
 use super::{
-    Scripted, answers, block_on, cause, opens_with_what_was_sent, package, play, play_group, reward,
-    try_open, voice,
+    Scripted, answers, block_on, cause, opens_with_what_was_sent, package, play, play_group, profile, reward,
+    try_open,
 };
 use crate::venv::{NEW, OLD, echo_tool, must, python, tool_test, verifiers};
-use minds_core::backend::BackendError;
 use minds_core::chat::Message;
 use minds_core::environment::Environment as _;
+use minds_core::service::BackendError;
 use minds_environments::worker::{BadReward, PythonEnvironment, PythonOptions};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -73,8 +73,12 @@ fn verifiers_0_3_1_plays_a_gym_with_tokens_that_are_ours() {
     assert_eq!((asked.len(), found.turns.len()), (1, 1));
     assert_eq!(found.turns[0].prompt, asked[0].prompt);
     opens_with_what_was_sent(&found);
-    assert_eq!(found.turns[0].answer.logprobs[2], -2.0);
-    assert_eq!(asked[0].params.max_tokens, voice().sampling.max_tokens, "answers are drawn as the run says");
+    assert_eq!(found.turns[0].completion.logprobs[2], -2.0);
+    assert_eq!(
+        asked[0].params.max_tokens,
+        profile().sampling.max_tokens,
+        "answers are drawn as the run says"
+    );
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn tools_are_called_and_the_conversation_is_one_datum() {
     );
     // The call comes back exactly as it was sampled, double space and all.
     let [first, second] = &found.turns[..] else { panic!() };
-    assert!(second.prompt.starts_with(&[&first.prompt[..], &first.answer.tokens].concat()));
+    assert!(second.prompt.starts_with(&[&first.prompt[..], &first.completion.tokens].concat()));
 }
 
 #[test]
@@ -137,7 +141,7 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
     let mut options =
         PythonOptions::new(package("grouped"), json!({"group": false}).as_object().unwrap().clone(), 7);
     options.python = Some(verifiers());
-    let small = PythonEnvironment::open(options, super::Voice { context: 10, ..voice() }).unwrap();
+    let small = PythonEnvironment::open(options, super::ModelProfile { context: 10, ..profile() }).unwrap();
     assert!(cause(&answers(&small, 0, &["x"])[0]).contains("maximum context length is 10 tokens"));
 }
 

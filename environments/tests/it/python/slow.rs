@@ -2,11 +2,11 @@
 
 use super::{Outcome, Scripted, block_on, cause, options, play_seats, reward, try_open};
 use async_trait::async_trait;
-use minds_core::backend::{BackendError, SamplingBackend};
 use minds_core::environment::Oracle;
 use minds_core::ids::Token;
-use minds_core::reward::Missing;
+use minds_core::reward::RewardError;
 use minds_core::sampling::{SampleRequest, SampleResponse};
+use minds_core::service::{BackendError, SamplingBackend};
 use minds_environments::worker::PythonEnvironment;
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
@@ -32,12 +32,12 @@ impl SamplingBackend for Slow {
 
 #[async_trait]
 impl Oracle for Slow {
-    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, Missing> {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         tokio::time::sleep(self.logprobs).await;
         Oracle::logprobs(&*self.policy, prefix, target).await
     }
 
-    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, Missing> {
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
         self.policy.next_tokens(prefix, k).await
     }
 }

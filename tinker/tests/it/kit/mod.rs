@@ -8,7 +8,7 @@ pub mod world;
 
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
-use minds_tinker::client::{ClientOptions, Limits, Patience};
+use minds_tinker::client::{ClientOptions, ClientTimeouts, ModelLimits};
 use std::time::Duration;
 
 /// What the tests' model is called.
@@ -16,19 +16,19 @@ pub const MODEL: &str = "toy";
 
 /// Options for a server on this machine, with pauses that cost a test nothing.
 pub fn options(url: &str) -> ClientOptions {
-    let patience = Patience {
+    let timeouts = ClientTimeouts {
         backoff: Duration::from_millis(1),
-        longest_backoff: Duration::from_millis(20),
-        between_polls: Duration::from_millis(1),
+        max_backoff: Duration::from_millis(20),
+        poll_interval: Duration::from_millis(1),
         billing_pause: Duration::from_millis(1),
-        ..Patience::default()
+        ..ClientTimeouts::default()
     };
-    ClientOptions { patience, ..ClientOptions::new(url) }
+    ClientOptions { timeouts, ..ClientOptions::new(url) }
 }
 
 /// What the toy model can take.
-pub fn limits() -> Limits {
-    Limits { vocab: Some(model::VOCAB), context: Some(model::CONTEXT) }
+pub fn limits() -> ModelLimits {
+    ModelLimits { vocab: Some(model::VOCAB), context: Some(model::CONTEXT) }
 }
 
 /// An example that weighs every token alike.

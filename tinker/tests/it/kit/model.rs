@@ -1,11 +1,11 @@
 //! A model small enough to be right: the next token depends on the last one only.
 
-use minds_core::backend::Forward;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::sampling::{SampleRequest, SampleResponse, Sampled, Stop, StopReason, TopK};
+use minds_core::sampling::{Completion, SampleRequest, SampleResponse, Stop, StopReason, TopK};
+use minds_core::service::ForwardOutput;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl Weights {
     }
 
     /// Losses, and their gradients if there is somewhere to put them.
-    pub fn pass(&self, data: &[Datum], loss: Loss, mut grads: Option<&mut Vec<f64>>) -> Forward {
+    pub fn pass(&self, data: &[Datum], loss: Loss, mut grads: Option<&mut Vec<f64>>) -> ForwardOutput {
         let (mut sum, mut rows) = (0.0, Vec::new());
         for datum in data {
             let mut row = Vec::new();
@@ -55,7 +55,7 @@ impl Weights {
             }
             rows.push(row);
         }
-        Forward { logprobs: rows, metrics: BTreeMap::from([("loss:sum".into(), sum)]) }
+        ForwardOutput { logprobs: rows, metrics: BTreeMap::from([("loss:sum".into(), sum)]) }
     }
 
     pub fn sample(&self, request: &SampleRequest, fallback_seed: u64) -> SampleResponse {
@@ -74,13 +74,13 @@ impl Weights {
         }
     }
 
-    fn one(&self, request: &SampleRequest, seed: u64, index: u64) -> Sampled {
+    fn one(&self, request: &SampleRequest, seed: u64, index: u64) -> Completion {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(index);
         let params = &request.params;
         let mut last = *request.prompt.last().unwrap();
         let k = request.topk_sample_logprobs;
-        let mut out = Sampled {
+        let mut out = Completion {
             tokens: vec![],
             logprobs: vec![],
             stop: StopReason::Length,
@@ -151,7 +151,7 @@ impl Adapter {
         Self { weights, grads: vec![0.0; VOCAB * VOCAB], moments }
     }
 
-    pub fn forward_backward(&mut self, data: &[Datum], loss: Loss) -> Forward {
+    pub fn forward_backward(&mut self, data: &[Datum], loss: Loss) -> ForwardOutput {
         self.weights.pass(data, loss, Some(&mut self.grads))
     }
 

@@ -2,14 +2,14 @@
 
 use axum::http::{HeaderMap, StatusCode};
 use bytes::Bytes;
-use minds_tinker::convert::{Pass, pass_from_json, pass_from_proto};
-use minds_tinker::types::{ForwardBackwardRequest, ForwardRequest, PROTOBUF, proto};
+use minds_tinker::convert::{CheckedPass, pass_from_json, pass_from_proto};
+use minds_tinker::types::{ForwardRequest, PROTOBUF, WireForwardBackwardRequest, proto};
 use prost::Message as _;
 
 pub struct ReadPass {
     pub model_id: String,
     pub seq_id: i64,
-    pub pass: Result<Pass, String>,
+    pub pass: Result<CheckedPass, String>,
     pub forward_only: bool,
 }
 
@@ -29,7 +29,7 @@ pub fn read(
     }
     let unreadable = StatusCode::UNPROCESSABLE_ENTITY;
     if protobuf {
-        let request = proto::ForwardBackwardRequest::decode(body).map_err(|_| unreadable)?;
+        let request = proto::ProtoForwardBackwardRequest::decode(body).map_err(|_| unreadable)?;
         return Ok(ReadPass {
             pass: pass_from_proto(&request).map_err(|e| e.to_string()),
             model_id: request.model_id,
@@ -41,7 +41,7 @@ pub fn read(
         let request: ForwardRequest = serde_json::from_slice(&body).map_err(|_| unreadable)?;
         (request.model_id, request.seq_id, request.forward_input)
     } else {
-        let request: ForwardBackwardRequest = serde_json::from_slice(&body).map_err(|_| unreadable)?;
+        let request: WireForwardBackwardRequest = serde_json::from_slice(&body).map_err(|_| unreadable)?;
         (request.model_id, request.seq_id, request.forward_backward_input)
     };
     let pass = pass_from_json(&input).map_err(|e| e.to_string());

@@ -178,7 +178,7 @@ impl Server {
             }
             ("POST", "retrieve_future") => self.result(world, headers, &read(body)),
             ("GET", list) if list.ends_with("checkpoints") => {
-                json_answer(&types::Checkpoints { checkpoints: world.checkpoints(), cursor: None })
+                json_answer(&types::CheckpointList { checkpoints: world.checkpoints(), cursor: None })
             }
             ("DELETE", path) => {
                 let place = path.strip_prefix("training_runs/").unwrap().replacen("/checkpoints", "", 1);
@@ -222,9 +222,9 @@ impl Server {
             Outcome::Pass(forward) => json_answer(&forward_to_json(forward)),
             Outcome::Sample(response, targets) if self.kind.protobuf => {
                 let mut response = sample_response_to_proto(response);
-                response.target_prompt_logprobs = targets.as_ref().map(|targets| proto::Tensor {
+                response.target_prompt_logprobs = targets.as_ref().map(|targets| proto::ProtoTensor {
                     encoding: Some(proto::Encoding::Dense(numbers::share::<f32, _>(targets.clone()))),
-                    dtype: proto::DType::Float32.into(),
+                    dtype: proto::ProtoDType::Float32.into(),
                     shape: vec![],
                 });
                 protobuf(response.encode_to_vec())

@@ -2,10 +2,10 @@
 
 use super::MODEL;
 use super::model::{Adapter, CONTEXT, Moments, Weights};
-use minds_core::backend::Forward;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::SampleResponse;
-use minds_tinker::convert::{Pass, adam_from_wire, sample_request_from_wire};
+use minds_core::service::ForwardOutput;
+use minds_tinker::convert::{CheckedPass, adam_from_wire, sample_request_from_wire};
 use minds_tinker::types::{self, CheckpointPath, FailureCategory, RequestFailed};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 /// A result in the server's own terms; how it is written depends on who asks.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    Pass(Forward),
+    Pass(ForwardOutput),
     Sample(SampleResponse, Option<Vec<f32>>),
     Json(Value),
     Failed(RequestFailed),
@@ -99,11 +99,11 @@ impl World {
         &mut self,
         model_id: &str,
         seq_id: i64,
-        pass: Result<Pass, String>,
+        pass: Result<CheckedPass, String>,
         forward_only: bool,
     ) -> Option<String> {
         self.train(model_id, Some(seq_id), |_, adapter| {
-            let Pass { data, loss } = pass?;
+            let CheckedPass { data, loss } = pass?;
             if data.iter().any(|datum| datum.len() > CONTEXT) {
                 return Err("a datum is too long".into());
             }
@@ -179,17 +179,17 @@ impl World {
         Some(id)
     }
 
-    pub fn sample(&mut self, request: &types::SampleRequest) -> Option<String> {
+    pub fn sample(&mut self, request: &types::WireSampleRequest) -> Option<String> {
         let sampler = request.sampling_session_id.clone()?;
         let weights = self.samplers.get(&sampler)?.clone();
         let seq_id = request.seq_id.expect("the client numbers its requests");
         Some(self.once(format!("{sampler}#{seq_id}"), |_| {
             let targets = request.target_prompt_logprobs.clone();
-            let plain = types::SampleRequest { target_prompt_logprobs: None, ..request.clone() };
+            let plain = types::WireSampleRequest { target_prompt_logprobs: None, ..request.clone() };
             match sample_request_from_wire(&plain, CONTEXT) {
                 Ok(core) if core.prompt.len() <= CONTEXT => {
                     let targets = targets.map(|targets| {
-                        let types::Values::Int64(targets) = targets.data else {
+                        let types::TensorValues::Int64(targets) = targets.data else {
                             panic!("targets are tokens")
                         };
                         let k = targets.len() / (core.prompt.len() - 1);
@@ -209,15 +209,15 @@ impl World {
         }))
     }
 
-    pub fn checkpoints(&self) -> Vec<types::Checkpoint> {
+    pub fn checkpoints(&self) -> Vec<types::WireCheckpoint> {
         let entry = |path: &String| {
             let place: CheckpointPath = path.parse().unwrap();
-            types::Checkpoint {
+            types::WireCheckpoint {
                 checkpoint_id: place.checkpoint_id(),
                 checkpoint_type: place.kind.unwrap().name().into(),
                 time: "2026-01-01T00:00:00Z".into(),
                 tinker_path: path.clone(),
-                ..types::Checkpoint::default()
+                ..types::WireCheckpoint::default()
             }
         };
         self.saved.keys().map(entry).collect()

@@ -1,0 +1,210 @@
+//! How a rollout is played and judged, whoever asks for it: training or evaluation.
+//!
+//! Nothing here knows groups, mailboxes or credits. A failure is always a cause in words, never a number.
+//!
+//! No request asks for more than the model reads: an answer has at most the tokens that its prompt leaves of the context.
+//! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the answers that it has; one
+//! whose first prompt leaves none fails.
+
+mod reward_clock;
+pub mod session;
+
+use crate::mailbox::catch_panic;
+use crate::messages::{MixtureComponent, RolloutFailure};
+use crate::policy::Policy;
+use crate::service::retry::Retry;
+use crate::telemetry::activity::{Activity, ActivityKind};
+use crate::telemetry::meters::PipelineMeters;
+use minds_core::chat::{Message, Termination};
+use minds_core::environment::{EnvironmentReply, Item, Oracle, ScoringContext};
+use minds_core::ids::{GroupId, ItemKey, RolloutId, Token};
+use minds_core::random::seeded_rng;
+use minds_core::reward::{RewardError, Score};
+use minds_core::rollout::{Rollout, Turn};
+use minds_core::sampling::{Completion, SampleRequest, SamplingParams};
+use rand::Rng;
+use reward_clock::{PausingOracle, RewardClock};
+use std::sync::Arc;
+use tracing::debug;
+
+/// A sample, or why it cannot be trained.
+pub type SampleResult = Result<Completion, RolloutFailure>;
+
+/// What is played: an item under a name that decides its seeds.
+#[derive(Clone, Copy)]
+pub struct GenerationTask<'a> {
+    /// How it is played.
+    pub component: &'a MixtureComponent,
+    /// What is played.
+    pub item: &'a Item,
+    /// Which item that is.
+    pub key: ItemKey,
+    /// Equal names give equal seeds.
+    pub group: GroupId,
+    /// The weights that play.
+    pub policy: &'a Policy,
+}
+
+/// Plays with one seed, and gives up as one config says.
+#[derive(Clone)]
+pub struct RolloutGenerator {
+    /// Seed of all samples.
+    pub seed: u64,
+    /// What to do when the service fails.
+    pub retry: Retry,
+    /// Who is busy when.
+    pub activity: Activity,
+    /// What is counted.
+    pub meters: PipelineMeters,
+}
+
+impl RolloutGenerator {
+    /// The first prompt, and the first answers of so many members to it from one request.
+    ///
+    /// # Errors
+    /// The request failed as a whole. A sample that cannot be trained costs only its own member.
+    pub async fn open(
+        &self,
+        task: GenerationTask<'_>,
+        members: u32,
+    ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutFailure> {
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        let answers = self.answer(task, prompt.clone(), members, [0, 0]).await?;
+        Ok((prompt, answers))
+    }
+
+    /// Plays one member once more from the start, with other samples than before; `again` counts from 1.
+    ///
+    /// # Errors
+    /// The environment or a request failed.
+    pub async fn resample(
+        &self,
+        task: GenerationTask<'_>,
+        member: u32,
+        again: u32,
+    ) -> Result<Rollout, RolloutFailure> {
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        // Turns count from 1, and no rollout has so many that it meets these.
+        let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
+        let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
+        let first = answers.pop().ok_or("the service returned no sample")??;
+        self.finish(task, member, prompt, first).await
+    }
+
+    /// Plays one member from its first answer to its end.
+    ///
+    /// # Errors
+    /// The environment or a later request failed.
+    pub async fn finish(
+        &self,
+        task: GenerationTask<'_>,
+        member: u32,
+        prompt: Arc<[Token]>,
+        first: Completion,
+    ) -> Result<Rollout, RolloutFailure> {
+        let GenerationTask { component, item, key, group, policy } = task;
+        let mut conversation = item.prompt.clone();
+        let (mut prompt, mut answer) = (prompt, first);
+        let mut turns = Vec::new();
+        loop {
+            let parsed = component.renderer.parse(&answer);
+            conversation.push(Message::assistant(parsed.text.clone()));
+            let complete = parsed.termination == Termination::Stop;
+            turns.push(Turn { prompt, completion: answer, text: parsed.text, complete });
+            if turns.len() as u32 >= component.max_turns {
+                break;
+            }
+            let reply = component.environment.reply(item, &conversation);
+            let limit = component.score_timeout;
+            let reply = tokio::time::timeout(limit, reply)
+                .await
+                .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
+            match reply.map_err(|missing| RolloutFailure::from(&missing))? {
+                EnvironmentReply::Done => break,
+                EnvironmentReply::Continue(messages) => conversation.extend(messages),
+            }
+            prompt = component.renderer.prompt(&conversation).into();
+            if prompt.len() >= component.context {
+                let tokens = prompt.len();
+                let turns = turns.len();
+                debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");
+                break;
+            }
+            let stream = [u64::from(member) + 1, turns.len() as u64];
+            let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
+            answer = answers.pop().ok_or("the service returned no sample")??;
+        }
+        let id = RolloutId { group, member };
+        Ok(Rollout { id, item: key, policy: policy.version, turns, opening: Arc::default() })
+    }
+
+    /// The reward of a rollout.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn score(
+        &self,
+        component: &MixtureComponent,
+        item: &Item,
+        rollout: &Rollout,
+        oracle: &dyn Oracle,
+    ) -> Result<Score, RewardError> {
+        let limit = component.score_timeout;
+        let once = || async move {
+            let _busy = self.activity.enter(ActivityKind::Scoring);
+            // What a reward asks of the service has limits of its own, and an outage is not the reward's fault.
+            let clock = RewardClock::default();
+            let oracle = PausingOracle { oracle, clock: &clock };
+            let scene = ScoringContext { item, rollout, renderer: &*component.renderer, oracle: &oracle };
+            let scoring = catch_panic(component.environment.score(scene));
+            match clock.limit(limit, scoring).await {
+                Some(Ok(result)) => result,
+                Some(Err(panic)) => Err(RewardError::Environment(panic)),
+                None => Err(RewardError::TimedOut(limit.as_secs())),
+            }
+        };
+        self.retry.run("score", once).await
+    }
+
+    /// One request; an error of one sample is no error of its siblings.
+    async fn answer(
+        &self,
+        task: GenerationTask<'_>,
+        prompt: Arc<[Token]>,
+        count: u32,
+        stream: [u64; 2],
+    ) -> Result<Vec<SampleResult>, RolloutFailure> {
+        let seed = seed(self.seed, task.group.0, stream);
+        let MixtureComponent { sampling, context, .. } = task.component;
+        let room = context.checked_sub(prompt.len()).filter(|room| *room > 0).ok_or_else(|| {
+            format!(
+                "the prompt has {} tokens, and the model reads {context}, the answer included",
+                prompt.len()
+            )
+        })?;
+        let max_tokens = sampling.max_tokens.min(room);
+        let params = SamplingParams { seed: Some(seed), max_tokens, ..sampling.clone() };
+        let request = SampleRequest::new(prompt, count as usize, params);
+        let busy = self.activity.enter(ActivityKind::Sampling);
+        let response = self.retry.run("sample", || task.policy.sampler.sample(request.clone())).await;
+        drop(busy);
+        let sequences = response?.sequences;
+        if sequences.len() != count as usize {
+            return Err(format!("{count} samples were asked for, {} came back", sequences.len()).into());
+        }
+        Ok(sequences.into_iter().map(check).collect())
+    }
+}
+
+fn check(sampled: Completion) -> SampleResult {
+    match sampled.check() {
+        Ok(()) => Ok(sampled),
+        Err(flaw) => Err(flaw.to_string().into()),
+    }
+}
+
+/// An independent seed for each request of a run, the same on every play and on every service.
+pub(crate) fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
+    // Services take seeds as signed numbers of 32 bits, and some add a sample's place to them: 30 bits fit all.
+    seeded_rng([run, group, stream[0], stream[1]]).next_u64() >> 34
+}

@@ -1,0 +1,147 @@
+//! Seats for environments that play by themselves.
+//!
+//! A session is tied to one version of the weights: however late its environment asks, it is answered by the version
+//! that was stamped when the group was dispatched. Requests are tried again and seeded as those of any other rollout.
+
+use crate::generate::{RolloutGenerator, seed};
+use crate::policy::Policy;
+use crate::service::retry::Retry;
+use crate::telemetry::activity::ActivityKind;
+use async_trait::async_trait;
+use minds_core::datum::Datum;
+use minds_core::environment::{
+    AdapterLease, FrozenWeights, Item, LogprobDelta, Oracle, RolloutSession, SelfDrivenEnvironment,
+    SessionRollout,
+};
+use minds_core::ids::{RolloutId, Token};
+use minds_core::reward::RewardError;
+use minds_core::sampling::{SampleRequest, SampleResponse, SamplingParams};
+use minds_core::service::{BackendError, SamplingBackend};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::oneshot;
+
+/// What will come out of a session.
+pub type SessionReceiver = oneshot::Receiver<Result<SessionRollout, RewardError>>;
+
+impl RolloutGenerator {
+    /// A session, and what will come out of it. `again` says how often it was played before: its samples are others.
+    #[must_use]
+    pub fn session(
+        &self,
+        rollout: RolloutId,
+        again: u32,
+        policy: Arc<Policy>,
+    ) -> (RolloutSession, SessionReceiver) {
+        // No rollout has so many requests that it meets those of the next time.
+        let asked = Arc::new(AtomicU64::new(u64::from(again) << 32));
+        let sampler =
+            SessionSampler { generator: self.clone(), rollout, asked, inner: policy.sampler.clone() };
+        let oracle = Arc::new(SessionOracle { sampler: sampler.clone(), policy });
+        let (left, outcome) = oneshot::channel();
+        // Nobody waits any more for a session whose group was given up.
+        let exit = move |result| drop(left.send(result));
+        (RolloutSession::new(rollout, Arc::new(sampler), oracle, exit), outcome)
+    }
+
+    /// Has one session played.
+    ///
+    /// # Errors
+    /// Why there is no rollout with a reward.
+    pub async fn run_session(
+        &self,
+        self_driven: &dyn SelfDrivenEnvironment,
+        item: &Item,
+        rollout: RolloutId,
+        again: u32,
+        policy: Arc<Policy>,
+    ) -> Result<SessionRollout, RewardError> {
+        let (session, outcome) = self.session(rollout, again, policy);
+        self_driven.run_rollouts(item, vec![session]).await;
+        session_result(outcome).await
+    }
+}
+
+/// Waits until a session is left.
+///
+/// # Errors
+/// Why there is no rollout with a reward.
+pub async fn session_result(outcome: SessionReceiver) -> Result<SessionRollout, RewardError> {
+    let result = outcome.await.unwrap_or_else(|_| Err(RewardError::Environment("it gave no result".into())));
+    let performance = result?;
+    if performance.turns.is_empty() {
+        return Err(RewardError::Environment("it did not ask the policy once".into()));
+    }
+    Ok(performance)
+}
+
+/// Fixed weights as one session samples from them.
+#[derive(Clone)]
+struct SessionSampler {
+    generator: RolloutGenerator,
+    rollout: RolloutId,
+    /// Requests of the session so far.
+    asked: Arc<AtomicU64>,
+    inner: Arc<dyn SamplingBackend>,
+}
+
+#[async_trait]
+impl SamplingBackend for SessionSampler {
+    /// A request that brings a seed of its own keeps it.
+    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
+        let RolloutId { group, member } = self.rollout;
+        let stream = [u64::from(member) + 1, self.asked.fetch_add(1, Relaxed)];
+        let own = seed(self.generator.seed, group.0, stream);
+        let params = SamplingParams { seed: Some(request.params.seed.unwrap_or(own)), ..request.params };
+        let request = SampleRequest { params, ..request };
+        let _busy = self.generator.activity.enter(ActivityKind::Sampling);
+        self.generator.retry.run("sample", || self.inner.sample(request.clone())).await
+    }
+
+    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        self.generator.retry.run("logprobs", || self.inner.logprobs(tokens.clone())).await
+    }
+}
+
+/// One version of the weights as the rewards of one session ask it.
+struct SessionOracle {
+    sampler: SessionSampler,
+    policy: Arc<Policy>,
+}
+
+impl SessionOracle {
+    fn retry(&self) -> &Retry {
+        &self.sampler.generator.retry
+    }
+}
+
+#[async_trait]
+impl Oracle for SessionOracle {
+    async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
+        let ask = || self.policy.oracle.logprobs(prefix.clone(), target.clone());
+        self.retry().run("logprobs", ask).await
+    }
+
+    async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
+        self.retry().run("next_tokens", || self.policy.oracle.next_tokens(prefix.clone(), k)).await
+    }
+
+    async fn logprob_delta(
+        &self,
+        text: Datum,
+        prefix: Arc<[Token]>,
+        target: Arc<[Token]>,
+    ) -> Result<LogprobDelta, RewardError> {
+        self.policy.oracle.logprob_delta(text, prefix, target).await
+    }
+
+    async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
+        self.policy.oracle.lease_adapter().await
+    }
+
+    async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
+        let ask = || self.policy.oracle.frozen(weights.clone());
+        let inner = self.retry().run("weights", ask).await?;
+        Ok(Arc::new(SessionSampler { inner, ..self.sampler.clone() }))
+    }
+}

@@ -1,0 +1,137 @@
+//! Starting actors and watching them.
+//!
+//! The mailbox's capacity is set before the first message can arrive. An actor that panics is made anew as often as
+//! its budget allows, and its mailboxes are bound to the successor; when the budget is spent, its stage has ended and
+//! says why. `actix::Supervisor` can do neither: a panic kills it together with its actor. A stage that is dropped
+//! ends at once, and its mailboxes close.
+
+use actix::dev::channel;
+use actix::{Actor, Addr, Context};
+use std::any::Any;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use tokio::task::JoinHandle;
+use tracing::error;
+
+/// How a stage ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StageExit {
+    /// It stopped of its own accord, or nobody can send to it any more.
+    Finished,
+    /// It panicked more often than its budget allows. The last panic's words.
+    Panicked(String),
+    /// It was aborted.
+    Aborted,
+}
+
+/// A launched actor, or a task that is watched like one. Ends when it is dropped.
+#[must_use = "a stage ends when it is dropped"]
+pub struct StageHandle {
+    name: &'static str,
+    watcher: WatchedTask<StageExit>,
+}
+
+impl StageHandle {
+    /// The name it was launched with.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Waits for its end.
+    pub async fn ended(mut self) -> StageExit {
+        self.watch().await
+    }
+
+    /// A future of its end that leaves the stage with its owner.
+    pub async fn watch(&mut self) -> StageExit {
+        (&mut self.watcher.0).await.unwrap_or(StageExit::Aborted)
+    }
+}
+
+/// A task that is aborted when its handle is dropped: a plain handle would leave it running unseen.
+struct WatchedTask<T>(JoinHandle<T>);
+
+impl<T> Drop for WatchedTask<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Starts an actor on the current local task set and watches it.
+///
+/// `make` builds it, and builds it again after a panic, at most `restarts` times; `bind` connects its mailboxes.
+pub fn launch<A, Make, Bind>(
+    name: &'static str,
+    capacity: NonZeroUsize,
+    restarts: u32,
+    mut make: Make,
+    mut bind: Bind,
+) -> StageHandle
+where
+    A: Actor<Context = Context<A>>,
+    Make: FnMut() -> A + 'static,
+    Bind: FnMut(&Addr<A>) + 'static,
+{
+    let mut start = move || {
+        let (sender, receiver) = channel::channel(capacity.get());
+        let life = Context::with_receiver(receiver).into_future(make());
+        let life = WatchedTask(actix_rt::spawn(life));
+        bind(&Addr::new(sender));
+        life
+    };
+    let mut life = start();
+    let watcher = actix_rt::spawn(async move {
+        let mut left = restarts;
+        loop {
+            let exit = exit_of((&mut life.0).await);
+            let StageExit::Panicked(why) = &exit else { return exit };
+            error!(stage = name, restarts_left = left, %why, "stage panicked");
+            if left == 0 {
+                return exit;
+            }
+            left -= 1;
+            life = start();
+        }
+    });
+    StageHandle { name, watcher: WatchedTask(watcher) }
+}
+
+/// Runs a future beside the actors and watches it like one; it is never made anew.
+pub fn spawn_watched(name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> StageHandle {
+    let mut life = WatchedTask(tokio::spawn(work));
+    let watcher = actix_rt::spawn(async move { exit_of((&mut life.0).await) });
+    StageHandle { name, watcher: WatchedTask(watcher) }
+}
+
+fn exit_of(end: Result<(), tokio::task::JoinError>) -> StageExit {
+    match end {
+        Ok(()) => StageExit::Finished,
+        Err(end) => match end.try_into_panic() {
+            Ok(panic) => StageExit::Panicked(panic_message(&*panic)),
+            Err(_) => StageExit::Aborted,
+        },
+    }
+}
+
+/// What a panic said.
+#[must_use]
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it said nothing".into())
+}
+
+/// Runs a future to its end even if it panics.
+///
+/// # Errors
+/// The panic's words.
+pub async fn catch_panic<T>(work: impl Future<Output = T>) -> Result<T, String> {
+    use futures::FutureExt;
+    std::panic::AssertUnwindSafe(work)
+        .catch_unwind()
+        .await
+        .map_err(|panic| format!("it panicked: {}", panic_message(&*panic)))
+}

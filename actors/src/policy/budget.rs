@@ -1,0 +1,263 @@
+//! What rewards may ask of the service: how many questions at a time, how many in a step, and how often they did.
+//!
+//! A question that finds the step's budget used up waits for the next step, so that work ahead of the trainer slows
+//! down and nothing that was sampled is lost. A budget that is too small for a single batch would let everybody wait
+//! for a step that cannot come: after [`QueryLimits::wait_limit`] the reward is missing, with that cause.
+
+use super::frozen::FrozenSamplers;
+use crate::mailbox::MailboxSender;
+use crate::stages::shadow::{AdapterLeaseRequest, LogprobDeltaRequest};
+use crate::telemetry::names;
+use crate::telemetry::shadow_meter::{ShadowMeter, ShadowMeterReading};
+use minds_core::reward::{Metrics, RewardError};
+use minds_core::service::Service;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+/// Bounds on the rewards' questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryLimits {
+    /// Questions under way at a time.
+    pub concurrency: NonZeroUsize,
+    /// Most questions sent between two steps; no bound if there is none.
+    pub per_step: Option<NonZeroU64>,
+    /// How long a question waits for the next step once the budget is used up. Keep it under the rewards' own time
+    /// limit, which would hide the cause.
+    pub wait_limit: Duration,
+}
+
+impl Default for QueryLimits {
+    /// No budget.
+    fn default() -> Self {
+        let concurrency = const { NonZeroUsize::new(128).expect("128 is not 0") };
+        Self { concurrency, per_step: None, wait_limit: Duration::from_secs(300) }
+    }
+}
+
+/// What all that ask share.
+pub struct QueryBudget {
+    limits: QueryLimits,
+    permits: Semaphore,
+    /// Questions sent since the last step.
+    spent: watch::Sender<u64>,
+    sent: AtomicU64,
+    remembered: AtomicU64,
+    waited_nanos: AtomicU64,
+    /// Gradient steps measured.
+    pub(crate) deltas: Arc<ShadowMeter>,
+    /// The mailbox to the shadow trainer, once there is one.
+    pub(crate) shadow: OnceLock<MailboxSender<LogprobDeltaRequest>>,
+    /// The mailbox on which adapters are borrowed from it.
+    pub(crate) leases: OnceLock<MailboxSender<AdapterLeaseRequest>>,
+    /// Weights beside the policy, once there is a service that has them.
+    pub(crate) frozen: OnceLock<Arc<FrozenSamplers>>,
+}
+
+impl Default for QueryBudget {
+    fn default() -> Self {
+        Self::new(QueryLimits::default())
+    }
+}
+
+impl QueryBudget {
+    /// Nothing asked yet.
+    #[must_use]
+    pub fn new(limits: QueryLimits) -> Self {
+        Self {
+            permits: Semaphore::new(limits.concurrency.get().min(Semaphore::MAX_PERMITS)),
+            limits,
+            spent: watch::Sender::new(0),
+            sent: AtomicU64::new(0),
+            remembered: AtomicU64::new(0),
+            waited_nanos: AtomicU64::new(0),
+            deltas: Arc::default(),
+            shadow: OnceLock::new(),
+            leases: OnceLock::new(),
+            frozen: OnceLock::new(),
+        }
+    }
+
+    /// Rewards may ask weights of this service beside the policy.
+    #[must_use]
+    pub fn with_service(self, service: Arc<dyn Service>) -> Self {
+        Self { frozen: OnceLock::from(Arc::new(FrozenSamplers::new(service))), ..self }
+    }
+
+    /// Questions sent to the service.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+
+    /// Questions answered from memory, or by joining one under way.
+    #[must_use]
+    pub fn remembered(&self) -> u64 {
+        self.remembered.load(Relaxed)
+    }
+
+    /// Gradient steps measured.
+    #[must_use]
+    pub fn deltas(&self) -> u64 {
+        self.deltas.read().done
+    }
+
+    /// Books of its own over the same shadow trainer, for those who ask beside the training and not at its cost.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            shadow: self.shadow.clone(),
+            leases: self.leases.clone(),
+            frozen: self.frozen.clone(),
+            deltas: self.deltas.clone(),
+            ..Self::new(QueryLimits { per_step: None, ..self.limits })
+        }
+    }
+
+    pub(crate) fn note_remembered(&self) {
+        self.remembered.fetch_add(1, Relaxed);
+    }
+
+    /// The right to send one question; keep it until the answer is there.
+    pub(crate) async fn admit(&self) -> Result<SemaphorePermit<'_>, RewardError> {
+        let asked = Instant::now();
+        self.spend().await?;
+        let permit =
+            self.permits.acquire().await.map_err(|_| RewardError::Service("the run has ended".into()))?;
+        self.waited_nanos.fetch_add(asked.elapsed().as_nanos() as u64, Relaxed);
+        self.sent.fetch_add(1, Relaxed);
+        Ok(permit)
+    }
+
+    async fn spend(&self) -> Result<(), RewardError> {
+        let most = self.limits.per_step.map_or(u64::MAX, NonZeroU64::get);
+        let take = || {
+            self.spent.send_if_modified(|spent| {
+                let free = *spent < most;
+                *spent += u64::from(free);
+                free
+            })
+        };
+        if take() {
+            return Ok(());
+        }
+        warn!(most, "the step's log-prob queries are used up: rewards wait for the next step");
+        let mut spent = self.spent.subscribe();
+        let waiting = async {
+            while !take() {
+                // The sender lives in `self`, so the wait cannot fail.
+                drop(spent.wait_for(|spent| *spent < most).await);
+            }
+        };
+        timeout(self.limits.wait_limit, waiting).await.map_err(|_| RewardError::Budget(most))
+    }
+
+    /// Begins the next step's budget.
+    pub(crate) fn next_step(&self) {
+        self.spent.send_replace(0);
+    }
+
+    /// All counters at this moment.
+    #[must_use]
+    pub fn read(&self) -> QueryCounts {
+        QueryCounts {
+            sent: self.sent(),
+            remembered: self.remembered(),
+            waited_s: self.waited_nanos.load(Relaxed) as f64 * 1e-9,
+            deltas: self.deltas.read(),
+        }
+    }
+
+    /// The numbers since an earlier reading.
+    pub(crate) fn report(&self, now: &QueryCounts, earlier: &QueryCounts, out: &mut Metrics) {
+        let mut put = |name: &str, value: f64| {
+            out.insert(name.into(), value);
+        };
+        put(names::QUERIES_USED, (now.sent - earlier.sent) as f64);
+        if let Some(budget) = self.limits.per_step {
+            put(names::QUERIES_BUDGET, budget.get() as f64);
+        }
+        put(names::QUERIES_CACHED, (now.remembered - earlier.remembered) as f64);
+        put(names::QUERIES_WAIT, now.waited_s - earlier.waited_s);
+        if self.shadow.get().is_some() {
+            now.deltas.report(&earlier.deltas, out);
+        }
+    }
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueryCounts {
+    /// Questions sent to the service.
+    pub sent: u64,
+    /// Questions answered from memory, or by joining one under way.
+    pub remembered: u64,
+    /// Seconds that questions have waited for permits or for the next step.
+    pub waited_s: f64,
+    /// Gradient steps measured.
+    pub deltas: ShadowMeterReading,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(concurrency: usize, per_step: u64) -> QueryLimits {
+        QueryLimits {
+            concurrency: NonZeroUsize::new(concurrency).expect("not 0"),
+            per_step: NonZeroU64::new(per_step),
+            wait_limit: Duration::from_secs(60),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_are_under_way_and_no_more() {
+        let queries = QueryBudget::new(limits(2, 0));
+        let begun = Instant::now();
+        futures::future::join_all((0..10).map(|_| async {
+            let permit = queries.admit().await.expect("no budget");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(permit);
+        }))
+        .await;
+        assert_eq!(begun.elapsed().as_secs(), 5, "ten of a second, two at a time");
+        // 2 × (0 + 1 + 2 + 3 + 4) seconds.
+        assert!((queries.read().waited_s - 20.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn an_evaluation_uses_the_shadow_trainer_of_the_training() {
+        let queries = QueryBudget::default();
+        assert!(queries.shadow.set(crate::mailbox::mailbox("measures", NonZeroUsize::MIN).0).is_ok());
+        assert!(queries.leases.set(crate::mailbox::mailbox("adapter_leases", NonZeroUsize::MIN).0).is_ok());
+        let beside = queries.beside();
+        assert!(beside.shadow.get().is_some() && beside.leases.get().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_finds_the_budget_used_up_waits_for_the_next_step() {
+        let queries = QueryBudget::new(limits(8, 3));
+        let all = futures::future::join_all((0..5).map(|_| async { queries.admit().await.map(drop) }));
+        let (answers, ()) = tokio::join!(all, async {
+            tokio::time::sleep(Duration::from_secs(50)).await;
+            assert_eq!(queries.sent(), 3);
+            queries.next_step();
+        });
+        assert_eq!(answers, vec![Ok(()); 5]);
+        assert_eq!((queries.sent(), *queries.spent.borrow()), (5, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_never_comes_is_a_cause_by_name() {
+        let queries = QueryBudget::new(limits(8, 1));
+        queries.admit().await.map(drop).expect("the first");
+        let begun = Instant::now();
+        let missing = queries.admit().await.map(drop).unwrap_err();
+        assert_eq!((begun.elapsed().as_secs(), &missing), (60, &RewardError::Budget(1)));
+        assert!(missing.to_string().contains("scorer.queries_per_step") && !missing.is_retryable());
+        assert!(!missing.needs_quarantine(), "it is not the rollout's fault");
+    }
+}

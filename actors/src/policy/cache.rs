@@ -1,0 +1,121 @@
+//! Equal questions are asked once, also while the answer is under way.
+//!
+//! Only answers are remembered. A question that failed, panicked, or was given up by the one who waited for it is
+//! forgotten, so that whoever asks again asks anew and never joins a wait that has already proved hopeless.
+
+use dashmap::DashMap;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use minds_core::reward::RewardError;
+use std::hash::Hash;
+
+/// Most answers kept. A full memory starts anew; answers under way are not lost to those who wait.
+const MEMORY: usize = 1 << 14;
+
+type SharedAnswer<V> = Shared<BoxFuture<'static, Result<V, RewardError>>>;
+
+/// Answers by question.
+pub struct AnswerCache<K: Eq + Hash, V: Clone> {
+    answers: DashMap<K, SharedAnswer<V>>,
+}
+
+impl<K: Eq + Hash, V: Clone> Default for AnswerCache<K, V> {
+    fn default() -> Self {
+        Self { answers: DashMap::new() }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> AnswerCache<K, V> {
+    /// The answer to a question, and whether it had to be asked.
+    pub async fn once(
+        &self,
+        key: K,
+        ask: impl FnOnce() -> BoxFuture<'static, Result<V, RewardError>>,
+    ) -> (Result<V, RewardError>, bool) {
+        if self.answers.len() >= MEMORY {
+            self.answers.clear();
+        }
+        let mut first = false;
+        let answer = self
+            .answers
+            .entry(key.clone())
+            .or_insert_with(|| {
+                first = true;
+                ask().shared()
+            })
+            .clone();
+        let mut question = PendingQuery { memory: self, key, answer: answer.clone(), keep: false };
+        let result = answer.await;
+        question.keep = result.is_ok();
+        (result, first)
+    }
+}
+
+/// A wait for an answer; forgets the question when it ends without one.
+struct PendingQuery<'a, K: Eq + Hash, V: Clone> {
+    memory: &'a AnswerCache<K, V>,
+    key: K,
+    answer: SharedAnswer<V>,
+    keep: bool,
+}
+
+impl<K: Eq + Hash, V: Clone> Drop for PendingQuery<'_, K, V> {
+    fn drop(&mut self) {
+        if !self.keep {
+            // Not the same question asked anew by somebody else.
+            self.memory.answers.remove_if(&self.key, |_, kept| kept.ptr_eq(&self.answer));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::time::Duration;
+
+    type Result = std::result::Result<u32, RewardError>;
+
+    /// A question that takes a second to answer, and counts how often it was asked.
+    fn ask(asked: &Arc<AtomicU32>, answer: Result) -> impl FnOnce() -> BoxFuture<'static, Result> {
+        let asked = asked.clone();
+        move || {
+            asked.fetch_add(1, Relaxed);
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                answer
+            }
+            .boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equal_questions_are_asked_once_also_while_the_answer_is_under_way() {
+        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let one = || memory.once("x", ask(&asked, Ok(7)));
+        let answers = tokio::join!(one(), one(), one());
+        assert_eq!(answers, ((Ok(7), true), (Ok(7), false), (Ok(7), false)));
+        assert_eq!(one().await, (Ok(7), false));
+        assert_eq!(asked.load(Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_is_not_remembered() {
+        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let away = RewardError::Service("away".into());
+        assert_eq!(memory.once("x", ask(&asked, Err(away.clone()))).await.0, Err(away));
+        assert_eq!(memory.once("x", ask(&asked, Ok(7))).await, (Ok(7), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_given_up_is_asked_anew_and_still_answers_those_who_wait() {
+        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let short = tokio::time::timeout(Duration::from_millis(500), memory.once("x", ask(&asked, Ok(1))));
+        let long = memory.once("x", ask(&asked, Ok(2)));
+        let (given_up, waited) = tokio::join!(short, long);
+        assert!(given_up.is_err());
+        assert_eq!(waited, (Ok(1), false), "it had joined the first");
+        assert_eq!(memory.once("x", ask(&asked, Ok(3))).await, (Ok(3), true));
+    }
+}

@@ -1,0 +1,239 @@
+//! Measures the weights on data of its own, beside training.
+//!
+//! Every so many steps, and once more when all steps are done, the newest weights play the same items of each evaluation
+//! component, one rollout an item. It shares nothing with the line but the service: no credit, no mailbox, a concurrency
+//! of its own. The trainer never waits for it; what falls due while an evaluation is under way is served by the next
+//! one, on the newest weights. No weights are measured twice.
+//! A rollout without a reward is counted as missing and never as a number.
+
+use super::scorer::{LogprobSource, ScoringOracles};
+use crate::generate::{GenerationTask, RolloutGenerator};
+use crate::mailbox::catch_panic;
+use crate::messages::{MixtureComponent, RolloutFailure};
+use crate::policy::{Policy, QueryBudget};
+use crate::service::retry::Retry;
+use crate::telemetry::activity::Activity;
+use crate::telemetry::meters::PipelineMeters;
+use crate::telemetry::names;
+use futures::StreamExt;
+use futures::stream;
+use minds_core::ids::{GroupId, RolloutId};
+use minds_core::reward::{Metrics, Score, means};
+use minds_core::schedule::Schedule;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
+
+/// Evaluations draw other samples than training, also of equal items.
+const STREAM: u64 = 0x6576_616c;
+
+/// How weights are measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvaluatorOptions {
+    /// Steps between two evaluations; the first is made before training, and one more of the weights that a run ends with.
+    pub every: NonZeroU64,
+    /// Rollouts of each component.
+    pub rollouts: NonZeroU64,
+    /// Episodes under way at a time.
+    pub concurrency: NonZeroUsize,
+}
+
+/// What came out for one version of the weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Steps that the weights have behind them.
+    pub step: u64,
+    /// `eval/<name>/reward` with its 95 % interval `reward_low`, `reward_high` (normal approximation), `episodes` that
+    /// have a reward, `missing` ones, and the means of the rewards' own metrics.
+    pub metrics: Metrics,
+}
+
+/// Plays and judges.
+pub struct Evaluator {
+    options: EvaluatorOptions,
+    components: Vec<Arc<MixtureComponent>>,
+    generator: RolloutGenerator,
+    queries: Arc<QueryBudget>,
+    oracles: ScoringOracles,
+}
+
+impl Evaluator {
+    /// Over these components, whatever their weights. What their rewards ask is bounded by the concurrency alone.
+    #[must_use]
+    pub fn new(
+        options: EvaluatorOptions,
+        components: Vec<Arc<MixtureComponent>>,
+        seed: u64,
+        retry: Retry,
+        logprob_source: LogprobSource,
+        queries: &QueryBudget,
+    ) -> Self {
+        let queries = Arc::new(queries.beside());
+        let oracles = ScoringOracles::new(logprob_source, &queries);
+        // Training tells by its own activity how much of it overlapped.
+        // What it plays is counted apart from the training.
+        let (activity, meters) = (Activity::default(), PipelineMeters::default());
+        let generator = RolloutGenerator { seed: seed ^ STREAM, retry, activity, meters };
+        Self { options, components, generator, queries, oracles }
+    }
+
+    /// Evaluates the weights that are due and, once `last` turns true, those that the run ends with; or until nobody
+    /// listens.
+    ///
+    /// `measured` is the version that was measured last, at first in an earlier run.
+    pub(crate) async fn follow(
+        self,
+        mut measured: Option<u64>,
+        mut policy: watch::Receiver<Arc<Policy>>,
+        mut last: watch::Receiver<bool>,
+        found: mpsc::Sender<Evaluation>,
+    ) {
+        let every = self.options.every.get();
+        let first = policy.borrow().version.0;
+        let mut due = (first + u64::from(measured == Some(first))).next_multiple_of(every);
+        loop {
+            let now = policy.borrow_and_update().clone();
+            if now.version.0 < due {
+                tokio::select! {
+                    changed = policy.changed() => if changed.is_ok() { continue } else { return },
+                    ended = last.wait_for(|last| *last) => if ended.is_err() { return },
+                    () = found.closed() => return,
+                }
+                // The weights that a run ends with are due, wherever that is.
+                due = policy.borrow().version.0;
+                if measured == Some(due) {
+                    return;
+                }
+                continue;
+            }
+            let evaluation = tokio::select! {
+                evaluation = self.evaluate(&now) => evaluation,
+                () = found.closed() => return,
+            };
+            measured = Some(now.version.0);
+            due = (now.version.0 + 1).next_multiple_of(every);
+            if found.send(evaluation).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Plays all episodes under one version.
+    pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
+        let policy = &Arc::new(policy.asked_by(self.queries.clone()));
+        let episodes = self.options.rollouts.get();
+        let tasks: Vec<(Arc<MixtureComponent>, u64)> = self
+            .components
+            .iter()
+            .flat_map(|c| (0..episodes).map(|position| (c.clone(), position)))
+            .collect();
+        let results: Vec<Option<Score>> = stream::iter(tasks)
+            .map(|(component, position)| async move { self.rollout(&component, position, policy).await })
+            .buffered(self.options.concurrency.get())
+            .collect()
+            .await;
+        let mut metrics = Metrics::new();
+        for (component, results) in self.components.iter().zip(results.chunks(episodes as usize)) {
+            summarise(&component.name, results, &mut metrics);
+        }
+        Evaluation { step: policy.version.0, metrics }
+    }
+
+    async fn rollout(
+        &self,
+        component: &MixtureComponent,
+        position: u64,
+        policy: &Arc<Policy>,
+    ) -> Option<Score> {
+        let result = catch_panic(self.score(component, position, policy)).await;
+        let result = result.map_err(RolloutFailure::from).and_then(|result| result);
+        result.map_err(|why| warn!(name = component.name, position, %why, "a rollout has no reward")).ok()
+    }
+
+    async fn score(
+        &self,
+        component: &MixtureComponent,
+        position: u64,
+        policy: &Arc<Policy>,
+    ) -> Result<Score, RolloutFailure> {
+        let environment = &component.environment;
+        let key =
+            Schedule::of_one(self.generator.seed, environment.items(), environment.strata()).item(position);
+        let item = environment.item(key.item);
+        if let Some(self_driven) = environment.self_driven() {
+            let id = RolloutId { group: GroupId(position), member: 0 };
+            let playing = self.generator.run_session(self_driven, &item, id, 0, policy.clone());
+            return playing.await.map(|played| played.score).map_err(|missing| (&missing).into());
+        }
+        let task = GenerationTask { component, item: &item, key, group: GroupId(position), policy };
+        let (prompt, mut first) = self.generator.open(task, 1).await?;
+        let first = first.pop().ok_or("the service returned no sample")??;
+        let rollout = self.generator.finish(task, 0, prompt, first).await?;
+        let oracle = self.oracles.oracle(policy, policy);
+        self.generator.score(component, &item, &rollout, &oracle).await.map_err(|missing| (&missing).into())
+    }
+}
+
+fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
+    let mut put = |key: &str, value: f64| {
+        out.insert(format!("eval/{name}/{key}"), value);
+    };
+    let scores: Vec<&Score> = results.iter().flatten().collect();
+    let count = scores.len() as f64;
+    put(names::EVAL_ROLLOUTS, count);
+    put(names::EVAL_REWARD_ERRORS, results.len() as f64 - count);
+    if scores.is_empty() {
+        return;
+    }
+    let rewards: Vec<f64> = scores.iter().map(|s| f64::from(s.reward.get())).collect();
+    let mean = rewards.iter().sum::<f64>() / count;
+    put(names::EVAL_REWARD, mean);
+    if scores.len() > 1 {
+        let variance = rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        let half = 1.96 * (variance / count).sqrt();
+        put(names::EVAL_REWARD_LOW, mean - half);
+        put(names::EVAL_REWARD_HIGH, mean + half);
+    }
+    let prefix = format!("eval/{name}");
+    names::add_parts(out, &prefix, names::OF_AN_EVALUATION, means(scores.iter().map(|s| &s.metrics)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_core::reward::Reward;
+
+    /// Rewards 1, 0, 1, 0: mean 0.5, sample variance 1/3, standard error sqrt(1/12).
+    #[test]
+    fn a_mean_has_its_interval_and_what_is_missing_is_no_number() {
+        let score = |reward: f32, metrics: &[(&str, f64)]| {
+            let metrics = metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
+            Some(Score { reward: Reward::new(reward).unwrap(), metrics })
+        };
+        let results = [
+            score(1.0, &[("error", 2.0)]),
+            None,
+            score(0.0, &[("error", 4.0)]),
+            score(1.0, &[]),
+            score(0.0, &[]),
+        ];
+        let mut found = Metrics::new();
+        summarise("x", &results, &mut found);
+        let half = 1.96 * (1.0f64 / 12.0).sqrt();
+        for (key, expected) in [
+            ("reward", 0.5),
+            ("reward_low", 0.5 - half),
+            ("reward_high", 0.5 + half),
+            ("episodes", 4.0),
+            ("missing", 1.0),
+            ("error", 3.0),
+        ] {
+            assert!((found[&format!("eval/x/{key}")] - expected).abs() < 1e-12, "{key}: {found:?}");
+        }
+        found.clear();
+        summarise("x", &[None], &mut found);
+        assert_eq!(found.get("eval/x/reward"), None);
+        assert_eq!(found["eval/x/missing"], 1.0);
+    }
+}

@@ -1,0 +1,138 @@
+//! Opens groups while credits last.
+//!
+//! The item at a position is a function of seed and position alone, so what is opened never depends on timing. A
+//! position that was dropped comes again before new ones. While no service answers, nothing is opened for a while. No
+//! more groups are opened than the remaining steps can train.
+
+use crate::ledger::{GroupCounts, Ledger, SettledPositions};
+use crate::mailbox::MailboxSender;
+use crate::messages::{Group, MixtureComponent};
+use actix::fut::ActorFutureExt;
+use actix::prelude::{Actor, ActorContext, AsyncContext, Context, WrapFuture};
+use minds_core::ids::GroupId;
+use minds_core::schedule::Schedule;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::time::sleep_until;
+use tracing::info_span;
+
+/// The first stage.
+pub struct Feeder {
+    /// Which item comes when.
+    pub schedule: Schedule,
+    /// The environments, by index in the schedule.
+    pub components: Arc<[Arc<MixtureComponent>]>,
+    /// Where groups are opened.
+    pub ledger: Ledger,
+    /// Positions that an earlier part of the run has settled.
+    pub skip: SettledPositions,
+    /// How much may be opened.
+    pub allowance: Allowance,
+    /// Turns true when the run stops.
+    pub stop: watch::Receiver<bool>,
+    /// To the sampler.
+    pub groups: MailboxSender<Arc<Group>>,
+}
+
+/// How many groups may be open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Most groups started and not settled.
+    pub credits: u64,
+    /// Groups that the remaining steps have places for.
+    pub wanted: u64,
+    /// Whether a group without signal takes a place.
+    pub filtered_too: bool,
+}
+
+impl Allowance {
+    /// Whether one more may be opened.
+    #[must_use]
+    pub fn allows(&self, counts: &GroupCounts) -> bool {
+        let placed = counts.trained + if self.filtered_too { counts.filtered } else { 0 };
+        counts.in_flight() < self.credits && placed + counts.in_flight() < self.wanted
+    }
+}
+
+impl Actor for Feeder {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let feeding = feed(
+            self.schedule.clone(),
+            self.components.clone(),
+            self.ledger.clone(),
+            self.skip.clone(),
+            self.allowance,
+            self.stop.clone(),
+            self.groups.clone(),
+        );
+        ctx.spawn(feeding.into_actor(self).map(|(), _, ctx| ctx.stop()));
+    }
+}
+
+/// Opens the group at a position of the schedule.
+pub(crate) fn open(
+    id: GroupId,
+    schedule: &Schedule,
+    components: &[Arc<MixtureComponent>],
+    ledger: &Ledger,
+) -> Group {
+    let key = schedule.item(id.0);
+    let component = components[usize::from(key.component)].clone();
+    let item = component.environment.item(key.item);
+    let span = info_span!(parent: None, "group", %id, environment = component.name, item = key.item);
+    Group { id, key, component, item, credit: ledger.open(id), span }
+}
+
+/// Ends when the run stops or the sampler has gone.
+async fn feed(
+    schedule: Schedule,
+    components: Arc<[Arc<MixtureComponent>]>,
+    ledger: Ledger,
+    skip: SettledPositions,
+    allowance: Allowance,
+    mut stop: watch::Receiver<bool>,
+    groups: MailboxSender<Arc<Group>>,
+) {
+    let mut counts = ledger.watch();
+    let mut fresh = skip.rest().map(GroupId);
+    loop {
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
+        }
+        while let Some(until) = ledger.paused_until() {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = sleep_until(until) => {}
+            }
+        }
+        let Some(id) = ledger.reopened().or_else(|| fresh.next()) else { return };
+        if groups.send(Arc::new(open(id, &schedule, &components, &ledger))).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_and_the_end_of_the_run_both_bound_what_is_open() {
+        let allowance = Allowance { credits: 4, wanted: 10, filtered_too: false };
+        let counts =
+            |opened, trained, failed| GroupCounts { opened, trained, failed, ..GroupCounts::default() };
+        assert!(allowance.allows(&counts(3, 0, 0)));
+        assert!(!allowance.allows(&counts(4, 0, 0)), "four are in flight");
+        assert!(allowance.allows(&counts(9, 9, 0)));
+        assert!(!allowance.allows(&counts(10, 9, 0)), "nine trained and one in flight make ten");
+        assert!(allowance.allows(&counts(10, 8, 1)), "a failed group is replaced");
+        let filtered = GroupCounts { filtered: 1, ..counts(10, 9, 0) };
+        assert!(allowance.allows(&filtered), "so is one without signal");
+        assert!(!Allowance { filtered_too: true, ..allowance }.allows(&filtered), "unless it took its place");
+    }
+}

@@ -1,0 +1,9 @@
+//! The stages: actors that turn one kind of message into the next.
+
+pub mod batcher;
+pub mod evaluator;
+pub mod feeder;
+pub mod sampler;
+pub mod scorer;
+pub mod shadow;
+pub mod trainer;

@@ -1,0 +1,102 @@
+//! Adapters on loan: for rewards that train something aside by themselves.
+//!
+//! A loan takes one of the pool's places from the moment it is given until it is dropped. The adapter starts from the
+//! weights that played, like a measurement's; whatever its borrower did to it, the next one starts as if nothing had
+//! happened.
+
+use super::{NAME, ShadowTrainer, release};
+use crate::mailbox::{StageMessage, catch_panic};
+use crate::policy::ShadowOrigin;
+use actix::prelude::{Context, Handler};
+use minds_core::environment::AdapterLease;
+use minds_core::optim::AdamParams;
+use minds_core::reward::RewardError;
+use minds_core::service::TrainingBackend;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+/// Reward → ShadowTrainer: an adapter is wanted.
+pub struct AdapterLeaseRequest {
+    /// The weights to start from; the base model if there are none.
+    pub origin: Option<Arc<ShadowOrigin>>,
+    /// Where the adapter goes.
+    pub reply: oneshot::Sender<Result<AdapterLease, RewardError>>,
+}
+
+impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
+    type Result = ();
+
+    fn handle(&mut self, message: StageMessage<AdapterLeaseRequest>, _: &mut Context<Self>) {
+        let (AdapterLeaseRequest { origin, mut reply }, permit) = message.open();
+        let stage = self.clone();
+        tokio::spawn(async move {
+            let leasing = async {
+                tokio::select! {
+                    leased = catch_panic(stage.lease(origin)) => leased.map_err(RewardError::Environment).and_then(|leased| leased),
+                    () = reply.closed() => Err(RewardError::Service("the asker has gone".into())),
+                }
+            };
+            let result = leasing.await;
+            stage.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
+            // An asker that has given up gives the adapter back by dropping it.
+            drop(reply.send(result));
+            drop(permit);
+        });
+    }
+}
+
+impl ShadowTrainer {
+    async fn lease(&self, origin: Option<Arc<ShadowOrigin>>) -> Result<AdapterLease, RewardError> {
+        let closed = |_| RewardError::Unsupported("the shadow trainer has ended".into());
+        let permit = self.permits.clone().acquire_owned().await.map_err(closed)?;
+        let idle = self.lock().pop();
+        let training = match idle {
+            Some(shadow) => shadow,
+            None => self.create().await?,
+        };
+        let ready = async {
+            let origin = match origin {
+                Some(origin) => origin,
+                None => self.base(&*training).await?,
+            };
+            training.load_state(&origin.path().await?, false).await
+        };
+        if let Err(error) = ready.await {
+            release(&*training).await;
+            return Err(error.into());
+        }
+        let guard = LeaseGuard {
+            stage: self.clone(),
+            training: training.clone(),
+            runtime: Handle::current(),
+            permit: Some(permit),
+        };
+        Ok(AdapterLease { training, guard: Box::new(guard) })
+    }
+}
+
+/// A place in the pool, taken by a borrower.
+struct LeaseGuard {
+    stage: ShadowTrainer,
+    training: Arc<dyn TrainingBackend>,
+    /// The stage's: a borrower may be anywhere.
+    runtime: Handle,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        let (stage, training, permit) = (self.stage.clone(), self.training.clone(), self.permit.take());
+        let _within = self.runtime.enter();
+        // A step uses up the gradients that the borrower has left; the next start undoes it.
+        let cleaned = training.optim_step(AdamParams::default());
+        drop(self.runtime.spawn(async move {
+            match cleaned.await {
+                Ok(_) => stage.lock().push(training),
+                Err(_) => release(&*training).await,
+            }
+            drop(permit);
+        }));
+    }
+}

@@ -1,0 +1,268 @@
+//! Answers: what would one gradient step on this text do to the log-prob of that probe?
+//!
+//! A small pool of long-lived shadow adapters measures it, never the adapter in training. Before every measurement a
+//! shadow loads the weights that it is to start from, with a fresh optimizer, so an answer does not depend on what was
+//! asked before. No more adapters are ever alive than the pool allows; they are made when they are first needed, one
+//! that failed is given up and replaced, and all go with the stage. A question gets exactly one reply, a number or the
+//! reason why there is none.
+//!
+//! A reward may also borrow one of them ([`AdapterLeaseRequest`]) and do as it likes with it.
+//!
+//! A start is the weights of one version of the policy ([`ShadowOrigin`]), or the base model, to which a fresh adapter is
+//! equal before its step.
+
+mod lease;
+
+pub use lease::AdapterLeaseRequest;
+
+use crate::mailbox::{MailboxGauge, StageHandle, StageMessage, catch_panic, launch, mailbox};
+use crate::policy::{ProbeText, QueryBudget, ShadowCheckpoints, ShadowOrigin, target_logprobs};
+use crate::service::retry::Retry;
+use crate::telemetry::StageBoard;
+use crate::telemetry::activity::{Activity, ActivityKind};
+use crate::telemetry::meters::ServiceMeters;
+use crate::telemetry::shadow_meter::ShadowMeter;
+use actix::prelude::{Actor, Context, Handler};
+use futures::FutureExt;
+use minds_core::datum::Datum;
+use minds_core::environment::LogprobDelta;
+use minds_core::ids::Token;
+use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::reward::RewardError;
+use minds_core::service::{BackendError, SamplingBackend, Service, TrainingBackend};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+const NAME: &str = "shadow_trainer";
+
+/// What a measurement is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShadowTrainerOptions {
+    /// Most shadow adapters at a time, and so most measurements.
+    pub adapters: NonZeroUsize,
+    /// Shape and seed of every shadow. One seed: all shadows start from the same weights. Shadows of a policy have its
+    /// shape.
+    pub lora: LoraSpec,
+    /// The one step.
+    pub adam: AdamParams,
+    /// What to do when the service fails.
+    pub retry: Retry,
+}
+
+/// Reward → ShadowTrainer: a text to learn and a probe to watch.
+pub struct LogprobDeltaRequest {
+    /// The weights to start from; the base model if there are none.
+    pub origin: Option<Arc<ShadowOrigin>>,
+    /// What the step is made on; its weights say which tokens are learnt.
+    pub text: Datum,
+    /// What stands before the probe.
+    pub probe_prefix: Arc<[Token]>,
+    /// The tokens whose log-probs are summed.
+    pub probe_target: Arc<[Token]>,
+    /// Since when it waits.
+    pub asked: Instant,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Result<LogprobDelta, RewardError>>,
+}
+
+/// The stage. Cheap to clone: each measurement is made by a task of its own. Give its mailbox at least as many places
+/// as there are adapters.
+#[derive(Clone)]
+pub struct ShadowTrainer {
+    options: ShadowTrainerOptions,
+    service: Arc<dyn Service>,
+    board: StageBoard,
+    activity: Activity,
+    meter: Arc<ShadowMeter>,
+    /// One permit per adapter that may be alive.
+    permits: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<Arc<dyn TrainingBackend>>>>,
+    shadow_checkpoints: Arc<ShadowCheckpoints>,
+    /// What a fresh adapter is, once somebody starts from the base model.
+    base: Arc<OnceCell<Arc<ShadowOrigin>>>,
+}
+
+impl ShadowTrainer {
+    /// No adapter yet. `ShadowCheckpoints` holds the states that only shadows need; measurement times are reported with the
+    /// numbers of `queries`.
+    #[must_use]
+    pub fn new(
+        options: ShadowTrainerOptions,
+        service: Arc<dyn Service>,
+        shadow_checkpoints: Arc<ShadowCheckpoints>,
+        queries: &QueryBudget,
+        board: StageBoard,
+        activity: Activity,
+        meters: &ServiceMeters,
+    ) -> Self {
+        let service = options.retry.deadlines.service(service, meters);
+        let permits = Arc::new(Semaphore::new(options.adapters.get()));
+        let (meter, idle, base) = (queries.deltas.clone(), Arc::default(), Arc::default());
+        Self { options, service, board, activity, meter, permits, idle, shadow_checkpoints, base }
+    }
+
+    /// Launches the stage, and leads the questions of those rewards to it that ask through `queries`. Also says how
+    /// its mailbox is doing.
+    ///
+    /// # Panics
+    /// Another stage answers these already.
+    pub fn attach(self, queries: &QueryBudget) -> (StageHandle, MailboxGauge) {
+        // One more than there are adapters may wait at the stage; the others wait where they ask.
+        let capacity = self.options.adapters.saturating_add(1);
+        let (measures, receiver) = mailbox("measures", capacity);
+        let gauge = measures.gauge();
+        assert!(queries.shadow.set(measures).is_ok(), "questions have one shadow trainer");
+        let (leases, to_leases) = mailbox("adapter_leases", capacity);
+        assert!(queries.leases.set(leases).is_ok(), "questions have one shadow trainer");
+        let mut stage = Some(self);
+        let make = move || stage.take().expect("a stage without restarts is made once");
+        let stage = launch("shadow trainer", capacity, 0, make, move |addr| {
+            receiver.bind(addr);
+            to_leases.bind(addr);
+        });
+        (stage, gauge)
+    }
+}
+
+impl Actor for ShadowTrainer {
+    type Context = Context<Self>;
+}
+
+impl Handler<StageMessage<LogprobDeltaRequest>> for ShadowTrainer {
+    type Result = ();
+
+    fn handle(&mut self, message: StageMessage<LogprobDeltaRequest>, _: &mut Self::Context) {
+        let (measure, permit) = message.open();
+        let stage = self.clone();
+        tokio::spawn(async move {
+            stage.board.update(NAME, |s| s.busy += 1);
+            let measuring = catch_panic(stage.measure(&measure));
+            let result = measuring.await.map_err(RewardError::Environment).and_then(|result| result);
+            stage.board.update(NAME, |s| {
+                s.busy -= 1;
+                if result.is_ok() { s.done += 1 } else { s.failed += 1 }
+            });
+            // The asker may have given up; then nobody misses the answer.
+            drop(measure.reply.send(result));
+            drop(permit);
+        });
+    }
+}
+
+impl ShadowTrainer {
+    async fn measure(&self, measure: &LogprobDeltaRequest) -> Result<LogprobDelta, RewardError> {
+        let closed = |_| RewardError::Unsupported("the shadow trainer has ended".into());
+        let _permit = self.permits.acquire().await.map_err(closed)?;
+        if measure.reply.is_closed() {
+            return Err(RewardError::Service("the asker has gone".into()));
+        }
+        let (waited, begun) = (measure.asked.elapsed(), Instant::now());
+        let _busy = self.activity.enter(ActivityKind::Shadow);
+        let idle = self.lock().pop();
+        let shadow = match idle {
+            Some(shadow) => shadow,
+            None => self.create().await?,
+        };
+        let result = self.logprob_delta(&*shadow, measure).await;
+        if result.is_ok() {
+            self.meter.note(waited, begun.elapsed());
+        }
+        match &result {
+            // A request that was refused has not harmed it.
+            Ok(_) | Err(RewardError::Environment(_)) => self.lock().push(shadow),
+            // The permit is kept meanwhile: its successor must not live beside it. A shadow that panicked is not put
+            // back either.
+            Err(missing) => {
+                warn!(%missing, "shadow adapter given up");
+                release(&*shadow).await;
+            }
+        }
+        result
+    }
+
+    /// Waits for the measurements under way, makes no more, and leaves nothing on the service.
+    pub async fn close(&self) {
+        let all = u32::try_from(self.options.adapters.get()).unwrap_or(u32::MAX);
+        // An error says that it is closed already.
+        drop(self.permits.acquire_many(all).await);
+        self.permits.close();
+        let idle = std::mem::take(&mut *self.lock());
+        for shadow in idle {
+            release(&*shadow).await;
+        }
+        self.shadow_checkpoints.clear().await;
+    }
+
+    async fn create(&self) -> Result<Arc<dyn TrainingBackend>, BackendError> {
+        let create = || self.service.create_training(self.options.lora.clone());
+        self.options.retry.run("create_training", create).await
+    }
+
+    /// What a fresh shadow is.
+    async fn base(&self, shadow: &dyn TrainingBackend) -> Result<Arc<ShadowOrigin>, BackendError> {
+        let save = || async {
+            let (state, export) = (shadow.save_state("shadow-start"), shadow.export_sampler(None));
+            Ok(self.shadow_checkpoints.keep(state, export.await?.sampler))
+        };
+        self.base.get_or_try_init(save).await.cloned()
+    }
+
+    async fn logprob_delta(
+        &self,
+        shadow: &dyn TrainingBackend,
+        measure: &LogprobDeltaRequest,
+    ) -> Result<LogprobDelta, RewardError> {
+        let LogprobDeltaRequest { origin, text, probe_prefix, probe_target, .. } = measure;
+        let probe = (probe_prefix.clone(), probe_target.clone());
+        let origin = match origin {
+            Some(origin) => origin.clone(),
+            None => self.base(shadow).await?,
+        };
+        let path = origin.path().await?;
+        // The order is fixed here; the answers are waited for below, while the probe is measured before the step.
+        let reset = shadow.load_state(&path, false);
+        let pass = shadow.forward_backward(vec![text.clone()], Loss::CrossEntropy);
+        let step = shadow.optim_step(self.options.adam);
+        let export = shadow.export_sampler(None);
+        let stepped = async {
+            reset.await?;
+            pass.await?;
+            step.await?;
+            Ok::<_, BackendError>(export.await?.sampler)
+        };
+        let (before, stepped) = futures::future::join(self.before(&origin, &probe), stepped).await;
+        let after = summed(self.options.retry, stepped?, probe).await?;
+        Ok(LogprobDelta { before: before?, after })
+    }
+
+    async fn before(&self, origin: &ShadowOrigin, probe: &ProbeText) -> Result<f64, RewardError> {
+        let (retry, sampler, question) = (self.options.retry, origin.sampler.clone(), probe.clone());
+        let ask = move || async move { Ok(summed(retry, sampler, question).await?) }.boxed();
+        origin.before.once(probe.clone(), ask).await.0
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<dyn TrainingBackend>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn release(shadow: &dyn TrainingBackend) {
+    if let Err(error) = shadow.release().await {
+        debug!(%error, "a shadow adapter was not given up on the service");
+    }
+}
+
+/// Summed log-prob of the probe's target.
+async fn summed(
+    retry: Retry,
+    sampler: Arc<dyn SamplingBackend>,
+    (prefix, target): ProbeText,
+) -> Result<f64, BackendError> {
+    let ask = || target_logprobs(sampler.clone(), prefix.clone(), target.clone());
+    Ok(retry.run("logprobs", ask).await?.iter().map(|lp| f64::from(*lp)).sum())
+}

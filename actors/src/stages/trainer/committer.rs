@@ -1,0 +1,238 @@
+//! Closes steps in order: publishes their weights, gives credits back, keeps checkpoints.
+
+use super::gradient_accumulation::GradientAccumulation;
+use super::{SavedCheckpoint, TrainerLinks, TrainerOptions, step_metrics};
+use crate::ledger::{GroupCounts, GroupOutcome, SettledPositions};
+use crate::messages::{MixtureComponent, SavedGroup, StepRecord};
+use crate::pipeline::PipelineEvent;
+use crate::policy::Policy;
+use crate::policy::{QueryCounts, ShadowOrigin, SharedPath};
+use crate::telemetry::activity::ActivityKind;
+use crate::telemetry::names;
+use minds_core::ids::{PolicyVersion, Token};
+use minds_core::optim::AdamParams;
+use minds_core::service::{BackendError, Export, Pending, SamplingBackend};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+
+/// A step whose results are in.
+pub(super) struct CompletedStep {
+    pub(super) step: u64,
+    /// The optimizer's settings.
+    pub(super) adam: AdamParams,
+    /// Gradient norms of the optimizer steps until this one.
+    pub(super) gradient_norms: Vec<f64>,
+    pub(super) accumulated: GradientAccumulation,
+    /// The weights, if they are to be published.
+    pub(super) export: Option<Pending<Export>>,
+    /// Name and answer of a save that was submitted after the step.
+    pub(super) state: Option<(String, SharedPath)>,
+    /// Answer of a save that only shadows need.
+    pub(super) shadow_state: Option<Pending<String>>,
+}
+
+/// What the newest weights have behind them.
+struct CheckpointContents {
+    settled: SettledPositions,
+    saved_groups: Vec<SavedGroup>,
+    counts: GroupCounts,
+    memories: BTreeMap<String, serde_json::Value>,
+    gradient_norms: Vec<f64>,
+}
+
+impl CheckpointContents {
+    fn saved(
+        self,
+        name: String,
+        step: u64,
+        state_path: String,
+        sampler_path: Option<String>,
+    ) -> SavedCheckpoint {
+        let Self { settled, saved_groups, counts, memories, gradient_norms } = self;
+        SavedCheckpoint {
+            name,
+            step,
+            state_path,
+            sampler_path,
+            settled,
+            saved_groups,
+            counts,
+            memories,
+            gradient_norms,
+        }
+    }
+}
+
+/// What the trainer leaves to be closed.
+pub(super) enum CommitRequest {
+    /// A step to be closed.
+    Commit(Box<CompletedStep>),
+    /// The run is over: save what there is. `why` if it is not as asked.
+    End { step: u64, gradient_norms: Vec<f64>, why: Option<String> },
+    /// The run cannot go on.
+    Failed(String),
+}
+
+pub(super) struct StepCommitter {
+    options: TrainerOptions,
+    links: TrainerLinks,
+    /// The step at which the run began.
+    first: u64,
+    /// The latest step that was saved.
+    saved: Option<u64>,
+    /// How often rewards had asked at the step before.
+    reading: QueryCounts,
+}
+
+impl StepCommitter {
+    pub(super) fn new(options: TrainerOptions, links: TrainerLinks, first: u64) -> Self {
+        // Nothing is left to do for a run that went on from its last step, and that step is saved.
+        let saved = (first >= options.max_steps).then_some(first);
+        Self { options, links, first, saved, reading: QueryCounts::default() }
+    }
+
+    pub(super) async fn run(mut self, mut finished: mpsc::Receiver<CommitRequest>) {
+        while let Some(next) = finished.recv().await {
+            let last = match next {
+                CommitRequest::Commit(done) => match self.close(*done).await {
+                    Ok(()) => continue,
+                    Err(why) => PipelineEvent::Failed(why),
+                },
+                CommitRequest::End { step, gradient_norms, why } => self.end(step, gradient_norms, why).await,
+                CommitRequest::Failed(why) => PipelineEvent::Failed(why),
+            };
+            // The outside may have gone; then nobody waits for the event.
+            drop(self.links.events.send(last).await);
+            return;
+        }
+    }
+
+    async fn close(&mut self, done: CompletedStep) -> Result<(), String> {
+        let CompletedStep { step, adam, gradient_norms, mut accumulated, export, state, shadow_state } = done;
+        let forward = accumulated.take_forward();
+        let mut metrics = step_metrics::metrics(&self.options, step, &adam, &accumulated, forward.as_ref());
+        let groups = accumulated.groups;
+        self.links.meters.step(&metrics, &groups, accumulated.train);
+        let (queries, shadow_checkpoints) =
+            (self.links.queries.clone(), self.links.shadow_checkpoints.as_ref());
+        let mut sampler_path = None;
+        if let Some(export) = export {
+            let started = Instant::now();
+            let busy = self.links.activity.enter(ActivityKind::Exporting);
+            let export =
+                export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
+            drop(busy);
+            let took = started.elapsed();
+            self.links.meters.exported(took);
+            metrics.insert(names::TIME_EXPORT.into(), took.as_secs_f64());
+            let sampler = export.sampler;
+            let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
+                (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), sampler.clone())),
+                (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, sampler.clone())),
+                (None, None) => None,
+            });
+            self.publish(step, sampler, origin);
+            sampler_path = export.path;
+        }
+        queries.next_step();
+        for group in &groups {
+            group.group.span.in_scope(|| debug!(step, "trained"));
+            group.group.credit.settle(if group.filtered {
+                &GroupOutcome::Filtered
+            } else {
+                &GroupOutcome::Trained
+            });
+        }
+        let reading = queries.read();
+        queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
+        self.tell(PipelineEvent::Step(StepRecord { step, metrics, groups })).await?;
+        if let Some((name, pending)) = state {
+            let behind = self.behind(gradient_norms);
+            let state_path =
+                pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+            self.saved = Some(step);
+            self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path)))
+                .await?;
+        }
+        if let Some(shadow_checkpoints) = self.links.shadow_checkpoints.clone() {
+            // Beside the line: a slow deletion must not hold the next weights back.
+            tokio::spawn(async move { shadow_checkpoints.sweep().await });
+        }
+        Ok(())
+    }
+
+    fn behind(&self, gradient_norms: Vec<f64>) -> CheckpointContents {
+        let learnt = |c: &Arc<MixtureComponent>| Some((c.name.clone(), c.environment.memory()?));
+        let memories = self.links.components.iter().filter_map(learnt).collect();
+        let ledger = &self.links.ledger;
+        let (settled, saved_groups, counts) = (ledger.settled(), ledger.saved_groups(), ledger.counts());
+        CheckpointContents { settled, saved_groups, counts, memories, gradient_norms }
+    }
+
+    /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
+    /// only weights that work: it is to go on from them.
+    async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<String>) -> PipelineEvent {
+        let nothing_done = why.is_some() && step == self.first;
+        let saving = if self.saved == Some(step) || nothing_done {
+            Ok(())
+        } else if why.is_some() && !self.works().await {
+            Err(format!("did not save step {step}, for its weights give no finite log-probs"))
+        } else {
+            self.save(step, gradient_norms).await
+        };
+        match (why, saving) {
+            (None, Ok(())) => PipelineEvent::Ended { step },
+            (Some(why), Ok(())) => PipelineEvent::Failed(why),
+            (None, Err(error)) => PipelineEvent::Failed(error),
+            (Some(why), Err(error)) => PipelineEvent::Failed(format!("{why}; then it {error}")),
+        }
+    }
+
+    /// Whether the weights give finite log-probs. A service that does not answer gets the benefit of the doubt.
+    async fn works(&self) -> bool {
+        // Every vocabulary has these tokens.
+        let probe: Arc<[Token]> = [0, 1].into();
+        let probed = async { self.links.training.export_sampler(None).await?.sampler.logprobs(probe).await };
+        match probed.await {
+            Ok(logprobs) => logprobs.into_iter().flatten().all(f32::is_finite),
+            Err(error) => matches!(
+                error,
+                BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_)
+            ),
+        }
+    }
+
+    async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), String> {
+        // What is settled from here on is not part of these weights.
+        let behind = self.behind(gradient_norms);
+        let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
+        let training = &self.links.training;
+        let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
+        let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
+        let (state_path, Export { sampler, path: sampler_path }) =
+            both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+        if self.links.policy.borrow().version.0 < step {
+            // With a `publish_every` that does not divide the steps, nobody else has seen the last weights.
+            let origin = self
+                .links
+                .shadow_checkpoints
+                .as_ref()
+                .map(|_| ShadowOrigin::kept(state_path.clone(), sampler.clone()));
+            self.publish(step, sampler, origin);
+        }
+        self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path))).await
+    }
+
+    /// From now on these weights play.
+    fn publish(&self, step: u64, sampler: Arc<dyn SamplingBackend>, origin: Option<Arc<ShadowOrigin>>) {
+        let policy = Policy::new(PolicyVersion(step), sampler, self.links.queries.clone(), origin);
+        self.links.policy.send_replace(Arc::new(policy));
+    }
+
+    async fn tell(&self, event: PipelineEvent) -> Result<(), String> {
+        self.links.events.send(event).await.map_err(|_| "lost its follower".into())
+    }
+}

@@ -1,0 +1,99 @@
+//! What the parts of a step have left so far.
+
+use super::BatchOutcome;
+use crate::ledger::GroupOutcome;
+use crate::messages::TrainingGroup;
+use minds_core::datum::Datum;
+use minds_core::service::{BackendError, ForwardOutput, OptimStep};
+use std::time::Duration;
+
+/// The parts of one step, put together.
+#[derive(Default)]
+pub(super) struct GradientAccumulation {
+    /// Groups that are part of the step.
+    pub(super) groups: Vec<TrainingGroup>,
+    /// What was trained on, in the order of `forward`; empty when no group had anything to teach.
+    pub(super) data: Vec<Datum>,
+    /// The passes, if there were any.
+    forwards: Vec<ForwardOutput>,
+    /// The last optimizer step, if there was one.
+    pub(super) optim: Option<OptimStep>,
+    /// Whether gradients wait for an optimizer step.
+    pub(super) gradients: bool,
+    /// Optimizer steps whose gradients were clipped at the running limit.
+    pub(super) clipped: u32,
+    /// Groups, data and passes that earlier optimizer steps of the batch have behind them.
+    behind: [usize; 3],
+    /// Why a part was refused, the first cause.
+    pub(super) refused: Option<String>,
+    /// From submission to results.
+    pub(super) train: Duration,
+    /// Waiting for parts.
+    pub(super) idle: Duration,
+    /// The share of it in which a part was complete and was held back for stragglers.
+    pub(super) held: Duration,
+}
+
+impl GradientAccumulation {
+    /// A part whose gradients are made.
+    pub(super) fn add(&mut self, groups: Vec<TrainingGroup>, data: Vec<Datum>, forward: ForwardOutput) {
+        self.groups.extend(groups);
+        self.data.extend(data);
+        self.forwards.push(forward);
+        self.gradients = true;
+    }
+
+    /// The gradients so far were made a step.
+    pub(super) fn stepped(&mut self, optim: OptimStep) {
+        self.optim = Some(optim);
+        self.gradients = false;
+    }
+
+    /// What was added up to here belongs to optimizer steps that are over.
+    pub(super) fn close_step(&mut self) {
+        self.behind = [self.groups.len(), self.data.len(), self.forwards.len()];
+    }
+
+    /// The optimizer step was refused, and its gradients are gone: what they were made of is no part of the batch.
+    pub(super) fn refuse_step(&mut self, error: &BackendError) {
+        let [groups, data, forwards] = self.behind;
+        let lost = self.groups.split_off(groups);
+        self.data.truncate(data);
+        self.forwards.truncate(forwards);
+        self.gradients = false;
+        self.refuse(&lost, error);
+    }
+
+    /// A part that has no gradients.
+    pub(super) fn refuse(&mut self, groups: &[TrainingGroup], error: &BackendError) {
+        fail(groups, &refused(error));
+        self.refused.get_or_insert_with(|| error.to_string());
+    }
+
+    /// Nothing of the step counts, and there is no next one.
+    pub(super) fn give_up(&self, error: &BackendError) -> BatchOutcome {
+        fail(&self.groups, &refused(error));
+        BatchOutcome::Fatal(match error {
+            BackendError::Lost(why) => format!("the training session is lost: {why}"),
+            BackendError::TimedOut(_) | BackendError::Away(_) => error.to_string(),
+            other => format!("the optimizer's step failed: {other}"),
+        })
+    }
+
+    /// The passes as one.
+    pub(super) fn take_forward(&mut self) -> Option<ForwardOutput> {
+        let forwards = std::mem::take(&mut self.forwards);
+        (!forwards.is_empty()).then(|| ForwardOutput::merged(forwards))
+    }
+}
+
+/// Settles groups that are no part of a step.
+pub(super) fn fail(groups: &[TrainingGroup], why: &str) {
+    for group in groups {
+        group.group.credit.settle(&GroupOutcome::Failed(why.into()));
+    }
+}
+
+fn refused(error: &BackendError) -> String {
+    format!("the batch was refused: {error}")
+}

@@ -1,0 +1,462 @@
+//! Turns batches into optimizer steps and publishes the new weights.
+//!
+//! A batch may come in parts; each is submitted when it arrives, and an optimizer step follows after so many of them.
+//! The last part's `forward_backward`, `optim_step` and the export are submitted back to back; the next batch goes out
+//! as soon as the step's result is in, while the export is still being made. A part that the service refuses leaves
+//! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
+//! "failed"; so does an optimizer step that the service refuses, with the groups of its gradients. Credits come back
+//! after the new weights are published, so that a group opened with them samples from the new weights.
+
+mod clip;
+mod committer;
+mod first_step;
+mod gradient_accumulation;
+mod staleness;
+mod step_metrics;
+
+use crate::ledger::{GroupCounts, Ledger, SettledPositions};
+use crate::mailbox::StageMessage;
+use crate::messages::{Batch, MixtureComponent, SavedGroup, TrainingGroup};
+use crate::pipeline::PipelineEvent;
+use crate::policy::Policy;
+use crate::policy::{QueryBudget, ShadowCheckpoints};
+use crate::telemetry::StageBoard;
+use crate::telemetry::activity::{Activity, ActivityKind};
+use crate::telemetry::meters::PipelineMeters;
+use actix::fut::ActorFutureExt;
+use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
+use clip::{ClippedGradient, RunningClip};
+use committer::{CommitRequest, CompletedStep, StepCommitter};
+use futures::FutureExt;
+use futures::future::{OptionFuture, ready};
+use gradient_accumulation::GradientAccumulation;
+use minds_core::ids::PolicyVersion;
+use minds_core::loss::Loss;
+use minds_core::optim::{AdamParams, LearningRateSchedule};
+use minds_core::service::{BackendError, ForwardOutput, TrainingBackend};
+pub use staleness::StalenessHistogram;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tracing::{error, warn};
+
+const NAME: &str = "trainer";
+
+/// What a step is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainerOptions {
+    /// The loss.
+    pub loss: Loss,
+    /// The optimizer's settings, at the full step size.
+    pub adam: AdamParams,
+    /// How the step size changes.
+    pub rate: LearningRateSchedule,
+    /// Optimizer steps made of a batch: one after each so many of its parts, of which there are a multiple.
+    pub substeps: NonZeroUsize,
+    /// Steps between two publications of the weights.
+    pub publish_every: NonZeroU64,
+    /// Gap between sampled and trained log-probs (`optim/kl_sample_train_v2`) above which there is an alarm.
+    pub kl_alarm: Option<f64>,
+    /// Gradients are clipped at this multiple of the largest norm of the last 16 optimizer steps; 0 for no such limit.
+    /// `adam.grad_clip_norm`, where it is set, takes its place.
+    pub clip_multiple: f64,
+    /// Mean gap in nats between the sampled and the trained logprobs of an on-policy first step from which the run ends;
+    /// 0 for none.
+    pub max_first_gap: f64,
+    /// Steps after which the run has ended.
+    pub max_steps: u64,
+    /// Steps between two checkpoints; 0 for none but the last.
+    pub save_every: u64,
+    /// Batches refused in a row after which the run ends with an error.
+    pub max_refused: u32,
+}
+
+/// A state that a run can go on from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SavedCheckpoint {
+    /// Name on the service.
+    pub name: String,
+    /// Steps done.
+    pub step: u64,
+    /// Weights and optimizer.
+    pub state_path: String,
+    /// Weights to sample from.
+    pub sampler_path: Option<String>,
+    /// Which positions of the schedule these weights have behind them.
+    pub settled: SettledPositions,
+    /// Groups that were ready and not yet trained.
+    pub saved_groups: Vec<SavedGroup>,
+    /// What has become of the groups of this life of the run.
+    pub counts: GroupCounts,
+    /// What environments have learnt, by their name in metrics.
+    pub memories: BTreeMap<String, serde_json::Value>,
+    /// Gradient norms of the latest optimizer steps, the oldest first; the running limit follows them.
+    pub gradient_norms: Vec<f64>,
+}
+
+/// Pipeline → Trainer: save and end; the cause, if it is not as asked.
+pub struct FinishRequest(pub Option<String>);
+
+/// What the trainer stands on.
+#[derive(Clone)]
+pub struct TrainerLinks {
+    /// The adapter in training.
+    pub training: Arc<dyn TrainingBackend>,
+    /// Where new weights are published.
+    pub policy: watch::Sender<Arc<Policy>>,
+    /// The rewards' questions.
+    pub queries: Arc<QueryBudget>,
+    /// Where every version is kept for shadows, if they start from the policy.
+    pub shadow_checkpoints: Option<Arc<ShadowCheckpoints>>,
+    /// The environments.
+    pub components: Arc<[Arc<MixtureComponent>]>,
+    /// The book of groups.
+    pub ledger: Ledger,
+    /// Who is busy when.
+    pub activity: Activity,
+    /// What is counted.
+    pub meters: PipelineMeters,
+    /// Where the stage tells how it is.
+    pub board: StageBoard,
+    /// To the outside.
+    pub events: mpsc::Sender<PipelineEvent>,
+    /// Turns true when the run stops.
+    pub stop: watch::Receiver<bool>,
+}
+
+/// The fifth stage.
+pub struct Trainer {
+    options: TrainerOptions,
+    links: TrainerLinks,
+    step: u64,
+    refused: u32,
+    clip: RunningClip,
+    agreement: LogprobAgreement,
+    idle_since: Instant,
+    /// The parts of the next step that have been submitted.
+    accumulated: GradientAccumulation,
+    closing: mpsc::Sender<CommitRequest>,
+    /// Set when the last word has gone to the committer.
+    over: bool,
+    /// Batches that came after the stop. They are kept as long as the stage: given up, their groups would count as
+    /// failed in the last checkpoint. For the same reason the stage never stops by itself, which would drop what
+    /// is in its mailbox.
+    parked: Vec<Batch>,
+}
+
+impl Trainer {
+    /// A trainer whose weights have `step` steps behind them, the latest of which had gradients of these norms, and the
+    /// task that closes its steps, to be run beside it.
+    pub fn new(
+        options: TrainerOptions,
+        links: TrainerLinks,
+        step: u64,
+        gradient_norms: &[f64],
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        // Two steps can wait to be closed; then the next one waits too.
+        let (closing, finished) = mpsc::channel(2);
+        let committer = StepCommitter::new(options.clone(), links.clone(), step).run(finished);
+        let trainer = Self {
+            clip: RunningClip::new(options.clip_multiple, gradient_norms),
+            options,
+            links,
+            agreement: LogprobAgreement::Unknown { since: PolicyVersion(step) },
+            step,
+            refused: 0,
+            idle_since: Instant::now(),
+            accumulated: GradientAccumulation::default(),
+            closing,
+            over: false,
+            parked: Vec::new(),
+        };
+        (trainer, committer)
+    }
+}
+
+impl Actor for Trainer {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        if self.step >= self.options.max_steps {
+            self.end(None, ctx);
+        }
+    }
+}
+
+impl Handler<StageMessage<Batch>> for Trainer {
+    type Result = ();
+
+    fn handle(&mut self, message: StageMessage<Batch>, ctx: &mut Self::Context) {
+        let (batch, permit) = message.open();
+        if self.over || *self.links.stop.borrow() {
+            self.parked.push(batch);
+            return;
+        }
+        let mut work = StepInProgress {
+            options: self.options.clone(),
+            links: self.links.clone(),
+            step: self.step,
+            refused: self.refused,
+            clip: self.clip.clone(),
+            agreement: self.agreement,
+            closing: self.closing.clone(),
+        };
+        let mut accumulated = std::mem::take(&mut self.accumulated);
+        accumulated.idle += self.idle_since.elapsed();
+        if let Some(since) = batch.held_since {
+            // What it was held back while the trainer was busy cost nothing.
+            accumulated.held += since.max(self.idle_since).elapsed();
+        }
+        self.links.board.update(NAME, |s| s.busy = 1);
+        let training = async move {
+            let outcome = work.train(batch, accumulated).await;
+            drop(permit);
+            (outcome, work.clip, work.agreement)
+        };
+        ctx.wait(training.into_actor(self).map(|(outcome, clip, agreement), stage, ctx| {
+            stage.clip = clip;
+            stage.agreement = agreement;
+            stage.links.board.update(NAME, |s| s.busy = 0);
+            stage.idle_since = Instant::now();
+            stage.record(outcome, ctx);
+        }));
+    }
+}
+
+impl Handler<StageMessage<FinishRequest>> for Trainer {
+    type Result = ();
+
+    fn handle(&mut self, message: StageMessage<FinishRequest>, ctx: &mut Self::Context) {
+        let (FinishRequest(why), _permit) = message.open();
+        self.end(why, ctx);
+    }
+}
+
+impl Trainer {
+    fn record(&mut self, outcome: BatchOutcome, ctx: &mut Context<Self>) {
+        match outcome {
+            BatchOutcome::Accumulating(accumulated) => self.accumulated = *accumulated,
+            BatchOutcome::Stepped => {
+                self.step += 1;
+                self.refused = 0;
+                self.links.board.update(NAME, |s| s.done += 1);
+                if self.step >= self.options.max_steps {
+                    self.end(None, ctx);
+                }
+            }
+            BatchOutcome::Refused(why) => {
+                self.refused += 1;
+                self.links.ledger.refuse_batch();
+                self.links.board.update(NAME, |s| s.failed += 1);
+                error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused");
+                if self.refused >= self.options.max_refused {
+                    self.end(Some(format!("{} batches in a row were refused: {why}", self.refused)), ctx);
+                }
+            }
+            BatchOutcome::Fatal(why) => self.tell(CommitRequest::Failed(why), ctx),
+        }
+    }
+
+    /// Saves and ends, after all steps before; `why` if it is not as asked.
+    fn end(&mut self, why: Option<String>, ctx: &mut Context<Self>) {
+        let gradient_norms = self.clip.norms();
+        self.tell(CommitRequest::End { step: self.step, gradient_norms, why }, ctx);
+    }
+
+    /// Says the last word.
+    fn tell(&mut self, last: CommitRequest, ctx: &mut Context<Self>) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        let closing = self.closing.clone();
+        // The committer is gone only if it panicked, and then the run has ended with its words.
+        ctx.wait(async move { drop(closing.send(last).await) }.into_actor(self));
+    }
+}
+
+/// Whether sampler and trainer are known to agree about the logprobs of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogprobAgreement {
+    /// Nothing to compare has been trained yet. Weights of the version `since` or newer differ from those in training by
+    /// one optimizer step at most.
+    Unknown { since: PolicyVersion },
+    /// They agree, or the run continues although they do not.
+    Checked,
+}
+
+enum BatchOutcome {
+    /// More parts of the step are to come.
+    Accumulating(Box<GradientAccumulation>),
+    Stepped,
+    Refused(String),
+    Fatal(String),
+}
+
+/// One step under way.
+struct StepInProgress {
+    options: TrainerOptions,
+    links: TrainerLinks,
+    step: u64,
+    /// Batches refused for this step so far.
+    refused: u32,
+    clip: RunningClip,
+    agreement: LogprobAgreement,
+    closing: mpsc::Sender<CommitRequest>,
+}
+
+impl StepInProgress {
+    async fn train(&mut self, batch: Batch, mut accumulated: GradientAccumulation) -> BatchOutcome {
+        let Batch { groups, minibatch, minibatches, .. } = batch;
+        let version = PolicyVersion(self.step);
+        if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
+            return BatchOutcome::Fatal(format!(
+                "a group was played by weights newer than {version}: versions went back"
+            ));
+        }
+        let last = minibatch + 1 >= minibatches.get();
+        let steps_now = (minibatch + 1).is_multiple_of(minibatches.get() / self.options.substeps);
+        let due = |every: u64| last && every > 0 && (self.step + 1).is_multiple_of(every);
+        let save = due(self.options.save_every);
+        let publish = save || due(self.options.publish_every.get());
+        // A service gives each name once, and a batch that was refused has used its own up.
+        let name = match self.refused {
+            0 => format!("{:06}", self.step + 1),
+            n => format!("{:06}-{n}", self.step + 1),
+        };
+
+        let data: Vec<_> = groups.iter().flat_map(|g| g.data.iter().cloned()).collect();
+        let training = &self.links.training;
+        let started = Instant::now();
+        let busy = self.links.activity.enter(ActivityKind::Training);
+        // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
+        let teaches = accumulated.gradients || !data.is_empty();
+        let mut forward =
+            (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
+        // A gap means a wrong service or template: the weights are to be as they were.
+        if let LogprobAgreement::Unknown { since } = self.agreement
+            && let Some(pending) = forward.take()
+        {
+            let result = pending.await;
+            if let Ok(forward) = &result {
+                match first_step::check(&self.options, since, &groups, forward) {
+                    Ok(true) => self.agreement = LogprobAgreement::Checked,
+                    Ok(false) => {}
+                    Err(why) => {
+                        gradient_accumulation::fail(&groups, &why);
+                        return BatchOutcome::Fatal(why);
+                    }
+                }
+            }
+            forward = Some(Box::pin(ready(result)));
+        }
+        let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
+        let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
+        match OptionFuture::from(forward).await {
+            Some(Ok(forward)) => match not_finite(&groups, &forward) {
+                None => accumulated.add(groups, data, forward),
+                Some(why) => {
+                    gradient_accumulation::fail(&groups, &why);
+                    return BatchOutcome::Fatal(why);
+                }
+            },
+            Some(Err(error)) => {
+                accumulated.refuse(&groups, &error);
+                // The service may still carry out a pass that was given up.
+                if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
+                {
+                    return accumulated.give_up(&error);
+                }
+            }
+            None => accumulated.groups.extend(groups),
+        }
+        if let Some(optim) = optim {
+            match optim.await {
+                // After a refused part there may have been nothing to step with; then the step changed nothing.
+                Ok(optim) if accumulated.gradients => {
+                    if let Some(clipped) = self.clip.record(&optim) {
+                        self.report(clipped);
+                        accumulated.clipped += 1;
+                    }
+                    if let LogprobAgreement::Unknown { since } = &mut self.agreement {
+                        *since = (*since).max(version);
+                    }
+                    accumulated.stepped(optim);
+                }
+                Ok(_) => {}
+                Err(_) if !accumulated.gradients => {}
+                Err(error @ BackendError::Rejected(_)) => accumulated.refuse_step(&error),
+                // The gradients may still be there: the next batch would be trained together with this one.
+                Err(error) => return accumulated.give_up(&error),
+            }
+        }
+        if steps_now {
+            accumulated.close_step();
+        }
+        drop(busy);
+        accumulated.train += started.elapsed();
+        if !last {
+            return BatchOutcome::Accumulating(Box::new(accumulated));
+        }
+        if accumulated.groups.is_empty() {
+            return BatchOutcome::Refused(
+                accumulated.refused.unwrap_or_else(|| "the batch was empty".into()),
+            );
+        }
+        if accumulated.optim.is_none() {
+            warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+        }
+        // Shadows start from the checkpoint, where there is one.
+        let shadows = self.links.shadow_checkpoints.as_ref().filter(|_| publish && !save);
+        let shadow_state = shadows.map(|_| training.save_state(&format!("{name}-shadow")));
+        let state = save.then(|| {
+            let pending = training.save_state(&name).shared();
+            (name, pending)
+        });
+        let done = CompletedStep {
+            step: self.step + 1,
+            adam: self.adam(),
+            gradient_norms: self.clip.norms(),
+            accumulated,
+            export,
+            state,
+            shadow_state,
+        };
+        match self.closing.send(CommitRequest::Commit(Box::new(done))).await {
+            Ok(()) => BatchOutcome::Stepped,
+            Err(_) => BatchOutcome::Fatal("nobody closes the steps any more".into()),
+        }
+    }
+
+    /// The optimizer's settings of this step.
+    fn adam(&self) -> AdamParams {
+        let adam = self.options.adam;
+        let share = self.options.rate.share(self.step, self.options.max_steps);
+        let running = self.clip.limit().filter(|_| adam.grad_clip_norm == 0.0);
+        AdamParams {
+            learning_rate: adam.learning_rate * share,
+            grad_clip_norm: running.unwrap_or(adam.grad_clip_norm),
+            ..adam
+        }
+    }
+
+    fn report(&self, ClippedGradient { norm, limit }: ClippedGradient) {
+        warn!(
+            step = self.step + 1,
+            norm,
+            limit,
+            "the gradient was far above those of the steps before and was clipped (`optim.grad_clip_multiple`): look at \
+             `optim/max_abs_logprob_gap`, and at the rewards of the step"
+        );
+    }
+}
+
+/// Says which group's log-probs are not finite: the weights, or the gradients by now, are not either.
+fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<String> {
+    let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
+    let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
+    let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
+    Some(format!("the pass gave {group} log-probs that are not finite: go on from the last state"))
+}

@@ -1,0 +1,54 @@
+//! How long measurements wait, and how long they take.
+
+use crate::telemetry::names;
+use minds_core::reward::Metrics;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Sums over all measurements that brought a number.
+#[derive(Default)]
+pub struct ShadowMeter {
+    done: AtomicU64,
+    waited_nanos: AtomicU64,
+    worked_nanos: AtomicU64,
+}
+
+impl ShadowMeter {
+    pub(crate) fn note(&self, waited: Duration, worked: Duration) {
+        self.done.fetch_add(1, Relaxed);
+        self.waited_nanos.fetch_add(waited.as_nanos() as u64, Relaxed);
+        self.worked_nanos.fetch_add(worked.as_nanos() as u64, Relaxed);
+    }
+
+    /// The sums so far.
+    pub(crate) fn read(&self) -> ShadowMeterReading {
+        ShadowMeterReading {
+            done: self.done.load(Relaxed),
+            waited_s: self.waited_nanos.load(Relaxed) as f64 * 1e-9,
+            worked_s: self.worked_nanos.load(Relaxed) as f64 * 1e-9,
+        }
+    }
+}
+
+/// The sums at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ShadowMeterReading {
+    /// Measurements.
+    pub done: u64,
+    /// Seconds that they waited for an adapter.
+    pub waited_s: f64,
+    /// Seconds that they took.
+    pub worked_s: f64,
+}
+
+impl ShadowMeterReading {
+    /// The means since an earlier reading, if anything was measured.
+    pub(crate) fn report(&self, earlier: &Self, out: &mut Metrics) {
+        let count = (self.done - earlier.done) as f64;
+        out.insert(names::SHADOW_MEASURED.into(), count);
+        if count > 0.0 {
+            out.insert(names::SHADOW_WAIT.into(), (self.waited_s - earlier.waited_s) / count);
+            out.insert(names::SHADOW_SERVICE.into(), (self.worked_s - earlier.worked_s) / count);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What a policy did: turns of prompt and answer, and the training data they make.
+
+use crate::chat::Message;
+use crate::datum::{Datum, DatumError, LossInputs};
+use crate::environment::Item;
+use crate::ids::{ItemKey, PolicyVersion, RolloutId, Token};
+use crate::sampling::Completion;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// One exchange: everything the policy read, and what it answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// All tokens before the answer.
+    pub prompt: Arc<[Token]>,
+    /// The tokens that the policy sampled.
+    #[serde(rename = "answer")]
+    pub completion: Completion,
+    /// The answer as text, without its stop.
+    pub text: String,
+    /// Whether the answer ended with exactly one stop.
+    pub complete: bool,
+}
+
+/// One finished rollout.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// Its name.
+    pub id: RolloutId,
+    /// The item played.
+    pub item: ItemKey,
+    /// The weights that sampled it, stamped when the request was sent.
+    pub policy: PolicyVersion,
+    /// At least one turn.
+    pub turns: Vec<Turn>,
+    /// The conversation to which the first answer was given, where the environment made it while it played; nothing
+    /// where it is the item's.
+    #[serde(default)]
+    pub opening: Arc<[Message]>,
+}
+
+impl Rollout {
+    /// The conversation to which the first answer was given.
+    #[must_use]
+    pub fn prompt<'a>(&'a self, item: &'a Item) -> &'a [Message] {
+        if self.opening.is_empty() { &item.prompt } else { &self.opening }
+    }
+
+    /// Tokens that the policy sampled.
+    #[must_use]
+    pub fn sampled_tokens(&self) -> usize {
+        self.turns.iter().map(|turn| turn.completion.tokens.len()).sum()
+    }
+
+    /// Tokens of the last prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> usize {
+        self.turns.last().map_or(0, |turn| turn.prompt.len())
+    }
+
+    /// The data for a policy loss: sampled tokens carry their log-prob and their advantage, all others zeros. The
+    /// advantage is asked for by turn and by token of its answer, from 0.
+    ///
+    /// Turns are merged into one datum as long as each prompt extends everything before it (the extension
+    /// property); a turn whose prompt does not extend the history starts a new datum.
+    ///
+    /// # Errors
+    /// A log-prob that is missing or not finite.
+    pub fn data(&self, advantage: impl Fn(usize, usize) -> f32) -> Result<Vec<Datum>, DatumError> {
+        let mut data = Vec::new();
+        let mut open = Sequence::default();
+        for (at, turn) in self.turns.iter().enumerate() {
+            if !turn.prompt.starts_with(&open.tokens) {
+                data.extend(std::mem::take(&mut open).close()?);
+            }
+            open.observe(&turn.prompt[open.tokens.len()..]);
+            open.act(&turn.completion, |token| advantage(at, token))?;
+        }
+        data.extend(open.close()?);
+        Ok(data)
+    }
+}
+
+/// Tokens so far, with the log-prob and the advantage of each.
+#[derive(Default)]
+struct Sequence {
+    tokens: Vec<Token>,
+    logprobs: Vec<f32>,
+    advantages: Vec<f32>,
+}
+
+impl Sequence {
+    fn observe(&mut self, tokens: &[Token]) {
+        self.tokens.extend_from_slice(tokens);
+        self.logprobs.resize(self.tokens.len(), 0.0);
+        self.advantages.resize(self.tokens.len(), 0.0);
+    }
+
+    fn act(&mut self, answer: &Completion, advantage: impl Fn(usize) -> f32) -> Result<(), DatumError> {
+        if answer.logprobs.len() != answer.tokens.len() {
+            return Err(DatumError::Length {
+                tensor: "logprobs",
+                len: answer.logprobs.len(),
+                expected: answer.tokens.len(),
+            });
+        }
+        self.tokens.extend_from_slice(&answer.tokens);
+        self.logprobs.extend_from_slice(&answer.logprobs);
+        self.advantages.extend((0..answer.tokens.len()).map(advantage));
+        Ok(())
+    }
+
+    /// Shifts by one: the input drops the last token, everything that describes a target drops the first.
+    fn close(mut self) -> Result<Option<Datum>, DatumError> {
+        if self.tokens.len() < 2 {
+            return Ok(None);
+        }
+        let targets = self.tokens.split_off(1);
+        let mut input = self.tokens;
+        input.extend_from_slice(&targets[..targets.len() - 1]);
+        let inputs = LossInputs::Policy {
+            logprobs: self.logprobs.split_off(1),
+            advantages: self.advantages.split_off(1),
+        };
+        Datum::new(input, targets, inputs).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::GroupId;
+    use crate::sampling::StopReason;
+
+    fn turn(prompt: &[Token], answer: &[Token], logprobs: &[f32]) -> Turn {
+        Turn {
+            prompt: prompt.into(),
+            completion: Completion {
+                tokens: answer.to_vec(),
+                logprobs: logprobs.to_vec(),
+                stop: StopReason::Stop,
+                topk: None,
+            },
+            text: String::new(),
+            complete: true,
+        }
+    }
+
+    fn rollout(turns: Vec<Turn>) -> Rollout {
+        Rollout {
+            id: RolloutId { group: GroupId(0), member: 0 },
+            item: ItemKey { component: 0, item: 0 },
+            policy: PolicyVersion(0),
+            turns,
+            opening: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn every_tensor_describes_the_token_predicted_from_its_position() {
+        let data = rollout(vec![turn(&[1, 2], &[3, 4], &[-0.5, -0.25])])
+            .data(|_, token| 2.0 + token as f32)
+            .unwrap();
+        assert_eq!(data.len(), 1);
+        assert_eq!(data[0].input(), [1, 2, 3]);
+        assert_eq!(data[0].targets(), [2, 3, 4]);
+        assert_eq!(
+            *data[0].inputs(),
+            LossInputs::Policy { logprobs: vec![0.0, -0.5, -0.25], advantages: vec![0.0, 2.0, 3.0] }
+        );
+    }
+
+    #[test]
+    fn turns_that_extend_the_history_share_a_datum() {
+        let data = rollout(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 2, 9], &[3], &[-2.0])])
+            .data(|turn, _| turn as f32 + 1.0)
+            .unwrap();
+        assert_eq!(data.len(), 1);
+        assert_eq!(data[0].input(), [1, 2, 9]);
+        assert_eq!(
+            *data[0].inputs(),
+            LossInputs::Policy { logprobs: vec![-1.0, 0.0, -2.0], advantages: vec![1.0, 0.0, 2.0] }
+        );
+    }
+
+    #[test]
+    fn a_prompt_that_rewrites_history_starts_a_new_datum() {
+        let data =
+            rollout(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 7], &[3], &[-2.0])]).data(|_, _| 1.0).unwrap();
+        assert_eq!(data.iter().map(|d| d.input().to_vec()).collect::<Vec<_>>(), [vec![1], vec![1, 7]]);
+    }
+
+    #[test]
+    fn a_sampled_token_without_a_logprob_is_an_error() {
+        assert!(rollout(vec![turn(&[1], &[2, 3], &[-1.0])]).data(|_, _| 1.0).is_err());
+    }
+}

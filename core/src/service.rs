@@ -1,0 +1,159 @@
+//! The Tinker service as the line sees it: sample, score, train, save.
+//!
+//! Submission and result are two things. A method of [`TrainingBackend`] fixes the request's place in the order
+//! when it is *called*; the returned [`Pending`] only waits for the answer and may be dropped. So a caller can
+//! queue `forward_backward`, `optim_step` and an export back to back.
+
+use crate::datum::Datum;
+pub use crate::forward::{ForwardOutput, LOGPROB_ROUNDING};
+use crate::ids::Token;
+use crate::lora::LoraSpec;
+use crate::loss::Loss;
+use crate::optim::AdamParams;
+use crate::sampling::{SampleRequest, SampleResponse};
+use async_trait::async_trait;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// The answer to a submitted request.
+pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
+
+/// Failures by what the caller can do about them.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum BackendError {
+    /// The request itself is wrong: never retry it.
+    #[error("the service refused the request: {0}")]
+    Rejected(String),
+    /// The service does not offer this.
+    #[error("the service cannot do this: {0}")]
+    Unsupported(String),
+    /// The service failed: the same request may succeed if it is sent again.
+    #[error("the service failed: {0}")]
+    Unavailable(String),
+    /// The service is there, and did not have the answer within the time that it may take. The request is not sent again
+    /// for that reason: a limit that is waited out several times is no limit.
+    #[error("the service took too long: {0}")]
+    TimedOut(String),
+    /// The service has not answered for the longest that is waited for it: give up.
+    #[error("the service is away: {0}")]
+    Away(String),
+    /// The client, session or model is gone: give up.
+    #[error("the service is lost: {0}")]
+    Lost(String),
+}
+
+impl BackendError {
+    /// Whether the same request may succeed if it is sent again now.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+/// What a service says about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceInfo {
+    /// For people: `embedded` or the server's address.
+    pub name: String,
+    /// The base model served.
+    pub base_model: String,
+    /// Longest sequence, prompt and samples together.
+    pub context: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Whether it answers `topk_prompt_logprobs`.
+    pub topk_prompt_logprobs: bool,
+}
+
+/// A connection to a service for one base model.
+#[async_trait]
+pub trait Service: Send + Sync {
+    /// What it is and can do.
+    fn info(&self) -> ServiceInfo;
+
+    /// A new adapter to train.
+    async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError>;
+
+    /// A sampler over the base model, without an adapter.
+    async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError>;
+
+    /// A sampler over saved weights.
+    async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError>;
+
+    /// Deletes saved weights. This is an optional ability: without it, what was saved stays.
+    async fn delete(&self, path: &str) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(format!("deleting {path}")))
+    }
+
+    /// Has the service delete saved weights by itself after this time. This is an optional ability: without it, what was
+    /// saved stays.
+    async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(format!("deleting {path} after {} s", after.as_secs())))
+    }
+}
+
+/// A fixed set of weights to sample from. Training never changes it.
+#[async_trait]
+pub trait SamplingBackend: Send + Sync {
+    /// Draws `num_samples` continuations of one prompt.
+    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError>;
+
+    /// Log-prob of each token given those before it; the first has none.
+    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+        let response = self.sample(SampleRequest::score(tokens)).await?;
+        response.prompt_logprobs.ok_or_else(|| {
+            BackendError::Unsupported("it returned no prompt log-probs although they were asked for".into())
+        })
+    }
+}
+
+/// Result of an optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimStep {
+    /// Numbers the service reports, by name, for example `grad_norm`.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// Sampler weights made from the adapter as it was when the export was submitted.
+#[derive(Clone)]
+pub struct Export {
+    /// Sampler over these weights.
+    pub sampler: Arc<dyn SamplingBackend>,
+    /// Where they are kept, if they were named.
+    pub path: Option<String>,
+}
+
+/// One adapter in training. Requests are executed in the order of the calls.
+pub trait TrainingBackend: Send + Sync {
+    /// Computes losses without gradients.
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput>;
+
+    /// Adds the gradients of the summed loss to those not yet stepped. Refuses numbers that are not finite and
+    /// then leaves the gradients as they were.
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput>;
+
+    /// Applies and clears the accumulated gradients. A step that gives numbers which are not finite is refused
+    /// ([`BackendError::Rejected`]): weights and moments stay as they were, and the gradients are cleared all the same.
+    /// The embedded engine leaves everything as it is when there are none; other services may move the weights by the
+    /// optimizer's momentum.
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep>;
+
+    /// Saves weights and optimizer under a name; answers with the path.
+    fn save_state(&self, name: &str) -> Pending<String>;
+
+    /// Loads weights, and the optimizer's state if asked; otherwise the optimizer starts afresh.
+    fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()>;
+
+    /// Makes a sampler of the current weights; with a name it is also kept on the service.
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export>;
+
+    /// Gives the adapter up, so that the service can use its place; nothing may be asked of it afterwards. A service
+    /// that holds an adapter only as long as this value lives has nothing to do, as this default does.
+    fn release(&self) -> Pending<()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}

@@ -1,0 +1,103 @@
+//! The service's checkpoints: a store, and the base model that they belong to.
+
+use crate::adapter::Adapter;
+use crate::checkpoint::{
+    BaseModelIdentity, CheckpointAddress, CheckpointNotes, CheckpointPurpose, CheckpointStore, read_adapter,
+    read_optimizer, write_adapter, write_notes, write_optimizer,
+};
+use crate::model::Model;
+use crate::optim::AdamState;
+use minds_core::service::BackendError;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// What is to be kept, and how.
+pub(super) struct CheckpointSave {
+    pub(super) address: CheckpointAddress,
+    /// Whether the name may be taken.
+    pub(super) overwrite: bool,
+    pub(super) notes: CheckpointNotes,
+}
+
+/// Saves and loads for one base model. Its methods run the model and touch the disk: call them in a training job.
+pub(super) struct AdapterStore {
+    model: Arc<Model<f32>>,
+    name: String,
+    base: OnceLock<BaseModelIdentity>,
+    store: Option<CheckpointStore>,
+}
+
+impl AdapterStore {
+    pub(super) fn new(model: Arc<Model<f32>>, name: String, store: Option<CheckpointStore>) -> Self {
+        Self { model, name, base: OnceLock::new(), store }
+    }
+
+    pub(super) fn base_name(&self) -> &str {
+        &self.name
+    }
+
+    /// A free run name, if there is a store to keep runs apart.
+    pub(super) fn claim_run(&self) -> Result<Option<String>, BackendError> {
+        Ok(self.store.as_ref().map(|store| store.claim_run("run")).transpose()?)
+    }
+
+    /// Saves an adapter, with its optimizer for a training checkpoint.
+    pub(super) fn save(
+        &self,
+        save: &CheckpointSave,
+        adapter: &Adapter<f32>,
+        optimizer: &AdamState<f32>,
+    ) -> Result<(), BackendError> {
+        let (base, store) = (self.base()?, self.store()?);
+        let write = |folder: &Path| {
+            write_adapter(folder, adapter, base)?;
+            write_notes(folder, &save.notes)?;
+            match save.address.kind() {
+                CheckpointPurpose::Training => write_optimizer(folder, adapter, optimizer),
+                CheckpointPurpose::Sampler => Ok(()),
+            }
+        };
+        Ok(if save.overwrite {
+            store.replace(&save.address, write)
+        } else {
+            store.save(&save.address, write)
+        }?)
+    }
+
+    pub(super) fn load(&self, address: &CheckpointAddress) -> Result<Adapter<f32>, BackendError> {
+        let base = self.base()?;
+        Ok(self.store()?.read(address, |folder| read_adapter(folder, base))?)
+    }
+
+    /// An adapter to train on, with the optimizer's state of the same save or with a fresh one.
+    pub(super) fn load_training(
+        &self,
+        address: &CheckpointAddress,
+        with_optimizer: bool,
+    ) -> Result<(Adapter<f32>, AdamState<f32>), BackendError> {
+        let base = self.base()?;
+        Ok(self.store()?.read(address, |folder| {
+            let adapter = read_adapter(folder, base)?;
+            let optimizer = match with_optimizer {
+                true => read_optimizer(folder, &adapter)?,
+                false => AdamState::new(&adapter),
+            };
+            Ok((adapter, optimizer))
+        })?)
+    }
+
+    pub(super) fn store(&self) -> Result<&CheckpointStore, BackendError> {
+        self.store.as_ref().ok_or_else(|| {
+            BackendError::Unsupported("weights are kept only if the engine has a state folder".into())
+        })
+    }
+
+    fn base(&self) -> Result<&BaseModelIdentity, BackendError> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let base =
+            BaseModelIdentity::of(&self.name, &self.model).map_err(|e| BackendError::Lost(e.to_string()))?;
+        Ok(self.base.get_or_init(|| base))
+    }
+}

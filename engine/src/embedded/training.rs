@@ -1,0 +1,313 @@
+//! One adapter in training on the embedded engine.
+//!
+//! A job works on copies and puts them in place at its end: a refused or broken job leaves weights, gradients and
+//! moments as they were, except that a refused optimizer step drops the gradients that it was asked to apply.
+
+use super::EmbeddedSampler;
+use super::adapter_store::{AdapterStore, CheckpointSave};
+use crate::adapter::{Adapter, Grads};
+use crate::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
+use crate::error::EngineError;
+use crate::optim::{AdamState, adam_step};
+use crate::runtime::{AdapterSnapshot, Engine};
+use crate::train::{self, LogprobRows, PassOptions, PassOutput};
+use minds_core::architecture::Architecture;
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::lora::LoraSpec;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::service::{BackendError, Export, ForwardOutput, OptimStep, Pending, TrainingBackend};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An adapter of the embedded engine.
+pub struct EmbeddedTraining {
+    engine: Arc<Engine>,
+    adapter_store: Arc<AdapterStore>,
+    run: String,
+    spec: LoraSpec,
+    rows: LogprobRows,
+    /// Locked by the training thread only.
+    state: Arc<Mutex<AdapterState>>,
+}
+
+struct AdapterState {
+    adapter: Adapter<f32>,
+    grads: Grads<f32>,
+    /// Whether a pass has added to the gradients since the last step.
+    accumulated: bool,
+    optimizer: AdamState<f32>,
+    /// The adapter as it is, once somebody needed it packed.
+    snapshot: Option<Arc<AdapterSnapshot>>,
+}
+
+impl AdapterState {
+    fn new(adapter: Adapter<f32>, optimizer: AdamState<f32>) -> Self {
+        Self { grads: adapter.zero_grads(), accumulated: false, optimizer, snapshot: None, adapter }
+    }
+
+    /// Drops the gradients since the last step.
+    fn clear_gradients(&mut self) {
+        self.grads.clear();
+        self.accumulated = false;
+    }
+
+    fn snapshot(&mut self) -> Arc<AdapterSnapshot> {
+        let make = || Arc::new(AdapterSnapshot::new(self.adapter.weights()));
+        self.snapshot.get_or_insert_with(make).clone()
+    }
+}
+
+impl EmbeddedTraining {
+    /// A fresh adapter.
+    pub(super) async fn create(
+        engine: Arc<Engine>,
+        adapter_store: Arc<AdapterStore>,
+        run: String,
+        spec: LoraSpec,
+        rows: LogprobRows,
+    ) -> Result<Self, BackendError> {
+        let model = engine.model().clone();
+        let adapter =
+            engine.train(move |_| Adapter::new(model.architecture(), &spec).map_err(refused)).await?;
+        let optimizer = AdamState::new(&adapter);
+        Ok(Self::of(engine, adapter_store, run, adapter, optimizer, rows))
+    }
+
+    pub(super) fn of(
+        engine: Arc<Engine>,
+        adapter_store: Arc<AdapterStore>,
+        run: String,
+        adapter: Adapter<f32>,
+        optimizer: AdamState<f32>,
+        rows: LogprobRows,
+    ) -> Self {
+        let spec = adapter.spec().clone();
+        let state = Arc::new(Mutex::new(AdapterState::new(adapter, optimizer)));
+        Self { engine, adapter_store, run, spec, rows, state }
+    }
+
+    /// The run under which weights are saved.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// What the adapter is made of.
+    #[must_use]
+    pub fn spec(&self) -> &LoraSpec {
+        &self.spec
+    }
+
+    /// Queues a job on the state.
+    fn submit<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut AdapterState) -> Result<T, BackendError> + Send + 'static,
+    ) -> Pending<T> {
+        let state = self.state.clone();
+        self.engine.train(move |_| job(&mut lock(&state)))
+    }
+
+    fn pass(&self, data: Vec<Datum>, loss: Loss, with_gradients: bool) -> Pending<ForwardOutput> {
+        let model = self.engine.model().clone();
+        if let Err(error) = check_data(model.architecture(), &data, loss) {
+            return refuse(error);
+        }
+        // Forward has no gradients to save work for, so it always answers in full.
+        let rows = if with_gradients { self.rows } else { LogprobRows::All };
+        let options = PassOptions { rows, ..PassOptions::default() };
+        let note = self.engine.note_trained(data.iter().map(Datum::len).sum());
+        let state = self.state.clone();
+        self.engine.train(move |workspace| {
+            let state = &mut *lock(&state);
+            let snapshot = state.snapshot();
+            let weights = snapshot.weights();
+            let out = if with_gradients {
+                let mut grads = state.grads.clone();
+                let out =
+                    train::forward_backward(&model, weights, &data, loss, options, &mut grads, workspace);
+                let out = out.map_err(refused)?;
+                if !grads.values().iter().all(|g| g.is_finite()) {
+                    let reason = "the sum of the gradients is not finite; they were left as they were";
+                    return Err(BackendError::Rejected(reason.into()));
+                }
+                state.grads = grads;
+                state.accumulated = true;
+                out
+            } else {
+                train::forward(&model, Some(weights), &data, loss, options, workspace).map_err(refused)?
+            };
+            note();
+            Ok(answer(out, &data, rows))
+        })
+    }
+
+    /// Saves under a name, which may be taken if it is to be overwritten. Answers with a sampler over what was saved,
+    /// and its path.
+    pub fn save(
+        &self,
+        kind: CheckpointPurpose,
+        name: &str,
+        overwrite: bool,
+        notes: CheckpointNotes,
+    ) -> Pending<(EmbeddedSampler, String)> {
+        let address = match CheckpointAddress::new(&self.run, kind, name) {
+            Ok(address) => address,
+            Err(error) => return refuse(error.into()),
+        };
+        let (adapter_store, engine) = (self.adapter_store.clone(), self.engine.clone());
+        let save = CheckpointSave { address, overwrite, notes };
+        self.submit(move |state| {
+            adapter_store.save(&save, &state.adapter, &state.optimizer)?;
+            Ok((EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }, save.address.to_string()))
+        })
+    }
+
+    /// A sampler over the adapter as it is.
+    pub fn export(&self) -> Pending<EmbeddedSampler> {
+        let engine = self.engine.clone();
+        self.submit(move |state| Ok(EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }))
+    }
+}
+
+impl TrainingBackend for EmbeddedTraining {
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.pass(data, loss, false)
+    }
+
+    /// With [`LogprobRows::Trained`], log-probs of positions that carry no loss are NaN: they were not computed.
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.pass(data, loss, true)
+    }
+
+    /// Without gradients since the last step there is nothing to apply: weights and moments stay as they are. So a
+    /// step that was queued behind a pass that is refused does no harm.
+    ///
+    /// A step whose result is not finite is refused: weights and moments stay, and its gradients are dropped, so that
+    /// the next step is made of new ones. Parameters that are out of range are refused before, and change nothing.
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
+        if let Err(error) = params.check() {
+            return refuse(BackendError::Rejected(error.to_string()));
+        }
+        let note = self.engine.note_step();
+        self.submit(move |state| {
+            if !state.accumulated {
+                return Ok(OptimStep::default());
+            }
+            let stats = adam_step(&mut state.adapter, &state.grads, &mut state.optimizer, &params);
+            state.clear_gradients();
+            let stats = stats.map_err(|error| {
+                let reason = format!("{error}: weights and moments stay, the gradients are dropped");
+                BackendError::Rejected(reason)
+            })?;
+            state.snapshot = None;
+            note();
+            let metrics = [("grad_norm", stats.grad_norm), ("grad_clip", stats.clip)];
+            Ok(OptimStep { metrics: metrics.map(|(key, value)| (key.to_owned(), value)).into() })
+        })
+    }
+
+    fn save_state(&self, name: &str) -> Pending<String> {
+        let saved = self.save(CheckpointPurpose::Training, name, false, CheckpointNotes::default());
+        Box::pin(async move { Ok(saved.await?.1) })
+    }
+
+    fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
+        let address: CheckpointAddress = match path.parse() {
+            Ok(address) => address,
+            Err(error) => return refuse(BackendError::from(error)),
+        };
+        let (adapter_store, spec) = (self.adapter_store.clone(), self.spec.clone());
+        self.submit(move |state| {
+            let (adapter, optimizer) = adapter_store.load_training(&address, with_optimizer)?;
+            check_spec(&spec, adapter.spec())?;
+            *state = AdapterState::new(adapter, optimizer);
+            Ok(())
+        })
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        let Some(name) = name else {
+            let exported = self.export();
+            return Box::pin(async move { Ok(Export { sampler: Arc::new(exported.await?), path: None }) });
+        };
+        let saved = self.save(CheckpointPurpose::Sampler, name, false, CheckpointNotes::default());
+        Box::pin(async move {
+            let (sampler, path) = saved.await?;
+            Ok(Export { sampler: Arc::new(sampler), path: Some(path) })
+        })
+    }
+}
+
+/// The pass as the traits report it.
+fn answer(out: PassOutput<f32>, data: &[Datum], rows: LogprobRows) -> ForwardOutput {
+    let mut logprobs = out.logprobs;
+    if rows == LogprobRows::Trained {
+        for (logprobs, datum) in logprobs.iter_mut().zip(data) {
+            let skipped = |t: usize| match datum.inputs() {
+                LossInputs::Weights(weights) => weights[t] == 0.0,
+                LossInputs::Policy { logprobs, advantages } => logprobs[t] == 0.0 && advantages[t] == 0.0,
+            };
+            for (position, logprob) in logprobs.iter_mut().enumerate().filter(|(t, _)| skipped(*t)) {
+                debug_assert_eq!(*logprob, 0.0, "position {position} was computed");
+                *logprob = f32::NAN;
+            }
+        }
+    }
+    ForwardOutput { logprobs, metrics: BTreeMap::from([("loss:sum".to_owned(), out.loss)]) }
+}
+
+/// Refuses data that no pass can read, before it waits in the queue.
+fn check_data(arch: &Architecture, data: &[Datum], loss: Loss) -> Result<(), BackendError> {
+    if data.is_empty() {
+        return Err(BackendError::Rejected("there are no data".into()));
+    }
+    for (index, datum) in data.iter().enumerate() {
+        let wrong = |error: EngineError| BackendError::Rejected(format!("datum {index}: {error}"));
+        let mut tokens = datum.input().iter().chain(datum.targets());
+        if let Some(token) = tokens.find(|token| **token as usize >= arch.vocab) {
+            return Err(wrong(EngineError::Token { token: *token, vocab: arch.vocab }));
+        }
+        if datum.len() > arch.context {
+            return Err(wrong(EngineError::TooLong { len: datum.len(), context: arch.context }));
+        }
+        if matches!(datum.inputs(), LossInputs::Weights(_)) != (loss == Loss::CrossEntropy) {
+            return Err(refused(EngineError::LossInputs { datum: index, loss: loss.name() }));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses weights of another form; the seed may differ.
+fn check_spec(own: &LoraSpec, other: &LoraSpec) -> Result<(), BackendError> {
+    let form = |spec: &LoraSpec| {
+        let mut targets = spec.targets.clone();
+        targets.sort_unstable();
+        (spec.rank, spec.alpha.to_bits(), targets)
+    };
+    if form(own) == form(other) {
+        return Ok(());
+    }
+    Err(BackendError::Rejected(format!(
+        "the saved adapter has rank {}, alpha {} and {} targets, this one rank {}, alpha {} and {}",
+        other.rank,
+        other.alpha,
+        other.targets.len(),
+        own.rank,
+        own.alpha,
+        own.targets.len()
+    )))
+}
+
+fn lock(state: &Mutex<AdapterState>) -> MutexGuard<'_, AdapterState> {
+    // A job that panicked had changed nothing yet.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn refused(error: EngineError) -> BackendError {
+    BackendError::Rejected(error.to_string())
+}
+
+fn refuse<T: Send + 'static>(error: BackendError) -> Pending<T> {
+    Box::pin(std::future::ready(Err(error)))
+}

@@ -1,0 +1,290 @@
+//! The sampling loop: continuous batching on one thread.
+//!
+//! Each step runs one batch through the model: the last token of every live row, and a bounded piece of the prompts
+//! being read, so that a long prompt delays its neighbours by one piece and not by its length. New requests join
+//! at the next step, ended rows leave at once, and requests whose caller is gone are dropped. Requests start
+//! strictly in the order of arrival; what starts has its room reserved and runs to its end.
+
+use super::budget::KvBudget;
+use super::job::{DrawRule, PromptState, QueuedSample, SampleJob, SampleRow};
+use super::prefix::{PrefixCache, reusable};
+use super::stats::{EngineCounters, add, timed};
+use super::{AdapterSnapshot, catch_panic};
+use crate::model::{HiddenStates, Model, SequenceExtension, extend, logits};
+use minds_core::service::BackendError;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+/// Prompt tokens of a step while rows are being sampled: about the cost of two decode steps of the default model.
+const PREFILL_CHUNK_BESIDE_ROWS: usize = 64;
+/// Prompt tokens of a step when no row waits; larger pieces are hardly faster.
+const PREFILL_CHUNK_ALONE: usize = 256;
+/// Rows of logits that exist at once when prompts are scored.
+const SCORED_AT_ONCE: usize = 64;
+
+/// Everything the sampling thread owns.
+pub(crate) struct SamplingLoop {
+    pub(crate) model: Arc<Model<f32>>,
+    pub(crate) requests: Receiver<QueuedSample>,
+    pub(crate) counters: Arc<EngineCounters>,
+    pub(crate) stopping: Arc<AtomicBool>,
+    pub(crate) waiting: VecDeque<QueuedSample>,
+    pub(crate) running: Vec<SampleJob>,
+    pub(crate) budget: KvBudget,
+    pub(crate) cache: PrefixCache,
+}
+
+/// What one entry of a batch belongs to.
+enum BatchEntry {
+    Prompt { job: usize, at: usize, len: usize },
+    Row { job: usize },
+}
+
+/// What went through the model in one step, and what came out.
+type BatchOutput = (Vec<BatchEntry>, HiddenStates<f32>);
+
+impl SamplingLoop {
+    /// Serves requests until the engine is dropped or stopped. Open requests are then lost.
+    pub(crate) fn run(mut self, pool: &ThreadPool) {
+        let counters = self.counters.clone();
+        while self.receive() {
+            timed(&counters.sampling_nanos, || {
+                self.drop_abandoned();
+                self.admit();
+                pool.install(|| self.step());
+                self.retire_ended();
+            });
+            counters.rows.store(self.budget.used_rows() as u64, Ordering::Relaxed);
+            counters.kv_bytes.store(self.budget.used_bytes() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes in what has arrived; waits when there is nothing else to do. `false` ends the loop.
+    fn receive(&mut self) -> bool {
+        if self.running.is_empty() && self.waiting.is_empty() {
+            match self.requests.recv() {
+                Ok(queued) => self.waiting.push_back(queued),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.requests.try_recv() {
+                Ok(queued) => self.waiting.push_back(queued),
+                Err(TryRecvError::Empty) => return !self.stopping.load(Ordering::Relaxed),
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn drop_abandoned(&mut self) {
+        let before = self.waiting.len();
+        self.waiting.retain(|queued| !queued.reply.is_closed());
+        self.counters.waiting.fetch_sub((before - self.waiting.len()) as u64, Ordering::Relaxed);
+        for index in (0..self.running.len()).rev() {
+            if self.running[index].queued.reply.is_closed() {
+                drop(self.close(index));
+            }
+        }
+    }
+
+    /// Starts what fits. While a request lacks room for some of its rows, nothing behind it starts.
+    fn admit(&mut self) {
+        loop {
+            if let Some(job) = self.running.iter_mut().find(|job| job.needs_rows()) {
+                while job.needs_rows() && self.budget.reserve_row(job.queued.need) {
+                    job.reserved += 1;
+                }
+                if job.needs_rows() {
+                    return;
+                }
+            }
+            let Some(next) = self.waiting.front() else { return };
+            let hit = if next.request.topk_prompt_logprobs > 0 {
+                None
+            } else {
+                self.cache.find(next.snapshot_id(), &next.request.prompt, next.scored())
+            };
+            if self.is_prefilling(next, hit.as_ref().map_or(0, |h| h.len))
+                || !self.budget.reserve_prompt(next.need)
+            {
+                return;
+            }
+            let Some(queued) = self.waiting.pop_front() else { return };
+            self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+            add(&self.counters.cached_tokens, hit.as_ref().map_or(0, |h| h.len));
+            self.running.push(SampleJob::new(&self.model, queued, hit));
+        }
+    }
+
+    /// Whether a prompt now being read will soon serve more of this request's than `cached`. It then waits, so
+    /// that a group which arrives as single requests reads its common prompt once.
+    fn is_prefilling(&self, next: &QueuedSample, cached: usize) -> bool {
+        next.request.topk_prompt_logprobs == 0
+            && self.running.iter().any(|job| {
+                job.prefill_left() > 0
+                    && job.queued.snapshot_id() == next.snapshot_id()
+                    && (job.queued.scored() || !next.scored())
+                    && self.cache.accepts(job.queued.need.prompt_bytes)
+                    && reusable(&job.queued.request.prompt, &next.request.prompt, next.scored()) > cached
+            })
+    }
+
+    /// Draws, runs one batch, draws.
+    fn step(&mut self) {
+        add(&self.counters.steps, 1);
+        for job in &mut self.running {
+            match catch_panic("a sample", || Ok(job.start_rows()?)) {
+                Ok(drawn) => add(&self.counters.decoded_tokens, drawn),
+                Err(error) => job.failed = Some(error),
+            }
+        }
+        let model = self.model.clone();
+        let (parts, hidden) = match self.run_batch(&model) {
+            Ok(Some(batch)) => batch,
+            Ok(None) => return,
+            Err(error) => {
+                // Which of them is at fault cannot be told, and all their keys and values are in doubt.
+                self.running.iter_mut().for_each(|job| job.failed = Some(error.clone()));
+                return;
+            }
+        };
+        let outcome = catch_panic("a sampling step", || {
+            self.advance_prefill(&model, &parts, &hidden);
+            self.draw(&model, &parts, &hidden);
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            self.running.iter_mut().for_each(|job| job.failed = Some(error.clone()));
+        }
+    }
+
+    /// Runs the last token of every live row and a piece of the prompts.
+    fn run_batch(&mut self, model: &Model<f32>) -> Result<Option<BatchOutput>, BackendError> {
+        let is_live = |row: &SampleRow| !row.ended;
+        let rows = self.running.iter().any(|job| job.rows.iter().any(is_live));
+        let mut allowance = if rows { PREFILL_CHUNK_BESIDE_ROWS } else { PREFILL_CHUNK_ALONE };
+        let (mut parts, mut work) = (Vec::new(), Vec::new());
+        for (index, job) in self.running.iter_mut().enumerate().filter(|(_, job)| job.failed.is_none()) {
+            let adapter = job.queued.snapshot.as_deref().map(AdapterSnapshot::weights);
+            if let PromptState::Prefilling { kv } = &mut job.prompt {
+                let prompt = &job.queued.request.prompt;
+                let at = kv.len();
+                let len = allowance.min(prompt.len() - at);
+                if len > 0 {
+                    allowance -= len;
+                    parts.push(BatchEntry::Prompt { job: index, at, len });
+                    work.push(SequenceExtension { adapter, tokens: &prompt[at..at + len], kv });
+                }
+            }
+            for row in job.rows.iter_mut().filter(|row| is_live(row)) {
+                let tokens = &row.sampled.tokens[row.sampled.tokens.len() - 1..];
+                parts.push(BatchEntry::Row { job: index });
+                work.push(SequenceExtension { adapter, tokens, kv: &mut row.kv });
+            }
+        }
+        if work.is_empty() {
+            return Ok(None);
+        }
+        let hidden = catch_panic("a sampling step", || {
+            extend(model, &mut work).map_err(|e| BackendError::Unavailable(e.to_string()))
+        })?;
+        Ok(Some((parts, hidden)))
+    }
+
+    /// Scores the pieces read, and shares the prompts that are complete.
+    fn advance_prefill(&mut self, model: &Model<f32>, parts: &[BatchEntry], hidden: &HiddenStates<f32>) {
+        for (entry, part) in parts.iter().enumerate() {
+            let BatchEntry::Prompt { job, at, len } = *part else { continue };
+            add(&self.counters.prefilled_tokens, len);
+            let job = &mut self.running[job];
+            let rows: Vec<usize> = hidden.rows(entry).collect();
+            if job.queued.scored() {
+                let vocab = model.architecture().vocab;
+                let positions: Vec<usize> = (at..at + len).collect();
+                for (rows, positions) in rows.chunks(SCORED_AT_ONCE).zip(positions.chunks(SCORED_AT_ONCE)) {
+                    let block = logits(model, hidden, rows);
+                    for (row, position) in block.chunks(vocab).zip(positions) {
+                        if let Err(error) = job.score(*position, row) {
+                            job.failed = Some(error.into());
+                        }
+                    }
+                }
+            }
+            if at + len == job.queued.request.prompt.len() && job.failed.is_none() {
+                let first = logits(model, hidden, &rows[len - 1..]);
+                if let Some(shared) = job.share_prompt(model, first) {
+                    let known = job.queued.scored().then(|| job.logprobs.as_slice().into());
+                    let queued = &job.queued;
+                    self.cache.keep(queued.snapshot_id(), &queued.request.prompt, known, &shared);
+                }
+            }
+        }
+    }
+
+    /// Draws the next token of every row of the batch.
+    fn draw(&mut self, model: &Model<f32>, parts: &[BatchEntry], hidden: &HiddenStates<f32>) {
+        let last = |(entry, part): (usize, &BatchEntry)| match part {
+            BatchEntry::Row { .. } => Some(hidden.rows(entry).end - 1),
+            BatchEntry::Prompt { .. } => None,
+        };
+        let rows: Vec<usize> = parts.iter().enumerate().filter_map(last).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let block = logits(model, hidden, &rows);
+        let mut in_batch = vec![false; self.running.len()];
+        for part in parts {
+            if let BatchEntry::Row { job } = part {
+                in_batch[*job] = true;
+            }
+        }
+        let mut drawing: Vec<(usize, &mut SampleRow, DrawRule<'_>)> = Vec::new();
+        for (index, job) in self.running.iter_mut().enumerate().filter(|(index, _)| in_batch[*index]) {
+            let (rows, rule) = job.rows_and_rule();
+            drawing.extend(rows.iter_mut().filter(|row| !row.ended).map(|row| (index, row, rule)));
+        }
+        debug_assert_eq!(drawing.len(), rows.len(), "the rows of a batch are those that were live");
+        let failures: Vec<(usize, BackendError)> = drawing
+            .par_iter_mut()
+            .zip(block.par_chunks(model.architecture().vocab))
+            .filter_map(|((index, row, rule), logits)| {
+                catch_panic("a sample", || Ok(row.draw(logits, rule)?)).err().map(|error| (*index, error))
+            })
+            .collect();
+        add(&self.counters.decoded_tokens, rows.len());
+        for (index, error) in failures {
+            self.running[index].failed = Some(error);
+        }
+    }
+
+    /// Lets ended rows and requests go.
+    fn retire_ended(&mut self) {
+        for index in (0..self.running.len()).rev() {
+            if let Some(error) = self.running[index].failed.take() {
+                self.close(index).fail(error);
+                continue;
+            }
+            let job = &mut self.running[index];
+            let ended = job.retire_rows();
+            self.budget.release_rows(job.queued.need, ended);
+            if job.is_finished() {
+                self.close(index).answer();
+            }
+        }
+    }
+
+    /// Takes a request out and gives its room back.
+    fn close(&mut self, index: usize) -> SampleJob {
+        let job = self.running.remove(index);
+        self.budget.release_rows(job.queued.need, job.unreleased_rows());
+        self.budget.release_prompt(job.queued.need);
+        job
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! The training queue: one thread, strictly in the order of submission.
+//!
+//! A job that panics answers with an error and the next one runs. What a job changes it changes at its end, so a
+//! panic leaves its adapter as it was.
+
+use super::stats::{EngineCounters, timed};
+use crate::train::TrainingWorkspace;
+use rayon::ThreadPool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+
+/// Work that answers through a channel of its own and never panics. It may use the memory of the thread's passes.
+pub(crate) type TrainingTask = Box<dyn FnOnce(&mut TrainingWorkspace<f32>) + Send>;
+
+/// Runs tasks until the engine is dropped or stopped. Tasks still queued are then lost.
+pub(crate) fn run(
+    tasks: &Receiver<TrainingTask>,
+    pool: &ThreadPool,
+    counters: &Arc<EngineCounters>,
+    stopping: &AtomicBool,
+) {
+    let mut workspace = TrainingWorkspace::default();
+    while let Ok(task) = tasks.recv() {
+        if stopping.load(Ordering::Relaxed) {
+            return;
+        }
+        timed(&counters.training_nanos, || pool.install(|| task(&mut workspace)));
+    }
+}

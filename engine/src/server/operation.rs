@@ -1,0 +1,126 @@
+//! What can be asked of a model in training, and how it is carried out.
+
+use super::outcome::RequestOutcome;
+use super::state::ServerState;
+use crate::checkpoint::{CheckpointNotes, CheckpointPurpose};
+use crate::embedded::EmbeddedTraining;
+use minds_core::datum::Datum;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::service::{BackendError, TrainingBackend as _};
+use minds_tinker::types::{
+    LoadWeightsResponse, OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse, UnloadModel,
+};
+use std::sync::{Arc, Weak};
+
+/// A request to a model, checked as far as it can be before its turn.
+#[derive(Debug)]
+pub(super) enum ModelOperation {
+    /// `forward_backward` or `forward`.
+    Pass { data: Vec<Datum>, loss: Loss, with_gradients: bool },
+    /// `optim_step`
+    Step(AdamParams),
+    /// `save_weights`
+    Save { name: String, overwrite: bool, notes: CheckpointNotes },
+    /// `save_weights_for_sampler` under a name.
+    SaveSampler { name: String, notes: CheckpointNotes },
+    /// `save_weights_for_sampler` without a name: the sampler that is to have the weights.
+    Export { sampler: String, session: String },
+    /// `load_weights`
+    Load { path: String, optimizer: bool },
+    /// `unload_model`: the last one, which leaves the model's name in its answer.
+    Unload(UnloadModel),
+    /// It was wrong. It takes its turn all the same, for its number is used up.
+    Invalid { kind: &'static str, error: BackendError },
+}
+
+/// Names of the kinds, as the addresses of the API have them.
+pub(super) mod kind {
+    pub(crate) const FORWARD: &str = "forward";
+    pub(crate) const FORWARD_BACKWARD: &str = "forward_backward";
+    pub(crate) const OPTIM_STEP: &str = "optim_step";
+    pub(crate) const SAVE_WEIGHTS: &str = "save_weights";
+    pub(crate) const SAVE_WEIGHTS_FOR_SAMPLER: &str = "save_weights_for_sampler";
+    pub(crate) const LOAD_WEIGHTS: &str = "load_weights";
+    pub(crate) const UNLOAD_MODEL: &str = "unload_model";
+}
+
+impl ModelOperation {
+    /// The work, or the error in its place.
+    pub(super) fn or_invalid(kind: &'static str, operation: Result<Self, BackendError>) -> Self {
+        operation.unwrap_or_else(|error| Self::Invalid { kind, error })
+    }
+
+    /// What a repeated request must be again.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Pass { with_gradients: true, .. } => kind::FORWARD_BACKWARD,
+            Self::Pass { .. } => kind::FORWARD,
+            Self::Step(_) => kind::OPTIM_STEP,
+            Self::Save { .. } => kind::SAVE_WEIGHTS,
+            Self::SaveSampler { .. } | Self::Export { .. } => kind::SAVE_WEIGHTS_FOR_SAMPLER,
+            Self::Load { .. } => kind::LOAD_WEIGHTS,
+            Self::Unload(_) => kind::UNLOAD_MODEL,
+            Self::Invalid { kind, .. } => kind,
+        }
+    }
+
+    pub(super) async fn run(
+        self,
+        training: &EmbeddedTraining,
+        server: &Weak<ServerState>,
+    ) -> Result<RequestOutcome, BackendError> {
+        match self {
+            Self::Invalid { error, .. } => Err(error),
+            Self::Pass { data, loss, with_gradients } => {
+                let pass = if with_gradients {
+                    training.forward_backward(data, loss)
+                } else {
+                    training.forward(data, loss)
+                };
+                Ok(RequestOutcome::Pass(pass.await?))
+            }
+            Self::Step(params) => {
+                let metrics = training.optim_step(params).await?.metrics;
+                Ok(RequestOutcome::json(&OptimStepResponse { metrics: Some(metrics) }))
+            }
+            Self::Save { name, overwrite, notes } => {
+                let (_, path) = training.save(CheckpointPurpose::Training, &name, overwrite, notes).await?;
+                // They may have been sampled under this name as they were before.
+                open(server)?.samplers.forget(&path);
+                Ok(RequestOutcome::json(&SaveWeightsResponse { path, ..Default::default() }))
+            }
+            Self::SaveSampler { name, notes } => {
+                let (sampler, path) = training.save(CheckpointPurpose::Sampler, &name, false, notes).await?;
+                open(server)?.samplers.cache_weights(&path, sampler);
+                Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse {
+                    path: Some(path),
+                    ..Default::default()
+                }))
+            }
+            Self::Export { sampler: id, session } => {
+                let sampler = training.export().await?;
+                let server = open(server)?;
+                // Within the session: after its end there is nobody to end the sampler.
+                let added = server
+                    .sessions
+                    .with(&session, |_| Ok(server.samplers.add_exported(&id, &session, sampler)?));
+                added.map_err(|error| BackendError::Rejected(error.detail))?;
+                let sampling_session_id = Some(id);
+                Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse {
+                    sampling_session_id,
+                    ..Default::default()
+                }))
+            }
+            Self::Unload(request) => Ok(RequestOutcome::json(&request)),
+            Self::Load { path, optimizer } => {
+                training.load_state(&path, optimizer).await?;
+                Ok(RequestOutcome::json(&LoadWeightsResponse { path: Some(path), ..Default::default() }))
+            }
+        }
+    }
+}
+
+fn open(server: &Weak<ServerState>) -> Result<Arc<ServerState>, BackendError> {
+    server.upgrade().ok_or_else(|| BackendError::Lost("the server has stopped".into()))
+}

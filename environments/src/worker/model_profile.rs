@@ -1,0 +1,82 @@
+//! How the model reads and writes, for environments that speak text.
+
+use super::message::{ModelInfo, SamplingOverrides, StopOverride, WorkerRequest};
+use super::tools;
+use minds_core::chat::{Renderer, Termination, Tokenizer};
+use minds_core::ids::Token;
+use minds_core::sampling::{Completion, SamplingParams, Stop, StopReason};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A model's reading and writing, and how answers are drawn.
+#[derive(Clone)]
+pub struct ModelProfile {
+    /// How it reads conversations.
+    pub renderer: Arc<dyn Renderer>,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// How answers are drawn where an environment does not say otherwise.
+    pub sampling: SamplingParams,
+    /// Longest sequence, prompt and answer together.
+    pub context: usize,
+    /// The model's name.
+    pub base_model: String,
+}
+
+impl ModelProfile {
+    pub(super) fn model_info(&self) -> ModelInfo {
+        let stop = match self.renderer.stop() {
+            Stop::Tokens(tokens) => json!(tokens),
+            Stop::Strings(texts) => json!(texts),
+            Stop::ModelDefault => json!(self.tokenizer.stop_tokens()),
+        };
+        ModelInfo {
+            base_model: self.base_model.clone(),
+            vocab: self.tokenizer.vocab(),
+            eos: self.tokenizer.stop_tokens().first().copied(),
+            bos: self.tokenizer.bos(),
+            stop,
+        }
+    }
+
+    /// The answer to a question for which no weights are needed.
+    pub(super) fn answer_text_request(&self, op: &WorkerRequest) -> Option<Value> {
+        Some(match op {
+            WorkerRequest::Encode { text, special } => {
+                let bos = self.tokenizer.bos().filter(|_| *special);
+                json!(bos.into_iter().chain(self.tokenizer.encode(text)).collect::<Vec<Token>>())
+            }
+            WorkerRequest::Decode { tokens } => json!(self.tokenizer.decode(tokens)),
+            WorkerRequest::Render { messages } => {
+                json!(self.renderer.prompt(&tools::messages(messages, &[], |_| None)))
+            }
+            WorkerRequest::Parse { tokens } => {
+                let logprobs = vec![0.0; tokens.len()];
+                let sampled =
+                    Completion { tokens: tokens.clone(), logprobs, stop: StopReason::Stop, topk: None };
+                let parsed = self.renderer.parse(&sampled);
+                json!({ "text": parsed.text, "complete": parsed.termination == Termination::Stop })
+            }
+            _ => return None,
+        })
+    }
+
+    /// How an answer is drawn. `room` is what the context has left.
+    pub(super) fn params(&self, draw: &SamplingOverrides, room: usize) -> SamplingParams {
+        let usual = &self.sampling;
+        let stop = match &draw.stop {
+            None => usual.stop.clone(),
+            Some(StopOverride::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
+            // Besides these, the model's own end stops it.
+            Some(StopOverride::Texts(texts)) => Stop::Strings(texts.clone()),
+        };
+        SamplingParams {
+            max_tokens: draw.max_tokens.unwrap_or(usual.max_tokens).min(room),
+            temperature: draw.temperature.unwrap_or(usual.temperature),
+            top_k: draw.top_k.or(usual.top_k),
+            top_p: draw.top_p.unwrap_or(usual.top_p),
+            seed: draw.seed,
+            stop,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What a rollout may request, and what it gets. Requests are answered by
+//! [`RequestHandler`](super::request_handler::RequestHandler).
+
+use super::message::{ChatMessage, SamplingOverrides};
+use minds_core::chat::Message;
+use minds_core::environment::AdapterLease;
+use minds_core::ids::Token;
+use minds_core::reward::RewardError;
+use minds_core::sampling::{Completion, SamplingError};
+use minds_core::service::{BackendError, SamplingBackend};
+use serde_json::Value;
+use std::sync::Arc;
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+/// A question that is not answered, by what the asker can do about it.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub(super) enum WorkerRequestError {
+    /// The words are those by which programs of the field recognise this case.
+    #[error(
+        "This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens."
+    )]
+    TooLong { context: usize, tokens: usize },
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<SamplingError> for WorkerRequestError {
+    fn from(error: SamplingError) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+impl From<BackendError> for WorkerRequestError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Rejected(_) | BackendError::Unsupported(_) => Self::Invalid(error.to_string()),
+            BackendError::Unavailable(_)
+            | BackendError::TimedOut(_)
+            | BackendError::Away(_)
+            | BackendError::Lost(_) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<RewardError> for WorkerRequestError {
+    fn from(error: RewardError) -> Self {
+        if error.is_retryable() || error.is_unanswered() {
+            Self::Failed(error.to_string())
+        } else {
+            Self::Invalid(error.to_string())
+        }
+    }
+}
+
+/// A request for the policy's next answer.
+#[derive(Debug)]
+pub(super) enum CompletionRequest {
+    /// To a conversation.
+    Chat { messages: Vec<ChatMessage>, tools: Vec<Value>, draw: SamplingOverrides },
+    /// To a text.
+    Text { text: String, draw: SamplingOverrides },
+    /// To tokens.
+    Tokens { tokens: Vec<Token>, draw: SamplingOverrides },
+}
+
+/// Who waits for an answer.
+pub(super) enum Requester {
+    /// User code, by its call.
+    Worker(u64),
+    /// A program that speaks HTTP.
+    Http(oneshot::Sender<Result<Value, WorkerRequestError>>),
+}
+
+/// A question with its result.
+pub(super) struct CompletedRequest {
+    pub requester: Requester,
+    pub result: Result<RequestOutput, WorkerRequestError>,
+}
+
+/// What came out of a question.
+pub(super) enum RequestOutput {
+    /// An answer of the policy.
+    Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, has_tools: bool },
+    /// A borrowed adapter.
+    Adapter(AdapterLease),
+    /// Weights made from one.
+    Weights(Arc<dyn SamplingBackend>),
+    /// Anything else.
+    Value(Value),
+}

@@ -1,0 +1,251 @@
+//! Where the host's files lie, which interpreter runs them, and what a process is given.
+//!
+//! A process gets the variables of a list and those that the config names, never all: what is not in the list cannot
+//! leak, least of all the service's key. The probe for a module gets the same
+//! variables as the process that imports it, so that both find the same module.
+
+use super::locate::{ModuleLocation, locate};
+use super::options::PythonOptions;
+use super::worker_files::WorkerFiles;
+use crate::error::EnvError;
+use crate::registry;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use tokio::process::Command;
+
+/// The host, as it is shipped.
+const FILES: [(&str, &str); 12] = [
+    ("__init__.py", include_str!("../../python/minds_host/__init__.py")),
+    ("randomness.py", include_str!("../../python/minds_host/randomness.py")),
+    ("classic.py", include_str!("../../python/minds_host/classic.py")),
+    ("client.py", include_str!("../../python/minds_host/client.py")),
+    ("codec.py", include_str!("../../python/minds_host/codec.py")),
+    ("verifiers_v1.py", include_str!("../../python/minds_host/verifiers_v1.py")),
+    ("verifiers_legacy.py", include_str!("../../python/minds_host/verifiers_legacy.py")),
+    ("main.py", include_str!("../../python/minds_host/main.py")),
+    ("objects.py", include_str!("../../python/minds_host/objects.py")),
+    ("plain.py", include_str!("../../python/minds_host/plain.py")),
+    ("sdk.py", include_str!("../../python/minds_host/sdk.py")),
+    ("wire.py", include_str!("../../python/minds_host/wire.py")),
+];
+
+/// The host's folder leaves the path of imports before user code is found.
+const START: &str = "import sys; sys.path.insert(0, sys.argv[1]); from minds_host import main; \
+                     sys.path.remove(sys.argv[1]); main.main()";
+
+/// Ends with 0 if there is a module of this name; it is not imported.
+const FIND: &str = "import sys; import importlib.util as u; \
+                    sys.exit(u.find_spec(sys.argv[1].split('.')[0]) is None)";
+
+/// Variables that every process gets if they are set.
+const PASSED: [&str; 31] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "PYTHONNOUSERSITE",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+    "NLTK_DATA",
+];
+
+/// Settings that keep libraries from drawing bars and from taking every core, and sets of texts in one order everywhere.
+const SET: [(&str, &str); 8] = [
+    ("PYTHONHASHSEED", "0"),
+    ("PYTHONUNBUFFERED", "1"),
+    ("PYTHONIOENCODING", "utf-8"),
+    ("TQDM_DISABLE", "1"),
+    ("HF_DATASETS_DISABLE_PROGRESS_BARS", "1"),
+    ("TOKENIZERS_PARALLELISM", "false"),
+    ("OMP_NUM_THREADS", "1"),
+    ("OPENBLAS_NUM_THREADS", "1"),
+];
+
+/// Hosts that are asked without a proxy, under both names that libraries read.
+const SPARED: [&str; 2] = ["NO_PROXY", "no_proxy"];
+
+/// What is loaded, and by what.
+#[derive(Debug)]
+pub(super) struct WorkerSetup {
+    folder: PathBuf,
+    interpreter: PathBuf,
+    /// A folder that must be importable, if the environment was named by its path.
+    pub(super) path: Option<String>,
+    /// The module.
+    pub(super) module: String,
+    variables: WorkerVariables,
+}
+
+impl WorkerSetup {
+    /// Writes the host's files and finds module and interpreter. The files are there as long as the folder is held.
+    pub(super) fn new(options: &PythonOptions) -> Result<(Self, WorkerFiles), EnvError> {
+        let failed = |error: std::io::Error| EnvError::WorkerSetup(error.to_string());
+        let folder = WorkerFiles::create().map_err(failed)?;
+        let package = folder.path().join("minds_host");
+        std::fs::create_dir(&package).map_err(failed)?;
+        for (name, text) in FILES {
+            std::fs::write(package.join(name), text).map_err(failed)?;
+        }
+        let ModuleLocation { path, module, home } = locate(&options.id)?;
+        let variables = variables(&options.pass_env, of_this_process);
+        let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
+        Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
+    }
+
+    /// The interpreter, for messages.
+    pub(super) fn interpreter(&self) -> String {
+        self.interpreter.display().to_string()
+    }
+
+    /// A process in a group of its own.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        command
+            .args(["-u", "-c", START])
+            .arg(&self.folder)
+            .env_clear()
+            .envs(&self.variables)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        command
+    }
+}
+
+fn of_this_process(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+type WorkerVariables = BTreeMap<String, OsString>;
+
+/// What a process is given, of what `read` finds.
+fn variables(pass_env: &[String], read: impl Fn(&str) -> Option<OsString>) -> WorkerVariables {
+    let names = PASSED.into_iter().chain(pass_env.iter().map(String::as_str));
+    let passed = names.filter_map(|name| Some((name.to_owned(), read(name)?)));
+    let mut variables: WorkerVariables =
+        passed.chain(SET.map(|(name, value)| (name.to_owned(), value.into()))).collect();
+    spare_this_machine(&mut variables);
+    variables
+}
+
+/// Where there is a proxy, takes this machine out of it: there a process asks for the policy.
+fn spare_this_machine(variables: &mut WorkerVariables) {
+    if !variables
+        .keys()
+        .any(|name| matches!(&*name.to_lowercase(), "http_proxy" | "https_proxy" | "all_proxy"))
+    {
+        return;
+    }
+    let written: String =
+        SPARED.iter().filter_map(|name| variables.get(*name)?.to_str()).collect::<Vec<_>>().join(",");
+    let mut hosts: Vec<&str> = Vec::new();
+    for host in written.split(',').map(str::trim).chain(["127.0.0.1", "localhost"]) {
+        if !host.is_empty() && !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    // Libraries understand this one only if it stands alone.
+    let hosts = if hosts.contains(&"*") { "*".to_owned() } else { hosts.join(",") };
+    variables.extend(SPARED.map(|name| (name.to_owned(), hosts.clone().into())));
+}
+
+/// Looks for an environment's package and runs none of its code: a path must hold one, and the interpreter must find a
+/// module of that name.
+///
+/// # Errors
+/// There is no such package, or the interpreter cannot be started.
+pub fn find_package(options: &PythonOptions) -> Result<(), EnvError> {
+    let ModuleLocation { path, module, home } = locate(&options.id)?;
+    if path.is_some() {
+        return Ok(());
+    }
+    let interpreter = options.python.clone().unwrap_or_else(|| interpreter(home.as_deref()));
+    let name = interpreter.display().to_string();
+    let asked = std::process::Command::new(&interpreter)
+        .args(["-c", FIND, &module])
+        .env_clear()
+        .envs(variables(&options.pass_env, of_this_process))
+        .output();
+    match asked {
+        Ok(answer) if answer.status.success() => Ok(()),
+        Ok(_) => Err(registry::unknown(&options.id, Some(name))),
+        Err(error) => {
+            let why = format!("`{name}` cannot be started: {error}");
+            Err(EnvError::Python { id: options.id.clone(), why })
+        }
+    }
+}
+
+/// The environment's own virtual environment, else the one of the working directory, else `python3`.
+fn interpreter(home: Option<&Path>) -> PathBuf {
+    let folders = home.into_iter().chain([Path::new(".")]);
+    let mut own = folders.map(|folder| folder.join(".venv/bin/python"));
+    own.find(|python| python.is_file()).unwrap_or_else(|| "python3".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(set: &[(&str, &str)], pass_env: &[&str]) -> WorkerVariables {
+        let pass_env: Vec<String> = pass_env.iter().map(|name| (*name).to_owned()).collect();
+        variables(&pass_env, |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn this_machine_is_asked_without_a_proxy_and_other_exceptions_stay() {
+        for (set, expected) in [
+            (&[("http_proxy", "http://proxy:3128")][..], Some("127.0.0.1,localhost")),
+            (
+                &[("HTTPS_PROXY", "x"), ("NO_PROXY", "a.org, localhost"), ("no_proxy", "b.org,a.org")],
+                Some("a.org,localhost,b.org,127.0.0.1"),
+            ),
+            (&[("HTTP_PROXY", "x"), ("no_proxy", "*")], Some("*")),
+            (&[("PATH", "/bin")], None),
+        ] {
+            let found = given(set, &[]);
+            for name in SPARED {
+                assert_eq!(found.get(name).and_then(|hosts| hosts.to_str()), expected, "{set:?}");
+            }
+        }
+        let handed_on = given(&[("all_proxy", "socks5://proxy")], &["all_proxy"]);
+        assert_eq!(handed_on["no_proxy"], "127.0.0.1,localhost");
+    }
+
+    #[test]
+    fn a_process_is_given_what_is_listed_or_named_and_nothing_else() {
+        let set = [("PYTHONPATH", "/a"), ("JUDGE_KEY", "k"), ("TINKER_API_KEY", "t")];
+        let found = given(&set, &["JUDGE_KEY"]);
+        assert_eq!(
+            (found.get("PYTHONPATH"), found.get("JUDGE_KEY")),
+            (Some(&"/a".into()), Some(&"k".into()))
+        );
+        assert_eq!(found.get("TINKER_API_KEY"), None);
+    }
+}

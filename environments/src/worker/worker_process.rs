@@ -1,0 +1,393 @@
+//! One living process: what it is told, what it says, and how it ends.
+//!
+//! Whatever a process does, everybody who waits for it hears of its end, with its last words. It ends by itself, when
+//! it lies, when it gives no sign of life although its signs do not depend on user code, or when it is killed; and with
+//! it ends everything that it has started.
+
+use super::endpoint;
+use super::frame::{self, FrameError};
+use super::message::{
+    EnvDescription, FromWorker, GroupPhase, ModelInfo, PythonError, RolloutReport, ToWorker, WorkerRequest,
+};
+use super::model_profile::ModelProfile;
+use super::output::OutputTail;
+use super::process_group::{ProcessGroup, write};
+use super::setup::WorkerSetup;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::BufReader;
+use tokio::process::ChildStdout;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tracing::{debug, warn};
+
+/// Between two questions for a sign of life.
+const BEAT: Duration = Duration::from_secs(5);
+/// Without a sign of life for so long, a process is taken for hung. Its signs need no event loop, only a moment in
+/// which no C code holds the interpreter.
+const SILENCE: Duration = Duration::from_secs(120);
+/// An event loop that is blocked for so long is worth a warning.
+const STANDSTILL: Duration = Duration::from_secs(30);
+/// An event loop that has not turned for so long stands still: it turns twice a second when nothing else is to do.
+const BLOCKED: Duration = Duration::from_secs(2);
+/// Frames that may wait to be written.
+const MAX_QUEUED_FRAMES: usize = 1024;
+
+/// What a rollout hears from its process.
+#[derive(Debug)]
+pub(super) enum WorkerEvent {
+    /// User code asks something.
+    Request(u64, WorkerRequest),
+    /// The rollout is compared with others of its group, or waits for that.
+    Phase(GroupPhase),
+    /// The rollout has ended.
+    Done(Result<RolloutReport, PythonError>),
+}
+
+/// Why a process did not come to life.
+#[derive(Debug)]
+pub(super) enum WorkerStartError {
+    /// There is no module of that name.
+    NoModule,
+    /// Everything else, in words.
+    Failed(String),
+}
+
+/// Rows of the data, or why there are none.
+type RowsResult = Result<Vec<Value>, PythonError>;
+
+/// A process with an environment.
+pub(super) struct WorkerProcess {
+    pub(super) name: Arc<str>,
+    /// Rollouts that may still be played at the same time.
+    pub(super) permits: Arc<Semaphore>,
+    /// Rollouts that are played or wait for a permit.
+    pub(super) assigned: AtomicUsize,
+    /// Answers that the service owes to its rollouts.
+    pub(super) pending_responses: AtomicUsize,
+    profile: Arc<ModelProfile>,
+    frames: mpsc::Sender<Vec<u8>>,
+    rollouts: Mutex<HashMap<String, mpsc::Sender<WorkerEvent>>>,
+    calls: Mutex<HashMap<u64, oneshot::Sender<RowsResult>>>,
+    next_call: AtomicU64,
+    kill: mpsc::Sender<String>,
+    /// Whether it has been killed, though it may not have ended yet.
+    kill_requested: AtomicBool,
+    /// Where its own tasks run, which outlive those of the rollouts.
+    runtime: Handle,
+    exit: watch::Receiver<Option<Arc<str>>>,
+    /// What its programs show where they ask over HTTP. Never printed.
+    token: String,
+    heartbeat: watch::Sender<Heartbeat>,
+}
+
+/// Signs of life.
+struct Heartbeat {
+    /// When it last said anything.
+    heard: Instant,
+    /// How many of its answers to a beat have come, and when its event loop had last turned by the newest of them.
+    beats: u64,
+    turned: Instant,
+}
+
+/// What a process is started with.
+pub(super) struct WorkerLaunch<'a> {
+    pub setup: &'a WorkerSetup,
+    pub args: &'a Map<String, Value>,
+    pub profile: Arc<ModelProfile>,
+    pub permits: usize,
+    pub seed: u64,
+    pub limit: Duration,
+}
+
+impl WorkerProcess {
+    /// Starts a process and waits until it has loaded the environment.
+    pub(super) async fn start(
+        name: Arc<str>,
+        launch: &WorkerLaunch<'_>,
+    ) -> Result<(Arc<Self>, EnvDescription), WorkerStartError> {
+        let WorkerLaunch { setup, args, profile, permits, seed, limit } = launch;
+        let failed = WorkerStartError::Failed;
+        let token = endpoint::random_token().map_err(|e| failed(format!("there is no randomness: {e}")))?;
+        let mut child = setup
+            .command()
+            .spawn()
+            .map_err(|e| failed(format!("`{}` cannot be started: {e}", setup.interpreter())))?;
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
+            return Err(failed("its pipes are missing".into()));
+        };
+        let tail = OutputTail::default();
+        let output = tokio::spawn(tail.clone().follow(name.clone(), stderr));
+        let (frames, to_write) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let (kill, killed) = mpsc::channel(1);
+        let (exited, exit) = watch::channel(None);
+        let now = Instant::now();
+        let worker = Arc::new(Self {
+            name: name.clone(),
+            permits: Arc::new(Semaphore::new(*permits)),
+            assigned: AtomicUsize::new(0),
+            pending_responses: AtomicUsize::new(0),
+            profile: profile.clone(),
+            frames,
+            rollouts: Mutex::default(),
+            calls: Mutex::default(),
+            next_call: AtomicU64::new(1),
+            kill,
+            kill_requested: AtomicBool::new(false),
+            runtime: Handle::current(),
+            exit,
+            token,
+            heartbeat: watch::Sender::new(Heartbeat { heard: now, beats: 0, turned: now }),
+        });
+        tokio::spawn(write(stdin, to_write));
+        let (loaded, ready) = oneshot::channel();
+        let reader = tokio::spawn(Self::read(Arc::downgrade(&worker), stdout, loaded));
+        let group = ProcessGroup(child);
+        let watched = Arc::downgrade(&worker);
+        tokio::spawn(async move {
+            let cause = group.end(killed, reader).await;
+            // What it printed last may still be on its way; a child that it left behind may hold the pipe open.
+            drop(timeout(Duration::from_secs(1), output).await);
+            let last = tail.text();
+            let cause = if last.is_empty() { cause } else { format!("{cause}; its last lines:\n{last}") };
+            exited.send_replace(Some(cause.into()));
+            if let Some(worker) = watched.upgrade() {
+                worker.permits.close();
+                lock(&worker.rollouts).clear();
+                lock(&worker.calls).clear();
+            }
+        });
+        let facts: ModelInfo = profile.model_info();
+        worker.send(&ToWorker::Hello { facts: &facts, token: &worker.token, seed: *seed }).await;
+        worker.send(&ToWorker::Load { path: setup.path.as_deref(), module: &setup.module, args }).await;
+        tokio::spawn(Self::monitor_heartbeat(Arc::downgrade(&worker)));
+        let described = match timeout(*limit, ready).await {
+            Ok(Ok(Ok(description))) => return Ok((worker, description)),
+            Ok(Ok(Err((true, _)))) => WorkerStartError::NoModule,
+            Ok(Ok(Err((false, error)))) => failed(error.describe()),
+            Ok(Err(_)) => failed(worker.exit_cause().await),
+            Err(_) => {
+                worker.kill(format!("it was not loaded within {} s", limit.as_secs()));
+                failed(worker.exit_cause().await)
+            }
+        };
+        worker.kill("it could not be loaded".into());
+        Err(described)
+    }
+
+    /// Tells the process something; if it is dead, nobody hears it.
+    pub(super) async fn send(&self, message: &ToWorker<'_>) {
+        match frame::encode(message) {
+            Some(frame) => drop(self.frames.send(frame).await),
+            None => self.kill("it was to be sent a frame that is too long".into()),
+        }
+    }
+
+    /// Tells it something without waiting for room.
+    pub(super) fn try_send(&self, message: &ToWorker<'_>) {
+        if let Some(frame) = frame::encode(message) {
+            drop(self.frames.try_send(frame));
+        }
+    }
+
+    /// Events of a rollout, until it is left out again.
+    pub(super) fn register(&self, rollout: &str) -> mpsc::Receiver<WorkerEvent> {
+        let (sender, events) = mpsc::channel(64);
+        lock(&self.rollouts).insert(rollout.into(), sender);
+        events
+    }
+
+    /// Whoever still asks for this rollout is told that it is over.
+    pub(super) fn unregister(&self, rollout: &str) {
+        lock(&self.rollouts).remove(rollout);
+    }
+
+    /// Rows of the data.
+    pub(super) async fn rows(&self, start: u64, count: u64) -> Result<Vec<Value>, String> {
+        let call = self.next_call.fetch_add(1, Relaxed);
+        let (sender, answer) = oneshot::channel();
+        lock(&self.calls).insert(call, sender);
+        self.send(&ToWorker::Rows { call, start, count }).await;
+        match answer.await {
+            Ok(Ok(rows)) => Ok(rows),
+            Ok(Err(error)) => Err(error.describe()),
+            Err(_) => Err(self.exit_cause().await),
+        }
+    }
+
+    /// Ends the process and all that it has started.
+    pub(super) fn kill(&self, cause: String) {
+        self.kill_requested.store(true, Relaxed);
+        self.permits.close();
+        // One cause is enough.
+        drop(self.kill.try_send(cause));
+    }
+
+    /// What its programs show where they ask over HTTP.
+    pub(super) fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// Asks whether its event loop has stood still since then. One that cannot say so at once is not said to have.
+    pub(super) async fn loop_stalled_since(&self, moment: Instant) -> bool {
+        let mut heartbeat = self.heartbeat.subscribe();
+        let before = heartbeat.borrow_and_update().beats;
+        self.try_send(&ToWorker::Beat { n: before });
+        let answer = heartbeat.wait_for(|heartbeat| heartbeat.beats > before);
+        matches!(timeout(Duration::from_secs(1), answer).await, Ok(Ok(heartbeat)) if heartbeat.turned < moment)
+    }
+
+    /// Whether its event loop stands still while the service owes an answer to one of its rollouts: a blocking call on
+    /// the loop holds up all of them.
+    pub(super) async fn is_stalled(&self) -> bool {
+        let turning = Instant::now().checked_sub(BLOCKED);
+        self.pending_responses.load(Relaxed) > 0
+            && match turning {
+                Some(moment) => self.loop_stalled_since(moment).await,
+                None => false,
+            }
+    }
+
+    /// Waits for the end of the process.
+    pub(super) async fn exit_cause(&self) -> String {
+        let mut exit = self.exit.clone();
+        let cause = match exit.wait_for(Option::is_some).await {
+            Ok(cause) => cause.as_deref().unwrap_or_default().to_owned(),
+            Err(_) => "it is gone".to_owned(),
+        };
+        format!("the worker {} died: {cause}", self.name)
+    }
+
+    /// Whether it has ended or will.
+    pub(super) fn is_ending(&self) -> bool {
+        self.kill_requested.load(Relaxed) || self.exit.borrow().is_some()
+    }
+
+    /// Work that goes on when the rollout that it is for has been given up.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        drop(self.runtime.spawn(work));
+    }
+
+    async fn read(
+        worker: std::sync::Weak<Self>,
+        stdout: ChildStdout,
+        loaded: oneshot::Sender<Result<EnvDescription, (bool, PythonError)>>,
+    ) -> Result<(), FrameError> {
+        let mut stream = BufReader::with_capacity(1 << 16, stdout);
+        let mut loaded = Some(loaded);
+        if !frame::open(&mut stream).await? {
+            return Ok(());
+        }
+        let alive = || {
+            if let Some(worker) = worker.upgrade() {
+                worker.heartbeat.send_modify(|heartbeat| heartbeat.heard = Instant::now());
+            }
+        };
+        while let Some(message) = frame::read(&mut stream, alive).await? {
+            let Some(worker) = worker.upgrade() else { return Ok(()) };
+            let now = Instant::now();
+            match message {
+                FromWorker::Ready(description) => {
+                    if let Some(loaded) = loaded.take() {
+                        drop(loaded.send(Ok(description)));
+                    }
+                }
+                FromWorker::Failed { call: 0, missing, error } => {
+                    if let Some(loaded) = loaded.take() {
+                        drop(loaded.send(Err((missing, error))));
+                    }
+                }
+                FromWorker::Failed { call, error, .. } => worker.resolve_call(call, Err(error)),
+                FromWorker::Rows { call, rows } => worker.resolve_call(call, Ok(rows)),
+                FromWorker::Beat { n, lag } => {
+                    let ago = Duration::try_from_secs_f64(lag).unwrap_or_default();
+                    worker.heartbeat.send_modify(|heartbeat| {
+                        heartbeat.beats += 1;
+                        heartbeat.turned = now.checked_sub(ago).unwrap_or(now);
+                    });
+                    if ago > STANDSTILL {
+                        warn!(worker = %worker.name, beat = n, blocked_s = lag, "its event loop is blocked");
+                    }
+                }
+                FromWorker::Ask { call, rollout, op } => {
+                    worker.handle_request(call, rollout.as_deref(), op).await
+                }
+                FromWorker::Phase { rollout, phase } => {
+                    worker.deliver(&rollout, WorkerEvent::Phase(phase)).await;
+                }
+                FromWorker::Done { rollout, report, error } => {
+                    let result = match (report, error) {
+                        (_, Some(error)) => Err(error),
+                        (Some(report), None) => Ok(report),
+                        (None, None) => Ok(RolloutReport { reward: f64::NAN, ..RolloutReport::default() }),
+                    };
+                    worker.deliver(&rollout, WorkerEvent::Done(result)).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Questions about text are answered here; those to the weights by the rollout that asks.
+    async fn handle_request(&self, call: u64, rollout: Option<&str>, op: WorkerRequest) {
+        if let Some(answer) = self.profile.answer_text_request(&op) {
+            self.send(&ToWorker::Answer { call, ok: Some(answer), error: None }).await;
+            return;
+        }
+        let known = match rollout {
+            Some(rollout) => self.deliver(rollout, WorkerEvent::Request(call, op)).await,
+            None => false,
+        };
+        if !known {
+            let error = match rollout {
+                Some(rollout) => format!("the rollout {rollout} is over"),
+                None => "the policy can be asked only while a rollout is played".to_owned(),
+            };
+            self.send(&ToWorker::Answer { call, ok: None, error: Some(error) }).await;
+        }
+    }
+
+    async fn deliver(&self, rollout: &str, event: WorkerEvent) -> bool {
+        let sender = lock(&self.rollouts).get(rollout).cloned();
+        match sender {
+            Some(sender) => sender.send(event).await.is_ok(),
+            None => {
+                debug!(worker = %self.name, rollout, "said something that nobody waits for");
+                false
+            }
+        }
+    }
+
+    fn resolve_call(&self, call: u64, result: RowsResult) {
+        if let Some(requester) = lock(&self.calls).remove(&call) {
+            drop(requester.send(result));
+        }
+    }
+
+    async fn monitor_heartbeat(worker: std::sync::Weak<Self>) {
+        let mut beats = interval(BEAT);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for n in 0.. {
+            beats.tick().await;
+            let Some(worker) = worker.upgrade() else { return };
+            if worker.is_ending() {
+                return;
+            }
+            let silent = worker.heartbeat.borrow().heard.elapsed();
+            if silent > SILENCE {
+                worker.kill(format!("it gave no sign of life for {} s", silent.as_secs()));
+                return;
+            }
+            worker.try_send(&ToWorker::Beat { n });
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

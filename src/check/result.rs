@@ -1,0 +1,220 @@
+//! Whether a run would start, found out by doing what a run does before its first step.
+
+use super::model::LocalModel;
+use super::{
+    EnvironmentUsage, MemoryUse, StepRequest, TokenEstimate, machine, memory as memory_of, requests,
+    stub_model, total_bytes,
+};
+use crate::assemble;
+use crate::config::environments::EnvPlan;
+use crate::config::plan::{RunPlan, ServicePlan};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::{self, FolderOutlook};
+use anyhow::Context as _;
+use indicatif::HumanBytes;
+use minds_core::chat::{Renderer, Tokenizer};
+use minds_core::environment::Environment;
+use minds_core::sampling::SamplingParams;
+use minds_environments::worker::ModelProfile;
+use minds_models::ByteTokenizer;
+use std::sync::Arc;
+
+/// Context that a Python package is told where nobody knows it yet.
+const CONTEXT: usize = 1 << 15;
+
+/// What was found out about a run that would start.
+pub struct CheckResult {
+    /// What it would do.
+    pub plan: RunPlan,
+    /// How the model reads conversations.
+    pub renderer: String,
+    /// Where the model is, or how it would be had.
+    pub model: String,
+    /// Longest sequence, where it is known.
+    pub context: Option<usize>,
+    /// Tokens of a step.
+    pub tokens: TokenEstimate,
+    /// What a step asks of the service.
+    pub requests: Vec<StepRequest>,
+    /// What the embedded engine takes of the memory.
+    pub memory: Vec<MemoryUse>,
+    /// What the run would find in its folder, if that is named.
+    pub folder: Option<FolderOutlook>,
+    /// What the user should know but need not change.
+    pub warnings: Vec<String>,
+    /// Whether nobody was asked.
+    pub offline: bool,
+    /// What was tried, and what came of it.
+    pub tried: Vec<String>,
+}
+
+impl CheckResult {
+    /// Goes through all that a run does before its first step, without starting it; `offline` asks nobody and fetches nothing.
+    ///
+    /// # Errors
+    /// A run would not start: for the config's sake (2), or for that of the model or the service (3).
+    pub fn run(mut plan: RunPlan, offline: bool) -> Result<Self, CommandError> {
+        plan.can_train().or_exit(ProcessExit::Config)?;
+        let folder = plan.output_dir.as_deref().map(|path| run_folder::inspect(path, &plan.resolved));
+        let folder = folder.transpose().or_exit(ProcessExit::Config)?;
+        let place = plan.output_dir.clone().unwrap_or_else(|| "outputs".into());
+        let natives: Vec<Option<Arc<dyn Environment>>> = plan
+            .envs
+            .iter()
+            .map(|env| assemble::native(&plan, env))
+            .collect::<Result<_, _>>()
+            .or_exit(ProcessExit::Config)?;
+        let pythons: Vec<EnvPlan> = plan
+            .envs
+            .iter()
+            .zip(&natives)
+            .filter(|(_, native)| native.is_none())
+            .map(|(env, _)| env.clone())
+            .collect();
+        pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(ProcessExit::Config)?;
+        assemble::check_key(&plan).or_exit(ProcessExit::Config)?;
+
+        let mut tried = Vec::new();
+        let mut model = LocalModel::find(&plan)?;
+        if !offline {
+            tried.extend(model.fetch_text(&plan)?);
+        }
+        let (renderer, mut warnings) = match &model.tokenizer {
+            Some(tokenizer) => {
+                let (renderer, warnings) =
+                    assemble::renderer(&plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
+                (Some(renderer), warnings)
+            }
+            None => (None, assemble::renderer_name(&plan).1),
+        };
+        let mut context = model.architecture.as_ref().map(|shape| shape.context);
+        if let (false, ServicePlan::Remote(server)) = (offline, &plan.service) {
+            let (info, keeps_samplers) = assemble::probe_server(&plan, server)?;
+            assemble::check_samplers(&plan, &info.name, keeps_samplers).or_exit(ProcessExit::Config)?;
+            let key = if server.api_key.is_some() { "takes the key" } else { "asks for no key" };
+            tried.push(format!(
+                "{} answers, {key}, gives a session and does not refuse {}",
+                server.base_url, info.base_model
+            ));
+            context = Some(info.context);
+        }
+        if let Some(context) = context {
+            plan.fit_answers(context);
+        }
+        if !offline {
+            for env in &pythons {
+                let profile = profile(&plan, renderer.clone(), model.tokenizer.clone(), context)?;
+                tried.push(try_out(&plan, env, profile)?);
+            }
+        }
+
+        let played: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
+        let habits = EnvironmentUsage {
+            self_driven: !pythons.is_empty(),
+            // Whether a Python environment does so is known when it asks.
+            measure: played.iter().any(|env| env.needs_shadow_adapters()),
+            evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
+        };
+        let tokens = TokenEstimate::of(&plan, &played, renderer.as_deref());
+        let memory = model
+            .architecture
+            .as_ref()
+            .map(|shape| memory_of(&plan, shape, habits.measure))
+            .unwrap_or_default();
+        warnings.extend(concerns(&plan, context, &tokens, &memory));
+        warnings.extend(run_folder::lock_warning(&place));
+        Ok(Self {
+            renderer: assemble::renderer_name(&plan).0.to_owned(),
+            model: model.place,
+            context,
+            requests: requests(&plan, habits),
+            tokens,
+            memory,
+            folder,
+            warnings: plan.warnings.iter().cloned().chain(warnings).collect(),
+            offline,
+            tried,
+            plan,
+        })
+    }
+}
+
+/// What a Python package plays with; where no tokenizer is at hand, one that suffices to load it.
+fn profile(
+    plan: &RunPlan,
+    renderer: Option<Arc<dyn Renderer>>,
+    tokenizer: Option<Arc<dyn Tokenizer>>,
+    context: Option<usize>,
+) -> Result<ModelProfile, CommandError> {
+    let (renderer, tokenizer) = match (renderer, tokenizer) {
+        (Some(renderer), Some(tokenizer)) => (renderer, tokenizer),
+        _ => {
+            let bytes: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
+            let renderer = minds_environments::render::renderer("role_colon", bytes.clone());
+            (renderer.or_exit(ProcessExit::Failed)?, bytes)
+        }
+    };
+    Ok(ModelProfile {
+        sampling: SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
+        renderer,
+        tokenizer,
+        context: context.unwrap_or(CONTEXT),
+        base_model: plan.base_model.clone(),
+    })
+}
+
+/// Loads a Python package as a run would, runs one rollout against a stand-in for the model, and unloads it.
+fn try_out(plan: &RunPlan, env: &EnvPlan, profile: ModelProfile) -> Result<String, CommandError> {
+    let loaded = assemble::python(plan, env, profile.clone()).or_exit(ProcessExit::Config)?;
+    let loading = format!(
+        "{} was loaded on Python {}: {} items",
+        env.name,
+        loaded.description().python,
+        loaded.items()
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("failed to start a thread").or_exit(ProcessExit::Failed)?;
+    match runtime.block_on(stub_model::run_rollouts(&loaded, plan.group_size.get(), profile)) {
+        Ok(played) => {
+            let rewards: Vec<String> =
+                played.iter().map(|rollout| rollout.score.reward.get().to_string()).collect();
+            Ok(format!("{loading}; a rollout with a stand-in for the model earned {}", rewards.join(", ")))
+        }
+        Err(missing) => {
+            let problem = format!(
+                "is wrong: {loading}, but a rollout in which a stand-in for the model answered {:?} has no reward \
+                 (`check --offline` plays none): {missing}",
+                stub_model::COMPLETION
+            );
+            Err(plan.wrong(&format!("{}.id", env.key), problem)).or_exit(ProcessExit::Config)
+        }
+    }
+}
+
+/// What the numbers say that a plan alone does not.
+fn concerns(
+    plan: &RunPlan,
+    context: Option<usize>,
+    tokens: &TokenEstimate,
+    memory: &[MemoryUse],
+) -> Vec<String> {
+    let mut concerns = Vec::new();
+    if let (Some(context), Some(prompts)) = (context, &tokens.prompts)
+        && prompts.longest + plan.sampling.max_tokens as u64 > context as u64
+    {
+        concerns.push(format!(
+            "trainer.args.max_new_tokens: after a prompt of {} tokens there is room for {} of the {} tokens of an answer",
+            prompts.longest,
+            (context as u64).saturating_sub(prompts.longest),
+            plan.sampling.max_tokens
+        ));
+    }
+    let needed = total_bytes(memory);
+    if let Some(free) = machine::memory().filter(|free| *free < needed) {
+        concerns.push(format!(
+            "memory: {} are free; a smaller model, engine.kv_cache_mib or trainer.training_rank takes less",
+            HumanBytes(free)
+        ));
+    }
+    concerns
+}

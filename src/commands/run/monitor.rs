@@ -1,0 +1,290 @@
+//! Follows a line to its end: keeps what it tells, shows it, and stops it when it is asked to.
+
+use super::retention::CheckpointRetention;
+use super::summary::{RunSummary, WINDOW, step_line};
+use crate::commands::signals::{SignalRequest, Signals};
+use crate::commands::{eval, print_line};
+use crate::dashboard::{EventLevel, RunState, RunView, trainer_activity};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::RunFolder;
+use crate::terminal::{self, ProgressBars};
+use anyhow::anyhow;
+use minds_core::reward::Metrics;
+use minds_stages::ledger::one_line;
+use minds_stages::messages::StepRecord;
+use minds_stages::pipeline::{Pipeline, PipelineEvent};
+use minds_stages::telemetry::activity::BusyTimes;
+use minds_stages::telemetry::names;
+use minds_stages::trainer::SavedCheckpoint;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// After this long without a step, the log says who is busy with what.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// The same while the run stops.
+const STOPPING: Duration = Duration::from_secs(30);
+
+/// Longest that a run may take to stop.
+const LONGEST_STOP: Duration = Duration::from_secs(10 * 60);
+
+/// Longest that the end of a run waits for something under way, so that nothing is left on the service.
+pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Signals that follow a first one within this time are the same order.
+const ONE_ORDER: Duration = Duration::from_secs(1);
+
+/// What follows a line.
+pub(super) struct RunMonitor<'a> {
+    pub(super) pipeline: &'a mut Pipeline,
+    pub(super) folder: &'a mut RunFolder,
+    pub(super) retention: CheckpointRetention,
+    pub(super) view: Arc<RunView>,
+    pub(super) bars: Option<ProgressBars>,
+    pub(super) summary: RunSummary,
+    begun: Instant,
+    last: BusyTimes,
+    stopping: Option<Instant>,
+}
+
+impl<'a> RunMonitor<'a> {
+    pub(super) fn new(
+        pipeline: &'a mut Pipeline,
+        folder: &'a mut RunFolder,
+        retention: CheckpointRetention,
+        view: Arc<RunView>,
+        bars: Option<ProgressBars>,
+        summary: RunSummary,
+    ) -> Self {
+        let (begun, last) = (Instant::now(), pipeline.activity().shares());
+        Self { pipeline, folder, retention, view, bars, summary, begun, last, stopping: None }
+    }
+
+    /// Until the line has ended.
+    pub(super) async fn follow(mut self, limit: Option<Duration>) -> Result<(), CommandError> {
+        let result = self.run_until_end(limit).await;
+        self.bars = None;
+        match result {
+            Ok(step) => {
+                self.view.finish(step);
+                self.print_summary(step).await;
+                Ok(())
+            }
+            Err(fault) => {
+                self.view.set_state(RunState::Failed);
+                self.view.add_event(EventLevel::Error, fault.to_string());
+                Err(fault)
+            }
+        }
+    }
+
+    /// Until the line has ended; the steps done.
+    async fn run_until_end(&mut self, limit: Option<Duration>) -> Result<u64, CommandError> {
+        let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
+        let deadline = async {
+            match limit {
+                Some(limit) => tokio::time::sleep(limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(deadline);
+        let mut ticks = interval(Duration::from_millis(500));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_event = Instant::now();
+        loop {
+            let silence = if self.stopping.is_some() { STOPPING } else { SILENCE };
+            tokio::select! {
+                event = self.pipeline.next() => {
+                    last_event = Instant::now();
+                    if let Some(step) = self.handle_event(event)? {
+                        return Ok(step);
+                    }
+                }
+                asked = signals.next() => match asked {
+                    SignalRequest::Report => report(self.pipeline, "what waits for what"),
+                    // `timeout` sends its signal to the process and to its group, so one order may come twice.
+                    SignalRequest::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
+                    SignalRequest::Stop if self.stopping.is_some() => {
+                        return Err(anyhow!("interrupted a second time, left without saving")).or_exit(ProcessExit::Interrupted);
+                    }
+                    SignalRequest::Stop => self.stop("stopping     after the step under way; once more leaves at once"),
+                },
+                () = &mut deadline, if self.stopping.is_none() => {
+                    self.stop("stopping     after the step under way, for the deadline is reached");
+                }
+                _ = ticks.tick(), if self.bars.is_some() => self.show_progress(),
+                () = tokio::time::sleep_until(last_event + silence) => {
+                    last_event = Instant::now();
+                    if self.stopping.is_some_and(|since| since.elapsed() > LONGEST_STOP) {
+                        let minutes = LONGEST_STOP.as_secs() / 60;
+                        return Err(anyhow!(
+                            "the step under way has not ended {minutes} min after the order to stop: left; the same \
+                             command goes on from the last saved state"
+                        ))
+                        .or_exit(ProcessExit::Failed);
+                    }
+                    report(self.pipeline, if self.stopping.is_some() { "still stopping" } else { "no step for a while" });
+                }
+            }
+        }
+    }
+
+    /// Keeps and shows what the line tells; at its end, the steps done.
+    fn handle_event(&mut self, event: Option<PipelineEvent>) -> Result<Option<u64>, CommandError> {
+        match event {
+            Some(PipelineEvent::Step(step)) => self.step(step)?,
+            Some(PipelineEvent::CheckpointSaved(saved)) => self.saved(&saved)?,
+            Some(PipelineEvent::Quarantined(poison)) => {
+                self.folder.quarantine(&poison).or_exit(ProcessExit::Failed)?;
+                let cause = poison.cause.to_string();
+                tracing::warn!(
+                    "{} {} has no reward: {}",
+                    poison.environment,
+                    poison.rollout,
+                    one_line(&cause)
+                );
+            }
+            Some(PipelineEvent::Evaluated(evaluation)) => {
+                self.folder.add_evaluation(&evaluation).or_exit(ProcessExit::Failed)?;
+                self.view.add_evaluation(&evaluation);
+                eval::show(&evaluation);
+            }
+            Some(PipelineEvent::Ended { step }) => return Ok(Some(step)),
+            Some(PipelineEvent::Failed(why)) => {
+                return Err(anyhow!("the run failed: {why}")).or_exit(ProcessExit::Failed);
+            }
+            None => {
+                return Err(anyhow!("the pipeline stopped without reporting an error"))
+                    .or_exit(ProcessExit::Failed);
+            }
+        }
+        Ok(None)
+    }
+
+    fn step(&mut self, mut done: StepRecord) -> Result<(), CommandError> {
+        let shares = self.pipeline.activity().shares();
+        self.summary.add(&mut done, &shares.since(&self.last));
+        self.last = shares;
+        self.folder.add_step(&done).or_exit(ProcessExit::Failed)?;
+        if let Some(bars) = &self.bars {
+            bars.step(done.step);
+        }
+        show(done.step, &done.metrics);
+        if self.summary.is_reward_flat() {
+            let note = format!(
+                "the reward of the last {WINDOW} steps is that of the first {WINDOW}, within its noise: look at \
+                 `env/all/by_group/frac_mixed` in metrics.json, which says how many groups teach anything, and at \
+                 `trainer.learning_rate`"
+            );
+            print_line!("note         {note}");
+            self.view.add_event(EventLevel::Warn, note);
+        }
+        self.view.add_step(done);
+        Ok(())
+    }
+
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), CommandError> {
+        let SavedCheckpoint { step, state_path, .. } = saved;
+        self.folder.add_checkpoint(saved).or_exit(ProcessExit::Failed)?;
+        print_line!("saved        step {step} as {state_path}");
+        if let Some(kept) = self.folder.last() {
+            self.view.add_checkpoint(kept);
+        }
+        self.view.add_event(EventLevel::Info, format!("saved step {step} as {state_path}"));
+        self.retention.set_expiry(saved);
+        let oldest = self.pipeline.ledger().oldest_version();
+        self.retention.prune(self.folder, oldest).or_exit(ProcessExit::Failed)
+    }
+
+    fn stop(&mut self, why: &str) {
+        self.stopping = Some(Instant::now());
+        print_line!("{why}");
+        self.set_state(RunState::Stopping, "stopping after the step under way");
+        self.pipeline.stop();
+    }
+
+    fn set_state(&self, state: RunState, text: &str) {
+        self.view.set_state(state);
+        self.view.add_event(EventLevel::Info, text);
+    }
+
+    /// Shows how the line is doing, below the bar of its steps.
+    fn show_progress(&self) {
+        let Some(bars) = &self.bars else { return };
+        let counts = self.pipeline.ledger().counts();
+        let busy = |stage| self.pipeline.board().stage(stage).busy;
+        let seconds = self.begun.elapsed().as_secs_f64();
+        bars.set_status(format!(
+            "trainer {} · {} · {} of {} groups in flight · {:.0} tokens/s · sampler {} · scorer {}",
+            trainer_activity(self.pipeline.activity().now()),
+            self.summary.progress_line(),
+            counts.in_flight(),
+            self.pipeline.observer().credits,
+            self.view.meters().sampled_tokens() as f64 / seconds,
+            busy("sampler"),
+            busy("scorer"),
+        ));
+    }
+
+    /// The last words of a run that ended as it should.
+    async fn print_summary(self, step: u64) {
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
+            tracing::warn!("old states were not deleted in time");
+        }
+        let shares = self.pipeline.activity().shares();
+        print_line!("{}", self.summary.summary(step, self.begun.elapsed(), &shares));
+        if let Some(note) = self.summary.straggler_note(self.view.run_info.max_staleness, &shares) {
+            print_line!("note         {note}");
+        }
+        let counts = self.pipeline.ledger().counts();
+        print_line!(
+            "groups       {} opened, {} trained, {} filtered, {} failed, {} in flight at the end",
+            counts.opened,
+            counts.trained,
+            counts.filtered,
+            counts.failed,
+            counts.in_flight()
+        );
+    }
+}
+
+/// A step, as a line or as a record of the log.
+fn show(step: u64, metrics: &Metrics) {
+    if !terminal::is_logged() {
+        print_line!("{}", step_line(step, metrics));
+        return;
+    }
+    let get = |key: &str| metrics.get(key).copied();
+    tracing::info!(
+        step,
+        reward = get("env/all/reward/total"),
+        kl = get(names::KL_V2),
+        entropy = get(names::ENTROPY),
+        staleness = get(names::STALENESS_MEAN),
+        tokens_sampled = get(names::TOKENS_SAMPLED),
+        train_s = get(names::TIME_TRAIN),
+        step_s = get(names::TIME_TOTAL),
+        overlap = get(names::OVERLAP_SHARE),
+        "step"
+    );
+}
+
+/// Who is busy with what, and what waits where.
+fn report(pipeline: &Pipeline, why: &'static str) {
+    let counts = pipeline.ledger().counts();
+    let trainer = trainer_activity(pipeline.activity().now());
+    tracing::warn!(
+        in_flight = counts.in_flight(),
+        trained = counts.trained,
+        failed = counts.failed,
+        trainer,
+        "{why}"
+    );
+    for (stage, now) in pipeline.board().read() {
+        tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
+    }
+    for mailbox in pipeline.mailboxes() {
+        tracing::warn!(mailbox = mailbox.name, depth = mailbox.depth, capacity = mailbox.capacity, "{why}");
+    }
+}

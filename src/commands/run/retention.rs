@@ -1,0 +1,67 @@
+//! The states that a run has saved on the service: the newest are kept.
+
+use crate::run_folder::RunFolder;
+use minds_core::ids::PolicyVersion;
+use minds_core::service::Service;
+use minds_stages::trainer::SavedCheckpoint;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// The states that a run has saved.
+pub(super) struct CheckpointRetention {
+    pub(super) service: Arc<dyn Service>,
+    /// How many of them are kept.
+    pub(super) keep: Option<NonZeroUsize>,
+    /// Time after which the service deletes a state by itself, but for those of a run's ends.
+    pub(super) ttl: Option<Duration>,
+    /// Weights that the config names: they are never deleted.
+    pub(super) pinned: Vec<String>,
+    /// Whether shadow adapters start from saved states, so that those of versions in flight must stay.
+    pub(super) starts_shadows: bool,
+    /// Deletions and their dates under way.
+    pub(super) deletions: JoinSet<()>,
+}
+
+impl CheckpointRetention {
+    /// Says how long a state is kept at most. One that the service keeps for ever costs room and nothing else.
+    pub(super) fn set_expiry(&mut self, saved: &SavedCheckpoint) {
+        // A run may be gone on with from its ends at any time.
+        let is_rolling = saved.name.bytes().all(|byte| byte.is_ascii_digit());
+        let Some(ttl) = self.ttl.filter(|_| is_rolling) else { return };
+        let paths = std::iter::once(saved.state_path.clone()).chain(saved.sampler_path.clone());
+        let (service, paths) = (self.service.clone(), paths.collect::<Vec<_>>());
+        self.deletions.spawn(async move {
+            for path in paths {
+                if let Err(error) = service.expire(&path, ttl).await {
+                    tracing::warn!(path, %error, "a state has no end: it stays until somebody deletes it");
+                }
+            }
+        });
+    }
+
+    /// Deletes the oldest, but none that shadow adapters may start from: `oldest` is the oldest version that still
+    /// samples. A state that cannot be deleted costs room and nothing else.
+    pub(super) fn prune(
+        &mut self,
+        folder: &mut RunFolder,
+        oldest: Option<PolicyVersion>,
+    ) -> anyhow::Result<()> {
+        let Some(keep) = self.keep else { return Ok(()) };
+        let in_use = oldest.filter(|_| self.starts_shadows).map(|version| version.0);
+        for old in folder.drop_old(keep, in_use)? {
+            let service = self.service.clone();
+            let mut paths: Vec<String> = std::iter::once(old.state_path).chain(old.sampler_path).collect();
+            paths.retain(|path| !self.pinned.contains(path));
+            self.deletions.spawn(async move {
+                for path in paths {
+                    if let Err(error) = service.delete(&path).await {
+                        tracing::warn!(path, %error, "an old state could not be deleted");
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! Sums over a run, and the words for them.
+
+use minds_core::reward::Metrics;
+use minds_stages::messages::StepRecord;
+use minds_stages::telemetry::activity::BusyTimes;
+use minds_stages::telemetry::names;
+use minds_stages::trainer::StalenessHistogram;
+use std::time::Duration;
+
+/// Steps that are compared at both ends.
+pub(super) const WINDOW: usize = 10;
+
+/// Steps after which a run is told that its reward has not moved.
+const STANDSTILL: usize = 50;
+
+/// Share of the time from which waiting for stragglers is reported at the end.
+const WAITED_LONG: f64 = 0.05;
+
+/// Sums over the run.
+#[derive(Default)]
+pub(super) struct RunSummary {
+    sampled: f64,
+    trained: f64,
+    rewards: Vec<f64>,
+    /// Steps of earlier lives.
+    before: usize,
+    /// Mean staleness of the last step.
+    staleness: f64,
+    /// Staleness of all groups trained in this life of the run.
+    histogram: StalenessHistogram,
+    /// Seconds in which a complete batch was held back for stragglers while the trainer was idle.
+    held: f64,
+}
+
+impl RunSummary {
+    /// Of a run with these steps behind it.
+    pub(super) fn after(rows: &[Metrics]) -> Self {
+        let rewards = rows.iter().filter_map(|row| row.get("env/all/reward/total").copied());
+        Self { rewards: rewards.collect(), before: rows.len(), ..Self::default() }
+    }
+
+    /// Adds the step to the sums, and what only the outside knows to the step.
+    pub(super) fn add(&mut self, done: &mut StepRecord, stretch: &BusyTimes) {
+        self.histogram.add(done.step, &done.groups);
+        let metrics = &mut done.metrics;
+        let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
+        self.sampled += get(names::TOKENS_SAMPLED);
+        self.trained += get(names::TOKENS_TRAINED);
+        self.rewards.push(get("env/all/reward/total"));
+        self.staleness = get(names::STALENESS_MEAN);
+        self.held += get(names::TIME_WAITS_FOR_STRAGGLERS);
+        metrics.insert(names::TIME_TOTAL.into(), stretch.wall);
+        metrics.insert(names::TIME_SAMPLING_BUSY.into(), stretch.sampling);
+        metrics.insert(names::TIME_SCORING_BUSY.into(), stretch.scoring);
+        metrics.insert(names::TIME_TRAINING_BUSY.into(), stretch.training);
+        metrics.insert(names::TIME_WAITS_FOR_SAMPLING.into(), stretch.idle.sampling);
+        metrics.insert(names::TIME_WAITS_FOR_SCORING.into(), stretch.idle.scoring);
+        metrics.insert(names::TIME_WAITS_FOR_BOTH.into(), stretch.idle.both);
+        metrics.insert(names::TIME_WAITS_FOR_EXPORT.into(), stretch.idle.exporting);
+        metrics.insert(names::OVERLAP_SHARE.into(), stretch.overlap_share());
+        if metrics.contains_key(names::SHADOW_MEASURED) {
+            metrics.insert(names::SHADOW_BUSY.into(), stretch.shadow);
+            metrics.insert(names::SHADOW_SHARE.into(), stretch.shadow_share());
+        }
+    }
+
+    /// Whether, told once, the reward has not moved by more than its noise since the run began.
+    pub(super) fn is_reward_flat(&self) -> bool {
+        if self.rewards.len() != STANDSTILL {
+            return false;
+        }
+        let moments = |rewards: &[f64]| {
+            let mean = rewards.iter().sum::<f64>() / WINDOW as f64;
+            (mean, rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (WINDOW as f64 - 1.0))
+        };
+        let (first, spread) = moments(&self.rewards[..WINDOW]);
+        let (last, last_spread) = moments(&self.rewards[STANDSTILL - WINDOW..]);
+        let error = ((spread + last_spread) / WINDOW as f64).sqrt();
+        // A reward that is constant is either perfect or hopeless; both are worth a look.
+        (last - first).abs() <= 2.0 * error
+    }
+
+    /// The last step in few words.
+    pub(super) fn progress_line(&self) -> String {
+        match self.rewards.last() {
+            Some(reward) => format!("reward {reward:.3} · staleness {:.1}", self.staleness),
+            None => "no step yet".into(),
+        }
+    }
+
+    /// What to change where the trainer waited for stragglers for more than 5 % of the time.
+    pub(super) fn straggler_note(&self, max_staleness: u64, shares: &BusyTimes) -> Option<String> {
+        let share = self.held / shares.wall;
+        (share > WAITED_LONG).then(|| {
+            format!(
+                "for {:.0} % of the time a batch was ready and was held back until stragglers had ended, so that no \
+                 rollout is more than {} steps old: a larger `trainer.max_staleness` is faster, and with `trainer.staleness \
+                 = \"drop\"` such rollouts are sampled again",
+                100.0 * share,
+                max_staleness
+            )
+        })
+    }
+
+    pub(super) fn summary(&self, step: u64, took: Duration, shares: &BusyTimes) -> String {
+        let seconds = took.as_secs_f64();
+        let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+        let rewards = match self.rewards.len() {
+            0 => "no step was done".into(),
+            all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(&self.rewards)),
+            all => format!(
+                "{:.3} over the first {WINDOW} steps, {:.3} over the last {WINDOW}",
+                mean(&self.rewards[..WINDOW]),
+                mean(&self.rewards[all - WINDOW..])
+            ),
+        };
+        let here = match self.before as u64 {
+            0 => String::new(),
+            before => format!(", {} of them since the run went on", step.saturating_sub(before)),
+        };
+        format!(
+            "done         {step} steps{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
+             busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
+             {:.0} % of the training time overlapped with sampling or scoring\n\
+             staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most\n\
+             reward       {rewards}",
+            seconds,
+            self.sampled / seconds,
+            self.trained / seconds,
+            100.0 * shares.sampling / shares.wall,
+            100.0 * shares.scoring / shares.wall,
+            100.0 * shares.training / shares.wall,
+            100.0 * shares.overlap_share(),
+            self.histogram.mean(),
+            self.histogram.percentile(0.5),
+            self.histogram.percentile(0.99),
+            self.histogram.percentile(1.0),
+        )
+    }
+}
+
+/// A step in a line.
+pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
+    let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
+    // None where nothing was trained.
+    let kl = metrics.get(names::KL_V2).map_or("–".into(), |kl| format!("{kl:.2e}"));
+    format!(
+        "step {step:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        get("env/all/reward/total"),
+        get(names::ENTROPY),
+        get(names::STALENESS_MEAN),
+        get(names::TOKENS_SAMPLED),
+        get(names::TIME_TRAIN),
+        get(names::TIME_TOTAL),
+        100.0 * get(names::OVERLAP_SHARE),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // H20: a published run had not learnt anything, and nothing said so.
+    #[test]
+    fn h20_a_reward_that_does_not_move_is_told_once() {
+        let told = |reward: fn(usize) -> f64| -> Vec<usize> {
+            let mut totals = RunSummary::default();
+            (1..=100)
+                .filter(|step| {
+                    totals.rewards.push(reward(*step));
+                    totals.is_reward_flat()
+                })
+                .collect()
+        };
+        // Noise of ±0.1 about a level, and about a line.
+        assert_eq!(told(|n| if n % 2 == 0 { 0.4 } else { 0.6 }), [50]);
+        assert_eq!(told(|n| 0.01 * n as f64 + if n % 2 == 0 { 0.4 } else { 0.6 }), [0; 0]);
+        assert_eq!(told(|_| 0.5), [50]);
+    }
+}

@@ -1,0 +1,175 @@
+//! The groups of the last steps, to be looked at one by one.
+
+use minds_core::chat::{Message, Tokenizer};
+use minds_core::ids::Token;
+use minds_stages::messages::{Group, TrainingGroup, TrainingRollout};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most groups that are kept.
+const MOST: usize = 300;
+/// Most tokens of all of them together, prompts included: a token takes eight bytes.
+const MOST_TOKENS: usize = 4_000_000;
+/// Most tokens of an answer that are shown one by one.
+const MOST_SHOWN: usize = 4096;
+/// Most characters of a prompt in the list.
+const MOST_PROMPT: usize = 160;
+
+/// The newest groups, as many as there is room for.
+#[derive(Default)]
+pub(super) struct RecentGroups {
+    groups: VecDeque<Arc<RecentGroup>>,
+    tokens: usize,
+}
+
+/// A group that was trained.
+pub(super) struct RecentGroup {
+    step: u64,
+    at: f64,
+    group: Arc<Group>,
+    members: Arc<[TrainingRollout]>,
+    missing: u32,
+    constant: bool,
+    staleness: u64,
+    tokens: usize,
+}
+
+impl RecentGroups {
+    pub(super) fn push(&mut self, step: u64, at: f64, group: TrainingGroup) {
+        let TrainingGroup { group, members, missing, constant, oldest, .. } = group;
+        let tokens = members.iter().map(|m| m.rollout.prompt_tokens() + m.rollout.sampled_tokens()).sum();
+        let staleness = (step - 1).saturating_sub(oldest.0);
+        self.tokens += tokens;
+        self.groups.push_front(Arc::new(RecentGroup {
+            step,
+            at,
+            group,
+            members,
+            missing,
+            constant,
+            staleness,
+            tokens,
+        }));
+        while self.groups.len() > MOST || (self.tokens > MOST_TOKENS && self.groups.len() > 1) {
+            self.tokens -= self.groups.pop_back().map_or(0, |old| old.tokens);
+        }
+    }
+
+    /// Those of an environment, or all, the newest first.
+    pub(super) fn list(&self, environment: Option<&str>) -> Vec<Arc<RecentGroup>> {
+        let wanted =
+            |kept: &&Arc<RecentGroup>| environment.is_none_or(|name| kept.group.component.name == name);
+        self.groups.iter().filter(wanted).cloned().collect()
+    }
+
+    pub(super) fn find(&self, id: u64) -> Option<Arc<RecentGroup>> {
+        self.groups.iter().find(|kept| kept.group.id.0 == id).cloned()
+    }
+}
+
+impl RecentGroup {
+    /// What the group was shown: the members of a group play one item.
+    fn prompt(&self) -> &[Message] {
+        let item = &self.group.item;
+        self.members.first().map_or(&item.prompt[..], |member| member.rollout.prompt(item))
+    }
+
+    /// A line of the list.
+    pub(super) fn summary(&self) -> Value {
+        let rewards = || self.members.iter().map(|m| f64::from(m.score.reward.get()));
+        let prompt = self.prompt().last().map_or("", |message| &message.content);
+        let mut short: String = prompt.chars().take(MOST_PROMPT).collect();
+        if short.len() < prompt.len() {
+            short.push('…');
+        }
+        json!({
+            "id": self.group.id.0.to_string(),
+            "step": self.step,
+            "environment": self.group.component.name,
+            "item": self.group.key.item,
+            "at": self.at,
+            "members": self.members.len(),
+            "missing": self.missing,
+            "reward_mean": rewards().sum::<f64>() / self.members.len() as f64,
+            "reward_min": rewards().fold(f64::INFINITY, f64::min),
+            "reward_max": rewards().fold(f64::NEG_INFINITY, f64::max),
+            "constant": self.constant,
+            "staleness": self.staleness,
+            "prompt": short,
+        })
+    }
+
+    /// Everything about it.
+    pub(super) fn whole(&self, tokenizer: &dyn Tokenizer) -> Value {
+        let members = self.members.iter().map(|TrainingRollout { rollout, score, advantage, .. }| {
+            let turns = rollout.turns.iter().map(|turn| {
+                let shown = turn.completion.tokens.len().min(MOST_SHOWN);
+                let pieces = pieces(tokenizer, &turn.completion.tokens[..shown]);
+                let tokens: Vec<_> = pieces.into_iter().zip(&turn.completion.logprobs).collect();
+                json!({
+                    "text": turn.text,
+                    "complete": turn.complete,
+                    "tokens": tokens,
+                    "cut": turn.completion.tokens.len() - shown,
+                })
+            });
+            json!({
+                "member": rollout.id.member,
+                "policy": rollout.policy.0,
+                "reward": score.reward.get(),
+                "advantage": advantage,
+                "metrics": score.metrics,
+                "turns": turns.collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "id": self.group.id.0.to_string(),
+            "step": self.step,
+            "environment": self.group.component.name,
+            "item": self.group.key.item,
+            "missing": self.missing,
+            "constant": self.constant,
+            "staleness": self.staleness,
+            "prompt": self.prompt(),
+            "members": members.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The text of each token. Where only several tokens together make a character, it stands at the last of them.
+fn pieces(tokenizer: &dyn Tokenizer, tokens: &[Token]) -> Vec<String> {
+    /// No character has more bytes.
+    const LONGEST: usize = 4;
+    let whole = |text: &String| !text.contains(char::REPLACEMENT_CHARACTER);
+    let mut pieces: Vec<String> = tokens.iter().map(|token| tokenizer.decode(&[*token])).collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        let ends = at + 1..=(at + LONGEST).min(tokens.len());
+        let joined = ends.map(|end| (end, tokenizer.decode(&tokens[at..end]))).find(|(_, text)| whole(text));
+        let Some((end, text)) = joined else {
+            at += 1; // bytes that are no text
+            continue;
+        };
+        pieces[at..end - 1].iter_mut().for_each(String::clear);
+        pieces[end - 1] = text;
+        at = end;
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_models::ByteTokenizer;
+
+    #[test]
+    fn a_character_of_several_tokens_stands_at_its_last_one() {
+        let tokenizer = ByteTokenizer;
+        let tokens = tokenizer.encode("aé→b");
+        assert_eq!(pieces(&tokenizer, &tokens), ["a", "", "é", "", "", "→", "b"]);
+        // The arrow's first byte alone, then a letter.
+        let broken = [tokenizer.encode("→")[0], tokenizer.encode("b")[0]];
+        assert_eq!(pieces(&tokenizer, &broken), ["\u{fffd}", "b"]);
+    }
+}

@@ -1,0 +1,182 @@
+//! What the process warns of, for the list of events.
+//!
+//! A warning costs whoever gives it a short lock; the dashboard fetches them once a second. What comes again and again
+//! from one place of the program is told once a minute, with its number, so that it hides nothing else.
+
+use super::view::EventLevel;
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+
+/// Time in which one kind of warning is told once.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Bytes of a warning that are kept.
+const MOST: usize = 2000;
+
+static WARNINGS: LazyLock<Mutex<WarningDigest<Identifier>>> = LazyLock::new(Mutex::default);
+
+/// Listens to the log: to its warnings and errors.
+pub struct WarningLayer;
+
+impl<S: Subscriber> Layer<S> for WarningLayer {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let level = match *event.metadata().level() {
+            tracing::Level::ERROR => EventLevel::Error,
+            tracing::Level::WARN => EventLevel::Warn,
+            _ => return,
+        };
+        let mut words = EventText::default();
+        event.record(&mut words);
+        let mut warnings = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.add(event.metadata().callsite(), level, words.whole(), Instant::now());
+    }
+}
+
+/// What is to be told by now; at the `end`, all that is left.
+pub(super) fn due(end: bool) -> Vec<(EventLevel, String)> {
+    WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now(), end)
+}
+
+/// Warnings by their kinds, which are places of the program, so that there are not many.
+struct WarningDigest<K> {
+    kinds: HashMap<K, RepeatedWarning>,
+}
+
+impl<K> Default for WarningDigest<K> {
+    fn default() -> Self {
+        Self { kinds: HashMap::new() }
+    }
+}
+
+/// One kind.
+struct RepeatedWarning {
+    level: EventLevel,
+    /// The newest.
+    text: String,
+    /// So many that are not told.
+    pending: u64,
+    /// When the newest came.
+    at: Instant,
+    reported: Option<Instant>,
+}
+
+impl<K: Eq + std::hash::Hash> WarningDigest<K> {
+    fn add(&mut self, kind: K, level: EventLevel, text: String, at: Instant) {
+        let reported = None;
+        let warning = self.kinds.entry(kind).or_insert(RepeatedWarning {
+            level,
+            text: String::new(),
+            pending: 0,
+            at,
+            reported,
+        });
+        (warning.text, warning.at) = (text, at);
+        warning.pending += 1;
+    }
+
+    /// In the order in which they came.
+    fn due(&mut self, now: Instant, end: bool) -> Vec<(EventLevel, String)> {
+        let is_due = |warning: &&mut RepeatedWarning| {
+            let is_quiet = warning.reported.is_none_or(|told| now - told >= QUIET);
+            warning.pending > 0 && (end || is_quiet)
+        };
+        let mut due: Vec<&mut RepeatedWarning> = self.kinds.values_mut().filter(is_due).collect();
+        due.sort_by_key(|warning| warning.at);
+        due.into_iter().map(|warning| warning.report(now)).collect()
+    }
+}
+
+impl RepeatedWarning {
+    fn report(&mut self, now: Instant) -> (EventLevel, String) {
+        self.reported = Some(now);
+        let text = match std::mem::take(&mut self.pending) {
+            1 => self.text.clone(),
+            number => format!("{} · {number} of this kind, the last one shown", self.text),
+        };
+        (self.level, text)
+    }
+}
+
+/// A record's message, and its fields as `name=value`.
+#[derive(Default)]
+struct EventText {
+    message: String,
+    fields: String,
+}
+
+impl EventText {
+    fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        let written = match field.name() {
+            "message" => self.message.write_fmt(value),
+            // Where a record of the `log` crate comes from.
+            name if name.starts_with("log.") => Ok(()),
+            name => write!(self.fields, " {name}={value}"),
+        };
+        debug_assert!(written.is_ok(), "a string takes all");
+    }
+
+    fn whole(mut self) -> String {
+        self.message.push_str(&self.fields);
+        let fits = (0..=MOST.min(self.message.len())).rev().find(|at| self.message.is_char_boundary(*at));
+        self.message.truncate(fits.unwrap_or(0));
+        self.message
+    }
+}
+
+impl Visit for EventText {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format_args!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    #[test]
+    fn one_kind_is_told_at_once_and_then_once_a_minute_with_its_number() {
+        let (mut troubles, start) = (WarningDigest::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let due = |troubles: &mut WarningDigest<u8>, seconds, end| {
+            troubles.due(at(seconds), end).into_iter().map(|(_, text)| text).collect::<Vec<_>>()
+        };
+        troubles.add(1, EventLevel::Warn, "lost a".into(), at(0));
+        assert_eq!(due(&mut troubles, 0, false), ["lost a"]);
+        troubles.add(1, EventLevel::Warn, "lost b".into(), at(1));
+        troubles.add(2, EventLevel::Error, "away".into(), at(2));
+        troubles.add(1, EventLevel::Warn, "lost c".into(), at(3));
+        assert_eq!(due(&mut troubles, 4, false), ["away"], "another kind does not wait");
+        assert_eq!(due(&mut troubles, 59, false), Vec::<String>::new());
+        assert_eq!(due(&mut troubles, 60, false), ["lost c · 2 of this kind, the last one shown"]);
+        assert_eq!(due(&mut troubles, 600, false), Vec::<String>::new(), "nothing is told twice");
+        troubles.add(1, EventLevel::Warn, "lost d".into(), at(600));
+        troubles.due(at(600), false);
+        troubles.add(1, EventLevel::Warn, "lost e".into(), at(601));
+        assert_eq!(due(&mut troubles, 602, true), ["lost e"], "at the end nothing is kept back");
+    }
+
+    #[test]
+    fn warnings_are_heard_with_their_fields_and_other_words_are_not() {
+        let log = tracing_subscriber::registry().with(WarningLayer);
+        tracing::subscriber::with_default(log, || {
+            tracing::info!("a step of this test");
+            tracing::warn!(step = 7, name = "kl", "far from those that play");
+        });
+        let told = due(true);
+        let warned = (EventLevel::Warn, "far from those that play step=7 name=kl".to_owned());
+        assert!(told.contains(&warned), "{told:?}");
+        assert!(told.iter().all(|(_, text)| !text.contains("a step of this test")), "{told:?}");
+    }
+}

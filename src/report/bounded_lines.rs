@@ -1,0 +1,186 @@
+//! Files that anything may lie in the place of, and lines that anything may have been written into.
+//!
+//! Only regular files are opened, for a pipe would be waited for and a device has no end; and no line takes more memory
+//! than a given number of bytes: a longer one is left out and counted.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufRead, ErrorKind, Read as _};
+use std::path::Path;
+
+/// Bytes of a line of numbers, at most, with the end of the line.
+pub const NUMBERS: u64 = 4 << 20;
+/// Bytes of a line that holds answers or the items of a run, at most, with the end of the line.
+pub const TEXTS: u64 = 64 << 20;
+/// Damaged places that are named.
+const NAMED: usize = 5;
+
+/// Opens a regular file, or the one that a link leads to.
+///
+/// # Errors
+/// There is none, it is something else, or it cannot be opened.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Asked before: to open a pipe is to wait for its other end.
+    regular(path)?;
+    File::open(path)
+}
+
+/// What is known of a regular file, or of the one that a link leads to.
+///
+/// # Errors
+/// There is none, or it is something else.
+pub fn regular(path: &Path) -> io::Result<Metadata> {
+    let meta = fs::metadata(path)?;
+    match () {
+        () if meta.is_file() => Ok(meta),
+        () if meta.is_dir() => Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
+        () => Err(io::Error::other("it is no regular file")),
+    }
+}
+
+/// The lines of a file, one at a time.
+pub struct BoundedLines<R> {
+    file: R,
+    longest: u64,
+    buffer: Vec<u8>,
+    number: u64,
+    at: u64,
+}
+
+/// A line.
+#[derive(Debug, PartialEq)]
+pub struct FileLine<'a> {
+    /// Its number, from 1.
+    pub number: u64,
+    /// Bytes before it.
+    pub at: u64,
+    /// What it says, with its end; `None` of one that is too long.
+    pub text: Option<&'a [u8]>,
+}
+
+impl<R: BufRead> BoundedLines<R> {
+    /// Lines of at most so many bytes, each with its end.
+    pub fn new(file: R, longest: u64) -> Self {
+        Self { file, longest, buffer: Vec::new(), number: 0, at: 0 }
+    }
+
+    /// The next line, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(&mut self) -> io::Result<Option<FileLine<'_>>> {
+        self.buffer.clear();
+        let mut bytes = (&mut self.file).take(self.longest + 1).read_until(b'\n', &mut self.buffer)? as u64;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let fits = bytes <= self.longest;
+        if !fits && !self.buffer.ends_with(b"\n") {
+            bytes += self.file.skip_until(b'\n')? as u64;
+        }
+        let at = self.at;
+        self.at += bytes;
+        self.number += 1;
+        Ok(Some(FileLine { number: self.number, at, text: fits.then_some(&self.buffer) }))
+    }
+}
+
+/// What was left out of a file: counted, and the first of it named.
+#[derive(Debug, Default)]
+pub struct SkippedLines {
+    /// The first damaged places.
+    pub first: Vec<String>,
+    /// All damaged places.
+    pub count: u64,
+    /// Lines that are too long.
+    pub long: u64,
+}
+
+impl SkippedLines {
+    /// A damaged place.
+    pub fn add(&mut self, place: impl FnOnce() -> String) {
+        if self.first.len() < NAMED {
+            self.first.push(place());
+        }
+        self.count += 1;
+    }
+
+    /// Whether there is any.
+    pub fn is_none(&self) -> bool {
+        self.count == 0 && self.long == 0
+    }
+
+    /// The same in words, for a file whose lines may have so many bytes.
+    pub fn notes(&self, name: &str, longest: u64) -> Vec<String> {
+        let mut notes = Vec::new();
+        let more = match self.count - self.first.len() as u64 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        if self.count > 0 {
+            notes.push(format!("{name}: damaged lines are left out: {}{more}", self.first.join(", ")));
+        }
+        if self.long > 0 {
+            notes.push(format!(
+                "{name}: lines of more than {} MiB are left out: {}",
+                longest >> 20,
+                self.long
+            ));
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_is_passed_by_and_the_next_is_read() {
+        let mut lines = BoundedLines::new(&b"abc\nabcd\n0123456789\n\nxy"[..], 4);
+        let mut all = Vec::new();
+        while let Some(line) = lines.read().unwrap() {
+            all.push((line.number, line.at, line.text.map(<[u8]>::to_vec)));
+        }
+        let text = |text: &str| Some(text.as_bytes().to_vec());
+        let expected =
+            [(1, 0, text("abc\n")), (2, 4, None), (3, 9, None), (4, 20, text("\n")), (5, 21, text("xy"))];
+        assert_eq!(all, expected, "four bytes with the end of the line");
+    }
+
+    #[test]
+    fn a_line_without_an_end_stays_within_its_memory() {
+        let endless = io::BufReader::new(io::repeat(b'x').take(100 << 20));
+        let mut lines = BoundedLines::new(endless, 1000);
+        assert_eq!(lines.read().unwrap(), Some(FileLine { number: 1, at: 0, text: None }));
+        assert!(lines.read().unwrap().is_none());
+        assert!(lines.buffer.capacity() < 10_000, "{}", lines.buffer.capacity());
+    }
+
+    #[test]
+    fn the_first_damaged_places_are_named_and_all_are_counted() {
+        let mut damage = SkippedLines::default();
+        assert!(damage.is_none() && damage.notes("f", NUMBERS).is_empty());
+        (1..=7).for_each(|line| damage.add(|| line.to_string()));
+        damage.long = 2;
+        let told = [
+            "f: damaged lines are left out: 1, 2, 3, 4, 5 and 2 more",
+            "f: lines of more than 4 MiB are left out: 2",
+        ];
+        assert_eq!(damage.notes("f", NUMBERS), told);
+    }
+
+    #[test]
+    fn only_a_regular_file_and_a_link_to_one_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("file"), "x").unwrap();
+        std::os::unix::fs::symlink(path("file"), path("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
+        std::os::unix::fs::symlink(path("none"), path("dangling")).unwrap();
+        assert!(open(&path("file")).is_ok() && open(&path("link")).is_ok());
+        let refused = |name: &str| open(&path(name)).unwrap_err();
+        assert_eq!(refused("device").to_string(), "it is no regular file");
+        assert_eq!(open(dir.path()).unwrap_err().to_string(), "it is a folder");
+        assert_eq!(refused("dangling").kind(), ErrorKind::NotFound);
+    }
+}

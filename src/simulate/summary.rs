@@ -1,0 +1,189 @@
+//! What came of a simulation.
+
+use super::bound::StepTimeBound;
+use super::service::{FaultCounts, SimulatedService, SimulatedWork};
+use crate::config::RunPlan;
+use minds_stages::ledger::GroupCounts;
+use minds_stages::mailbox::MailboxStats;
+use minds_stages::pipeline::{Pipeline, PipelineEvent};
+use minds_stages::telemetry::names;
+use minds_stages::trainer::StalenessHistogram;
+use serde_json::json;
+use std::sync::Arc;
+
+/// The numbers of a simulated run. Rates and shares leave out the first and the last `K + 1` steps, in which the line
+/// fills and empties, where there are enough others. Where these steps took no time, there are none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimulationSummary {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Virtual seconds, all in all.
+    pub seconds: f64,
+    /// Seconds per step.
+    pub step_s: f64,
+    /// Samples per second.
+    pub samples_per_s: Option<f64>,
+    /// Share of the time in which the adapter was at work.
+    pub training_share: Option<f64>,
+    /// Staleness of all groups.
+    pub staleness: StalenessHistogram,
+    /// Share of the time in which a batch was ready and was held back for stragglers.
+    pub held_share: Option<f64>,
+    /// The least seconds per step.
+    pub bound: StepTimeBound,
+    /// What lay in each mailbox.
+    pub mailboxes: Vec<MailboxUsage>,
+    /// What became of the groups.
+    pub groups: GroupCounts,
+    /// What went wrong.
+    pub faults: FaultCounts,
+}
+
+/// What lay in a mailbox.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MailboxUsage {
+    /// Its name.
+    pub name: &'static str,
+    /// Most parcels at once.
+    pub capacity: usize,
+    /// Parcels in it, on average over time.
+    pub mean: f64,
+    /// Most parcels in it when it was looked at.
+    pub most: usize,
+}
+
+impl SimulationSummary {
+    /// The bound as a share of the time that steps took.
+    #[must_use]
+    pub fn efficiency(&self) -> Option<f64> {
+        (self.step_s > 0.0).then(|| self.bound.step() / self.step_s)
+    }
+
+    /// Every number, by name.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        let mailboxes = self.mailboxes.iter().map(|mailbox| {
+            let use_ = json!({ "capacity": mailbox.capacity, "mean": mailbox.mean, "most": mailbox.most });
+            (mailbox.name.to_owned(), use_)
+        });
+        let (groups, faults) = (&self.groups, &self.faults);
+        json!({
+            "steps": self.steps,
+            "virtual_s": self.seconds,
+            "step_s": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            "training_share": self.training_share,
+            "staleness_mean": self.staleness.mean(),
+            "staleness_p50": self.staleness.percentile(0.5),
+            "staleness_p99": self.staleness.percentile(0.99),
+            "staleness_max": self.staleness.percentile(1.0),
+            "held_share": self.held_share,
+            "bound_s": self.bound.step(),
+            "bound_cause": self.bound.cause(),
+            "bounds_s": self.bound.named().into_iter().map(|(name, s)| (name.to_owned(), s.into())).collect::<serde_json::Map<_, _>>(),
+            "efficiency": self.efficiency(),
+            "mailboxes": mailboxes.collect::<serde_json::Map<_, _>>(),
+            "groups": {
+                "opened": groups.opened, "trained": groups.trained, "filtered": groups.filtered,
+                "dropped": groups.dropped, "failed": groups.failed,
+            },
+            "faults": {
+                "failed": faults.failed, "hung": faults.hung, "not_finite": faults.not_finite,
+                "missing": faults.missing,
+            },
+        })
+    }
+}
+
+/// Follows a simulation.
+pub struct SimulationRecorder {
+    service: Arc<SimulatedService>,
+    /// Steps at both ends in which the line fills or empties.
+    ends: usize,
+    /// When each step was done, and what had been done by then.
+    marks: Vec<(f64, SimulatedWork)>,
+    staleness: StalenessHistogram,
+    /// Seconds in which a batch was held back, of each step.
+    held: Vec<f64>,
+    mailboxes: Vec<MailboxUsage>,
+    readings: u64,
+}
+
+impl SimulationRecorder {
+    /// Of the service of a plan.
+    pub fn new(service: Arc<SimulatedService>, plan: &RunPlan) -> Self {
+        let ends = plan.batching.max_steps_off_policy as usize + 1;
+        let (marks, staleness, held, mailboxes) = Default::default();
+        Self { service, ends, marks, staleness, held, mailboxes, readings: 0 }
+    }
+
+    /// Virtual seconds since the start.
+    pub fn elapsed(&self) -> f64 {
+        self.service.log().elapsed()
+    }
+
+    /// Looks at the mailboxes.
+    pub fn read(&mut self, mailboxes: &[MailboxStats]) {
+        self.readings += 1;
+        if self.mailboxes.is_empty() {
+            let empty = |mailbox: &MailboxStats| MailboxUsage {
+                name: mailbox.name,
+                capacity: mailbox.capacity,
+                mean: 0.0,
+                most: 0,
+            };
+            self.mailboxes = mailboxes.iter().map(empty).collect();
+        }
+        for (seen, now) in self.mailboxes.iter_mut().zip(mailboxes) {
+            seen.mean += (now.depth as f64 - seen.mean) / self.readings as f64;
+            seen.most = seen.most.max(now.depth);
+        }
+    }
+
+    /// Enters an event.
+    pub fn take(&mut self, event: &PipelineEvent) {
+        let log = self.service.log();
+        match event {
+            PipelineEvent::Step(step) => {
+                let number = |key: &str| step.metrics.get(key).copied().unwrap_or(0.0);
+                self.marks.push((log.elapsed(), self.service.done()));
+                self.staleness.add(step.step, &step.groups);
+                self.held.push(number(names::TIME_WAITS_FOR_STRAGGLERS));
+                let groups: Vec<u64> = step.groups.iter().map(|group| group.group.id.0).collect();
+                log.record("step", [("step", step.step.into()), ("groups", json!(groups))]);
+            }
+            PipelineEvent::CheckpointSaved(saved) => log.record("saved", [("step", saved.step.into())]),
+            PipelineEvent::Quarantined(_) => log.record("quarantined", []),
+            PipelineEvent::Evaluated(evaluation) => {
+                log.record("evaluated", [("step", evaluation.step.into())])
+            }
+            PipelineEvent::Ended { step } => log.record("ended", [("step", (*step).into())]),
+            PipelineEvent::Failed(why) => log.record("failed_run", [("why", why.as_str().into())]),
+        }
+    }
+
+    /// What came of it.
+    pub fn finish(self, pipeline: &Pipeline, bound: StepTimeBound) -> SimulationSummary {
+        let marks = &self.marks;
+        let steps = marks.len();
+        let ends = if steps > 4 * self.ends { self.ends } else { 0 };
+        let zero = (0.0, SimulatedWork::default());
+        let first = ends.checked_sub(1).and_then(|at| marks.get(at)).unwrap_or(&zero);
+        let last = marks.get(steps.saturating_sub(1 + ends)).unwrap_or(&zero);
+        let (counted, time) = ((steps - 2 * ends) as f64, last.0 - first.0);
+        let per_second = |amount: f64| (time > 0.0).then(|| amount / time);
+        SimulationSummary {
+            steps: steps as u64,
+            seconds: self.elapsed(),
+            step_s: time / counted,
+            samples_per_s: per_second((last.1.samples - first.1.samples) as f64),
+            training_share: per_second(last.1.training_s - first.1.training_s),
+            held_share: per_second(self.held[ends..steps - ends].iter().sum()),
+            staleness: self.staleness,
+            bound,
+            mailboxes: self.mailboxes,
+            groups: pipeline.ledger().counts(),
+            faults: self.service.done().faults,
+        }
+    }
+}

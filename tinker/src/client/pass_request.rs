@@ -1,0 +1,67 @@
+//! One pass on its way out, in the form that the server reads.
+
+use super::chunks;
+use super::connection::{Connection, encode};
+use super::error::ClientError;
+use super::transport::HttpRequest;
+use super::wire_format::WireFormat;
+use crate::convert::{pass_to_json, pass_to_proto};
+use crate::types::{ClientConfig, ForwardRequest, PROTOBUF, WireForwardBackwardRequest};
+use minds_core::datum::Datum;
+use minds_core::loss::Loss;
+use prost::Message as _;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Data and loss, not yet written.
+pub(super) struct PassRequest {
+    pub(super) data: Arc<[Datum]>,
+    pub(super) loss: Loss,
+    pub(super) forward_only: bool,
+}
+
+impl PassRequest {
+    pub(super) fn chunk_ranges(&self, config: &ClientConfig) -> Vec<Range<usize>> {
+        chunks::split(&self.data, config)
+    }
+
+    /// Writes one part.
+    pub(super) fn call(
+        &self,
+        connection: &Connection,
+        model_id: &str,
+        chunk: Range<usize>,
+        seq_id: i32,
+        wire: WireFormat,
+    ) -> Result<HttpRequest, ClientError> {
+        let data = &self.data[chunk];
+        let timeout = connection.timeouts.request;
+        match wire {
+            WireFormat::Protobuf => {
+                let request = pass_to_proto(model_id.into(), seq_id, data, self.loss, self.forward_only);
+                let mut body = request.encode_to_vec();
+                let zstd = connection.config.proto_compress_fwdbwd;
+                if zstd {
+                    body = zstd::encode_all(&body[..], 0).map_err(|e| ClientError::Failed {
+                        what: "the compression of a pass".into(),
+                        detail: e.to_string(),
+                    })?;
+                }
+                let call = HttpRequest::post("forward_backward", body.into(), timeout);
+                Ok(HttpRequest { content_type: PROTOBUF, zstd, ..call })
+            }
+            WireFormat::Json => {
+                let (input, seq_id) = (pass_to_json(data, self.loss), Some(i64::from(seq_id)));
+                let model_id = model_id.to_owned();
+                Ok(if self.forward_only {
+                    let request = ForwardRequest { forward_input: input, model_id, seq_id };
+                    HttpRequest::post("forward", encode(&request), timeout)
+                } else {
+                    let request =
+                        WireForwardBackwardRequest { forward_backward_input: input, model_id, seq_id };
+                    HttpRequest::post("forward_backward", encode(&request), timeout)
+                })
+            }
+        }
+    }
+}

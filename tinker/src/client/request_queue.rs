@@ -1,0 +1,235 @@
+//! The order of one model's requests.
+//!
+//! A call puts its request into the queue, and that is its place. One task takes them out, numbers them and sends each
+//! until it is accepted, never two at a time; it does not wait for results. A request whose fate is unknown when the time limit
+//! ends breaks the order for good: what follows would run without it, so it is refused instead.
+
+use super::connection::{Connection, SubmittedRequest};
+use super::error::ClientError;
+use super::pass_request::PassRequest;
+use super::retry::{Attempts, NotFoundMeaning, ResponseOutcome, RetryReason};
+use super::transport::HttpRequest;
+use super::wire_format::WireFormat;
+use crate::types::FutureHandle;
+use bytes::Bytes;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// What is to be sent.
+pub(super) enum TrainingRequest {
+    /// A pass, perhaps in parts.
+    Pass(PassRequest),
+    /// Anything that is one request in JSON, written once its number is known.
+    Json {
+        path: &'static str,
+        not_found: NotFoundMeaning,
+        /// Whether the model is another one after it.
+        changes: bool,
+        body: Box<dyn FnOnce(i64) -> Bytes + Send>,
+    },
+}
+
+/// The requests as the server has taken them in, one per part.
+pub(super) type SubmitResult = Result<Vec<SubmittedRequest>, ClientError>;
+
+struct QueueEntry {
+    what: String,
+    request: TrainingRequest,
+    accepted: oneshot::Sender<SubmitResult>,
+}
+
+/// The way into the order. The task ends when the last of these is gone and everything is sent.
+#[derive(Clone)]
+pub(super) struct RequestQueue(mpsc::UnboundedSender<QueueEntry>);
+
+impl RequestQueue {
+    pub(super) fn start(connection: Arc<Connection>, model_id: String) -> Self {
+        let (entries, inbox) = mpsc::unbounded_channel();
+        let runtime = connection.runtime.clone();
+        runtime.spawn(QueueTask { connection, model_id, next: 1, broken: None }.run(inbox));
+        Self(entries)
+    }
+
+    /// Takes a place in the order.
+    pub(super) fn push(&self, what: String, request: TrainingRequest) -> oneshot::Receiver<SubmitResult> {
+        let (accepted, receiver) = oneshot::channel();
+        // If the task is gone, so is the sender in the entry, which the receiver notices.
+        if self.0.send(QueueEntry { what, request, accepted }).is_err() {
+            tracing::debug!("a request was queued after the client's runtime had stopped");
+        }
+        receiver
+    }
+}
+
+struct QueueTask {
+    connection: Arc<Connection>,
+    model_id: String,
+    next: i32,
+    /// Which request broke the order, and how.
+    broken: Option<String>,
+}
+
+impl QueueTask {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<QueueEntry>) {
+        while let Some(QueueEntry { what, request, accepted }) = inbox.recv().await {
+            let changes = !matches!(request, TrainingRequest::Json { changes: false, .. });
+            let result = match &self.broken {
+                Some(why) => Err(ClientError::lost(&what, format!("the order of requests is broken: {why}"))),
+                None => match self.connection.check_alive(&what) {
+                    Ok(()) => self.send(&what, request).await,
+                    Err(error) => Err(error),
+                },
+            };
+            // Whether weights were saved or not is the same to what follows.
+            if let Err(error) = &result
+                && error.breaks_order()
+                && (changes || !matches!(error, ClientError::InDoubt { .. }))
+            {
+                self.broken.get_or_insert_with(|| error.to_string());
+            }
+            // Whoever asked may have left; the request was sent all the same.
+            if accepted.send(result).is_err() {
+                tracing::debug!(what, "nobody waits for this request");
+            }
+        }
+    }
+
+    async fn send(&mut self, what: &str, request: TrainingRequest) -> SubmitResult {
+        match request {
+            TrainingRequest::Json { path, not_found, body, .. } => {
+                let body = body(i64::from(self.number()));
+                let call = HttpRequest::post(path, body, self.connection.timeouts.request);
+                Ok(vec![self.connection.submit(what, call, not_found).await?])
+            }
+            TrainingRequest::Pass(pass) => {
+                let mut ids = Vec::new();
+                for chunk in pass.chunk_ranges(&self.connection.config) {
+                    let seq_id = self.number();
+                    match self.send_chunk(what, &pass, chunk, seq_id).await {
+                        Ok(id) => ids.push(id),
+                        Err(error) if ids.is_empty() => return Err(error),
+                        Err(error) => {
+                            let detail = format!("part {} of it was not taken: {error}", ids.len() + 1);
+                            return Err(ClientError::lost(what, detail));
+                        }
+                    }
+                }
+                Ok(ids)
+            }
+        }
+    }
+
+    /// Sends one part until it is accepted.
+    async fn send_chunk(
+        &self,
+        what: &str,
+        pass: &PassRequest,
+        chunk: Range<usize>,
+        seq_id: i32,
+    ) -> Result<SubmittedRequest, ClientError> {
+        let mut attempts = self.connection.attempts(what, "forward_backward", None);
+        let chunk = PassChunk { what, pass, range: chunk, seq_id };
+        loop {
+            match self.try_wires(&chunk, &attempts).await {
+                Ok((request_id, call)) => {
+                    return Ok(SubmittedRequest {
+                        request_id,
+                        call,
+                        maybe_executed: attempts.maybe_executed(),
+                    });
+                }
+                Err(ChunkRejection::Failed(error)) => return Err(error),
+                Err(ChunkRejection::Retry(reason)) => attempts.back_off(reason).await?,
+            }
+        }
+    }
+
+    /// One attempt on the wire that the server speaks; while that is a guess, the other one is tried too. Should both
+    /// be refused, the likelier one knows why.
+    async fn try_wires(
+        &self,
+        chunk: &PassChunk<'_>,
+        attempts: &Attempts<'_>,
+    ) -> Result<(String, HttpRequest), ChunkRejection> {
+        let (wire, other) = self.connection.wire.candidates();
+        let rejection = match self.try_wire(chunk, wire, attempts).await {
+            Ok(submitted) => return Ok(submitted),
+            Err(rejection) => rejection,
+        };
+        match other {
+            Some(other) if rejection.may_be_the_wire() => match self.try_wire(chunk, other, attempts).await {
+                Err(ChunkRejection::Failed(_)) => Err(rejection),
+                Err(rejection) => {
+                    // It is still open whether this wire is the right one, so it is the first to be tried next time. Second
+                    // again, it might never get through: SkyRL 0.3.0 resets a connection after a pass that it cannot read.
+                    self.connection.wire.prefer(other);
+                    Err(rejection)
+                }
+                accepted => accepted,
+            },
+            _ => Err(rejection),
+        }
+    }
+
+    async fn try_wire(
+        &self,
+        chunk: &PassChunk<'_>,
+        wire: WireFormat,
+        attempts: &Attempts<'_>,
+    ) -> Result<(String, HttpRequest), ChunkRejection> {
+        let PassChunk { what, pass, range, seq_id } = chunk;
+        let connection = &self.connection;
+        let call = pass
+            .call(connection, &self.model_id, range.clone(), *seq_id, wire)
+            .map_err(ChunkRejection::Failed)?;
+        match connection
+            .attempt(what, &connection.with_idempotency_key(call.clone()), NotFoundMeaning::Lost, attempts)
+            .await
+        {
+            ResponseOutcome::Accepted(reply) => {
+                let promise: FutureHandle = connection
+                    .read(&reply)
+                    .map_err(|why| ChunkRejection::Retry(RetryReason::Unreadable(why)))?;
+                connection.wire.confirm(wire);
+                Ok((promise.request_id, call))
+            }
+            ResponseOutcome::Retry(reason) => Err(ChunkRejection::Retry(reason)),
+            ResponseOutcome::Gone(why) => Err(ChunkRejection::Failed(ClientError::lost(what, why))),
+            ResponseOutcome::Failed(error) => Err(ChunkRejection::Failed(error)),
+        }
+    }
+
+    fn number(&mut self) -> i32 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+/// One request of a pass.
+struct PassChunk<'a> {
+    what: &'a str,
+    pass: &'a PassRequest,
+    range: Range<usize>,
+    seq_id: i32,
+}
+
+/// Why a request was not accepted.
+enum ChunkRejection {
+    Retry(RetryReason),
+    Failed(ClientError),
+}
+
+impl ChunkRejection {
+    /// A server that cannot read a wire says that the request is wrong, or falls over it.
+    fn may_be_the_wire(&self) -> bool {
+        match self {
+            Self::Failed(error) => {
+                matches!(error, ClientError::Rejected { .. } | ClientError::Unsupported { .. })
+            }
+            Self::Retry(reason) => {
+                matches!(reason, RetryReason::Failed(why) if why.ends_with("(status 500)"))
+            }
+        }
+    }
+}
