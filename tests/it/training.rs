@@ -92,7 +92,9 @@ fn shadows_start_from_every_version_and_leave_nothing_but_checkpoints() {
 #[test]
 fn training_changes_the_adapter_and_raises_the_reward() {
     let dir = tempfile::tempdir().unwrap();
-    let extra = ["--max-steps", "40", "--set", "trainer.args.max_new_tokens=16"];
+    // However busy the machine is, no step trains rollouts of old weights.
+    let strict = "trainer.max_staleness=2";
+    let extra = ["--max-steps", "40", "--set", "trainer.args.max_new_tokens=16", "--set", strict];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
     assert_eq!(code, Some(0), "{stdout}\n{stderr}");
     let path = checkpoints(dir.path())[0]["state_path"].as_str().unwrap().to_owned();
