@@ -2,19 +2,19 @@
 
 use std::process::ExitCode;
 
-/// Why the process ends.
+/// Exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ProcessExit {
-    /// What was asked for is done; a run that was interrupted once has saved its state.
+    /// The command succeeded; a run that was interrupted once has saved a checkpoint.
     Done = 0,
-    /// The run could not go on; the first cause is on standard error.
+    /// The run failed; the first cause is on standard error.
     Failed = 1,
     /// The command line, the config or the run folder is wrong: nothing was started.
     Config = 2,
-    /// The model or the service could not be had.
+    /// The model or the service was unavailable.
     Unavailable = 3,
-    /// Interrupted a second time: left at once, without saving.
+    /// Interrupted a second time: exited at once, without saving.
     Interrupted = 130,
 }
 
@@ -27,15 +27,15 @@ impl From<ProcessExit> for ExitCode {
 /// An error with its exit code.
 #[derive(Debug)]
 pub struct CommandError {
-    /// The code.
+    /// Exit code of the process.
     pub exit: ProcessExit,
-    /// What went wrong, with its causes.
+    /// The error with its causes.
     pub error: anyhow::Error,
 }
 
 impl std::fmt::Display for CommandError {
-    /// The error and its causes; a cause that its error repeats is told once. A key that somebody wrote where another
-    /// value belongs is not repeated.
+    /// Writes the error and its causes; a cause that its error repeats is written once. A key written where another
+    /// value belongs is not shown.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut told = String::new();
         for cause in self.error.chain().map(ToString::to_string) {
@@ -49,10 +49,10 @@ impl std::fmt::Display for CommandError {
     }
 }
 
-/// What every key of the hosted service begins with.
+/// Prefix of every key of the hosted service.
 const KEY: &str = "tml-";
 
-/// The text with no key in it.
+/// The text with all keys hidden.
 fn without_keys(text: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, after)) = rest.split_once(KEY) {
@@ -68,7 +68,7 @@ fn without_keys(text: &str) -> String {
     out + rest
 }
 
-/// Says which exit code an error stands for.
+/// Attaches an exit code to an error.
 pub trait OrExit<T> {
     /// The same result, with this exit code if it is an error.
     ///

@@ -1,4 +1,4 @@
-//! `minds-actors`: parses the command line, runs the verb, turns its result into an exit code.
+//! `minds-actors`: parses the command line, runs the command, and turns its result into an exit code.
 
 mod assemble;
 mod check;

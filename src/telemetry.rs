@@ -1,4 +1,4 @@
-//! The log: standard error, filtered by `MINDS_LOG` (default `info`, without the hub client's own words, which the
+//! The log: standard error, filtered by `MINDS_LOG` (default `info`, without the hub client's messages, which the
 //! fetch repeats). Its warnings are also events of the dashboard.
 
 use crate::cli::{Cli, Command, LogFormat};
@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Starts logging. A simulation's faults are counted and not told one by one. In JSON, a run's lines are records, too.
+/// Starts logging. A simulation's faults are counted, not logged. In JSON, a run's lines are log records too.
 pub fn init(cli: &Cli) {
     let usual = if matches!(cli.command, Command::Simulate(_)) { "error" } else { "info,hf_hub=off" };
     let filter = EnvFilter::try_from_env("MINDS_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
@@ -37,7 +37,7 @@ pub fn init(cli: &Cli) {
     }
 }
 
-/// A field of a line of text. What it holds may be the words of user code or of a server.
+/// Writes a field of a text line. Its value may come from user code or a server.
 fn field(to: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
     let text = format!("{value:?}");
     let text = terminal::escape_controls(&text);

@@ -1,7 +1,7 @@
-//! The one terminal of the process: lines, the log, and the bars of a run, so that none of them tears another.
+//! The terminal of the process: coordinates lines, the log, and the bars of a run, so that none corrupts another.
 //!
 //! Lines go to standard output, the log and the bars to standard error. While bars are shown, both kinds of text are
-//! written above them. Where the log is JSON, a run's lines are part of it, so that everything can be read by a machine.
+//! written above them. Where the log is JSON, a run's lines are part of it, so that all output is machine-readable.
 
 use console::Term;
 use indicatif::{
@@ -13,15 +13,15 @@ use std::io::{self, IsTerminal as _, Write};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-/// How a process talks.
+/// Output mode of the process.
 #[derive(Clone, Default)]
 enum OutputMode {
-    /// Lines as they are.
+    /// Prints lines to standard output unchanged.
     #[default]
     Plain,
-    /// Lines as log records.
+    /// Writes lines as log records.
     Logged,
-    /// Lines above bars.
+    /// Prints lines above the progress bars.
     ProgressBars(MultiProgress),
 }
 
@@ -35,7 +35,7 @@ fn set_output_mode(mode: OutputMode) {
     *OUTPUT_MODE.write().unwrap_or_else(PoisonError::into_inner) = mode;
 }
 
-/// Text of others as it may be shown: control characters, with which it could play tricks on a terminal, in words.
+/// Foreign text that is safe to show: control characters, which could corrupt a terminal, are escaped.
 #[must_use]
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let tricks = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
@@ -48,7 +48,7 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Writes a line to standard output. A reader that has gone must not end a run, so a failure is not one.
+/// Writes a line to standard output. Ignores errors: a closed reader must not end a run.
 pub fn line(text: fmt::Arguments<'_>) {
     let text = text.to_string();
     let text = escape_controls(&text);
@@ -60,23 +60,23 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Whether lines go into the log.
+/// Whether lines are written to the log.
 pub fn is_logged() -> bool {
     matches!(output_mode(), OutputMode::Logged)
 }
 
-/// Lines go into the log from now on.
+/// Writes lines to the log from now on.
 pub fn log_lines() {
     set_output_mode(OutputMode::Logged);
 }
 
-/// Writes a line to standard error; a failure is none here either.
+/// Writes a line to standard error, ignoring errors.
 pub fn note(text: fmt::Arguments<'_>) {
     drop(writeln!(StderrWriter, "{}", escape_controls(&text.to_string())));
 }
 
-/// Standard error for the log. Whoever read it may have gone: what cannot be written is as good as written, for the log
-/// would tell of the failure on standard error.
+/// Standard error for the log. Its reader may have closed it: write errors are ignored, because the log
+/// would report them on standard error.
 pub struct StderrWriter;
 
 impl Write for StderrWriter {
@@ -94,10 +94,10 @@ impl Write for StderrWriter {
     }
 }
 
-/// How often bars are drawn.
+/// Redraws of the bars per second.
 const DRAWN_PER_SECOND: u8 = 20;
 
-/// A terminal that may be closed while bars are on it: they take a failure for a fault in the program, and it is none.
+/// A terminal that may close while bars are shown: hides write errors, which the bars treat as bugs.
 #[derive(Debug)]
 struct InfallibleTerminal(Term);
 
@@ -149,14 +149,14 @@ fn ignore_failure(done: io::Result<()>) -> io::Result<()> {
     Ok(())
 }
 
-/// The bars of a run: its steps, and below them how the line is doing.
+/// The bars of a run: its steps, and below them the status of the pipeline.
 pub struct ProgressBars {
     steps: ProgressBar,
     status: ProgressBar,
 }
 
 impl ProgressBars {
-    /// Shows them, if there is a terminal to show them on and lines do not go into the log.
+    /// Shows the bars, if there is a terminal and lines are not written to the log.
     #[must_use]
     pub fn show(steps: u64, done: u64) -> Option<Self> {
         let is_terminal = io::stderr().is_terminal() && io::stdout().is_terminal();
@@ -175,13 +175,13 @@ impl ProgressBars {
             style("{spinner} step {pos} of {len} {wide_bar} {elapsed_precise}{left}")
                 .with_key("left", move |state: &ProgressState, to: &mut dyn fmt::Write| {
                     if state.pos() > done {
-                        // A bar that cannot be drawn is drawn without it.
+                        // If the write fails, the bar is drawn without it.
                         write!(to, ", {:#} left", HumanDuration(state.eta())).unwrap_or_default();
                     }
                 })
                 .progress_chars("━╸─"),
         );
-        // Steps that were done before are no measure of how fast this is.
+        // Earlier steps say nothing about the current speed.
         steps.reset_eta();
         steps.enable_steady_tick(Duration::from_millis(250));
         let status = bars.add(ProgressBar::new_spinner().with_style(style("  {wide_msg}")));
@@ -189,12 +189,12 @@ impl ProgressBars {
         Some(Self { steps, status })
     }
 
-    /// So many steps are done.
+    /// Sets the number of completed steps.
     pub fn step(&self, step: u64) {
         self.steps.set_position(step);
     }
 
-    /// How the line is doing.
+    /// Sets the status text of the pipeline.
     pub fn set_status(&self, text: String) {
         self.status.set_message(text);
     }

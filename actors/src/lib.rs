@@ -18,7 +18,7 @@ pub mod service {
     pub mod retry;
 }
 
-/// What a pipeline reports about itself: counters, times, and the names of its numbers.
+/// Metrics of a pipeline: counters, busy times, and metric names.
 pub mod telemetry {
     pub mod activity;
     mod board;

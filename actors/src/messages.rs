@@ -1,4 +1,4 @@
-//! What travels along the line, in the order of the stages.
+//! The messages that travel through the pipeline, in the order of the stages.
 
 use crate::ledger::Credit;
 use crate::policy::Policy;
@@ -17,21 +17,21 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
-/// One environment of the mixture, with how it is played.
+/// One environment of the mixture, with its sampling settings.
 pub struct MixtureComponent {
-    /// Name in metrics.
+    /// Name of the environment in metrics.
     pub name: String,
-    /// The task.
+    /// The environment that supplies items and rewards.
     pub environment: Arc<dyn Environment>,
-    /// How the model reads conversations.
+    /// How conversations become tokens of the model.
     pub renderer: Arc<dyn Renderer>,
-    /// Rollouts per group.
+    /// Number of rollouts per group.
     pub group_size: NonZeroU32,
-    /// How answers are drawn. The seed is set per request.
+    /// How completions are sampled. The seed is set per request.
     pub sampling: SamplingParams,
-    /// Most answers per rollout.
+    /// Most turns per rollout.
     pub max_turns: u32,
-    /// Tokens that the model reads, prompt and answer together.
+    /// Context of the model in tokens, prompt and completion together.
     pub context: usize,
     /// Longest that one reward may take, or one reply of the environment.
     pub score_timeout: Duration,
@@ -39,23 +39,23 @@ pub struct MixtureComponent {
     pub weight: f64,
 }
 
-/// Feeder → Sampler: an item to be played by `component.group_size` rollouts.
+/// Feeder → Sampler: an item to be sampled by `component.group_size` rollouts.
 pub struct Group {
-    /// Its name; also its position in the schedule.
+    /// Its id; also its position in the schedule.
     pub id: GroupId,
-    /// Which item.
+    /// Component and index of the item.
     pub key: ItemKey,
-    /// How it is played.
+    /// Environment and sampling settings of the item.
     pub component: Arc<MixtureComponent>,
-    /// What is played.
+    /// The item that all members share.
     pub item: Item,
     /// Its right to be in flight.
     pub credit: Credit,
-    /// In which everything that happens to it is logged, from its first sample to its step.
+    /// Tracing span of the group, from its first sample to its step.
     pub span: Span,
 }
 
-/// Why a rollout is missing from its group.
+/// Why a rollout of a group failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutFailure {
     /// Cause, as the log and the ledger report it.
@@ -85,7 +85,7 @@ impl From<&str> for RolloutFailure {
 impl From<BackendError> for RolloutFailure {
     fn from(error: BackendError) -> Self {
         let unanswered = match &error {
-            // A session that is lost, or a key that is denied, does not come back.
+            // A lost session or a denied key does not recover.
             BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Lost(_) => false,
             BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_) => true,
         };
@@ -99,31 +99,31 @@ impl From<&RewardError> for RolloutFailure {
     }
 }
 
-/// Sampler → Scorer: a finished rollout, or why there is none.
+/// Sampler → Scorer: a finished rollout, or the cause of its failure.
 pub struct SampledRollout {
     /// The group it belongs to.
     pub group: Arc<Group>,
     /// Position in the group.
     pub member: u32,
-    /// The weights that played.
+    /// The weights that sampled the rollout.
     pub policy: Arc<Policy>,
-    /// the rollout, or the cause of its failure.
+    /// The rollout, or the cause of its failure.
     pub outcome: Result<Rollout, RolloutFailure>,
     /// The reward, where the environment drives itself and has computed it already.
     pub score: Option<Result<Score, RewardError>>,
 }
 
-/// By turn and token of an answer: its log-prob when it was sampled minus the one under the reference. No turns where
-/// there is no reference.
+/// By turn and token of a completion: its logprob when it was sampled minus the one under the reference. Empty without
+/// a reference.
 pub type Drift = Vec<Vec<f32>>;
 
-/// A rollout that can be trained.
+/// A rollout with its reward.
 pub struct RewardedRollout {
-    /// What the policy did.
+    /// The sampled turns of the rollout.
     pub rollout: Rollout,
-    /// What it earned.
+    /// The reward with its metrics.
     pub score: Score,
-    /// How far it has moved from the reference.
+    /// Drift of each sampled token from the reference.
     pub drift: Drift,
 }
 
@@ -140,38 +140,38 @@ pub struct ScoredRollout {
 /// One rollout of a group that is ready for training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainingRollout {
-    /// What the policy did.
+    /// The sampled turns of the rollout.
     #[serde(rename = "episode")]
     pub rollout: Rollout,
-    /// What it earned.
+    /// The reward with its metrics.
     pub score: Score,
-    /// What it earned beside its siblings.
+    /// Its advantage within the group.
     pub advantage: f32,
-    /// How far it has moved from the reference.
+    /// Drift of each sampled token from the reference.
     #[serde(default)]
     pub drift: Drift,
 }
 
-/// A group that was ready and not yet trained, as a checkpoint keeps it. Its item comes from the schedule.
+/// A group that was ready and not yet trained, as a checkpoint stores it. Its item comes from the schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedGroup {
-    /// Its name.
+    /// Id of the group, which is its position in the schedule.
     pub group: GroupId,
-    /// Those members that have a reward.
+    /// Members with a reward.
     pub members: Arc<[TrainingRollout]>,
 }
 
-/// A complete group.
+/// A complete group with advantages and training data.
 pub struct TrainingGroup {
-    /// The group.
+    /// The group that was sampled.
     pub group: Arc<Group>,
-    /// Those members that have a reward.
+    /// Members with a reward.
     pub members: Arc<[TrainingRollout]>,
-    /// Members that failed.
+    /// Number of members without a reward.
     pub missing: u32,
-    /// Whether there is nothing to learn from it: all advantages are zero.
+    /// Whether there is no learning signal: all advantages are zero.
     pub constant: bool,
-    /// Whether it leaves its step as filtered, not as trained.
+    /// Whether its outcome is filtered, not trained.
     pub filtered: bool,
     /// Sampled tokens that are left out of the loss because their logprob cannot be right.
     pub masked_tokens: u64,
@@ -183,31 +183,31 @@ pub struct TrainingGroup {
 
 /// AdvantageBatcher → Trainer: groups of one step, oldest first.
 pub struct Batch {
-    /// The groups.
+    /// Groups of this minibatch, oldest first.
     pub groups: Vec<TrainingGroup>,
     /// Index of this minibatch in its step.
     pub minibatch: usize,
     /// Number of minibatches in the step.
     pub minibatches: NonZeroUsize,
-    /// When it was complete and the trainer had room, if it was then held back so that a group that still plays does not
-    /// grow older than `max_staleness`.
+    /// When it was complete and the trainer had room, if it was then held back so that a group still being sampled does
+    /// not become staler than `max_staleness`.
     pub held_since: Option<Instant>,
 }
 
-/// Scorer → outside: a rollout whose reward failed for good.
+/// Scorer → observers: a rollout whose reward failed for good.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuarantinedRollout {
     /// The environment's name in metrics.
     pub environment: String,
-    /// Which rollout.
+    /// Id of the rollout whose reward failed.
     pub rollout: RolloutId,
     /// Index of the item within the environment's data.
     pub item: u64,
-    /// The weights that played.
+    /// The weights that sampled the rollout.
     pub policy: PolicyVersion,
-    /// Why there is no reward, after the last try.
+    /// The reward error of the last try.
     pub cause: RewardError,
-    /// The answers, in order. None of an environment that played by itself and did not come to its end.
+    /// The completions, in order; empty if a self-driven environment did not finish the rollout.
     pub answers: Vec<String>,
 }
 
@@ -225,12 +225,12 @@ impl QuarantinedRollout {
     }
 }
 
-/// Trainer → outside: one optimizer step is done.
+/// Trainer → observers: one optimizer step is done.
 pub struct StepRecord {
     /// Steps done so far, this one included.
     pub step: u64,
-    /// Numbers of the step, by name.
+    /// Metrics of the step, by name.
     pub metrics: Metrics,
-    /// What was trained.
+    /// Groups that were part of the step.
     pub groups: Vec<TrainingGroup>,
 }

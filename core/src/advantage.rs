@@ -14,7 +14,7 @@ pub enum Estimator {
     GroupStd,
     /// Reward minus the mean of the others (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free").
     LeaveOneOut,
-    /// The reward itself.
+    /// The reward itself, without a baseline.
     None,
 }
 
@@ -43,7 +43,7 @@ impl Estimator {
     }
 }
 
-/// Whether all rewards are exactly equal, so that the group teaches nothing.
+/// Whether all rewards are exactly equal, so that the group has no learning signal.
 #[must_use]
 pub fn is_constant(rewards: &[Reward]) -> bool {
     rewards.windows(2).all(|pair| pair[0] == pair[1])

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Everything that decides the arithmetic of a decoder but its weights.
 ///
 /// Weight names and layouts are those of Hugging Face's `LlamaForCausalLM`: `model.layers.{i}.self_attn.q_proj.weight`
-/// is `[heads * head_dim, dim]`, rotary pairs are (j, j + head_dim / 2). Whoever reads another format converts.
+/// is `[heads * head_dim, dim]`, rotary pairs are (j, j + head_dim / 2). Readers of other formats convert to this one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Architecture {
     /// Tokens in the vocabulary; rows of the embedding.
@@ -14,7 +14,7 @@ pub struct Architecture {
     pub dim: usize,
     /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads per layer.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,

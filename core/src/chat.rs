@@ -4,20 +4,20 @@ use crate::ids::Token;
 use crate::sampling::{Completion, Stop};
 use serde::{Deserialize, Serialize};
 
-/// Who speaks.
+/// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Instructions.
+    /// Instructions to the model, ahead of the conversation.
     System,
-    /// The environment.
+    /// Messages of the environment to the policy.
     User,
-    /// The policy.
+    /// Turns of the policy.
     Assistant,
 }
 
 impl Role {
-    /// The lower-case name.
+    /// The lower-case name, as serialized.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,24 +31,24 @@ impl Role {
 /// One turn of a conversation. The content is text only: it can never become a control token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// Author of this message.
     pub role: Role,
-    /// What is said.
+    /// Plain text without control tokens.
     pub content: String,
 }
 
 impl Message {
-    /// A system message.
+    /// A message that gives instructions.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: Role::System, content: content.into() }
     }
 
-    /// A user message.
+    /// A message of the environment.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: Role::User, content: content.into() }
     }
 
-    /// An assistant message.
+    /// A message of the policy.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self { role: Role::Assistant, content: content.into() }
     }
@@ -92,24 +92,24 @@ pub enum Termination {
 pub struct ParsedCompletion {
     /// Text without the stop.
     pub text: String,
-    /// How it ended.
+    /// How the sampled turn ended.
     pub termination: Termination,
 }
 
 /// Turns conversations into tokens the way one family of models was trained to read them.
 pub trait Renderer: Send + Sync {
-    /// The renderer's name, as configs say it.
+    /// The renderer's name, as used in configs.
     fn name(&self) -> &str;
 
     /// Tokens up to where the assistant's next turn begins.
     fn prompt(&self, messages: &[Message]) -> Vec<Token>;
 
-    /// Tokens of an assistant's turn without its stop: what follows [`Renderer::prompt`] when `text` is the answer.
+    /// Tokens of an assistant's turn without its stop: what follows [`Renderer::prompt`] when `text` is the completion.
     fn answer(&self, text: &str) -> Vec<Token>;
 
-    /// What ends the assistant's turn.
+    /// What ends the assistant's turn during sampling.
     fn stop(&self) -> Stop;
 
-    /// Reads a sampled turn.
+    /// Decodes a sampled turn and classifies how it ended.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion;
 }

@@ -1,7 +1,7 @@
 //! What every service must do, as checks over the traits.
 //!
-//! Each check makes what it needs through the service, so they can run in any order, and together. A check
-//! that fails panics with what it saw. They assume a service that keeps weights, answers prompt log-probs, and has
+//! Each check makes what it needs through the service, so the checks can run in any order, and concurrently. A check
+//! that fails panics with what it saw. They assume a service that keeps weights, returns prompt logprobs, and has
 //! a vocabulary of at least 64 tokens. No runtime is needed: run them on the one that the backend wants.
 
 use crate::datum::{Datum, LossInputs};
@@ -13,10 +13,10 @@ use crate::sampling::{SampleRequest, SampleResponse, SamplingParams, Stop, StopR
 use crate::service::{BackendError, ForwardOutput, SamplingBackend, Service, TrainingBackend};
 use std::sync::Arc;
 
-/// How far log-probs of one thing asked in two ways may lie apart.
+/// Largest accepted difference between logprobs of the same tokens, obtained in two ways.
 const NEAR: f32 = 1e-4;
 
-/// Runs every check, one after the other. `run` makes the names of saved weights new.
+/// Runs every check, one after the other. `run` makes the names of saved weights unique.
 pub async fn all(service: &dyn Service, run: &str) {
     samples_have_the_shape_that_was_asked_for(service).await;
     a_seed_repeats_a_sample(service).await;
@@ -66,7 +66,7 @@ pub async fn a_seed_repeats_a_sample(service: &dyn Service) {
     assert_eq!(few[0], first[0], "a sample depends on how many others there are");
 }
 
-/// The log-probs of a sample, of scoring it and of a forward pass over it are one and the same.
+/// The logprobs from sampling a text, from scoring it and from a forward pass over it are equal.
 pub async fn sampled_scored_and_trained_logprobs_agree(service: &dyn Service) {
     let training = trained(service).await;
     let sampler = training.export_sampler(None).await.expect("an export").sampler;
@@ -132,7 +132,7 @@ pub async fn gradients_add_up_until_the_step(service: &dyn Service) {
     assert!((a - c).abs() < 1e-3, "a step without gradients changed {a} to {c}");
 }
 
-/// Whoever drops the answer has asked all the same.
+/// A request is executed even if the caller drops its future.
 pub async fn a_dropped_answer_is_still_executed(service: &dyn Service) {
     let training = fresh(service).await;
     let before = loss_of(&*training).await;
@@ -160,7 +160,7 @@ pub async fn an_export_does_not_follow_the_training(service: &dyn Service) {
     assert!(distance(&start, &late) > NEAR, "the training changed nothing");
 }
 
-/// With its optimizer a checkpoint goes on exactly as the original does; saved sampler weights sample alike.
+/// A checkpoint loaded with its optimizer resumes exactly like the original; saved sampler weights sample alike.
 pub async fn saved_weights_come_back(service: &dyn Service, run: &str) {
     let original = trained(service).await;
     let path = original.save_state(&format!("{run}-state")).await.expect("a save");
@@ -192,7 +192,7 @@ pub async fn a_name_is_given_once(service: &dyn Service, run: &str) {
     rejected("an unknown path", service.sampler_from("tinker://nobody/sampler_weights/nothing").await);
 }
 
-/// Weights that were deleted cannot be loaded, and others still can. Services that delete nothing say so.
+/// Deleted weights cannot be loaded, and others still can. Services that cannot delete report it as unsupported.
 pub async fn what_is_forgotten_is_gone(service: &dyn Service, run: &str) {
     let training = trained(service).await;
     let [kept, gone] = ["kept", "gone"].map(|name| training.save_state(&format!("{run}-{name}")));

@@ -11,11 +11,11 @@ use thiserror::Error;
 /// The tensors that a loss reads beside the tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum LossInputs {
-    /// For [`Loss::CrossEntropy`](crate::loss::Loss::CrossEntropy).
+    /// One weight per target, for [`Loss::CrossEntropy`](crate::loss::Loss::CrossEntropy).
     Weights(Vec<f32>),
-    /// For the policy losses: log-probs at sampling time and advantages. An advantage of 0 leaves a position out.
+    /// For the policy losses: logprobs at sampling time and advantages. An advantage of 0 leaves a position out.
     Policy {
-        /// Log-prob of each target when it was sampled; 0 where it was not sampled.
+        /// Logprob of each target when it was sampled; 0 where it was not sampled.
         logprobs: Vec<f32>,
         /// Advantage of each target; 0 where it was not sampled.
         advantages: Vec<f32>,
@@ -30,7 +30,7 @@ pub struct Datum {
     inputs: Arc<LossInputs>,
 }
 
-/// Tensors that do not make a datum.
+/// Why tensors do not form a valid datum.
 #[derive(Debug, Error, PartialEq)]
 pub enum DatumError {
     /// There is no token to learn from.
@@ -39,21 +39,21 @@ pub enum DatumError {
     /// A tensor has another length than the input.
     #[error("`{tensor}` has {len} elements, the input has {expected} tokens")]
     Length {
-        /// Which tensor.
+        /// Name of the invalid tensor.
         tensor: &'static str,
-        /// Its length.
+        /// Number of elements it has.
         len: usize,
-        /// Length of the input.
+        /// Length of the input, in tokens.
         expected: usize,
     },
     /// A number is NaN or infinite.
     #[error("`{tensor}` is {value} at position {position}, it must be finite")]
     NotFinite {
-        /// Which tensor.
+        /// Name of the invalid tensor.
         tensor: &'static str,
-        /// Where.
+        /// Position of the value, from 0.
         position: usize,
-        /// What stands there.
+        /// The value that is not finite.
         value: f32,
     },
 }
@@ -62,7 +62,7 @@ impl Datum {
     /// Joins tensors of one length.
     ///
     /// # Errors
-    /// Empty input, a tensor of another length, or a number that is not finite.
+    /// Empty input, a tensor of another length, or a value that is NaN or infinite.
     pub fn new(input: Vec<Token>, targets: Vec<Token>, inputs: LossInputs) -> Result<Self, DatumError> {
         let expected = input.len();
         if expected == 0 {
@@ -88,7 +88,7 @@ impl Datum {
         Ok(Self { input: input.into(), targets: targets.into(), inputs: Arc::new(inputs) })
     }
 
-    /// An answer to learn by heart: weight 1 on each of its tokens, 0 on the prompt.
+    /// A supervised example: weight 1 on each token of `answer`, 0 on the prompt.
     ///
     /// # Errors
     /// There is no token that another one predicts.
@@ -116,13 +116,13 @@ impl Datum {
         &self.targets
     }
 
-    /// The loss tensors.
+    /// Weights, or logprobs and advantages, one per position.
     #[must_use]
     pub fn inputs(&self) -> &LossInputs {
         &self.inputs
     }
 
-    /// Number of positions.
+    /// Number of positions in every tensor.
     #[must_use]
     pub fn len(&self) -> usize {
         self.input.len()

@@ -1,10 +1,10 @@
-//! What an environment is: items to play, replies to the policy, and rewards.
+//! What an environment is: items, replies to the policy, and rewards.
 //!
-//! An environment is immutable and shared; everything that belongs to one play travels as values. The members of a
-//! group play the same [`Item`].
+//! An environment is immutable and shared; everything that belongs to one rollout is passed as values. The members of a
+//! group share one [`Item`].
 //!
-//! Most environments are asked turn by turn. One that runs a program of its own, which asks the policy whenever it
-//! likes, is a [`SelfDrivenEnvironment`]: it is given sessions, and hands every session back with a rollout and its reward.
+//! Most environments are called turn by turn. One that runs a program of its own, which sends requests to the policy at
+//! any time, is a [`SelfDrivenEnvironment`]: it receives sessions, and finishes each with a rollout and its reward.
 
 use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// One task: what the policy is shown first, and what the reward needs to know.
+/// One task: what the policy reads first, and what the reward needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Item {
     /// Index within the environment's data.
@@ -30,29 +30,29 @@ pub struct Item {
     pub info: serde_json::Value,
 }
 
-/// What follows an answer of the policy.
+/// What follows a completion of the policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EnvironmentReply {
     /// The rollout is over.
     Done,
-    /// The policy is asked again, with these messages appended to the conversation.
+    /// The policy samples another turn, with these messages appended to the conversation.
     Continue(Vec<Message>),
 }
 
-/// What a reward can ask: log-probs under the weights that the config names for scoring.
+/// What a reward can query: logprobs under the weights that the config names for scoring.
 #[async_trait]
 pub trait Oracle: Send + Sync {
-    /// Log-prob of each token of `target` after `prefix`. Equal questions under equal weights are asked once.
+    /// Logprob of each token of `target` after `prefix`. Equal queries under equal weights are sent once.
     async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError>;
 
     /// The most likely next tokens after `prefix`, best first, at most `k`.
     async fn next_tokens(&self, prefix: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError>;
 
-    /// What one gradient step on `text` would do to the summed log-prob of `target` after `prefix`.
+    /// What one gradient step on `text` would do to the summed logprob of `target` after `prefix`.
     ///
-    /// The step is taken aside, never on the weights in training. This is an optional ability: an oracle that has
-    /// nobody to take the step answers [`RewardError::Unsupported`], as this default does, and a reward that needs it
-    /// stays missing.
+    /// The step is taken on a separate adapter, never on the weights in training. This is an optional ability: an
+    /// oracle that cannot take the step returns [`RewardError::Unsupported`], as this default does, and a reward that
+    /// needs it fails with that error.
     async fn logprob_delta(
         &self,
         _text: Datum,
@@ -62,9 +62,9 @@ pub trait Oracle: Send + Sync {
         Err(RewardError::Unsupported("what one gradient step would change".into()))
     }
 
-    /// An adapter to try something out on, with the weights that are asked here, until it is dropped.
+    /// An adapter for experiments, which starts from the weights of this oracle and is leased until it is dropped.
     ///
-    /// It is never the one in training. This is an optional ability, too: the default answers
+    /// It is never the adapter in training. This is an optional ability, too: the default returns
     /// [`RewardError::Unsupported`].
     async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
         Err(RewardError::Unsupported("an adapter of its own".into()))
@@ -72,7 +72,7 @@ pub trait Oracle: Send + Sync {
 
     /// A sampler of weights that training never changes.
     ///
-    /// This is an optional ability, too: the default answers [`RewardError::Unsupported`].
+    /// This is an optional ability, too: the default returns [`RewardError::Unsupported`].
     async fn frozen(&self, _weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
         Err(RewardError::Unsupported("weights beside the policy".into()))
     }
@@ -87,25 +87,25 @@ pub enum FrozenWeights {
     Saved(String),
 }
 
-/// An adapter on loan.
+/// An adapter leased to one reward.
 pub struct AdapterLease {
-    /// The adapter.
+    /// The leased shadow adapter, never the one in training.
     pub training: Arc<dyn TrainingBackend>,
     /// Returns the adapter to the pool when dropped.
     pub guard: Box<dyn Send + Sync>,
 }
 
-/// Summed log-prob of a target on both sides of one gradient step.
+/// Summed logprob of a target on both sides of one gradient step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogprobDelta {
-    /// Under the start weights.
+    /// Under the weights before the step.
     pub before: f64,
-    /// After the step.
+    /// Under the weights after the step.
     pub after: f64,
 }
 
 impl LogprobDelta {
-    /// How much the log-prob rose.
+    /// How much the logprob rose, in nats.
     #[must_use]
     pub fn change(self) -> f64 {
         self.after - self.before
@@ -116,7 +116,7 @@ impl From<BackendError> for RewardError {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
-            // What is lost may have been an adapter lent to one measurement: the next try gets another.
+            // What is lost may have been an adapter leased to one measurement: the next try gets another.
             BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
             BackendError::TimedOut(why) | BackendError::Away(why) => Self::Away(why),
         }
@@ -126,27 +126,27 @@ impl From<BackendError> for RewardError {
 /// Everything that a reward may use.
 #[derive(Clone, Copy)]
 pub struct ScoringContext<'a> {
-    /// The item that was played.
+    /// The item of the rollout.
     pub item: &'a Item,
-    /// What the policy did.
+    /// The turns that the policy sampled.
     pub rollout: &'a Rollout,
-    /// How the model reads conversations.
+    /// How conversations become tokens of the model.
     pub renderer: &'a dyn Renderer,
-    /// Answers log-prob queries.
+    /// Answers logprob queries of the reward.
     pub oracle: &'a dyn Oracle,
 }
 
 impl ScoringContext<'_> {
-    /// The last answer, as text.
+    /// Text of the last completion.
     #[must_use]
     pub fn answer(&self) -> &str {
         self.rollout.turns.last().map_or("", |turn| turn.text.as_str())
     }
 
-    /// Summed log-prob and number of tokens of `answer` as the assistant's reply to `messages`.
+    /// Summed logprob and number of tokens of `answer` as the assistant's reply to `messages`.
     ///
     /// # Errors
-    /// The query failed or came back with another number of log-probs, or `answer` has no tokens.
+    /// The query failed or returned another number of logprobs, or `answer` has no tokens.
     pub async fn answer_logprob(
         &self,
         messages: &[Message],
@@ -169,7 +169,7 @@ impl ScoringContext<'_> {
         Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), tokens))
     }
 
-    /// What one gradient step on `text` would do to the summed log-prob of `answer` as the assistant's reply to
+    /// What one gradient step on `text` would do to the summed logprob of `answer` as the assistant's reply to
     /// `messages`.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl ScoringContext<'_> {
         }
     }
 
-    /// The version of the policy that played.
+    /// The version of the policy that sampled the rollout.
     #[must_use]
     pub fn policy(&self) -> PolicyVersion {
         self.rollout.policy
@@ -216,15 +216,15 @@ pub struct Rubric {
 }
 
 impl Rubric {
-    /// Adds a criterion.
+    /// Adds a criterion with its weight in the sum.
     #[must_use]
     pub fn with(mut self, weight: f64, criterion: impl Criterion + 'static) -> Self {
         self.parts.push((weight, Arc::new(criterion)));
         self
     }
 
-    /// The weighted sum; each criterion's value is a metric under its name. One missing value makes the whole
-    /// reward missing.
+    /// The weighted sum; each criterion's value is a metric under its name. One criterion that fails makes the whole
+    /// reward fail.
     ///
     /// # Errors
     /// The first criterion that failed, or a sum that is not finite.
@@ -249,7 +249,7 @@ pub trait Environment: Send + Sync {
     /// Items in one cycle of its data.
     fn items(&self) -> NonZeroU64;
 
-    /// Kinds of items that should take turns; item `i` is of kind `i % strata`.
+    /// Kinds of items that should alternate; item `i` is of kind `i % strata`.
     fn strata(&self) -> NonZeroU64 {
         NonZeroU64::MIN
     }
@@ -257,13 +257,14 @@ pub trait Environment: Send + Sync {
     /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
     fn item(&self, index: u64) -> Item;
 
-    /// Whether its rewards ask [`Oracle::logprob_delta`] or [`Oracle::lease_adapter`]. Only then is somebody kept who can answer it.
+    /// Whether rewards call [`Oracle::logprob_delta`] or [`Oracle::lease_adapter`]. Only then are shadow adapters
+    /// available.
     fn needs_shadow_adapters(&self) -> bool {
         false
     }
 
-    /// What the reward reads in an answer that ended, for people who debug it; `None` where it is not valid. An
-    /// environment that reads nothing but the whole text has nothing to tell, as this default does.
+    /// What the reward reads in a complete completion, for debugging; `None` where it is not valid. An environment that
+    /// uses only the whole text has nothing to report, as this default does.
     fn parse(&self, _item: &Item, _answer: &str) -> Option<serde_json::Value> {
         None
     }
@@ -282,7 +283,7 @@ pub trait Environment: Send + Sync {
         Err(RewardError::Environment(format!("{} keeps nothing", self.id())))
     }
 
-    /// What the environment says after the policy's answer. Single-turn environments are done.
+    /// The environment's reply to the policy's completion. Single-turn environments are done.
     async fn reply(&self, item: &Item, conversation: &[Message]) -> Result<EnvironmentReply, RewardError> {
         debug_assert!(
             conversation.last().is_none_or(|m| m.role == Role::Assistant),
@@ -296,53 +297,53 @@ pub trait Environment: Send + Sync {
     /// The reward of a finished rollout.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError>;
 
-    /// The environment as one that plays its rollouts by itself, if it does so.
+    /// The environment as one that runs its own rollouts, if it does so.
     fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {
         None
     }
 }
 
-/// An environment that plays its rollouts by itself: it asks the policy whenever it likes, and its rollouts come with
+/// An environment that runs its own rollouts: it sends requests to the policy at any time, and returns rollouts with
 /// their rewards.
 #[async_trait]
 pub trait SelfDrivenEnvironment: Send + Sync {
-    /// Plays one item, once for every session. All sessions belong to one group. Ends when every session has been left;
-    /// dropping it gives up what is under way.
+    /// Runs one item, once per session. All sessions belong to one group. Ends when every session has finished;
+    /// dropping the future cancels what is under way.
     async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>);
 
-    /// Whether rewards compare the members of a group. Then none of them can be played again without the others.
+    /// Whether rewards compare the members of a group. Then none of them can be resampled without the others.
     fn compares_rollouts(&self) -> bool {
         false
     }
 }
 
-/// A place in a group that is being played, with the weights that play. It is left exactly once: a session that is
-/// dropped counts as left without a result.
+/// One rollout of a group that is being sampled, with the weights that sample it. It finishes exactly once: a session
+/// that is dropped counts as finished without a result.
 pub struct RolloutSession {
-    /// Who sits here.
+    /// The rollout that this session produces.
     pub rollout: RolloutId,
     /// Samples from the weights of this rollout, each request with a seed of its own.
     pub sampler: Arc<dyn SamplingBackend>,
-    /// Answers questions about the same weights.
+    /// Answers logprob queries about the same weights.
     pub oracle: Arc<dyn Oracle>,
     on_finish: Option<OnFinish>,
 }
 
 type OnFinish = Box<dyn FnOnce(Result<SessionRollout, RewardError>) + Send>;
 
-/// What came out of a session.
+/// The result of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionRollout {
-    /// What the policy did; at least one turn.
+    /// The sampled turns; at least one.
     pub turns: Vec<Turn>,
-    /// The conversation to which the first answer was given.
+    /// The conversation before the first completion.
     pub opening: Arc<[Message]>,
-    /// What it earned.
+    /// The reward with its metrics.
     pub score: Score,
 }
 
 impl RolloutSession {
-    /// A session; `on_finish` is told how it was left.
+    /// A session; `on_finish` receives its result.
     #[must_use]
     pub fn new(
         rollout: RolloutId,
@@ -353,7 +354,7 @@ impl RolloutSession {
         Self { rollout, sampler, oracle, on_finish: Some(Box::new(on_finish)) }
     }
 
-    /// Leaves the session with what came out.
+    /// Finishes the session with its result.
     pub fn finish(mut self, result: Result<SessionRollout, RewardError>) {
         if let Some(on_finish) = self.on_finish.take() {
             on_finish(result);

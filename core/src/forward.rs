@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-/// How far above 0 a log-prob may lie: it is a difference of large numbers, and servers round.
+/// How far above 0 a logprob may lie: it is a difference of large numbers, and servers round.
 pub const LOGPROB_ROUNDING: f32 = 1e-3;
 
 /// Result of a forward or forward_backward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForwardOutput {
-    /// Log-prob of each target under the weights at that moment, one vector per datum. As the service tells them:
-    /// none may be a probability above 1 by more than [`LOGPROB_ROUNDING`], and yet it happens.
+    /// Logprob of each target under the weights at that moment, one vector per datum, as the service reports them.
+    /// No logprob should exceed 0 by more than [`LOGPROB_ROUNDING`], but services do return such values.
     pub logprobs: Vec<Vec<f32>>,
     /// Numbers the service reports, by name; `loss:sum` is always there.
     pub metrics: BTreeMap<String, f64>,
 }
 
 impl ForwardOutput {
-    /// The results of parts, in order, as the result of the whole. The part of a metric's name behind the colon says
-    /// how; a metric without a rule, or that only some parts have, means nothing for the whole.
+    /// Merges the results of parts, in order, into the result of the whole. The suffix of a metric's name after the
+    /// colon is the rule; a metric without a rule, or that only some parts have, is left out.
     #[must_use]
     pub fn merged(parts: Vec<Self>) -> Self {
         let weights: Vec<f64> = parts.iter().map(|part| part.logprobs.len() as f64).collect();

@@ -1,4 +1,4 @@
-//! Names for the things that travel along the line.
+//! Identifiers of what travels through the pipeline.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -31,7 +31,7 @@ impl fmt::Display for RolloutId {
     }
 }
 
-/// Which item of which environment component a group plays.
+/// Which item of which environment component a group samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ItemKey {
     /// Index of the component in the config's list of environments.
@@ -51,7 +51,7 @@ impl PolicyVersion {
         Self(self.0 + 1)
     }
 
-    /// Steps from `sampled` to `self`, or `None` when `sampled` lies in the future, which is a bug of the line.
+    /// Steps from `sampled` to `self`, or `None` when `sampled` lies in the future, which is a bug of the pipeline.
     #[must_use]
     pub fn staleness(self, sampled: Self) -> Option<u64> {
         self.0.checked_sub(sampled.0)

@@ -1,8 +1,8 @@
-//! Words and sums of the rollout line.
+//! Types and arithmetic of the rollout pipeline.
 //!
 //! Everything here is a value or a trait: no I/O, no clock, no runtime. Types keep their invariants by
-//! construction (a [`reward::Reward`] is finite, a [`datum::Datum`] has tensors of one length), so that whoever
-//! holds one need not check again.
+//! construction (a [`reward::Reward`] is finite, a [`datum::Datum`] has tensors of one length), so that code that
+//! receives one need not check again.
 
 pub mod advantage;
 pub mod architecture;

@@ -7,11 +7,11 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// Query projection.
+    /// Query projection of attention.
     QProj,
-    /// Key projection.
+    /// Key projection of attention.
     KProj,
-    /// Value projection.
+    /// Value projection of attention.
     VProj,
     /// Output projection of attention.
     OProj,
@@ -47,7 +47,7 @@ impl Target {
 /// (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", §4.1).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoraSpec {
-    /// Inner width.
+    /// Inner width of the adapter, in 1..=512.
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f64,
@@ -78,13 +78,13 @@ impl LoraSpec {
         Self { rank, alpha: 32.0, seed, targets: Target::ALL.to_vec() }
     }
 
-    /// `alpha / rank`.
+    /// Factor `alpha / rank` applied to `B·A`.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.alpha / self.rank as f64
     }
 
-    /// Refuses what cannot be built.
+    /// Checks that an engine can build the adapter.
     ///
     /// # Errors
     /// Names the field that is out of range.

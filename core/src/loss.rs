@@ -6,14 +6,14 @@ use thiserror::Error;
 
 /// A loss, summed over tokens and data (never averaged, so that gradients of parts add up).
 ///
-/// With `lp` the log-prob of the target under the current weights, `q` the log-prob at sampling time, `A` the
+/// With `lp` the logprob of the target under the current weights, `q` the logprob at sampling time, `A` the
 /// advantage and `r = exp(lp - q)`, each variant states what is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum Loss {
     /// `-lp * w`; weights may be negative.
     CrossEntropy,
-    /// `-r * A`.
+    /// `-r * A`, without any bound on the ratio.
     ImportanceSampling,
     /// `-min(r * A, clip(r, low, high) * A)` (Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7).
     Ppo {
@@ -31,7 +31,7 @@ pub enum Loss {
     },
 }
 
-/// A loss name or setting that does not exist.
+/// A loss name or setting that is not valid.
 #[derive(Debug, Error, PartialEq)]
 pub enum LossError {
     /// The name is unknown.
@@ -40,7 +40,7 @@ pub enum LossError {
     /// The setting is not one of this loss.
     #[error("the loss `{loss}` has no setting `{key}`")]
     Key {
-        /// Loss that was asked for.
+        /// Name of the requested loss.
         loss: String,
         /// Setting it does not have.
         key: String,
@@ -50,9 +50,9 @@ pub enum LossError {
         "clip_low_threshold and clip_high_threshold must be finite ratios with 0 <= low <= high, got {low} and {high}"
     )]
     Bounds {
-        /// Lower bound given.
+        /// Lower bound of the ratio, as given.
         low: f64,
-        /// Upper bound given.
+        /// Upper bound of the ratio, as given.
         high: f64,
     },
 }
@@ -90,7 +90,7 @@ impl Loss {
         }
     }
 
-    /// The wire name.
+    /// The name in the Tinker API.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

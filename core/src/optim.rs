@@ -7,7 +7,7 @@ use thiserror::Error;
 /// Defaults are those of the Tinker API.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamParams {
-    /// Step size.
+    /// Learning rate of the step.
     pub learning_rate: f64,
     /// Decay of the first moment.
     pub beta1: f64,
@@ -37,11 +37,11 @@ impl Default for AdamParams {
 /// How the step size changes over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LearningRateSchedule {
-    /// Its decay after the warm-up.
+    /// Decay of the step size after the warm-up.
     pub decay: LearningRateDecay,
-    /// Steps over which it grows from nothing, in equal parts.
+    /// Steps over which the step size grows linearly from 0.
     pub warmup: u64,
-    /// What is left of it at the end, as a share of the full size; only for courses that fall.
+    /// Step size at the end of the decay, as a share of the full size; unused by [`LearningRateDecay::Constant`].
     pub floor: f64,
 }
 
@@ -49,10 +49,10 @@ pub struct LearningRateSchedule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LearningRateDecay {
-    /// Not at all.
+    /// No decay after the warm-up.
     #[default]
     Constant,
-    /// In equal parts.
+    /// Linear decay to the floor.
     Linear,
     /// Along half a cosine (Loshchilov & Hutter 2017, "SGDR", eq. 5, without restarts).
     Cosine,
@@ -66,7 +66,7 @@ impl LearningRateSchedule {
             return (done + 1) as f64 / self.warmup as f64;
         }
         // The first step after the warm-up is a full one; the floor is where the step after the last one would be, so
-        // that no step is wasted on nothing.
+        // that no step has size 0.
         let span = all.saturating_sub(self.warmup).max(1) as f64;
         let progress = ((done - self.warmup) as f64 / span).min(1.0);
         let left = match self.decay {
@@ -78,15 +78,15 @@ impl LearningRateSchedule {
     }
 }
 
-/// A setting out of its range.
+/// A setting that is out of range.
 #[derive(Debug, Error, PartialEq)]
 #[error("the optimizer's {key} is {value}, it must {must}")]
 pub struct AdamParamsError {
-    /// Field that is wrong.
+    /// Name of the invalid field.
     pub key: &'static str,
-    /// Its value.
+    /// Value of that field, as given.
     pub value: f64,
-    /// What would be right.
+    /// The condition that the value violates.
     pub must: &'static str,
 }
 

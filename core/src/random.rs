@@ -3,7 +3,7 @@
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-/// The draws that belong to these numbers, and to no others.
+/// The random generator that belongs to this key alone.
 #[must_use]
 pub fn seeded_rng(key: [u64; 4]) -> ChaCha8Rng {
     let mut bytes = [0; 32];

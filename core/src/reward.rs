@@ -1,10 +1,10 @@
-//! Rewards: a finite number, or a reason why there is none. Never a number in place of a failure.
+//! Rewards: a finite number, or the error that explains why there is none. A failure never becomes a number.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// A finite reward.
+/// A reward that is guaranteed to be finite.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct Reward(f32);
@@ -23,7 +23,7 @@ impl Reward {
         if value.is_finite() { Ok(Self(value)) } else { Err(RewardNotFinite(value)) }
     }
 
-    /// The number.
+    /// The reward as a number.
     #[must_use]
     pub fn get(self) -> f32 {
         self.0
@@ -43,10 +43,10 @@ impl From<Reward> for f32 {
     }
 }
 
-/// Numbers that explain a reward, by name.
+/// Values that explain a reward, by name.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// The mean of each number over those that have it.
+/// The mean of each metric over the entries that have it.
 #[must_use]
 pub fn means<'a>(all: impl IntoIterator<Item = &'a Metrics>) -> Metrics {
     let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
@@ -58,23 +58,23 @@ pub fn means<'a>(all: impl IntoIterator<Item = &'a Metrics>) -> Metrics {
     sums.into_iter().map(|(name, (sum, count))| (name.to_owned(), sum / count)).collect()
 }
 
-/// A reward with the numbers that went into it.
+/// A reward with the metrics that explain it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// The reward.
+    /// The reward of the rollout.
     pub reward: Reward,
-    /// What it was made of.
+    /// The values it was computed from, by name.
     pub metrics: Metrics,
 }
 
-/// Why a rollout has no reward, by what the line can do about it.
+/// Why a rollout has no reward, by what the pipeline can do about it.
 #[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "why", rename_all = "snake_case")]
 pub enum RewardError {
-    /// A service that is needed failed: the same scoring may succeed if it is tried again.
+    /// A required service failed: the same scoring may succeed if it is tried again.
     #[error("the service failed while scoring: {0}")]
     Service(String),
-    /// A service that is needed has not answered for the longest that is waited for it.
+    /// A required service has not answered within the longest wait allowed for it.
     #[error("the service did not answer while scoring: {0}")]
     Away(String),
     /// Scoring took longer than its limit.
@@ -83,10 +83,10 @@ pub enum RewardError {
     /// The environment's own code failed on this item.
     #[error("the environment failed: {0}")]
     Environment(String),
-    /// The run has nobody who can answer what the reward asks. It would be so at every try.
+    /// Nothing in the run can answer what the reward queries. Every retry would fail the same way.
     #[error("nothing in this run can answer what the reward asks: {0}")]
     Unsupported(String),
-    /// The step's log-prob queries were used up, and the next step did not come in time.
+    /// The step's logprob queries were used up, and the next step did not come in time.
     #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
     /// The reward came out NaN or infinite.
@@ -95,25 +95,25 @@ pub enum RewardError {
 }
 
 impl RewardError {
-    /// Whether the same scoring may succeed if it is tried again now. What has waited for its whole limit is not tried
-    /// again: a limit that is waited out several times is no limit.
+    /// Whether the same scoring may succeed if it is tried again now. A wait that took its whole limit is not repeated:
+    /// a limit that is waited out several times is no limit.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Service(_))
     }
 
-    /// Whether a service could not answer: neither the rollout nor its environment explains it, and the same item is worth
-    /// being played again later.
+    /// Whether a service could not answer: neither the rollout nor its environment explains it, and the same item is
+    /// worth sampling again later.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
         matches!(self, Self::Service(_) | Self::Away(_))
     }
 
-    /// All words of [`Self::name`].
+    /// All values of [`Self::name`].
     pub const NAMES: [&'static str; 7] =
         ["service", "away", "timed_out", "environment", "unsupported", "budget", "not_finite"];
 
-    /// The kind of cause in a word, for counting.
+    /// The kind of cause as one word, for counters.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -127,8 +127,8 @@ impl RewardError {
         }
     }
 
-    /// Whether the cause may lie in the rollout itself, so that it deserves a look: neither the run's set-up, nor its
-    /// limits, nor a service that could not answer explain it.
+    /// Whether the cause may lie in the rollout itself, so that the rollout is kept for inspection: neither the run's
+    /// setup, nor its limits, nor a service that could not answer explains it.
     #[must_use]
     pub fn needs_quarantine(&self) -> bool {
         !matches!(self, Self::Unsupported(_) | Self::Budget(_)) && !self.is_unanswered()

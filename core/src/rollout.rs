@@ -1,4 +1,4 @@
-//! What a policy did: turns of prompt and answer, and the training data they make.
+//! What a policy sampled: turns of prompt and completion, and the training data made of them.
 
 use crate::chat::Message;
 use crate::datum::{Datum, DatumError, LossInputs};
@@ -8,39 +8,39 @@ use crate::sampling::Completion;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// One exchange: everything the policy read, and what it answered.
+/// One turn: everything the policy read, and the completion it sampled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// All tokens before the answer.
+    /// All tokens before the completion.
     pub prompt: Arc<[Token]>,
     /// The tokens that the policy sampled.
     #[serde(rename = "answer")]
     pub completion: Completion,
-    /// The answer as text, without its stop.
+    /// The completion as text, without its stop.
     pub text: String,
-    /// Whether the answer ended with exactly one stop.
+    /// Whether the completion ended with exactly one stop.
     pub complete: bool,
 }
 
-/// One finished rollout.
+/// One finished rollout, without its reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {
-    /// Its name.
+    /// Its group and position within the group.
     pub id: RolloutId,
-    /// The item played.
+    /// The item that was sampled.
     pub item: ItemKey,
     /// The weights that sampled it, stamped when the request was sent.
     pub policy: PolicyVersion,
     /// At least one turn.
     pub turns: Vec<Turn>,
-    /// The conversation to which the first answer was given, where the environment made it while it played; nothing
-    /// where it is the item's.
+    /// The conversation before the first completion, where the environment created it during the rollout; empty
+    /// where it is the item's prompt.
     #[serde(default)]
     pub opening: Arc<[Message]>,
 }
 
 impl Rollout {
-    /// The conversation to which the first answer was given.
+    /// The conversation before the first completion.
     #[must_use]
     pub fn prompt<'a>(&'a self, item: &'a Item) -> &'a [Message] {
         if self.opening.is_empty() { &item.prompt } else { &self.opening }
@@ -52,20 +52,20 @@ impl Rollout {
         self.turns.iter().map(|turn| turn.completion.tokens.len()).sum()
     }
 
-    /// Tokens of the last prompt.
+    /// Number of tokens in the last prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> usize {
         self.turns.last().map_or(0, |turn| turn.prompt.len())
     }
 
-    /// The data for a policy loss: sampled tokens carry their log-prob and their advantage, all others zeros. The
-    /// advantage is asked for by turn and by token of its answer, from 0.
+    /// The data for a policy loss: sampled tokens carry their logprob and their advantage, all others zeros. The
+    /// advantage is requested by turn and by token of its completion, from 0.
     ///
     /// Turns are merged into one datum as long as each prompt extends everything before it (the extension
     /// property); a turn whose prompt does not extend the history starts a new datum.
     ///
     /// # Errors
-    /// A log-prob that is missing or not finite.
+    /// A logprob that is missing or not finite.
     pub fn data(&self, advantage: impl Fn(usize, usize) -> f32) -> Result<Vec<Datum>, DatumError> {
         let mut data = Vec::new();
         let mut open = Sequence::default();
@@ -81,7 +81,7 @@ impl Rollout {
     }
 }
 
-/// Tokens so far, with the log-prob and the advantage of each.
+/// Tokens so far, with the logprob and the advantage of each.
 #[derive(Default)]
 struct Sequence {
     tokens: Vec<Token>,

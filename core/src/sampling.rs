@@ -1,4 +1,4 @@
-//! What is asked of a sampler and what it answers.
+//! Requests to a sampler and its responses.
 
 use crate::ids::Token;
 use serde::{Deserialize, Serialize};
@@ -37,20 +37,20 @@ pub struct SamplingParams {
 /// Parameters or prompts that no sampler can serve.
 #[derive(Debug, Error, PartialEq)]
 pub enum SamplingError {
-    /// A number is out of range.
+    /// A parameter is out of range.
     #[error("{key} is {value}, it must {must}")]
     Range {
-        /// Which parameter.
+        /// Name of the invalid parameter.
         key: &'static str,
-        /// Its value.
+        /// Value of that parameter, as given.
         value: f64,
-        /// What would be right.
+        /// The condition that the value violates.
         must: &'static str,
     },
-    /// There is no prompt.
+    /// The prompt has no tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// No sample is asked for.
+    /// The request has `num_samples` 0.
     #[error("num_samples is 0")]
     NoSamples,
     /// A stop string is empty and would stop everything.
@@ -69,13 +69,13 @@ impl SamplingParams {
 /// One prompt, `num_samples` continuations of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleRequest {
-    /// Prompt tokens.
+    /// Tokens that precede every sample.
     pub prompt: Arc<[Token]>,
     /// Number of independent samples; they share one prefill.
     pub num_samples: usize,
-    /// How to draw.
+    /// Parameters of all samples of the request.
     pub params: SamplingParams,
-    /// Whether to return the log-prob of each prompt token.
+    /// Whether to return the logprob of each prompt token.
     pub prompt_logprobs: bool,
     /// Return the `k` most likely tokens at each prompt position; 0 for none.
     pub topk_prompt_logprobs: usize,
@@ -97,7 +97,7 @@ impl SampleRequest {
         }
     }
 
-    /// The log-probs of `tokens` under the model, as a request (one token is sampled and ignored).
+    /// The logprobs of `tokens` under the model, as a request (one token is sampled and ignored).
     #[must_use]
     pub fn score(tokens: Arc<[Token]>) -> Self {
         Self {
@@ -106,10 +106,10 @@ impl SampleRequest {
         }
     }
 
-    /// Refuses what no sampler can serve.
+    /// Checks that a sampler can serve the request.
     ///
     /// # Errors
-    /// Names the first parameter that is wrong.
+    /// Names the first parameter that is invalid.
     pub fn check(&self) -> Result<(), SamplingError> {
         let p = &self.params;
         let range = |key, value: f64, must| Err(SamplingError::Range { key, value, must });
@@ -148,27 +148,27 @@ pub enum StopReason {
     Length,
 }
 
-/// Tokens with their log-probs, most likely first.
+/// Tokens with their logprobs, most likely first.
 pub type TopK = Vec<(Token, f32)>;
 
-/// Tokens with the log-prob each had under the model at temperature 1.
+/// Tokens with the logprob each had under the model at temperature 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     /// Sampled tokens, the stop included.
     pub tokens: Vec<Token>,
-    /// Log-prob of each, same length.
+    /// Logprob of each, same length.
     pub logprobs: Vec<f32>,
-    /// Why it ended.
+    /// Why the sample ended.
     pub stop: StopReason,
-    /// The most likely tokens at each position, best first, if they were asked for.
+    /// The most likely tokens at each position, best first, if they were requested.
     pub topk: Option<Vec<TopK>>,
 }
 
 impl Completion {
-    /// Whether it can be trained: it has tokens, and each of them a finite log-prob.
+    /// Whether it can be trained: it has tokens, and each of them a finite logprob.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first defect of the sample.
     pub fn check(&self) -> Result<(), CompletionError> {
         let tokens = self.tokens.len();
         let logprobs = self.logprobs.len();
@@ -191,7 +191,7 @@ pub enum CompletionError {
     /// It has no tokens.
     #[error("a sample came back without tokens")]
     Empty,
-    /// Its tokens and their log-probs are not as many.
+    /// The numbers of tokens and of logprobs differ.
     #[error("a sample of {tokens} tokens came back with {logprobs} log-probs")]
     Unmatched {
         /// Number of tokens in the sample.
@@ -199,7 +199,7 @@ pub enum CompletionError {
         /// Number of logprobs in the sample.
         logprobs: usize,
     },
-    /// A log-prob is NaN or infinite.
+    /// A logprob is NaN or infinite.
     #[error("token {at} of a sample came back with the log-prob {logprob}")]
     NotFinite {
         /// Position of the token in the sample, from 0.
@@ -209,15 +209,15 @@ pub enum CompletionError {
     },
 }
 
-/// Answer to a [`SampleRequest`].
+/// Response to a [`SampleRequest`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleResponse {
     /// One entry per sample.
     pub sequences: Vec<Completion>,
-    /// Log-prob of each prompt token given those before it; the first has none.
+    /// Logprob of each prompt token given those before it; the first has none.
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position, best first; the first position has none.
     pub topk_prompt_logprobs: Option<Vec<Option<TopK>>>,
-    /// Prompt tokens that needed no computation, where the service tells.
+    /// Prompt tokens that needed no computation, where the service reports it.
     pub cached_prompt_tokens: usize,
 }

@@ -1,6 +1,6 @@
-//! Which item comes when: a stateless function of seed and position.
+//! Which item is sampled when: a stateless function of seed and position.
 //!
-//! Position `p` of the run always plays the same item, so a resumed run goes on where it stopped without saved
+//! Position `p` of the run always maps to the same item, so a resumed run continues without saved
 //! state. After any number of positions each component has had its share to within one item per component before
 //! it in the list, and within a component every item comes once per cycle, each cycle in its own seeded order.
 
@@ -17,12 +17,12 @@ pub struct ScheduleComponent {
     pub weight: f64,
     /// Items in one cycle of its data.
     pub items: u64,
-    /// Kinds of items that take turns: item `i` is of kind `i % strata`. Rotation lowers the variance from step to
+    /// Kinds of items that alternate: item `i` is of kind `i % strata`. Rotation lowers the variance from step to
     /// step. 1 when all items are alike.
     pub strata: u64,
 }
 
-/// A mixture of components. Cheap to ask at any position.
+/// A mixture of components. Lookups are cheap at any position.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     seed: u64,
@@ -90,10 +90,10 @@ impl Schedule {
         Self { seed, drawn: vec![WeightedComponent { component: 0, items, strata, share: ONE }] }
     }
 
-    /// The item played at `position`.
+    /// The item sampled at `position`.
     #[must_use]
     pub fn item(&self, position: u64) -> ItemKey {
-        // A line of two-way splits: after n positions the first of two has had floor(n * share), the other the rest.
+        // A chain of two-way splits: after n positions the first of two has had floor(n * share), the other the rest.
         let mut n = position;
         for drawn in &self.drawn {
             let first = portion(n, drawn.share);

@@ -1,7 +1,7 @@
-//! The Tinker service as the line sees it: sample, score, train, save.
+//! The Tinker service as the pipeline uses it: sample, score, train, save.
 //!
-//! Submission and result are two things. A method of [`TrainingBackend`] fixes the request's place in the order
-//! when it is *called*; the returned [`Pending`] only waits for the answer and may be dropped. So a caller can
+//! Submission and result are separate. A method of [`TrainingBackend`] fixes the request's place in the order
+//! when it is *called*; the returned [`Pending`] only waits for the result and may be dropped. So a caller can
 //! queue `forward_backward`, `optim_step` and an export back to back.
 
 use crate::datum::Datum;
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// The answer to a submitted request.
+/// The result of a submitted request.
 pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
 
-/// Failures by what the caller can do about them.
+/// Failures, by what the caller can do about them.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum BackendError {
     /// The request itself is wrong: never retry it.
@@ -34,11 +34,11 @@ pub enum BackendError {
     /// The service failed: the same request may succeed if it is sent again.
     #[error("the service failed: {0}")]
     Unavailable(String),
-    /// The service is there, and did not have the answer within the time that it may take. The request is not sent again
+    /// The service is reachable, but did not answer within the time limit of the request. The request is not sent again
     /// for that reason: a limit that is waited out several times is no limit.
     #[error("the service took too long: {0}")]
     TimedOut(String),
-    /// The service has not answered for the longest that is waited for it: give up.
+    /// The service has not answered within the longest wait allowed for it: give up.
     #[error("the service is away: {0}")]
     Away(String),
     /// The client, session or model is gone: give up.
@@ -54,10 +54,10 @@ impl BackendError {
     }
 }
 
-/// What a service says about itself.
+/// What a service reports about itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceInfo {
-    /// For people: `embedded` or the server's address.
+    /// Display name: `embedded` or the server's address.
     pub name: String,
     /// The base model served.
     pub base_model: String,
@@ -65,14 +65,14 @@ pub struct ServiceInfo {
     pub context: usize,
     /// Tokens in the vocabulary.
     pub vocab: usize,
-    /// Whether it answers `topk_prompt_logprobs`.
+    /// Whether it supports `topk_prompt_logprobs`.
     pub topk_prompt_logprobs: bool,
 }
 
 /// A connection to a service for one base model.
 #[async_trait]
 pub trait Service: Send + Sync {
-    /// What it is and can do.
+    /// Name, base model and limits of the service.
     fn info(&self) -> ServiceInfo;
 
     /// A new adapter to train.
@@ -84,13 +84,13 @@ pub trait Service: Send + Sync {
     /// A sampler over saved weights.
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError>;
 
-    /// Deletes saved weights. This is an optional ability: without it, what was saved stays.
+    /// Deletes saved weights. This is an optional ability: without it, saved weights stay.
     async fn delete(&self, path: &str) -> Result<(), BackendError> {
         Err(BackendError::Unsupported(format!("deleting {path}")))
     }
 
-    /// Has the service delete saved weights by itself after this time. This is an optional ability: without it, what was
-    /// saved stays.
+    /// Has the service delete saved weights by itself after this time. This is an optional ability: without it, saved
+    /// weights stay.
     async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {
         Err(BackendError::Unsupported(format!("deleting {path} after {} s", after.as_secs())))
     }
@@ -102,7 +102,7 @@ pub trait SamplingBackend: Send + Sync {
     /// Draws `num_samples` continuations of one prompt.
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError>;
 
-    /// Log-prob of each token given those before it; the first has none.
+    /// Logprob of each token given those before it; the first has none.
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
         let response = self.sample(SampleRequest::score(tokens)).await?;
         response.prompt_logprobs.ok_or_else(|| {
@@ -114,7 +114,7 @@ pub trait SamplingBackend: Send + Sync {
 /// Result of an optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimStep {
-    /// Numbers the service reports, by name, for example `grad_norm`.
+    /// Metrics that the service reports, by name, for example `grad_norm`.
     pub metrics: BTreeMap<String, f64>,
 }
 
@@ -123,7 +123,7 @@ pub struct OptimStep {
 pub struct Export {
     /// Sampler over these weights.
     pub sampler: Arc<dyn SamplingBackend>,
-    /// Where they are kept, if they were named.
+    /// Path of the saved weights, if the export has a name.
     pub path: Option<String>,
 }
 
@@ -132,26 +132,26 @@ pub trait TrainingBackend: Send + Sync {
     /// Computes losses without gradients.
     fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput>;
 
-    /// Adds the gradients of the summed loss to those not yet stepped. Refuses numbers that are not finite and
+    /// Adds the gradients of the summed loss to those accumulated so far. Refuses values that are not finite and
     /// then leaves the gradients as they were.
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput>;
 
-    /// Applies and clears the accumulated gradients. A step that gives numbers which are not finite is refused
+    /// Applies and clears the accumulated gradients. A step whose result is not finite is refused
     /// ([`BackendError::Rejected`]): weights and moments stay as they were, and the gradients are cleared all the same.
-    /// The embedded engine leaves everything as it is when there are none; other services may move the weights by the
+    /// The embedded engine changes nothing when there are no gradients; other services may move the weights by the
     /// optimizer's momentum.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep>;
 
-    /// Saves weights and optimizer under a name; answers with the path.
+    /// Saves weights and optimizer under a name; returns the path.
     fn save_state(&self, name: &str) -> Pending<String>;
 
-    /// Loads weights, and the optimizer's state if asked; otherwise the optimizer starts afresh.
+    /// Loads weights, and the optimizer's state if requested; otherwise the optimizer starts afresh.
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()>;
 
     /// Makes a sampler of the current weights; with a name it is also kept on the service.
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export>;
 
-    /// Gives the adapter up, so that the service can use its place; nothing may be asked of it afterwards. A service
+    /// Releases the adapter, so that the service can reuse its memory; no request may follow. A service
     /// that holds an adapter only as long as this value lives has nothing to do, as this default does.
     fn release(&self) -> Pending<()> {
         Box::pin(std::future::ready(Ok(())))

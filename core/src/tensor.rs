@@ -1,15 +1,15 @@
-//! The numbers of a weight tensor in the form that its file has them.
+//! The values of a weight tensor, in the format of its file.
 //!
-//! Whoever reads a file hands on what it found. An engine that computes on the short forms moves less memory; for any
-//! other, [`Tensor::into_values`] gives the same numbers, bit for bit.
+//! Readers of files keep the format that they find. An engine that computes on the compact formats moves less memory;
+//! for any other, [`Tensor::into_values`] gives the same values, bit for bit.
 
-/// Numbers that share one step of a [`QuantizedBlocks`].
+/// Values that share one scale and offset of a [`QuantizedBlocks`].
 pub const BLOCK: usize = 32;
 
-/// A tensor's numbers, row-major.
+/// A tensor's values, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
-    /// As they are.
+    /// Values in single precision.
     Full(Vec<f32>),
     /// The upper halves of their bits; the lower ones are zero.
     Bfloat16(Vec<u16>),
@@ -18,7 +18,7 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// How many numbers.
+    /// Number of elements in the tensor.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -28,13 +28,13 @@ impl Tensor {
         }
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The numbers.
+    /// All values in single precision, row-major.
     #[must_use]
     pub fn into_values(self) -> Vec<f32> {
         match self {
@@ -44,7 +44,7 @@ impl Tensor {
         }
     }
 
-    /// Appends rows; the short form stays where both have the same.
+    /// Appends rows; the compact format stays where both have the same.
     pub fn append(&mut self, rows: Self) {
         match (self, rows) {
             (Self::Bfloat16(own), Self::Bfloat16(rows)) => own.extend(rows),
@@ -60,8 +60,8 @@ impl Tensor {
         }
     }
 
-    /// Reorders rows: `order(rows, unit)` reorders a vector whose rows have `unit` elements. `width` is the numbers of
-    /// a row; where rows are not whole blocks, the short form is given up.
+    /// Reorders rows: `order(rows, unit)` reorders a vector whose rows have `unit` elements. `width` is the elements of
+    /// a row; quantized rows that are not whole blocks become single precision.
     #[must_use]
     pub fn reordered(self, width: usize, order: impl RowOrder) -> Self {
         match self {
@@ -90,7 +90,7 @@ pub trait RowOrder {
     fn apply<T: Copy>(&self, rows: Vec<T>, width: usize) -> Vec<T>;
 }
 
-/// The number whose upper half is given.
+/// The value whose upper half is given.
 #[inline(always)]
 #[must_use]
 pub fn widened(half: u16) -> f32 {
@@ -116,7 +116,7 @@ impl QuantizedBlocks {
         (codes.len() == steps.len() * BLOCK && steps.iter().all(exact)).then_some(Self { codes, steps })
     }
 
-    /// All codes.
+    /// Codes of all elements, in order.
     #[must_use]
     pub fn codes(&self) -> &[u8] {
         &self.codes

@@ -1,7 +1,7 @@
-//! The embedded service: the engine behind the traits that a remote service stands behind too.
+//! The embedded service: the engine behind the same traits as a remote service.
 //!
 //! Requests are checked before they are queued. Training requests of an adapter run in the order of the calls;
-//! samplers hold weights that no later training changes.
+//! samplers hold weights that later training does not change.
 
 mod adapter_store;
 mod training;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Why the service did not start.
+/// Why the service failed to start.
 #[derive(Debug, Error)]
 pub enum EmbeddedError {
-    /// No threads: try with fewer.
+    /// The threads could not be started: try with fewer.
     #[error(transparent)]
     Engine(#[from] EngineStartError),
-    /// The folder for weights is unusable: name another.
+    /// The folder for weights is unusable: use another.
     #[error("the state folder is unusable")]
     Checkpoints(#[from] CheckpointError),
 }
@@ -42,10 +42,10 @@ pub struct EmbeddedService {
 }
 
 impl EmbeddedService {
-    /// Starts the engine. Without a tokenizer there are no stop strings.
+    /// Starts the engine. Without a tokenizer, stop strings are not supported.
     ///
     /// # Errors
-    /// No threads, or an unusable state folder.
+    /// The threads cannot be started, or the folder for weights is unusable.
     pub fn start(
         model: Arc<Model<f32>>,
         tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -69,7 +69,7 @@ impl EmbeddedService {
         self.adapter_store.base_name()
     }
 
-    /// Where weights are kept.
+    /// The folder store for weights.
     ///
     /// # Errors
     /// The engine has no folder for them.
@@ -83,8 +83,8 @@ impl EmbeddedService {
         EmbeddedSampler { engine: self.engine.clone(), snapshot: None }
     }
 
-    /// A sampler over saved weights. They are loaded behind the training requests that are queued already, so that a
-    /// save among them is found.
+    /// A sampler over saved weights. They are loaded after the training requests that are already queued, so that it
+    /// finds a save among them.
     pub fn open(&self, path: &str) -> Pending<EmbeddedSampler> {
         let address: CheckpointAddress = match path.parse() {
             Ok(address) => address,
@@ -97,14 +97,14 @@ impl EmbeddedService {
         })
     }
 
-    /// What was done so far.
+    /// Totals of the engine so far.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         self.engine.stats()
     }
 
     /// A new adapter that keeps its weights under a run name of the caller's choice, or under a free one, and
-    /// reports log-probs for `rows`.
+    /// reports logprobs for `rows`.
     ///
     /// # Errors
     /// A spec that cannot be built, or an unusable or unwritable run name.
@@ -119,7 +119,7 @@ impl EmbeddedService {
         EmbeddedTraining::create(self.engine.clone(), self.adapter_store.clone(), run, spec, rows).await
     }
 
-    /// An adapter that goes on from saved weights, with the spec they were saved with.
+    /// Creates an adapter that resumes from saved weights, with the spec they were saved with.
     ///
     /// # Errors
     /// Weights that are missing, damaged or of another base model, or an unusable run name.
@@ -186,7 +186,7 @@ impl Service for EmbeddedService {
 
     async fn delete(&self, path: &str) -> Result<(), BackendError> {
         let (address, adapter_store): (CheckpointAddress, _) = (path.parse()?, self.adapter_store.clone());
-        // Behind the requests that are queued already, one of which may load it.
+        // After the requests that are already queued, one of which may load it.
         self.engine.train(move |_| Ok(adapter_store.store()?.remove(&address)?)).await
     }
 }
@@ -199,7 +199,7 @@ pub struct EmbeddedSampler {
 }
 
 impl EmbeddedSampler {
-    /// About how many bytes its weights take, beside those of the base model.
+    /// Approximate size of its weights in bytes, without those of the base model.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.snapshot.as_ref().map_or(0, |snapshot| snapshot.weights().bytes())

@@ -6,31 +6,31 @@ use thiserror::Error as ThisError;
 /// Failures of loading, running and training.
 #[derive(Debug, ThisError)]
 pub enum EngineError {
-    /// The shape of the model makes no sense: use another model.
+    /// The shape of the model is invalid: use another model.
     #[error("the architecture is unusable: {0}")]
     Architecture(String),
     /// The source of the weights failed.
     #[error("failed to read the tensor `{name}`")]
     Tensor {
-        /// Which tensor.
+        /// Name of the tensor.
         name: String,
-        /// Why.
+        /// Error of the source of the weights.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A tensor has another size than the architecture asks for.
+    /// The size of a tensor differs from what the architecture requires.
     #[error("the tensor `{name}` has {len} elements, the architecture needs {expected}")]
     TensorLength {
-        /// Which tensor.
+        /// Name of the tensor.
         name: String,
-        /// Elements found.
+        /// Number of elements found.
         len: usize,
-        /// Elements needed.
+        /// Number of elements that the architecture requires.
         expected: usize,
     },
     /// The request names a token that does not exist: never retry it.
     #[error("token {token} is outside of the vocabulary of {vocab}")]
     Token {
-        /// The token.
+        /// Id of the unknown token.
         token: u32,
         /// Size of the vocabulary.
         vocab: usize,
@@ -38,12 +38,12 @@ pub enum EngineError {
     /// The request does not fit the context: shorten it.
     #[error("a sequence of {len} tokens exceeds the context of {context}")]
     TooLong {
-        /// Tokens asked for.
+        /// Length of the sequence, in tokens.
         len: usize,
-        /// Tokens possible.
+        /// Longest sequence that the model supports, in tokens.
         context: usize,
     },
-    /// The datum carries other tensors than the loss reads: never retry it.
+    /// The tensors of the datum are not those that the loss reads: never retry it.
     #[error("datum {datum} does not carry the tensors of the loss `{loss}`")]
     LossInputs {
         /// Index of the datum.
@@ -54,7 +54,7 @@ pub enum EngineError {
     /// The adapter was made for a model of another shape, or by an impossible spec.
     #[error("the adapter does not fit: {0}")]
     Adapter(String),
-    /// Weights and data produced a number that is not finite; nothing was changed by the call.
+    /// Weights and data produced an infinite or NaN value; the call changed nothing.
     #[error("the {what} is not finite")]
     NotFinite {
         /// What overflowed: `loss`, `gradient` or `update`.

@@ -1,6 +1,6 @@
 //! Keys and values of the positions seen so far.
 //!
-//! A [`KvCache`] holds the positions from its start to its end for all layers; what lies before is its parent's, which
+//! A [`KvCache`] holds the positions from its start to its end for all layers; earlier ones are its parent's, which
 //! is immutable and may be shared by any number of children. Attention over a chain of segments gives the same
 //! bits as over one, because keys stand on an absolute grid of 32 positions.
 
@@ -11,7 +11,7 @@ use minds_core::architecture::Architecture;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sizes of the heads.
+/// Sizes of the attention heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
@@ -64,7 +64,7 @@ impl AttentionShape {
         self.kv_heads * self.head_block()
     }
 
-    /// Copies some positions of a panel.
+    /// Copies a range of positions of a panel.
     fn copy_lanes<T: Copy>(self, target: &mut [T], source: &[T], lanes: Range<usize>) {
         let blocks = target.chunks_mut(self.head_block()).zip(source.chunks(self.head_block()));
         for (target, source) in blocks {
@@ -206,7 +206,7 @@ pub struct KvCache<T> {
 }
 
 impl<T: Real> KvCache<T> {
-    /// An empty sequence.
+    /// Creates an empty sequence without a parent.
     #[must_use]
     pub fn root(model: &Model<T>) -> Self {
         let arch = model.architecture();
@@ -225,8 +225,8 @@ impl<T: Real> KvCache<T> {
         Self { parent: Some(parent), start, layers }
     }
 
-    /// A sequence of its own that begins with a copy of the first `at` positions, or of all when there are fewer. It
-    /// keeps nothing else alive.
+    /// A separate sequence that begins with a copy of the first `at` positions, or of all if there are fewer. It
+    /// keeps no other sequence alive.
     #[must_use]
     pub fn fork(&self, at: usize) -> Self {
         let end = at.min(self.len());
@@ -253,7 +253,7 @@ impl<T: Real> KvCache<T> {
         self.layers.iter().map(|l| l.panels.bytes()).sum()
     }
 
-    /// What the sequence continues.
+    /// The parent that the sequence continues.
     #[cfg(test)]
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()

@@ -1,4 +1,4 @@
-//! The losses, token by token: value and derivative with respect to the log-prob.
+//! The losses, token by token: value and derivative with respect to the logprob.
 //!
 //! Losses are sums over tokens, so this is all of the arithmetic. A coefficient (weight or advantage) of zero gives
 //! exactly zero for both.
@@ -8,7 +8,7 @@ use minds_core::loss::Loss;
 
 /// Loss of one token and its derivative with respect to `logprob`.
 ///
-/// `sampled` is the log-prob at sampling time; cross-entropy does not read it. `coefficient` is the weight or the
+/// `sampled` is the logprob at sampling time; cross-entropy does not read it. `coefficient` is the weight or the
 /// advantage.
 pub fn token_loss<T: Real>(loss: Loss, logprob: T, sampled: T, coefficient: T) -> (T, T) {
     if coefficient == T::ZERO {
@@ -25,7 +25,7 @@ pub fn token_loss<T: Real>(loss: Loss, logprob: T, sampled: T, coefficient: T) -
             let ratio = ratio();
             let plain = ratio * coefficient;
             let clipped = clamp(ratio, low, high) * coefficient;
-            // Within the bounds both are equal; outside, a chosen clip is constant. NaN stays on the first branch.
+            // Within the bounds both are equal; outside, a selected clip is constant. NaN takes the first branch.
             if clipped < plain { (-clipped, T::ZERO) } else { (-plain, -plain) }
         }
         Loss::Cispo { low, high } => {

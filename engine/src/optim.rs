@@ -7,8 +7,8 @@ use crate::error::EngineError;
 use crate::real::Real;
 use minds_core::optim::AdamParams;
 
-/// A weight of this size makes every forward pass overflow: its square is no 32-bit number. A step that reaches it, from a
-/// learning rate of 1e30 for example, is refused.
+/// A weight of this size makes every forward pass overflow: its square exceeds the range of `f32`. A step that
+/// reaches it, from a learning rate of 1e30 for example, is refused.
 const LARGEST_WEIGHT: f64 = 1.8e19;
 
 /// Moments of AdamW, in the order of [`Adapter::values`].
@@ -18,12 +18,12 @@ pub struct AdamState<T> {
     pub m: Vec<T>,
     /// Running mean of its square.
     pub v: Vec<T>,
-    /// Steps taken.
+    /// Number of optimizer steps taken.
     pub step: u64,
 }
 
 impl<T: Real> AdamState<T> {
-    /// The state before the first step.
+    /// Creates the state before the first step.
     #[must_use]
     pub fn new(adapter: &Adapter<T>) -> Self {
         let zeros = vec![T::ZERO; adapter.values().len()];
@@ -31,19 +31,19 @@ impl<T: Real> AdamState<T> {
     }
 }
 
-/// What a step reports.
+/// Measurements of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepStats {
     /// Euclidean norm of all gradients, before clipping.
     pub grad_norm: f64,
-    /// Factor by which gradients were shortened; 1 when they were not.
+    /// Factor by which the gradients were scaled; 1 if they were not clipped.
     pub clip: f64,
 }
 
-/// One step of AdamW. The gradients are left as they are; whoever accumulates clears them.
+/// Runs one step of AdamW. Leaves the gradients unchanged; the caller clears them.
 ///
 /// # Errors
-/// Gradients or results that are not finite, or weights too large to compute with; nothing is changed then.
+/// Gradients or results that are infinite or NaN, or weights too large to compute with; nothing is changed then.
 pub fn adam_step<T: Real>(
     adapter: &mut Adapter<T>,
     grads: &Grads<T>,
@@ -58,7 +58,7 @@ pub fn adam_step<T: Real>(
     if !grad_norm.is_finite() {
         return Err(EngineError::NotFinite { what: "gradient" });
     }
-    // As torch.nn.utils.clip_grad_norm_.
+    // Same formula as torch.nn.utils.clip_grad_norm_.
     let clip = match params.grad_clip_norm {
         0.0 => 1.0,
         limit => (limit / (grad_norm + 1e-6)).min(1.0),

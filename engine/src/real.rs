@@ -1,6 +1,6 @@
 //! The number type of the engine: `f32` for work, `f64` for checking gradients.
 //!
-//! Nothing in the engine asks which of the two it has; what differs is collected here.
+//! No code in the engine depends on which of the two it uses; the differences are collected here.
 
 use crate::kernel::gemm::MatrixProduct;
 use pulp::Simd;
@@ -28,9 +28,9 @@ pub trait Real:
     + MulAssign
     + Sum
 {
-    /// Zero.
+    /// The value zero, the additive identity.
     const ZERO: Self;
-    /// One.
+    /// The value one, the multiplicative identity.
     const ONE: Self;
     /// Below every finite number.
     const NEG_INFINITY: Self;
@@ -44,11 +44,11 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// Neither infinite nor NaN.
     fn is_finite(self) -> bool;
-    /// Square root.
+    /// Square root of the value.
     fn sqrt(self) -> Self;
     /// `e^self`, the same bits on every path and machine for `f32`; 0 for very negative numbers.
     fn exp(self) -> Self;
-    /// Natural logarithm.
+    /// Natural logarithm of the value.
     fn ln(self) -> Self;
 
     /// The matrix product for this processor.
@@ -150,8 +150,8 @@ real!(
     gemm_f64::gemm::f64::get_gemm_fn
 );
 
-/// `e^x` by the reduction of Cody & Waite (1980) to |r| <= ln 2 / 2 and a polynomial of degree 7 (coefficients of Moshier's
-/// Cephes); within 2 ulp.
+/// `e^x` by the reduction of Cody & Waite (1980) to |r| <= ln 2 / 2 and a polynomial of degree 7 (coefficients of
+/// Moshier's Cephes); within 2 ulp.
 ///
 /// Plain multiplications and additions in one fixed order, no branch and no table: compilers turn a loop over it
 /// into vector code that gives the same bits.

@@ -8,43 +8,43 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// What an argument may be, and what it is when it is left out.
+/// The values that an argument accepts, and its default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ArgKind {
-    /// `true` or `false`.
+    /// A boolean, `true` or `false`.
     Flag(bool),
     /// A whole number from `min` to `max`.
     Whole {
-        /// Where it is left out.
+        /// Value when the argument is absent.
         default: i64,
-        /// Smallest allowed.
+        /// Smallest value that is allowed.
         min: i64,
-        /// Largest allowed.
+        /// Largest value that is allowed.
         max: i64,
     },
     /// A number from `min` to `max`.
     Number {
-        /// Where it is left out.
+        /// Value when the argument is absent.
         default: f64,
-        /// Smallest allowed.
+        /// Smallest value that is allowed.
         min: f64,
-        /// Largest allowed.
+        /// Largest value that is allowed.
         max: f64,
     },
-    /// One of these words; the first where it is left out.
+    /// One of these words; the first is the default.
     Choice(&'static [&'static str]),
-    /// Any text that is not empty; this one where it is left out.
+    /// Any text that is not empty; this one is the default.
     Text(&'static str),
-    /// A table; empty where it is left out. Whoever takes it checks what is in it.
+    /// A table; empty by default. The environment checks its contents.
     Table,
 }
 
 /// One argument of an environment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arg {
-    /// Its key.
+    /// Key of the argument in the config.
     pub name: &'static str,
-    /// What it may be.
+    /// Accepted values and the default.
     pub kind: ArgKind,
     /// The argument and the value (as a word) without which this one has no effect.
     pub only_with: Option<(&'static str, &'static str)>,
@@ -53,7 +53,7 @@ pub struct Arg {
 }
 
 impl Arg {
-    /// Its value where it is left out.
+    /// Value when the argument is absent.
     #[must_use]
     pub fn default(&self) -> Value {
         match self.kind {
@@ -66,7 +66,7 @@ impl Arg {
         }
     }
 
-    /// What it may be, in words.
+    /// Describes the accepted values in words.
     #[must_use]
     pub fn allowed(&self) -> String {
         match self.kind {

@@ -11,17 +11,17 @@ pub enum EnvError {
     Unknown {
         /// The id as given.
         id: String,
-        /// All ids.
+        /// Ids of all native environments, for the message.
         known: String,
-        /// The id that looks most like it.
+        /// The known id closest in spelling.
         nearest: Option<&'static str>,
-        /// The interpreter that was asked for a module of this name.
+        /// The interpreter that has no module of this name either.
         interpreter: Option<String>,
     },
-    /// The id is a path, and nothing is there.
+    /// The id is a path that does not exist.
     #[error("there is no folder or file {path}")]
     NoFolder {
-        /// The path.
+        /// Path as given in the config.
         path: String,
     },
     /// The folder holds no package.
@@ -29,9 +29,9 @@ pub enum EnvError {
         "{path} holds no package: `{name}/__init__.py`, `{name}.py` or `__init__.py` is expected in it, or one module of another name"
     )]
     NoPackage {
-        /// The path.
+        /// Path as given in the config.
         path: String,
-        /// The package's name.
+        /// Package name that the path suggests.
         name: String,
     },
     /// The folder holds several modules, and none of them is meant more than the others.
@@ -40,7 +40,7 @@ pub enum EnvError {
          pyproject.toml, or write the path of the module"
     )]
     ManyModules {
-        /// The path.
+        /// Path as given in the config.
         path: String,
         /// The name that the folder suggests.
         name: String,
@@ -50,44 +50,44 @@ pub enum EnvError {
     /// The environment's Python code cannot be loaded.
     #[error("the environment `{id}` cannot be loaded: {why}")]
     Python {
-        /// The environment.
+        /// Id of the environment.
         id: String,
-        /// What went wrong, with where it did.
+        /// The error, with the place where it occurred.
         why: String,
     },
-    /// What runs Python environments cannot be set up.
+    /// The worker that runs Python environments cannot be set up.
     #[error("what runs Python environments cannot be set up: {0}")]
     WorkerSetup(String),
     /// The environment takes no argument of this name.
     #[error("`{env}` takes no argument `{key}`; it takes {allowed}{}", hint(.nearest))]
     UnknownArg {
-        /// The environment.
+        /// Id of the environment.
         env: &'static str,
         /// The argument as given.
         key: String,
-        /// All arguments.
+        /// All arguments that it accepts, for the message.
         allowed: String,
-        /// The argument that looks most like it.
+        /// The known argument closest in spelling.
         nearest: Option<&'static str>,
     },
     /// An argument has the wrong type or lies out of range.
     #[error("`{key}` of `{env}` is {value}, it must be {allowed}")]
     WrongArg {
-        /// The environment.
+        /// Id of the environment.
         env: &'static str,
-        /// The argument.
+        /// Key of the wrong argument.
         key: &'static str,
-        /// Its value, as JSON.
+        /// The value as given, as JSON.
         value: String,
-        /// What would be right.
+        /// The accepted values, in words.
         allowed: String,
     },
     /// An argument is given that the other arguments leave without effect.
     #[error("`{key}` of `{env}` has an effect only with {needs}: leave it out, or change that")]
     NoEffect {
-        /// The environment.
+        /// Id of the environment.
         env: &'static str,
-        /// The argument.
+        /// Key of the argument without effect.
         key: &'static str,
         /// The setting that would give it an effect.
         needs: String,
@@ -95,7 +95,7 @@ pub enum EnvError {
     /// The environment's own data is wrong: a bug of this crate.
     #[error("the data of `{env}` is wrong: {why}")]
     Data {
-        /// The environment.
+        /// Id of the environment.
         env: &'static str,
         /// What is wrong with it.
         why: String,
@@ -110,7 +110,7 @@ fn asked(interpreter: &Option<String>) -> String {
     interpreter.as_ref().map_or(String::new(), |name| format!(", and {name} finds no module of that name"))
 }
 
-/// The name that looks most like `wrong`, if it is near enough to be meant.
+/// The name closest in spelling to `wrong`, if it is close enough to be a typo.
 pub(crate) fn nearest(wrong: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let enough = (wrong.chars().count() / 3).max(2);
     names.map(|name| (edits(wrong, name), name)).filter(|(d, _)| *d <= enough).min().map(|(_, name)| name)

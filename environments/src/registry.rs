@@ -15,14 +15,14 @@ use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is known of an environment before it is loaded.
+/// Describes an environment that is not loaded yet.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvInfo {
     /// The id that configs use.
     pub id: &'static str,
-    /// What it is, in one line.
+    /// One-line description of the environment.
     pub about: &'static str,
-    /// Its arguments.
+    /// Arguments that the environment accepts.
     pub args: &'static [Arg],
     pub(crate) load: Loader,
 }

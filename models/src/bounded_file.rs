@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// An open file.
+/// An open file whose reads are checked against its length.
 #[derive(Debug)]
 pub(crate) struct BoundedFile {
     path: PathBuf,
@@ -33,7 +33,7 @@ impl BoundedFile {
         self.len
     }
 
-    /// `len` bytes from `offset`; `what` names them in the complaint.
+    /// Reads `len` bytes from `offset`; `what` names them in the error.
     pub(crate) fn read(&self, offset: u64, len: u64, what: &str) -> Result<Vec<u8>, ModelError> {
         let end = offset.checked_add(len).filter(|end| *end <= self.len);
         let (Some(_), Ok(size)) = (end, usize::try_from(len)) else {
@@ -76,7 +76,7 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError>
     bytes.read(0, bytes.len(), "the file")
 }
 
-/// Lower-case hexadecimal.
+/// Formats bytes as lower-case hexadecimal digits, two per byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

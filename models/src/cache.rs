@@ -1,7 +1,7 @@
-//! Where fetched models lie.
+//! Cache of fetched models on disk.
 //!
-//! A model is in the cache when its `record.json` is: the record is written last, by rename, after the files it
-//! names are whole. Whatever else lies there is unfinished work that the next fetch resumes or removes.
+//! A model is in the cache if its `record.json` exists: the record is written last, by rename, after the files that it
+//! names are complete. All other files there are unfinished work that the next fetch resumes or removes.
 
 use crate::bounded_file::read_small;
 use crate::error::ModelError;
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 const RECORD: &str = "record.json";
 
-/// A folder of models.
+/// A folder that holds fetched models.
 #[derive(Clone, Debug)]
 pub struct ModelCache {
-    /// `None` where no variable says where it is.
+    /// `None` if no environment variable determines it.
     root: Option<PathBuf>,
 }
 
@@ -32,7 +32,7 @@ pub enum ModelOrigin {
     },
     /// The quantised file of a Python package.
     Pypi {
-        /// `name==version`.
+        /// Name and version of the package, as `name==version`.
         package: String,
     },
 }
@@ -40,13 +40,13 @@ pub enum ModelOrigin {
 /// A model that needs no fetching.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedModel {
-    /// `owner/name`.
+    /// Name of the model on the hub, `owner/name`.
     pub name: String,
     /// Where it came from.
     pub origin: ModelOrigin,
     /// The folder or GGUF file to open.
     pub path: PathBuf,
-    /// Bytes on disk.
+    /// Size in bytes of the file, or of all files of the folder.
     pub bytes: u64,
 }
 
@@ -81,10 +81,10 @@ impl ModelCache {
         Self { root }
     }
 
-    /// The folder.
+    /// Folder that holds the cached models.
     ///
     /// # Errors
-    /// No variable says where it is.
+    /// No environment variable determines the folder.
     pub fn root(&self) -> Result<&Path, ModelError> {
         self.root.as_deref().ok_or_else(|| {
             let hint = "neither HOME nor XDG_CACHE_HOME is set: set MINDS_MODELS to a folder for models";
@@ -92,7 +92,7 @@ impl ModelCache {
         })
     }
 
-    /// The model, if it is whole.
+    /// The cached model of this name, if it is complete.
     ///
     /// # Errors
     /// Its record cannot be read.
@@ -105,7 +105,7 @@ impl ModelCache {
         let record: CacheRecord = serde_json::from_slice(&read_small(&path, 1 << 20)?)
             .map_err(|e| ModelError::damaged(&path, e.to_string()))?;
         let model = root.join(&record.path);
-        // Someone may have removed the files and left the record.
+        // The files may have been removed without the record.
         let whole = model.is_dir() || fs::metadata(&model).is_ok_and(|m| m.len() == record.bytes);
         Ok(whole.then_some(CachedModel {
             name: record.name,
@@ -115,7 +115,7 @@ impl ModelCache {
         }))
     }
 
-    /// Every whole model, by name.
+    /// All complete models, sorted by name.
     ///
     /// # Errors
     /// The folder or a record cannot be read.
@@ -137,7 +137,7 @@ impl ModelCache {
         Ok(models)
     }
 
-    /// Declares the model whole.
+    /// Records a complete model, which makes it visible in the cache.
     pub(crate) fn put(
         &self,
         name: &str,
@@ -162,8 +162,8 @@ impl ModelCache {
         Ok(CachedModel { name: name.to_owned(), origin, path: path.to_owned(), bytes })
     }
 
-    /// Holds off every other process that wants to fetch this model, until the lock is dropped. `waiting` is called
-    /// if another one is at it.
+    /// Locks this model against fetches by other processes, until the lock is dropped. `waiting` is called if another
+    /// process holds the lock.
     pub(crate) fn lock(&self, name: &str, waiting: impl FnOnce()) -> Result<FileLock, ModelError> {
         let entry = self.entry(name)?;
         fs::create_dir_all(&entry).map_err(|e| ModelError::io("create", &entry, e))?;
@@ -181,7 +181,7 @@ fn folder_of(name: &str) -> String {
     name.replacen('/', "--", 1)
 }
 
-/// An I/O error on writing, where a full disk is told apart.
+/// Converts an I/O error on writing; a full disk becomes [`ModelError::DiskFull`].
 pub(crate) fn write_error(path: &Path, needed: u64, error: io::Error) -> ModelError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

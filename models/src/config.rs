@@ -1,6 +1,6 @@
 //! Reads a Hugging Face `config.json` into an [`Architecture`].
 //!
-//! Nothing is guessed: what the engine would compute differently from transformers is refused by name.
+//! Nothing is guessed: a setting that the engine would compute differently from transformers is an error that names it.
 
 use crate::error::ModelError;
 use crate::shape::check_architecture;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// The classes of transformers that are read.
+/// Model classes of transformers that are supported.
 pub(crate) const SUPPORTED: [&str; 3] = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
 
 /// The fields of `config.json` that decide the arithmetic, with transformers' defaults where a file may omit them.
@@ -47,7 +47,7 @@ pub(crate) struct HuggingFaceConfig {
     pub(crate) eos_token_id: Option<OneOrMany>,
 }
 
-/// `2` or `[2, 0]`.
+/// One token id or several, such as `2` or `[2, 0]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum OneOrMany {
@@ -77,7 +77,7 @@ fn silu() -> String {
 }
 
 impl HuggingFaceConfig {
-    /// Parses and translates; `path` is named in complaints.
+    /// Parses a config and converts it into an architecture; `path` is named in errors.
     pub(crate) fn parse(path: &Path, json: &[u8]) -> Result<(Self, Architecture), ModelError> {
         let value: Value =
             serde_json::from_slice(json).map_err(|e| ModelError::damaged(path, e.to_string()))?;

@@ -1,11 +1,11 @@
-//! What can go wrong with model files, by what the caller can do about it.
+//! Errors of model files, grouped by what the caller can do about them.
 //!
 //! Every message names the file and the key or tensor, says what is wrong with it, and what would be right.
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A model that cannot be had or read.
+/// Why a model cannot be found, fetched or read.
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// The operating system refused: look at the path, the permissions, the disk.
@@ -13,15 +13,15 @@ pub enum ModelError {
     Io {
         /// What was attempted, as a verb.
         action: &'static str,
-        /// On which path.
+        /// Path that the action was attempted on.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// There is no room: free some and run again, nothing finished is fetched twice.
+    /// The disk is full: free some space and run again. Finished files are not fetched again.
     #[error("the disk of {} is full: free about {} MB and run again, finished files are kept", path.display(), needed / 1_000_000 + 1)]
     DiskFull {
-        /// Where it should have been written.
+        /// Path that was being written.
         path: PathBuf,
         /// Roughly how many bytes the model takes.
         needed: u64,
@@ -29,15 +29,15 @@ pub enum ModelError {
     /// The file is damaged or not what it claims to be: fetch it again.
     #[error("{} is damaged: {reason}; remove it and fetch the model again", path.display())]
     Damaged {
-        /// Which file.
+        /// Path of the file or folder that has the problem.
         path: PathBuf,
         /// What is wrong, and where.
         reason: String,
     },
-    /// The file is sound but asks for something that is not built.
+    /// The file is valid but needs something that is not implemented.
     #[error("{} cannot be used: {reason}", path.display())]
     Unsupported {
-        /// Which file.
+        /// Path of the file or folder that has the problem.
         path: PathBuf,
         /// What is not supported, and what is.
         reason: String,
@@ -45,7 +45,7 @@ pub enum ModelError {
     /// A file that the model needs is not there.
     #[error("{} is missing: {hint}", path.display())]
     Missing {
-        /// Which file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// What it is for, or how to get it.
         hint: String,
@@ -53,36 +53,36 @@ pub enum ModelError {
     /// The model has no tensor of this name.
     #[error("{} has no tensor `{name}`", path.display())]
     NoTensor {
-        /// Which file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The Hugging Face name that was asked for.
+        /// Requested name, in the naming of Hugging Face.
         name: String,
     },
     /// The name is neither a path nor a model name.
     #[error("`{name}` is not a model: {hint}")]
     UnknownName {
-        /// What was asked for.
+        /// The string that was given as a name.
         name: String,
-        /// What would be understood.
+        /// Forms and names that are accepted.
         hint: String,
     },
-    /// Nothing that was tried delivered the model.
+    /// No source delivered the model.
     #[error("failed to fetch `{name}`:{}\nwhat helps: {advice}", attempts.iter().map(ToString::to_string).collect::<String>())]
     Fetch {
-        /// Which model.
+        /// Name of the model on the hub, `owner/name`.
         name: String,
-        /// Each way that was tried, in order.
+        /// Each source that was tried, in order.
         attempts: Vec<FetchAttempt>,
-        /// What to do.
+        /// Remedies for the failed attempts, and alternatives to them.
         advice: String,
     },
 }
 
-/// One way to get a model, and why it failed.
+/// One attempt to fetch a model, and why it failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("\n  {way}: {reason}")]
 pub struct FetchAttempt {
-    /// What was tried.
+    /// Source that was tried, for example `the hub`.
     pub way: String,
     /// Why it did not work.
     pub reason: String,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// tokenizer.json of a 256k vocabulary takes some 35 MB.
 const MAX_JSON: u64 = 256 << 20;
 
-/// An open folder.
+/// An open model folder: configuration and tensor headers, without the weights.
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     pub(crate) path: PathBuf,
@@ -54,10 +54,10 @@ impl ModelFolder {
     }
 }
 
-/// The tokenizer of a folder that need not hold weights, nor a network that is known here.
+/// Tokenizer of a folder that may lack weights and may have an unsupported architecture.
 pub(crate) fn tokenizer_only(path: &Path) -> Result<ModelTokenizer, ModelError> {
     let config = optional_json(&path.join("config.json"))?.unwrap_or_default();
-    // Models that also see or hear keep the numbers of their text one level down.
+    // Multimodal models nest the settings of their text model in `text_config`.
     let of_text = |key: &str| [&config[key], &config["text_config"][key]].into_iter().find(|v| !v.is_null());
     let ids = |key: &str| -> Result<Vec<Token>, ModelError> {
         let Some(value) = of_text(key) else { return Ok(vec![]) };

@@ -42,7 +42,7 @@ pub(crate) enum GgufValue {
     Array(Vec<GgufValue>),
 }
 
-/// Where a tensor lies. `shape` is in row-major order: outermost first, the reverse of what the file says.
+/// Location of a tensor. `shape` is in row-major order: outermost first, the reverse of the order in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct GgufTensor {
     pub(crate) shape: Vec<usize>,
@@ -195,7 +195,7 @@ impl GgufFile {
     }
 }
 
-/// What is left of the header.
+/// The unread rest of the header.
 struct GgufCursor<'a> {
     path: &'a Path,
     rest: &'a [u8],
@@ -233,7 +233,7 @@ impl<'a> GgufCursor<'a> {
             .map_err(|e| ModelError::damaged(self.path, format!("{what} is not UTF-8: {e}")))
     }
 
-    /// Refuses a count whose smallest encoding is longer than what is left.
+    /// Refuses a count whose smallest encoding is longer than the rest of the header.
     fn room_for(&self, count: u64, smallest: u64, what: &str) -> Result<(), ModelError> {
         if count.checked_mul(smallest).is_some_and(|needed| needed <= self.rest.len() as u64) {
             return Ok(());

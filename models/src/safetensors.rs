@@ -21,7 +21,7 @@ pub(crate) struct SafetensorsShards {
     tensors: HashMap<String, SafetensorsTensor>,
 }
 
-/// Where a tensor lies.
+/// Location of a tensor in its file.
 #[derive(Debug)]
 pub(crate) struct SafetensorsTensor {
     pub(crate) shape: Vec<usize>,

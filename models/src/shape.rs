@@ -1,10 +1,10 @@
-//! Refuses architectures whose numbers do not fit together.
+//! Refuses architectures whose sizes are inconsistent.
 
 use crate::error::ModelError;
 use minds_core::architecture::Architecture;
 use std::path::Path;
 
-/// Hands back an architecture that can be computed; `path` is named in complaints.
+/// Returns the architecture if it is valid; `path` is named in errors.
 pub(crate) fn check_architecture(path: &Path, arch: Architecture) -> Result<Architecture, ModelError> {
     // Far above any model of these families; keeps products of two sizes within 2^56.
     const LARGEST: usize = 1 << 28;

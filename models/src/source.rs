@@ -1,4 +1,4 @@
-//! From what a person writes to a model's files.
+//! Finds the files of a model by its path or name.
 
 use crate::byte_tokenizer::ByteTokenizer;
 use crate::cache::ModelCache;
@@ -11,19 +11,19 @@ use minds_core::chat::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a model's weights are.
+/// Location of a model's weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     /// Seeded random weights over bytes; no file.
     TinyRandom,
-    /// A Hugging Face folder.
+    /// Path of a Hugging Face folder.
     Folder(PathBuf),
-    /// A GGUF file.
+    /// Path of a GGUF file.
     Gguf(PathBuf),
 }
 
 impl ModelSource {
-    /// The files, unless there are none.
+    /// Opens the files; `None` for the model that needs none.
     ///
     /// # Errors
     /// As [`ModelFiles::open`].
@@ -42,7 +42,7 @@ impl ModelSource {
 /// Finds a model by path, or by name in the cache, or fetches it.
 ///
 /// # Errors
-/// There is no such path or name, or no source delivers it; the error lists what was tried.
+/// There is no such path or name, or no source delivers it; the error lists the attempts.
 pub fn resolve(
     name_or_path: &str,
     cache: &ModelCache,
@@ -51,7 +51,7 @@ pub fn resolve(
     resolve_from(name_or_path, cache, &FetchSources::from_env(), progress)
 }
 
-/// As [`resolve`], with the sources named.
+/// As [`resolve`], with explicit sources.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -69,24 +69,24 @@ pub fn resolve_from(
     }
 }
 
-/// What there is of a model without asking anybody.
+/// Whether a model is available without network access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelAvailability {
-    /// All of it.
+    /// The model can be opened without a fetch.
     Complete(ModelSource),
-    /// Nothing that can be trained: it would have to be fetched.
+    /// The weights are missing and would have to be fetched.
     Absent {
         /// Its name on the hub.
         name: String,
-        /// The Python package that carries it too, if one does.
+        /// Python package that also carries it, if there is one.
         package: Option<PythonPackage>,
     },
 }
 
-/// Looks for a model by path, or by name in the cache. Nothing is fetched and nothing is written.
+/// Finds a model by path, or by name in the cache. Fetches and writes nothing.
 ///
 /// # Errors
-/// There is no such path, or what is written is no name.
+/// There is no such path, or the string is not a valid name.
 pub fn model_availability(name_or_path: &str, cache: &ModelCache) -> Result<ModelAvailability, ModelError> {
     Ok(match locate(name_or_path)? {
         ParsedModelName::Local(source) => ModelAvailability::Complete(source),
@@ -100,7 +100,7 @@ pub fn model_availability(name_or_path: &str, cache: &ModelCache) -> Result<Mode
     })
 }
 
-/// The tokenizer of a model, if it lies on this machine. Nothing is fetched and nothing is written.
+/// Tokenizer of a model, if it is on this machine. Fetches and writes nothing.
 ///
 /// # Errors
 /// As [`model_availability`], or its files are damaged.
@@ -124,11 +124,11 @@ pub fn local_tokenizer(
     })
 }
 
-/// What a person meant.
+/// Interpretation of a name or path.
 enum ParsedModelName<'a> {
-    /// Files, or none needed.
+    /// Files on this machine, or the model that needs none.
     Local(ModelSource),
-    /// `owner/name`.
+    /// Name of a model on the hub, `owner/name`.
     OnHub(&'a str),
 }
 
@@ -159,7 +159,7 @@ fn locate(name_or_path: &str) -> Result<ParsedModelName<'_>, ModelError> {
     Ok(ParsedModelName::OnHub(name))
 }
 
-/// The tokenizer of a model whose weights are elsewhere, such as on a server; fetches no weights where the hub is there.
+/// Tokenizer of a model whose weights are elsewhere, such as on a server; fetches no weights if the hub is reachable.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -189,7 +189,7 @@ pub fn tokenizer(
     }
 }
 
-/// `owner/name` as the hub allows them; nothing that could leave the cache's folder.
+/// Whether this is a valid `owner/name` of the hub; such a name cannot leave the folder of the cache.
 fn is_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()

@@ -1,7 +1,7 @@
-//! Text of tokens as they arrive.
+//! Decodes tokens to text as they arrive.
 //!
-//! A character whose bytes are spread over several tokens appears once, whole, when its last token has come; bytes
-//! that never become a character appear as U+FFFD. All pieces together are the text of all tokens.
+//! A character whose bytes are spread over several tokens appears once, when its last token arrives; bytes that never
+//! form a character appear as U+FFFD. The concatenation of all pieces is the text of all tokens.
 
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
@@ -12,12 +12,12 @@ pub struct TextStream {
     // The tokens of the last finished piece, then those since: some decoders treat the first token apart.
     window: Vec<Token>,
     finished: usize,
-    // Bytes of the window's text that have been handed out.
+    // Bytes of the window's text that have been returned.
     shown: usize,
 }
 
 impl TextStream {
-    /// Nothing decoded yet.
+    /// Creates a stream that has decoded no tokens yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -39,7 +39,7 @@ impl TextStream {
         new
     }
 
-    /// What is left when no more tokens come.
+    /// Returns the remaining text after the last token, and resets the stream.
     pub fn finish(&mut self, tokenizer: &dyn Tokenizer) -> String {
         let text = tokenizer.decode(&self.window);
         let rest = text.get(self.shown..).unwrap_or_default().to_owned();

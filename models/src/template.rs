@@ -1,4 +1,4 @@
-//! Renders a model's own chat template, to compare renderers with.
+//! Renders a model's own chat template, as a reference for other renderers.
 //!
 //! Templates are Jinja as transformers runs it: Python string methods work, `raise_exception` fails the rendering.
 
@@ -6,7 +6,7 @@ use minds_core::chat::Message;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
-/// Text of a conversation by the template, with the assistant's next turn opened if asked.
+/// Renders a conversation; `add_generation_prompt` opens the next turn of the assistant.
 ///
 /// # Errors
 /// The template does not compile, or refuses these messages.

@@ -29,7 +29,7 @@ impl TensorType {
         }
     }
 
-    /// Numbers in a block; rows are whole blocks.
+    /// Numbers per block; a row consists of complete blocks.
     pub(crate) fn block(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
@@ -54,7 +54,7 @@ impl TensorType {
         u64::try_from(elements / self.block()).ok()?.checked_mul(self.block_bytes() as u64)
     }
 
-    /// All numbers of whole blocks; a broken last block is left out.
+    /// Decodes all complete blocks; a truncated last block is omitted.
     pub(crate) fn decode(self, raw: &[u8]) -> Tensor {
         let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f32();
         let blocks = raw.chunks_exact(self.block_bytes());

@@ -1,8 +1,8 @@
 //! Text to tokens and back, over the `tokenizers` crate.
 //!
-//! Text never becomes a control token: what spells `<|im_end|>` is encoded as ordinary tokens, and control tokens
-//! are made by name only. Added tokens that are not control (Qwen3's `<think>`) are recognised in text, as the
-//! models were trained.
+//! Text never becomes a control token: the text `<|im_end|>` is encoded as ordinary tokens, and control tokens are
+//! created by name only. Added tokens that are not control tokens (Qwen3's `<think>`) are recognized in text, as in the
+//! training of the models.
 
 use crate::error::ModelError;
 use crate::pretokenizer::{PreTokenization, pre_tokenization};
@@ -15,7 +15,7 @@ use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, PaddingParams};
 
-/// A model's tokenizer.
+/// Tokenizer of a model, read from a `tokenizer.json` or a GGUF file.
 #[derive(Debug)]
 pub struct ModelTokenizer {
     inner: tokenizers::Tokenizer,
@@ -41,7 +41,7 @@ const END_OF_TURN: [&str; 6] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>"];
 
 impl ModelTokenizer {
-    /// From the parts of a GGUF file.
+    /// Builds a tokenizer from the parts of a GGUF file.
     pub(crate) fn from_parts(path: &Path, parts: ByteLevelParts) -> Result<Self, ModelError> {
         let damaged = |e: tokenizers::Error| ModelError::damaged(path, format!("its tokenizer: {e}"));
         let PreTokenization { normalizer, pre_tokenizer, ignore_merges } =
@@ -66,7 +66,7 @@ impl ModelTokenizer {
         Ok(Self::finish(inner))
     }
 
-    /// From the content of a `tokenizer.json`.
+    /// Builds a tokenizer from the content of a `tokenizer.json`.
     pub(crate) fn from_json(path: &Path, json: &[u8]) -> Result<Self, ModelError> {
         let damaged = |reason: String| ModelError::damaged(path, reason);
         let mut value: Value = serde_json::from_slice(json).map_err(|e| damaged(e.to_string()))?;
@@ -133,7 +133,7 @@ impl chat::Tokenizer for ModelTokenizer {
         match self.inner.encode_fast(text, false) {
             Ok(encoding) => encoding.get_ids().to_vec(),
             Err(error) => {
-                // Byte-level BPE knows every byte; only a tokenizer.json with a broken normalizer comes here.
+                // Byte-level BPE encodes every byte; only a tokenizer.json with a broken normalizer can fail.
                 tracing::error!(%error, "text could not be encoded");
                 Vec::new()
             }

@@ -1,4 +1,4 @@
-//! Environments by their plans: native ones from the registry, all others as Python packages.
+//! Builds environments from their plans: native ones from the registry, all others as Python packages.
 
 use super::ModelService;
 use crate::config::environments::EnvPlan;
@@ -13,7 +13,7 @@ use minds_environments::worker::{self, ModelProfile, PythonEnvironment};
 use minds_stages::messages::MixtureComponent;
 use std::sync::Arc;
 
-/// Loads the environments.
+/// Loads all environments of the plan.
 ///
 /// # Errors
 /// An environment or an argument is unknown or wrong.
@@ -50,7 +50,7 @@ fn component(plan: &RunPlan, env: &EnvPlan, ready: &ModelService) -> Result<Mixt
     })
 }
 
-/// The environment, if it is one of ours. A Python package is not touched, but what its plan cannot have is refused.
+/// The environment, if it is built in. A Python package is not loaded; keys that do not apply to it are rejected.
 ///
 /// # Errors
 /// An argument is unknown or wrong, or a key does not go with this kind of environment.
@@ -75,7 +75,7 @@ pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environmen
     Ok(None)
 }
 
-/// Loads a Python package, in processes of its own.
+/// Loads a Python package in worker processes.
 ///
 /// # Errors
 /// There is no such package, or it cannot be loaded.

@@ -1,4 +1,4 @@
-//! What environments are made of, so that a change between two lives of a run is noticed.
+//! Fingerprints of environments, which reveal a change between two starts of a run.
 
 use crate::cli::VERSION;
 use crate::config::environments::EnvPlan;
@@ -12,14 +12,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Rows that are looked at.
+/// Most rows that are hashed.
 const ROWS: u64 = 256;
 
-/// Files of a package that are looked at, at most, and bytes of one that are read. A larger one counts by its length.
+/// Most files of a package that are hashed, and most bytes read of one. A larger one counts by its length.
 const FILES: usize = 4096;
 const LARGEST: u64 = 16 << 20;
 
-/// Every environment of a run, by its name in metrics.
+/// Fingerprints of all environments of a run, by their names in metrics.
 #[must_use]
 pub fn fingerprints(plan: &RunPlan, components: &[MixtureComponent]) -> EnvironmentFingerprints {
     plan.envs
@@ -42,8 +42,8 @@ fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> EnvironmentFinge
     EnvironmentFingerprint { rows, data: hex(data), code: code(&env.options.id) }
 }
 
-/// Of a native environment, the program itself; of a package with a folder, its files. Of an installed module nothing is
-/// known here.
+/// Identity of the code: the program version for a native environment, a hash of the files of a package. `None` for
+/// an installed module.
 fn code(id: &str) -> Option<String> {
     if registry::is_native(id) {
         return Some(VERSION.to_owned());
@@ -55,7 +55,7 @@ fn code(id: &str) -> Option<String> {
     Some(hex(digest))
 }
 
-/// Adds a file, or a folder's files by name. What Python writes itself and what is hidden is left out.
+/// Hashes a file, or a folder's files by name. Skips hidden files and those that Python generates.
 fn add(digest: &mut Sha256, path: &Path, name: &str, left: &mut usize) -> io::Result<()> {
     let metadata = fs::metadata(path)?;
     if metadata.is_dir() {

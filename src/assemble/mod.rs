@@ -1,4 +1,4 @@
-//! From a plan to a line: the only place that knows which kinds of service, model and environment there are.
+//! From a plan to a pipeline: the only module that knows all kinds of services, models and environments.
 
 mod environments;
 mod fingerprint;

@@ -1,4 +1,4 @@
-//! From a plan to a line: whose log-probs count, who measures gradient steps, and the sizes and limits of the stages.
+//! From a plan to a pipeline: the logprob oracle, the shadow trainer, and the sizes and limits of the stages.
 
 use super::ModelService;
 use crate::config::error::ConfigError;
@@ -25,24 +25,24 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Groups that may fail one after the other before the run ends, in batches' worth.
+/// Consecutive failed groups after which the run ends, in batches.
 const FAILED_BATCHES: u64 = 3;
-/// A whole batch in which every reward raises ends the run, but no fewer groups than this.
+/// Fewest consecutive groups with only raised rewards that end the run; larger batches need a whole batch of them.
 const RAISED_GROUPS: usize = 3;
 
-/// The same of groups without signal that are replaced.
+/// Consecutive replaced groups without signal after which the run ends, in batches.
 const REPLACED_BATCHES: u64 = 30;
 
-/// What the line allows a request beyond the client's own limits.
+/// Time that the pipeline allows a request beyond the client's own limits.
 const MARGIN: Duration = Duration::from_secs(60);
 
-/// Refuses to sample from older weights beside the training, on a service with one place for those that play and those in
-/// training.
+/// Rejects sampling from older weights during training, on a service that has one place for sampling weights and
+/// trained weights.
 ///
 /// # Errors
-/// See there.
+/// See [`ConfigError`].
 pub fn check_samplers(plan: &RunPlan, service: &str, keeps_samplers: bool) -> Result<(), ConfigError> {
-    // Evaluations go on drawing from the weights of their step while the next ones are trained.
+    // Evaluations keep sampling from the weights of their step while the next ones are trained.
     let beside =
         [("async_off_policy_steps", plan.batching.max_steps_off_policy), ("eval_every", plan.eval_every)];
     match beside.iter().find(|(_, steps)| *steps > 0) {
@@ -57,10 +57,10 @@ pub fn check_samplers(plan: &RunPlan, service: &str, keeps_samplers: bool) -> Re
     }
 }
 
-/// Everything that the line needs beside the adapter, whose weights are those of `state`, if they were saved.
+/// Everything that the pipeline needs beside the adapter, whose weights are those of `state`, if they were saved.
 ///
 /// # Errors
-/// The service refused.
+/// The service returned an error.
 pub async fn parts(
     plan: &RunPlan,
     ready: &ModelService,
@@ -95,7 +95,7 @@ pub async fn parts(
     })
 }
 
-/// Who measures gradient steps, if a reward asks for that.
+/// The source of shadow adapters, if a reward measures gradient steps.
 #[must_use]
 pub fn shadow<'a>(
     plan: &RunPlan,
@@ -112,14 +112,14 @@ pub fn shadow<'a>(
     })
 }
 
-/// Shadows of a command that has no line.
+/// Shadow adapters of a command without a pipeline.
 pub struct StandaloneShadowTrainer {
     pool: ShadowTrainer,
     _stage: StageHandle,
 }
 
 impl StandaloneShadowTrainer {
-    /// Answers the questions of those rewards that ask through `queries`. Must be called where actors can live.
+    /// Starts to serve the measurements that rewards request through `queries`. Must be called inside an actor system.
     #[must_use]
     pub fn start(shadow: ShadowSetup, queries: &QueryBudget) -> Self {
         let ShadowSetup { options, service, .. } = shadow;
@@ -139,16 +139,16 @@ impl StandaloneShadowTrainer {
         Self { pool, _stage: stage }
     }
 
-    /// Leaves nothing on the service.
+    /// Deletes the shadow adapters from the service.
     pub async fn close(self) {
         self.pool.close().await;
     }
 }
 
-/// Gives environments what they had learnt at a checkpoint.
+/// Restores what environments had learned at a checkpoint.
 ///
 /// # Errors
-/// It is not what such an environment keeps.
+/// The data does not fit the environment.
 pub fn restore_memories(
     components: &[MixtureComponent],
     memories: &BTreeMap<String, serde_json::Value>,
@@ -162,7 +162,7 @@ pub fn restore_memories(
     Ok(())
 }
 
-/// Whose log-probs count in rewards.
+/// The weights that answer logprob queries of rewards.
 ///
 /// # Errors
 /// The service does not have the weights.
@@ -177,7 +177,7 @@ pub async fn oracle(plan: &RunPlan, ready: &ModelService) -> anyhow::Result<scor
     })
 }
 
-/// The weights that the policy pays for leaving, if it does.
+/// The reference weights of the drift penalty, if there is one.
 ///
 /// # Errors
 /// The service does not have them.
@@ -192,7 +192,7 @@ pub async fn reference(
     })
 }
 
-/// Saved sampler weights that a key names.
+/// Opens saved sampler weights that a key names.
 async fn pinned(
     plan: &RunPlan,
     ready: &ModelService,
@@ -201,7 +201,7 @@ async fn pinned(
 ) -> anyhow::Result<Arc<dyn SamplingBackend>> {
     let opened = async {
         let sampler = ready.service.sampler_from(weights).await?;
-        // Some services look for weights when they are first asked, and that would be in the first reward.
+        // Some services load weights at the first request, which would otherwise be in the first reward.
         // Every vocabulary has these tokens.
         sampler.logprobs([0, 1].into()).await?;
         Ok::<_, BackendError>(sampler)
@@ -209,7 +209,7 @@ async fn pinned(
     opened.await.with_context(|| format!("{}: `{key}` = \"pinned:{weights}\"", plan.origin))
 }
 
-/// How weights are measured.
+/// Settings of the evaluation of weights.
 #[must_use]
 pub fn evaluation(plan: &RunPlan) -> evaluator::EvaluatorOptions {
     evaluator::EvaluatorOptions {
@@ -219,7 +219,7 @@ pub fn evaluation(plan: &RunPlan) -> evaluator::EvaluatorOptions {
     }
 }
 
-/// Sizes and limits of the line.
+/// Sizes and limits of the pipeline.
 #[must_use]
 pub fn options(plan: &RunPlan) -> PipelineOptions {
     PipelineOptions {
@@ -261,14 +261,14 @@ pub fn options(plan: &RunPlan) -> PipelineOptions {
     }
 }
 
-/// How a failing service is tried again. A server's client has limits of its own, and what it gives up is not tried again;
-/// those of the line come into play if it does not keep them.
+/// Retry policy for a failing service. A server's client has limits of its own, and requests that it gives up are not
+/// retried; the pipeline's limits apply if the client does not keep its own.
 #[must_use]
 pub fn retry(plan: &RunPlan) -> Retry {
     let usual = Deadlines::default();
     let deadlines = match &plan.service {
         ServicePlan::Embedded(_) => usual,
-        // The server may be away before it takes a request in, and again before it gives the result.
+        // The server may be unreachable before it accepts a request, and again before it returns the result.
         ServicePlan::Remote(server) => Deadlines {
             sampling: usual.sampling + 2 * server.outage + MARGIN,
             training: usual.training + 2 * server.outage + MARGIN,

@@ -20,36 +20,36 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// Longest that a run waits for a server at its end.
+/// Longest wait for a server at the end of a run.
 const SESSION_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A model in the service's hands, and how it reads.
+/// A service with its model, tokenizer and renderer.
 pub struct ModelService {
-    /// Who computes.
+    /// The service that samples and trains.
     pub service: Arc<dyn Service>,
-    /// What it says about itself.
+    /// Model and limits that the service reports.
     pub info: ServiceInfo,
-    /// Text to the model's tokens and back.
+    /// Converts text to the model's tokens and back.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// How the model reads conversations.
+    /// Renders conversations into the model's tokens.
     pub renderer: Arc<dyn Renderer>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
     /// Whether weights can be sampled from while newer ones are trained.
     pub keeps_samplers: bool,
-    /// What its client counts, if it is a server.
+    /// Metrics of the client, if the service is a server.
     pub client_meters: ClientMetrics,
     remote: Option<RemoteClient>,
 }
 
-/// A client with threads of its own: its connections outlive those that ask through them.
+/// A client with threads of its own: its connections outlive the actors that use them.
 struct RemoteClient {
     client: Client,
     runtime: Runtime,
 }
 
 impl ModelService {
-    /// Tells a server how the run ended, so that it need not keep what it holds for it.
+    /// Reports to the server how the run ended, so that it can free the resources of the session.
     pub fn close(self, reason: FinishReason) {
         if let Some(remote) = self.remote {
             remote.close(reason);
@@ -70,10 +70,10 @@ impl RemoteClient {
     }
 }
 
-/// Gets the model and starts the service. Without a `state_dir` the embedded engine saves nothing.
+/// Fetches the model and starts the service. Without a `state_dir` the embedded engine saves nothing.
 ///
 /// # Errors
-/// The model cannot be had or read, the service is not there, or the renderer does not fit the model.
+/// The model cannot be fetched or read, the service is unavailable, or the renderer does not fit the model.
 pub fn service(
     plan: &RunPlan,
     state_dir: Option<PathBuf>,
@@ -102,10 +102,10 @@ fn remote(
     Ok(ModelService { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
 }
 
-/// Refuses a service that needs a key when there is none.
+/// Rejects a service that needs a key when none is set.
 ///
 /// # Errors
-/// See there.
+/// See [`ConfigError`].
 pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
     let ServicePlan::Remote(server) = &plan.service else { return Ok(()) };
     let Some(variable) = &server.missing_key else { return Ok(()) };
@@ -118,10 +118,10 @@ pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
     Err(plan.wrong(&format!("tinker.{key}"), format!("{problem}; {service}; {help}")))
 }
 
-/// Opens a session and closes it again, and says what the server knows of the model and whether it keeps samplers.
+/// Opens and closes a session, and returns what the server reports of the model and whether it keeps samplers.
 ///
 /// # Errors
-/// As for a run.
+/// The same errors as at the start of a run.
 pub fn probe_server(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), CommandError> {
     let (service, remote) = connect(plan, server, None, &ClientMetrics::default())?;
     let found = (service.info(), service.keeps_samplers());
@@ -170,7 +170,7 @@ fn connect(
     Ok((service, RemoteClient { client, runtime }))
 }
 
-/// A server that does not answer is waited for; one that has taken a request in must answer in the usual time.
+/// Waits for a server that does not respond; one that has accepted a request must respond in the usual time.
 fn client_timeouts(server: &RemotePlan) -> ClientTimeouts {
     let Deadlines { sampling, training } = Deadlines::default();
     ClientTimeouts { outage: server.outage, sample: sampling, training, ..ClientTimeouts::default() }
@@ -191,7 +191,7 @@ fn embedded(
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
         max_rows: engine.max_rows,
-        // Every member of every group in flight may wait for its answer, every reward for its questions, and every
+        // Every member of every group in flight may wait for its completion, every reward for its queries, and every
         // shadow for a probe on both sides of its step.
         max_waiting: options(plan).credits() as usize * (plan.group_size.get() as usize + 8)
             + plan.queries.concurrency.get()
@@ -218,13 +218,13 @@ fn embedded(
     })
 }
 
-/// A model, and how it writes text.
+/// A model with its tokenizer.
 pub type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 
-/// Gets a model by its name, with its tokenizer; `seed` makes the weights of the random one.
+/// Fetches a model by its name, with its tokenizer; `seed` sets the weights of the random one.
 ///
 /// # Errors
-/// The model cannot be had or read.
+/// The model cannot be fetched or read.
 pub fn model(name: &str, seed: u64, progress: &FetchProgress) -> Result<ModelAndTokenizer, CommandError> {
     let cache = ModelCache::from_env();
     let source = minds_models::resolve(name, &cache, progress).or_exit(ProcessExit::Unavailable)?;
@@ -243,7 +243,7 @@ pub fn model(name: &str, seed: u64, progress: &FetchProgress) -> Result<ModelAnd
     }
 }
 
-/// The fault of a config whose model cannot be had: what is written is no name, or it is not there.
+/// The error of a config whose model cannot be fetched: the name is invalid, or there is no such model.
 pub fn no_model(plan: &RunPlan, error: ModelError) -> CommandError {
     match error {
         ModelError::UnknownName { .. } => CommandError {
@@ -254,8 +254,8 @@ pub fn no_model(plan: &RunPlan, error: ModelError) -> CommandError {
     }
 }
 
-/// The renderer that the config names, else the one that belongs to the model, else the plainest; with what the user should
-/// know.
+/// The renderer that the config names, else the one that belongs to the model, else the plainest; with warnings for
+/// the user.
 ///
 /// # Errors
 /// The tokenizer belongs to another family of models.
@@ -269,7 +269,7 @@ pub fn renderer(
     Ok((renderer, warnings))
 }
 
-/// Its name alone.
+/// Name of the chosen renderer, with warnings for the user.
 #[must_use]
 pub fn renderer_name(plan: &RunPlan) -> (&str, Vec<String>) {
     let recommended = minds_environments::render::recommended(&plan.base_model);

@@ -1,4 +1,4 @@
-//! What this machine has to offer. What the system does not tell is not known, and no error.
+//! Resources of this machine. A value that the system does not report is unknown, which is not an error.
 
 use std::fs::read_to_string;
 use std::io;
@@ -11,7 +11,7 @@ pub fn cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Bytes of memory that can be had without pushing others out: of the machine, or of what this process's control groups
+/// Bytes of memory that are available without swapping: of the machine, or of what this process's control groups
 /// (those of a container or a batch job) may take, whichever is less.
 #[must_use]
 pub fn memory() -> Option<u64> {
@@ -21,17 +21,17 @@ pub fn memory() -> Option<u64> {
     [machine, group].into_iter().flatten().min()
 }
 
-/// Of Linux's table, whose numbers are KiB.
+/// Parses the available bytes from `/proc/meminfo`, whose numbers are KiB.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The files of a control group that tell its memory.
+/// The files of a control group that report its memory.
 struct CgroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// The line of `memory.stat` with what the group has cached of files and would give back.
+    /// The line of `memory.stat` with the file cache of the group, which can be reclaimed.
     cached: &'static str,
 }
 
@@ -42,7 +42,7 @@ const V1: CgroupFiles = CgroupFiles {
 };
 const V2: CgroupFiles = CgroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file" };
 
-/// What the groups of a process, as `/proc/self/cgroup` lists them, and the groups above them have left; `None` without a
+/// Bytes left in the groups of a process, as `/proc/self/cgroup` lists them, and their parents; `None` without a
 /// limit. Version 2 has one hierarchy for all, version 1 one for memory.
 fn left_in_groups(groups: &str, mount: &Path) -> Option<u64> {
     let of_group = |line: &str| {
@@ -52,7 +52,7 @@ fn left_in_groups(groups: &str, mount: &Path) -> Option<u64> {
             all if all.split(',').any(|name| name == "memory") => (mount.join("memory"), V1),
             _ => return None,
         };
-        // A container may be told the path that its host knows. Then its own group is the mount, which is looked at too.
+        // A container may see the path of its host. Then its own group is the mount, which is checked too.
         let path = Path::new(path.trim_start_matches('/'));
         path.ancestors().filter_map(|above| left(&base.join(above), &files)).min()
     };
@@ -73,7 +73,7 @@ fn left(group: &Path, files: &CgroupFiles) -> Option<u64> {
 /// Bytes that can be written below a folder, which need not exist yet.
 ///
 /// # Errors
-/// Neither it nor a folder above it can be asked.
+/// Neither the folder nor any of its parents can be queried.
 pub fn disk(folder: &Path) -> io::Result<u64> {
     let here = Path::new(".");
     let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(here);

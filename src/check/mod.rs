@@ -1,7 +1,7 @@
-//! What a plan would do, in numbers, before anything is started.
+//! Estimates what a plan would use, before anything is started.
 //!
-//! Sizes come from the code that makes them: the credits and the mailboxes from the line's own options, the memory from the
-//! engine. What cannot be known beforehand is left out or called a bound.
+//! Sizes come from the code that sets them: credits and mailboxes from the pipeline's options, the memory from the
+//! engine. Values that cannot be known beforehand are left out or reported as a bound.
 
 pub mod machine;
 mod model;
@@ -23,23 +23,23 @@ use minds_models::expected_tensors;
 use minds_stages::pipeline::MailboxCapacities;
 use serde::Serialize;
 
-/// Bytes of memory that something takes.
+/// Memory use of one part of the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
-    /// What.
+    /// Name of the part, such as `weights`.
     pub what: &'static str,
-    /// How many bytes, about.
+    /// Estimated number of bytes.
     pub bytes: u64,
 }
 
-/// How much each mailbox holds, in the order of the line.
+/// Capacity of each mailbox, in the order of the pipeline.
 #[must_use]
 pub fn mailboxes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
     let capacities = MailboxCapacities::of(&assemble::options(plan), plan.group_size.get());
     capacities.named().into_iter().map(|(name, capacity)| (name, capacity.get())).collect()
 }
 
-/// What the embedded engine will take of the memory, about.
+/// Estimated memory use of the embedded engine, by part.
 #[must_use]
 pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Vec<MemoryUse> {
     let ServicePlan::Embedded(engine) = &plan.service else { return Vec::new() };
@@ -59,7 +59,7 @@ pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Ve
     shares
 }
 
-/// Bytes of all of it.
+/// Sum of the bytes of all parts.
 #[must_use]
 pub fn total_bytes(memory: &[MemoryUse]) -> u64 {
     memory.iter().map(|share| share.bytes).sum()

@@ -1,4 +1,4 @@
-//! The model of a plan, as far as it lies on this machine or can be had.
+//! The model of a plan, as far as it is on this machine or can be fetched.
 
 use crate::assemble;
 use crate::commands::progress;
@@ -10,22 +10,22 @@ use minds_core::chat::Tokenizer;
 use minds_models::{FetchSources, ModelAvailability, ModelCache, ModelSource};
 use std::sync::Arc;
 
-/// The model as far as it lies on this machine.
+/// The model as far as it is on this machine.
 pub(super) struct LocalModel {
-    /// In words.
+    /// Description of where the model is.
     pub place: String,
     availability: ModelAvailability,
-    /// Its tokenizer, which may be there without the rest.
+    /// The tokenizer, which may be present without the rest.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
-    /// Of the embedded engine's model only: a server knows its own.
+    /// Set for the embedded engine only: a server knows its own model.
     pub architecture: Option<Architecture>,
 }
 
 impl LocalModel {
-    /// Looks, and fetches nothing.
+    /// Searches this machine and fetches nothing.
     ///
     /// # Errors
-    /// What is written is no model (2), or its files cannot be read (3).
+    /// The config does not name a model (2), or its files cannot be read (3).
     pub(super) fn find(plan: &RunPlan) -> Result<Self, CommandError> {
         let cache = ModelCache::from_env();
         let no_model = |error| assemble::no_model(plan, error);
@@ -50,11 +50,11 @@ impl LocalModel {
         Ok(Self { place, availability, tokenizer, architecture })
     }
 
-    /// Gets the tokenizer of a model that is not at hand, some megabytes, which shows that the model can be had; says what a
-    /// run would fetch beside.
+    /// Fetches the tokenizer of a missing model, some megabytes, which shows that the model exists; describes what a
+    /// run would also fetch.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The tokenizer cannot be fetched.
     pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, CommandError> {
         let ModelAvailability::Absent { name, package } = &self.availability else { return Ok(None) };
         let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));

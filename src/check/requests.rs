@@ -1,4 +1,4 @@
-//! What a step of a run asks of the service.
+//! Requests that a step of a run sends to the service.
 
 use crate::config::RunPlan;
 use crate::config::plan::ShadowFrom;
@@ -7,20 +7,20 @@ use serde::Serialize;
 /// Requests of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StepRequest {
-    /// For what.
+    /// Purpose of the requests, such as `samples`.
     pub what: &'static str,
-    /// How many at a time; `None` where the environments decide it.
+    /// Number of requests at a time; `None` where it depends on the environments.
     pub count: Option<u64>,
-    /// Steps from one time to the next.
+    /// Number of steps between two such times.
     pub every: u64,
-    /// What else is known of them.
+    /// Additional information about the requests.
     pub note: String,
 }
 
-/// What the environments of a run do, as far as it matters to the service.
+/// Properties of a run's environments that affect the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EnvironmentUsage {
-    /// Some play by themselves and ask as they like.
+    /// Some are self-driven and send any number of requests.
     pub self_driven: bool,
     /// Some rewards measure gradient steps.
     pub measure: bool,

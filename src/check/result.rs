@@ -1,4 +1,4 @@
-//! Whether a run would start, found out by doing what a run does before its first step.
+//! Checks whether a run would start, by doing what a run does before its first step.
 
 use super::model::LocalModel;
 use super::{
@@ -19,40 +19,40 @@ use minds_environments::worker::ModelProfile;
 use minds_models::ByteTokenizer;
 use std::sync::Arc;
 
-/// Context that a Python package is told where nobody knows it yet.
+/// Context length passed to a Python package while the real one is unknown, in tokens.
 const CONTEXT: usize = 1 << 15;
 
-/// What was found out about a run that would start.
+/// Results of checking a run that would start.
 pub struct CheckResult {
-    /// What it would do.
+    /// The plan of the run.
     pub plan: RunPlan,
-    /// How the model reads conversations.
+    /// Name of the renderer of conversations.
     pub renderer: String,
-    /// Where the model is, or how it would be had.
+    /// Description of where the model is, or how it would be fetched.
     pub model: String,
-    /// Longest sequence, where it is known.
+    /// Longest sequence in tokens, where it is known.
     pub context: Option<usize>,
-    /// Tokens of a step.
+    /// Estimated tokens of one step.
     pub tokens: TokenEstimate,
-    /// What a step asks of the service.
+    /// Requests of a step to the service.
     pub requests: Vec<StepRequest>,
-    /// What the embedded engine takes of the memory.
+    /// Memory use of the embedded engine, by part.
     pub memory: Vec<MemoryUse>,
-    /// What the run would find in its folder, if that is named.
+    /// State of the run folder, if the config names one.
     pub folder: Option<FolderOutlook>,
-    /// What the user should know but need not change.
+    /// Warnings that do not prevent a run.
     pub warnings: Vec<String>,
-    /// Whether nobody was asked.
+    /// Whether the check sent no requests.
     pub offline: bool,
-    /// What was tried, and what came of it.
+    /// Steps that were tried, with their results.
     pub tried: Vec<String>,
 }
 
 impl CheckResult {
-    /// Goes through all that a run does before its first step, without starting it; `offline` asks nobody and fetches nothing.
+    /// Does everything that a run does before its first step; `offline` sends no requests and fetches nothing.
     ///
     /// # Errors
-    /// A run would not start: for the config's sake (2), or for that of the model or the service (3).
+    /// A run would not start because of the config (2), or because of the model or the service (3).
     pub fn run(mut plan: RunPlan, offline: bool) -> Result<Self, CommandError> {
         plan.can_train().or_exit(ProcessExit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::inspect(path, &plan.resolved));
@@ -111,7 +111,7 @@ impl CheckResult {
         let played: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
         let habits = EnvironmentUsage {
             self_driven: !pythons.is_empty(),
-            // Whether a Python environment does so is known when it asks.
+            // For a Python environment this is known only when it makes a query.
             measure: played.iter().any(|env| env.needs_shadow_adapters()),
             evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
         };
@@ -139,7 +139,7 @@ impl CheckResult {
     }
 }
 
-/// What a Python package plays with; where no tokenizer is at hand, one that suffices to load it.
+/// The model profile for a Python package; where no tokenizer is present, one that suffices to load it.
 fn profile(
     plan: &RunPlan,
     renderer: Option<Arc<dyn Renderer>>,
@@ -191,7 +191,7 @@ fn try_out(plan: &RunPlan, env: &EnvPlan, profile: ModelProfile) -> Result<Strin
     }
 }
 
-/// What the numbers say that a plan alone does not.
+/// Warnings that follow from the estimates rather than from the plan alone.
 fn concerns(
     plan: &RunPlan,
     context: Option<usize>,

@@ -1,7 +1,7 @@
-//! A policy that stands in for the model where a Python package is tried: no service is asked, and nothing is learnt.
+//! A policy that replaces the model when a Python package is tried: no requests are sent, and nothing is learned.
 //!
-//! It gives one fixed answer, finite log-probs to whatever is asked, and an adapter that pretends to step. So what fails
-//! against it is the package's own code.
+//! It gives one fixed completion, finite logprobs for every query, and an adapter whose steps do nothing. So an error
+//! against it comes from the package's own code.
 
 use async_trait::async_trait;
 use minds_core::datum::Datum;
@@ -22,15 +22,15 @@ use std::future::ready;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Completion of every request.
+/// Text of every completion.
 pub const COMPLETION: &str = "A stand-in answer: 1";
-/// The log-prob of every token.
+/// The logprob of every token.
 const LOGPROB: f32 = -1.0;
 
 /// Runs a rollout of the first item of a self-driven environment, or a whole group where rewards compare its members.
 ///
 /// # Errors
-/// Why the first member without a reward has none.
+/// The reward error of the first member without a reward.
 pub async fn run_rollouts(
     environment: &dyn Environment,
     group_size: u32,

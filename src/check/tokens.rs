@@ -1,4 +1,4 @@
-//! How many tokens a step takes: a bound for what is sampled, and prompts as they are.
+//! Estimates the tokens of a step: a bound for the sampled ones, and measured prompts.
 
 use crate::config::RunPlan;
 use minds_core::chat::Renderer;
@@ -9,28 +9,28 @@ use serde::Serialize;
 /// Items of each environment whose prompts are measured.
 const MEASURED: u64 = 16;
 
-/// Tokens of a step.
+/// Estimated tokens of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenEstimate {
-    /// Most that are sampled, in rollouts of one turn.
+    /// Most sampled tokens, if every rollout has one turn.
     pub sampled_at_most: u64,
-    /// Prompts of the first items, where a tokenizer is at hand and an environment is one of ours.
+    /// Prompt lengths of the first items, where a tokenizer is present and an environment is built in.
     pub prompts: Option<PromptLengths>,
 }
 
 /// Lengths of the first prompts, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PromptLengths {
-    /// How many were measured.
+    /// Number of measured prompts.
     pub items: u64,
-    /// The mean.
+    /// Mean length in tokens.
     pub mean: f64,
-    /// The longest.
+    /// Largest length in tokens.
     pub longest: u64,
 }
 
 impl TokenEstimate {
-    /// Of a step in which these environments are played.
+    /// Estimates a step that samples these environments.
     #[must_use]
     pub fn of(plan: &RunPlan, environments: &[&dyn Environment], renderer: Option<&dyn Renderer>) -> Self {
         let rollouts = plan.batching.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());

@@ -1,4 +1,4 @@
-//! `minds-actors check`: what a config means, whether a run of it would start, and what it would ask of whom.
+//! `minds-actors check`: what a config means, whether a run of it would start, and which requests it would send.
 
 use super::print_line;
 use crate::assemble;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 /// Runs the command.
 ///
 /// # Errors
-/// A run of this config would not start: for its own sake (2), or for that of the model or the service (3).
+/// A run would not start because of the config (2), or because of the model or the service (3).
 pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
     let Some(config) = command.config.clone() else {
         print_line!("{:#}", schema::schema());

@@ -15,25 +15,25 @@ use minds_models::{KNOWN_MODELS, ModelAvailability, ModelCache};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
-/// Less free disk than this is worth a word: states and rollouts of a run take some of it.
+/// Free disk in bytes below which a warning is shown: checkpoints and rollouts of a run need space.
 const LITTLE_DISK: u64 = 2 << 30;
 
-/// How something stands.
+/// Result of one check of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FindingStatus {
-    /// It is there.
+    /// The requirement is met.
     Ok,
-    /// It is not as it might be, and nothing that is asked for needs more.
+    /// Not optimal, but sufficient for what is needed.
     Warn,
-    /// It is needed and not there.
+    /// Required, but not present.
     Missing,
 }
 
-/// One thing that was looked at.
+/// The finding of one check.
 struct DoctorFinding {
     status: FindingStatus,
     what: &'static str,
-    /// What was found, and how to get what was not.
+    /// The result, and how to install what is missing.
     message: String,
 }
 
@@ -84,7 +84,7 @@ fn cores() -> DoctorFinding {
     finding(FindingStatus::Ok, "cores", machine::cores().to_string())
 }
 
-/// Enough for the model and what is trained beside it, where that is known.
+/// Checks the memory for the model and its training, where the need is known.
 fn memory(plan: Option<&RunPlan>) -> DoctorFinding {
     let needed = plan.and_then(needed_memory);
     match (machine::memory(), needed) {
@@ -133,7 +133,7 @@ fn disk(plan: Option<&RunPlan>) -> DoctorFinding {
     }
 }
 
-/// The embedded engine needs the whole model; for a server the tokenizer will do.
+/// Checks the model: the embedded engine needs all of it; for a server the tokenizer suffices.
 fn model(plan: Option<&RunPlan>) -> DoctorFinding {
     let name = plan.map_or(KNOWN_MODELS[0].name, |plan| &plan.base_model);
     let is_embedded = plan.is_none_or(|plan| matches!(plan.service, ServicePlan::Embedded(_)));
@@ -165,8 +165,8 @@ fn model(plan: Option<&RunPlan>) -> DoctorFinding {
     }
 }
 
-/// Python 3 with what makes virtual environments: Python environments run on it, and pip fetches models where the hub
-/// cannot be reached.
+/// Checks for Python 3 with `venv`: Python environments run on it, and pip fetches models where the hub
+/// is unreachable.
 fn python(plan: Option<&RunPlan>) -> Vec<DoctorFinding> {
     let is_needed = plan.is_some_and(|plan| pythons(plan).next().is_some());
     let absent = if is_needed { FindingStatus::Missing } else { FindingStatus::Warn };
@@ -223,7 +223,7 @@ fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
         .collect()
 }
 
-/// The key, and a server that takes it.
+/// Checks the key, and a server that accepts it.
 fn service(plan: &RunPlan) -> Option<DoctorFinding> {
     let ServicePlan::Remote(server) = &plan.service else { return None };
     let reached = assemble::check_key(plan)
@@ -237,7 +237,7 @@ fn service(plan: &RunPlan) -> Option<DoctorFinding> {
     })
 }
 
-/// Whether a server could listen at an address.
+/// Checks whether a server could listen at an address.
 fn port(what: &'static str, address: SocketAddr, other: &str) -> DoctorFinding {
     match TcpListener::bind(address) {
         Ok(_) => finding(FindingStatus::Ok, what, format!("{address} is free")),

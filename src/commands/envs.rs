@@ -1,4 +1,4 @@
-//! `minds-actors envs`: what environments there are, what they show a model, and what an answer earns.
+//! `minds-actors envs`: lists environments, shows their prompts, and scores completions.
 
 use super::{print_line, progress};
 use crate::assemble::{self, StandaloneShadowTrainer};
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Runs the command.
 ///
 /// # Errors
-/// An environment, an argument or an item that does not exist (2), a model that cannot be had (3), or a completion that
+/// An environment, an argument or an item does not exist (2), the model cannot be fetched (3), or the completion
 /// has no reward (1).
 pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
     match command {
@@ -109,7 +109,7 @@ fn load(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
     registry::load(&options.id, &options.args, options.seed).or_exit(ProcessExit::Config)
 }
 
-/// A Python environment without a model: it can show what it has, and not play.
+/// A Python environment without a model: it can show its items, but cannot run rollouts.
 fn python(env: &EnvArgs) -> Result<PythonEnvironment, CommandError> {
     let plan = plan(env, minds_models::TINY_RANDOM, None)?;
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
@@ -133,7 +133,7 @@ fn check_index(env: &EnvArgs, environment: &dyn Environment, index: u64) -> Resu
     Ok(())
 }
 
-/// The items of a run in which nothing else is played.
+/// The first items of a run with this environment only.
 fn first_items(environment: &dyn Environment, seed: u64, n: u64) -> Vec<Item> {
     let schedule = Schedule::of_one(seed, environment.items(), environment.strata());
     (0..n).map(|position| environment.item(schedule.item(position).item)).collect()
@@ -213,7 +213,7 @@ fn completion_text(written: &str) -> Result<String, CommandError> {
     }
 }
 
-/// What an answer earned, and why.
+/// The reward of a completion, with its parts.
 struct CompletionScore {
     answer: String,
     parse: Option<Value>,
@@ -253,7 +253,7 @@ impl CompletionScore {
     }
 }
 
-/// Scores an answer. Python packages are loaded here, for they write and read as the model does.
+/// Scores a completion. Python packages are loaded here, because they need the model's tokenizer and renderer.
 fn score(
     plan: &RunPlan,
     native: Option<Arc<dyn Environment>>,
@@ -261,7 +261,7 @@ fn score(
     index: u64,
     answer: &str,
 ) -> Result<CompletionScore, CommandError> {
-    // Shadows are kept somewhere while they measure.
+    // Shadow adapters are saved here while they measure.
     let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
     let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
     let environment = match native {
@@ -283,7 +283,7 @@ fn score(
         let tokens = ready.renderer.answer(answer);
         let turn = Turn {
             prompt: ready.renderer.prompt(&item.prompt).into(),
-            // Nobody sampled it, so there is nothing to say about how likely it was.
+            // The completion was not sampled, so it has no logprobs.
             completion: Completion {
                 logprobs: vec![0.0; tokens.len()],
                 tokens,
@@ -302,7 +302,7 @@ fn score(
         };
         let renderer = &*ready.renderer;
         let said: Vec<Message> = item.prompt.iter().cloned().chain([Message::assistant(answer)]).collect();
-        // A Python package says so itself, when it is played.
+        // A Python package reports this itself when its rollout runs.
         if environment.self_driven().is_none()
             && let Ok(EnvironmentReply::Continue(_)) = environment.reply(&item, &said).await
         {
@@ -321,7 +321,7 @@ fn score(
     })
 }
 
-/// Remembers what was asked, and what was answered.
+/// Records every query with its response.
 struct RecordingOracle {
     inner: LogprobOracle,
     tokenizer: Arc<dyn Tokenizer>,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Runs the command.
 ///
 /// # Errors
-/// The config or the checkpoint is wrong (2), the model or the service cannot be had (3), or an environment has no
+/// The config or the checkpoint is wrong (2), the model or the service is unavailable (3), or an environment has no
 /// rollout with a reward (1).
 pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
@@ -30,7 +30,7 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     let EvaluatedWeights { step, path, state, states } = weights(command.checkpoint.as_deref())?;
     let scratch;
     let states = match states {
-        // Shadows are kept somewhere while they measure.
+        // Shadow adapters are saved here while they measure.
         None => {
             scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
             Some(scratch.path().to_owned())
@@ -95,7 +95,7 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     }
 }
 
-/// The first environment none of whose episodes has a reward.
+/// The first environment without a rewarded rollout.
 fn unmeasured(metrics: &Metrics) -> Option<&str> {
     names(metrics).find(|name| metrics.get(&format!("{name}/episodes")) == Some(&0.0))
 }
@@ -122,11 +122,11 @@ pub fn show(evaluation: &Evaluation) {
     }
 }
 
-/// Which weights, and where an embedded engine finds them.
+/// The evaluated weights, and where an embedded engine finds them.
 struct EvaluatedWeights {
     step: u64,
     path: Option<String>,
-    /// The same weights for adapters, where a run tells it.
+    /// Path of the same weights for adapters, if they come from a run.
     state: Option<String>,
     states: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! One file per verb. Only here is anything printed.
+//! One file per command. Only these modules print.
 
 pub mod check;
 pub mod doctor;
@@ -14,13 +14,13 @@ pub mod shell;
 pub mod signals;
 pub mod simulate;
 
-/// Prints a line for people.
+/// Prints a line for human readers.
 macro_rules! print_line {
     ($($text:tt)*) => { $crate::terminal::line(format_args!($($text)*)) };
 }
 pub(crate) use print_line;
 
-/// What actors live in, with threads for everything else. From here on, SIGUSR1 asks and does not end the process.
+/// The actor system, with threads for everything else. From here on, SIGUSR1 no longer ends the process.
 fn system() -> actix::SystemRunner {
     let system = actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_multi_thread()

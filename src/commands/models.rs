@@ -1,4 +1,4 @@
-//! `minds-actors models`: what is in the cache, and fetching ahead of a run.
+//! `minds-actors models`: lists the cache, and fetches models ahead of a run.
 
 use super::{print_line, progress};
 use crate::cli::ModelsCommand;
@@ -9,7 +9,7 @@ use minds_models::{KNOWN_MODELS, ModelCache, ModelOrigin, TINY_RANDOM, resolve};
 /// Runs the command.
 ///
 /// # Errors
-/// The cache cannot be read, or the model cannot be had.
+/// The cache cannot be read, or the model cannot be fetched.
 pub fn run(command: &ModelsCommand) -> Result<(), CommandError> {
     let cache = ModelCache::from_env();
     match command {

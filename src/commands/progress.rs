@@ -1,11 +1,11 @@
-//! Shows how a model is being fetched: bars on a terminal, lines otherwise.
+//! Shows the progress of fetching a model: bars on a terminal, lines otherwise.
 
 use crate::terminal;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use minds_models::{FetchProgress, FetchStep};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A progress that draws on standard error.
+/// A progress handler that draws on standard error.
 #[must_use]
 pub fn bars() -> FetchProgress {
     let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);

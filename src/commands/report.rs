@@ -1,4 +1,4 @@
-//! `minds-actors report`: a run folder as a page for people, or its curves as a picture.
+//! `minds-actors report`: a run folder as an HTML page, or its curves as a picture.
 
 use super::print_line;
 use crate::cli::{self, ReportFormat};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Runs the command.
 ///
 /// # Errors
-/// The folder is none of a run (2), or the report cannot be made or written (1).
+/// The folder is not a run folder (2), or the report cannot be made or written (1).
 pub fn run(command: &cli::ReportArgs) -> Result<(), CommandError> {
     let source = ReportSource::read(&command.folder).or_exit(ProcessExit::Config)?;
     let (bytes, name) = match command.format {
@@ -38,7 +38,7 @@ pub fn run(command: &cli::ReportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Writes a file in one step: where the disk is full, the one before is still there.
+/// Replaces a file atomically: if the disk is full, the old file remains.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let (path, permissions) = match fs::metadata(path) {
         // A pipe or a device cannot be replaced.
@@ -49,7 +49,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    // For all whom the mask of the process allows, as any new file.
+    // Permissions follow the umask of the process, as for any new file.
     let mut new = tempfile::Builder::new()
         .prefix(".report-")
         .permissions(Permissions::from_mode(0o666))
@@ -58,7 +58,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(permissions) = permissions {
         new.as_file().set_permissions(permissions)?;
     }
-    // Some disks tell only now that they are full.
+    // Some disks report only now that they are full.
     new.as_file().sync_all()?;
     new.persist(path).map(drop).map_err(|error| error.error)
 }

@@ -1,4 +1,4 @@
-//! Where a run lives, and from which of its states it goes on.
+//! Finds the folder of a run, and the checkpoint from which it resumes.
 
 use crate::assemble::ModelService;
 use crate::cli::{ResumeArgs, ResumeMode};
@@ -10,10 +10,10 @@ use minds_core::service::{BackendError, TrainingBackend};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opens the folder of the run that is to go on, or a new one.
+/// Opens the folder of the run to resume, or a new one.
 ///
 /// # Errors
-/// There is none such, or it may not be used.
+/// There is no such run, or its folder may not be used.
 pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError> {
     let runs = PathBuf::from("outputs").join(&plan.stem);
     let path = match (&plan.output_dir, args.resume) {
@@ -39,7 +39,7 @@ pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError
     Ok(if plan.tensorboard { folder.with_tensorboard() } else { folder })
 }
 
-/// The newest unfinished run of the plan's config. Folders are named by the time when they were made.
+/// The newest unfinished run of the plan's config. Folder names are creation times.
 fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::fs::read_dir(runs).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -53,11 +53,11 @@ fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
         })
 }
 
-/// Makes the adapter, with the last state that the service can load. A state that it refuses is passed over and told;
-/// if it refuses them all, nothing is thrown away.
+/// Makes the adapter from the newest checkpoint that the service can load. Skips rejected checkpoints with a warning;
+/// if it rejects all of them, nothing is discarded.
 ///
 /// # Errors
-/// The service is not there, or has none of the states.
+/// The service is unavailable, or can load none of the checkpoints.
 pub async fn adapter(
     plan: &RunPlan,
     ready: &ModelService,
@@ -78,7 +78,7 @@ pub async fn adapter(
             Err(error @ BackendError::Rejected(_)) => {
                 tracing::warn!(path, %error, "a saved state cannot be loaded, the one before it is tried");
                 first.get_or_insert((path.clone(), error));
-                // Half of it may have been loaded.
+                // The checkpoint may have been loaded in part.
                 training = make().await?;
             }
             Err(error) => return Err(error).with_context(|| format!("failed to load the state {path}")),

@@ -12,7 +12,7 @@ use minds_engine::server::{ApiKey, ServerOptions, serve};
 use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 
-/// Longest that work on the disk may go on after the last answer.
+/// Longest time for disk writes after the last response.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
 /// Runs the command.
@@ -34,7 +34,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
         .build()
         .context("failed to start the threads that answer")
         .or_exit(ProcessExit::Failed)?;
-    // A taken address is found before a model is fetched.
+    // An address in use is reported before a model is fetched.
     let listener = runtime
         .block_on(TcpListener::bind(command.addr))
         .with_context(|| format!("failed to listen at {}", command.addr))
@@ -43,7 +43,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
     let engine = EngineOptions {
         threads: command.threads,
         kv_bytes: mib(command.kv_cache_mib),
-        // The server itself bounds what waits, and asks clients to come back.
+        // The server itself bounds the queue, and asks clients to retry later.
         max_waiting: options.max_pending,
         seed: command.seed,
         checkpoint_dir: Some(command.data.clone()),
@@ -67,7 +67,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
     served
 }
 
-/// The key that clients must send, if they must.
+/// The key that clients must send, if one is required.
 fn api_key(command: &cli::ServeArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<ApiKey>> {
     match &command.api_key_env {
         Some(name) => {

@@ -1,5 +1,5 @@
-//! `minds-actors completions` and `minds-actors man`: what a shell and a reader of manuals need, made from the command line's
-//! own definitions.
+//! `minds-actors completions` and `minds-actors man`: shell completions and manual pages, made from the command line's
+//! definition.
 
 use crate::cli::Cli;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -10,9 +10,9 @@ use clap_mangen::Man;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 
-/// The program's name, as it is typed.
+/// The program's name on the command line.
 const NAME: &str = "minds-actors";
-/// The same as the name of a function.
+/// The program's name as a shell function name.
 const PLAIN: &str = "minds_actors";
 
 /// Prints the completions of a shell.
@@ -22,7 +22,7 @@ const PLAIN: &str = "minds_actors";
 pub fn completions(shell: Shell) -> Result<(), CommandError> {
     let mut text = Vec::new();
     if shell == Shell::Bash {
-        // The script for bash calls the verbs of a name with a hyphen by two names; so it is made for one without.
+        // The bash script is inconsistent for names with a hyphen, so it is generated for one without.
         clap_complete::generate(shell, &mut Cli::command(), PLAIN, &mut text);
         let script = String::from_utf8_lossy(&text).replace(&format!(" {PLAIN}\n"), &format!(" {NAME}\n"));
         return print(script.as_bytes());
@@ -31,10 +31,10 @@ pub fn completions(shell: Shell) -> Result<(), CommandError> {
     print(&text)
 }
 
-/// Prints the manual page, or writes one for each verb into a folder.
+/// Prints the manual page, or writes one for each command into a folder.
 ///
 /// # Errors
-/// It cannot be written (1).
+/// The pages cannot be written (1).
 pub fn man(folder: Option<&Path>) -> Result<(), CommandError> {
     let Some(folder) = folder else {
         let mut text = Vec::new();
@@ -46,7 +46,7 @@ pub fn man(folder: Option<&Path>) -> Result<(), CommandError> {
     written.with_context(|| format!("failed to write into {}", folder.display())).or_exit(ProcessExit::Failed)
 }
 
-/// A reader that has seen enough is no failure.
+/// Prints the text. A reader that closes the pipe early is not an error.
 fn print(text: &[u8]) -> Result<(), CommandError> {
     match io::stdout().write_all(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

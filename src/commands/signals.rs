@@ -1,13 +1,13 @@
-//! What a process is asked from outside: to stop, or to say what it is doing.
+//! Signals that request a stop or a report from the process.
 
 use anyhow::Context as _;
 
-/// What was asked.
+/// The request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalRequest {
-    /// Ctrl-C, SIGTERM, or the end of the terminal.
+    /// Ctrl-C, SIGTERM, or SIGHUP when the terminal closes.
     Stop,
-    /// SIGUSR1: say what waits for what.
+    /// SIGUSR1: report what each stage waits for.
     Report,
 }
 
@@ -19,19 +19,19 @@ pub struct Signals {
     user: tokio::signal::unix::Signal,
 }
 
-/// From now on, a question for a report does not end the process while it is setting up: there is nothing to report yet.
+/// Ignores report requests during setup, when there is nothing to report yet, so that SIGUSR1 does not end the process.
 /// Must be called in a runtime.
 pub fn ignore_user_signal() {
     use tokio::signal::unix::{SignalKind, signal};
-    // Once listened to, a signal keeps its new meaning for the life of the process.
+    // A registered signal stays handled for the life of the process.
     drop(signal(SignalKind::user_defined1()));
 }
 
 impl Signals {
-    /// Begins to listen.
+    /// Registers the signal handlers of the process.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system rejects a handler.
     pub fn listen() -> anyhow::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
@@ -42,7 +42,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> SignalRequest {
         tokio::select! {
             _ = self.interrupt.recv() => SignalRequest::Stop,

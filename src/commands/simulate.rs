@@ -1,4 +1,4 @@
-//! `minds-actors simulate`: plays a config's line in virtual time and says how close to its bound it runs.
+//! `minds-actors simulate`: runs a config's pipeline in virtual time and reports how close it comes to its bound.
 
 use super::print_line;
 use crate::cli;
@@ -43,7 +43,7 @@ pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What actors live in, on one thread and with a clock that jumps to the next thing that happens.
+/// The actor system, on one thread and with a clock that jumps to the next event.
 fn system() -> actix::SystemRunner {
     actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_current_thread()
@@ -129,7 +129,7 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
     }
 }
 
-/// A file that is flushed by its owner when its writer has gone.
+/// A file that its owner can flush after its writer is dropped.
 #[derive(Clone)]
 struct SharedEventFile(Arc<Mutex<BufWriter<File>>>);
 

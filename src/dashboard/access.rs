@@ -1,8 +1,8 @@
-//! Who may look: everybody on this machine, and others with the token.
+//! Access control: checks the host of every request, and the token where one is set.
 //!
-//! A page of another site that a browser on this machine shows must not read the run by way of a name that it points at
-//! this machine, so that requests name the address that is listened at. The token comes as `Authorization: Bearer …`,
-//! or once as `/?token=…`, which leaves a cookie.
+//! A foreign site must not read the run through a DNS name that it points at this machine, so requests have to name the
+//! address that the dashboard listens on. The token is sent as `Authorization: Bearer …`, or once as `/?token=…`, which
+//! sets a cookie.
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq as _;
 
 const COOKIE_NAME: &str = "minds_token";
 
-/// The way in.
+/// Checks the host and the token of requests.
 #[derive(Clone)]
 pub(super) struct AccessGuard {
     addr: SocketAddr,
@@ -30,7 +30,7 @@ impl AccessGuard {
         Self { addr, token }
     }
 
-    /// The page's address, as people on this machine write it.
+    /// URL of the page for browsers on this machine.
     pub(super) fn url(&self) -> String {
         match self.addr.ip() {
             ip if ip.is_unspecified() => format!("http://127.0.0.1:{}/", self.addr.port()),
@@ -55,7 +55,7 @@ impl AccessGuard {
     }
 }
 
-/// Lets a request in, or says why not.
+/// Passes an authorized request on; rejects any other with the reason.
 pub(super) async fn require_access(
     State(guard): State<Arc<AccessGuard>>,
     request: Request,

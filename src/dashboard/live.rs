@@ -1,4 +1,4 @@
-//! How the line is doing, once a second: what is where, the rates of the last half minute, and what was warned of.
+//! Status of the pipeline once a second: mailboxes and stages, rates of the last half minute, and new warnings.
 
 use super::view::{RunView, now};
 use super::warnings;
@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// The time that rates are taken over, in readings of a second.
+/// Window of the rates, in readings one second apart.
 const WINDOW: usize = 30;
 
-/// Sums at one moment.
+/// Cumulative counts at one moment.
 #[derive(Clone, Copy)]
 struct RateSample {
     at: Instant,
@@ -37,7 +37,7 @@ impl RateSample {
     }
 }
 
-/// Tells those that look on how the line is doing, once a second until the end, and then a last time.
+/// Publishes the status of the pipeline once a second until `end`, and then a last time.
 pub(super) async fn publish_status(view: &RunView, end: impl Future<Output = ()>) {
     tokio::pin!(end);
     let first = RateSample::take(view);
@@ -111,7 +111,7 @@ fn state(view: &RunView, first: &RateSample, readings: &VecDeque<RateSample>) ->
     })
 }
 
-/// What the trainer does, in words.
+/// Describes what the trainer does or waits for.
 pub fn trainer_activity(now: BusyStages) -> &'static str {
     match now {
         BusyStages { training: true, .. } => "trains",

@@ -1,7 +1,7 @@
-//! A run as people and Prometheus see it: `/metrics`, and a page that shows the line at work.
+//! The dashboard of a run: Prometheus metrics at `/metrics`, and a page that shows the live pipeline.
 //!
-//! Read-only, and beside the run: it has a thread of its own, reads what the line leaves behind, and nothing in the line
-//! waits for it. On other addresses than this machine's own it asks for a token.
+//! Read-only, on a thread of its own: it reads what the pipeline records, and nothing in the pipeline waits for it. On
+//! addresses other than this machine's own it requires a token.
 
 mod access;
 mod live;
@@ -28,23 +28,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Longest that the end of a run waits until everybody who looks on has its last state.
+/// Grace period at shutdown for open dashboard connections.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
-/// An address that is taken and not yet answered at.
+/// A bound address that does not serve requests yet.
 pub struct DashboardListener {
     listener: TcpListener,
     guard: AccessGuard,
-    /// Whether the usual address was taken, so that this is another one.
+    /// Whether the default address was in use, so that this is another one.
     pub elsewhere: bool,
 }
 
 impl DashboardListener {
-    /// Takes the address of the config; where none is written and the usual one is taken, a free one. `None` where it is
-    /// turned off.
+    /// Binds the address of the config; if the config sets none and the default is in use, a free one. `None` if the
+    /// dashboard is turned off.
     ///
     /// # Errors
-    /// The address that is written cannot be had.
+    /// The address cannot be bound.
     pub fn bind(plan: &MetricsPlan) -> anyhow::Result<Option<Self>> {
         let Some(addr) = plan.addr else { return Ok(None) };
         let taken = TcpListener::bind(addr);
@@ -62,13 +62,13 @@ impl DashboardListener {
         Ok(Some(Self { listener, guard, elsewhere }))
     }
 
-    /// Where the page is.
+    /// URL of the page for browsers on this machine.
     #[must_use]
     pub fn url(&self) -> String {
         self.guard.url()
     }
 
-    /// Answers from now on, until it is closed or dropped.
+    /// Starts to serve requests, until the dashboard is closed or dropped.
     ///
     /// # Errors
     /// The operating system refuses a thread.
@@ -98,7 +98,7 @@ impl DashboardListener {
                     }
                     () = watching => {}
                 }
-                // Streams end by themselves once they have told the last state; whoever does not read is not waited for.
+                // Streams end by themselves after the last status; clients that do not read are cut off.
                 drop(tokio::time::timeout(SHUTDOWN_GRACE, serving).await);
             });
             drop(finishing);
@@ -108,19 +108,19 @@ impl DashboardListener {
     }
 }
 
-/// A dashboard that answers. It ends when this is closed or dropped.
+/// A running dashboard. It ends when this is closed or dropped.
 pub struct Dashboard {
     stop: oneshot::Sender<()>,
-    /// Breaks when the last state is told.
+    /// Disconnects after the last status is sent.
     finished: oneshot::Receiver<Infallible>,
 }
 
 impl Dashboard {
-    /// Tells those that look on how the run has ended, and answers no more. Whoever does not read is waited for only a
+    /// Sends the final status to open connections and stops serving. Clients that do not read delay this by only a
     /// second.
     pub async fn close(self) {
         drop(self.stop);
-        // The thread's own limit, and a moment for its last reading.
+        // The grace period of the thread, and time for its last reading.
         drop(tokio::time::timeout(2 * SHUTDOWN_GRACE, self.finished).await);
     }
 }

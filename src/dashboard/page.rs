@@ -1,4 +1,4 @@
-//! The page's files, as they are in `src/dashboard/page/`.
+//! Files of the page, embedded from `src/dashboard/page/`.
 
 use super::routes::missing;
 use axum::http::header::CONTENT_TYPE;
@@ -10,7 +10,7 @@ macro_rules! files {
     };
 }
 
-/// Name and content. They are served without their folders.
+/// Name and content of each file, served without its folder.
 const FILES: &[(&str, &[u8])] = files![
     "": "index.html", "style.css", "sections.css", "inspector.css",
         "app.js", "bound.js", "charts.js", "curves.js", "dom.js", "format.js", "group.js", "groups.js", "header.js",
@@ -19,7 +19,7 @@ const FILES: &[(&str, &[u8])] = files![
     "vendor/": "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE";
 ];
 
-/// One of them, by its name.
+/// Response with the file of this name, or 404.
 pub(super) fn file(name: &str) -> Response {
     let Some((_, bytes)) = FILES.iter().find(|(known, _)| *known == name) else {
         return missing("the page has no such part");

@@ -1,4 +1,4 @@
-//! The groups of the last steps, to be looked at one by one.
+//! The groups of the latest steps, for inspection one by one.
 
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::ids::Token;
@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most groups that are kept.
+/// Maximum number of groups kept.
 const MOST: usize = 300;
-/// Most tokens of all of them together, prompts included: a token takes eight bytes.
+/// Maximum number of tokens of all kept groups, prompts included: a token takes eight bytes.
 const MOST_TOKENS: usize = 4_000_000;
-/// Most tokens of an answer that are shown one by one.
+/// Maximum number of tokens of a completion that are shown one by one.
 const MOST_SHOWN: usize = 4096;
-/// Most characters of a prompt in the list.
+/// Maximum number of characters of a prompt in the list.
 const MOST_PROMPT: usize = 160;
 
-/// The newest groups, as many as there is room for.
+/// The newest groups, within the limits on groups and tokens.
 #[derive(Default)]
 pub(super) struct RecentGroups {
     groups: VecDeque<Arc<RecentGroup>>,
@@ -56,7 +56,7 @@ impl RecentGroups {
         }
     }
 
-    /// Those of an environment, or all, the newest first.
+    /// Groups of one environment, or all groups, newest first.
     pub(super) fn list(&self, environment: Option<&str>) -> Vec<Arc<RecentGroup>> {
         let wanted =
             |kept: &&Arc<RecentGroup>| environment.is_none_or(|name| kept.group.component.name == name);
@@ -69,13 +69,13 @@ impl RecentGroups {
 }
 
 impl RecentGroup {
-    /// What the group was shown: the members of a group play one item.
+    /// Prompt of the group: its rollouts share one item.
     fn prompt(&self) -> &[Message] {
         let item = &self.group.item;
         self.members.first().map_or(&item.prompt[..], |member| member.rollout.prompt(item))
     }
 
-    /// A line of the list.
+    /// Summary of the group as JSON, for the list.
     pub(super) fn summary(&self) -> Value {
         let rewards = || self.members.iter().map(|m| f64::from(m.score.reward.get()));
         let prompt = self.prompt().last().map_or("", |message| &message.content);
@@ -100,7 +100,7 @@ impl RecentGroup {
         })
     }
 
-    /// Everything about it.
+    /// All details of the group as JSON, with its rollouts.
     pub(super) fn whole(&self, tokenizer: &dyn Tokenizer) -> Value {
         let members = self.members.iter().map(|TrainingRollout { rollout, score, advantage, .. }| {
             let turns = rollout.turns.iter().map(|turn| {
@@ -137,9 +137,9 @@ impl RecentGroup {
     }
 }
 
-/// The text of each token. Where only several tokens together make a character, it stands at the last of them.
+/// Text of each token. A character that several tokens encode is attributed to the last of them.
 fn pieces(tokenizer: &dyn Tokenizer, tokens: &[Token]) -> Vec<String> {
-    /// No character has more bytes.
+    /// Maximum number of bytes of a character.
     const LONGEST: usize = 4;
     let whole = |text: &String| !text.contains(char::REPLACEMENT_CHARACTER);
     let mut pieces: Vec<String> = tokens.iter().map(|token| tokenizer.decode(&[*token])).collect();

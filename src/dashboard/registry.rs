@@ -1,7 +1,7 @@
-//! All metrics: what stages and the client count, and what is read off the run when somebody asks.
+//! All Prometheus metrics: counters of the stages and the client, and values read from the run at each scrape.
 //!
-//! What is read here costs the run nothing between two scrapes. Names and help texts of these stand in [`RUN_METRICS`] alone;
-//! `docs/metrics.md` explains all of them.
+//! Values read here cost the run nothing between two scrapes. Their names and help texts are in [`RUN_METRICS`] alone;
+//! `docs/metrics.md` explains all metrics.
 
 use super::view::RunView;
 use minds_stages::ledger::DiscardedTokens;
@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A registry of a run's metrics, and of the process's.
+/// Registry of the metrics of a run and of the process.
 ///
 /// # Errors
-/// Two have one name.
+/// Two metrics have the same name.
 pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
     let registry = Registry::new();
     let read = RunCollector::new(view.clone())?;
@@ -31,7 +31,7 @@ pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
 /// A value for each set of labels.
 type LabeledValues = Vec<(Vec<String>, f64)>;
 
-/// A metric that is read.
+/// A metric that is read at each scrape.
 struct RunMetric {
     name: &'static str,
     help: &'static str,
@@ -56,7 +56,7 @@ fn stages(view: &RunView, value: impl Fn(&minds_stages::telemetry::StageSnapshot
     stages.iter().map(|(name, stage)| (vec![(*name).to_owned()], value(stage) as f64)).collect()
 }
 
-/// A number of the last evaluation, of each environment that was measured.
+/// One metric of the last evaluation, for each environment that was evaluated.
 fn measured(view: &RunView, number: &str) -> LabeledValues {
     let history = view.history();
     let Some(last) = history.evaluations.all().last() else { return Vec::new() };
@@ -68,13 +68,13 @@ fn measured(view: &RunView, number: &str) -> LabeledValues {
     found.collect()
 }
 
-/// Rollouts that are played and not yet judged.
+/// Number of rollouts that are sampled and not yet scored.
 fn backlog(view: &RunView) -> f64 {
     let [sampled, scored] = ["sampler", "scorer"].map(|name| view.pipeline.board.stage(name));
     (sampled.done + sampled.failed).saturating_sub(scored.done + scored.failed) as f64
 }
 
-/// What is read. A name that ends in `_total` is a counter, any other a gauge.
+/// Metrics read at each scrape. A name that ends in `_total` is a counter, any other a gauge.
 const RUN_METRICS: &[RunMetric] = &[
     RunMetric {
         name: "minds_build_info",
@@ -350,7 +350,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
 ];
 
-/// Reads the metrics of [`RUN_METRICS`] off a run.
+/// Collects the metrics of [`RUN_METRICS`] from a run.
 struct RunCollector {
     view: Arc<RunView>,
     descs: Vec<Desc>,
@@ -400,7 +400,7 @@ impl Collector for RunCollector {
             family.set_metric(values.collect());
             family
         });
-        // A family without a value is not told: it may get one later.
+        // A family without a value is left out: it may get one later.
         families.filter(|family| !family.get_metric().is_empty()).collect()
     }
 }

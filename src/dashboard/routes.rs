@@ -1,4 +1,4 @@
-//! The addresses.
+//! HTTP routes of the dashboard.
 
 use super::access::{self, AccessGuard};
 use super::view::RunView;
@@ -26,24 +26,24 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
-/// Nothing from elsewhere, and no script but the page's own: what models write is shown on it.
+/// Blocks foreign content and scripts: the page shows text that models wrote.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Whoever looks on takes none of the files that the run needs, and no memory without end.
+/// Bounds the file descriptors and the memory that connections take from the run.
 const LIMITS: ConnectionLimits = ConnectionLimits { connections: 64, head_timeout: Duration::from_secs(10) };
 
-/// What a request is answered from.
+/// State shared by all request handlers.
 #[derive(Clone)]
 struct RouteState {
     view: Arc<RunView>,
     registry: Registry,
 }
 
-/// All addresses.
+/// Builds the router with all routes.
 ///
 /// # Errors
-/// Two metrics have one name.
+/// Two metrics have the same name.
 pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, prometheus::Error> {
     let registry = registry::registry(view.clone())?;
     Ok(Router::new()
@@ -64,7 +64,7 @@ pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, p
         .with_state(RouteState { view, registry }))
 }
 
-/// Answers until the listener fails, or until all is told and every answer under way has left.
+/// Serves until the listener fails, or until the dashboard is closed and all open responses are done.
 pub(super) async fn serve(
     listener: std::net::TcpListener,
     routes: Router,
@@ -134,7 +134,7 @@ async fn group(State(shared): State<RouteState>, Path(id): Path<String>) -> Resp
 
 async fn live(State(shared): State<RouteState>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut state = shared.view.state.subscribe();
-    // The state as it is now comes first.
+    // The current status comes first.
     state.mark_changed();
     let updates = shared.view.updates.subscribe();
     let closed = shared.view.closed.subscribe();
@@ -146,7 +146,7 @@ async fn live(State(shared): State<RouteState>) -> Sse<impl Stream<Item = Result
                     biased;
                     told = updates.recv() => match told {
                         Ok((name, text)) => Event::default().event(name).data(&*text),
-                        // A browser that slept reads what it missed from the lists.
+                        // A client that lagged reads what it missed from the lists.
                         Err(RecvError::Lagged(_)) => continue,
                         Err(RecvError::Closed) => return None,
                     },
@@ -155,7 +155,7 @@ async fn live(State(shared): State<RouteState>) -> Sse<impl Stream<Item = Result
                         let text = state.borrow_and_update().clone();
                         Event::default().event("state").data(&*text)
                     }
-                    // The last one of these: everything before it is told.
+                    // Polled last: everything before it has been sent.
                     _ = closed.wait_for(|closed| *closed) => return None,
                 };
                 return Some((Ok(event), (state, updates, closed)));

@@ -1,4 +1,4 @@
-//! What does not change while a run goes on.
+//! What does not change during a run.
 
 use crate::assemble::{self, ModelService};
 use crate::config::mask::mask_args;
@@ -8,50 +8,50 @@ use minds_stages::batcher::StalenessHandling;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The run's head: who trains what with what.
+/// Fixed facts of a run: model, service, environments and sizes.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunInfo {
-    /// The config's name.
+    /// Name of the config that the run uses.
     pub name: String,
-    /// The run folder.
+    /// Path of the run folder.
     pub folder: PathBuf,
-    /// The program's version.
+    /// Version of the program, from Cargo.
     pub version: &'static str,
-    /// The commit that it was built from, where that is known.
+    /// Commit that the program was built from, if known.
     pub commit: Option<&'static str>,
     /// The embedded engine with its threads, or the server's address.
     pub service: String,
-    /// The model.
+    /// Name of the base model.
     pub base_model: String,
-    /// How it reads conversations.
+    /// Name of the renderer that turns conversations into tokens.
     pub renderer: String,
-    /// The loss.
+    /// Name of the loss function.
     pub loss: &'static str,
     /// The environments with their shares.
     pub environments: Vec<EnvironmentShare>,
-    /// Steps in all.
+    /// Total number of optimizer steps.
     pub steps: u64,
-    /// Steps that the weights had behind them when the process started.
+    /// Optimizer steps done when the process started.
     pub first_step: u64,
-    /// When the process started, in seconds since 1970.
+    /// Start of the process, as Unix time in seconds.
     pub started: f64,
-    /// Groups per step.
+    /// Number of groups per optimizer step.
     pub groups_per_batch: usize,
-    /// Rollouts per group.
+    /// Number of rollouts per group.
     pub group_size: u32,
-    /// Batches that may be under way beside the one in training.
+    /// Batches that may be in flight besides the one in training.
     pub max_steps_off_policy: u64,
-    /// Steps by which rollouts may lie behind.
+    /// Maximum staleness of rollouts, in steps.
     pub max_staleness: u64,
-    /// `wait` or `drop`.
+    /// Handling of stale groups: `wait` or `drop`.
     pub staleness: &'static str,
-    /// Most groups under way.
+    /// Maximum number of groups in flight.
     pub credits: u64,
-    /// Rewards computed at a time.
+    /// Number of rewards computed concurrently.
     pub scorers: usize,
-    /// The config with all overrides, without a key.
+    /// Config as TOML with all overrides; secrets are masked.
     pub config: String,
-    /// What the user should know.
+    /// Warnings of the config and of the model.
     pub warnings: Vec<String>,
 }
 
@@ -60,12 +60,12 @@ pub struct RunInfo {
 pub struct EnvironmentShare {
     /// Its name in metrics.
     pub name: String,
-    /// Its share; 0 is only measured.
+    /// Its share of the groups; 0 means evaluation only.
     pub weight: f64,
 }
 
 impl RunInfo {
-    /// Of a run that is about to start.
+    /// Collects the facts of a run that is about to start.
     #[must_use]
     pub fn new(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> Self {
         let mut shown = plan.resolved.clone();
@@ -103,7 +103,7 @@ impl RunInfo {
     }
 }
 
-/// The service, for people.
+/// Describes the service: the embedded engine with its threads, or the address of the server.
 #[must_use]
 pub fn service(plan: &RunPlan) -> String {
     match &plan.service {

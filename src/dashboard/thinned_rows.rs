@@ -1,19 +1,19 @@
-//! The numbers of the steps so far, thinned out when there are many.
+//! Metrics of the steps so far, thinned out when there are many.
 
 use minds_core::reward::Metrics;
 
-/// Most rows that are kept: what a curve on a screen can show, twice.
+/// Maximum number of rows kept: twice what a curve on a screen can show.
 const MOST: usize = 4000;
 
-/// Rows in the order of their steps. When there are too many, every other one goes, and of the later ones as many are
-/// not taken in, so that they stay evenly spread; the last one is always there.
+/// Rows in the order of their steps. When there are too many, every other row is removed, and later rows are sampled at
+/// the same rate, so that they stay evenly spread; the last row is always included.
 #[derive(Default)]
 pub(super) struct ThinnedRows {
     kept: Vec<Metrics>,
-    /// The last row, where it is not among the kept ones.
+    /// The last row, if it is not among the kept ones.
     last: Option<Metrics>,
     seen: u64,
-    /// One of so many is kept, as a power of two.
+    /// Base-2 logarithm of the sampling interval in rows.
     halvings: u32,
 }
 

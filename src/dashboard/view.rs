@@ -1,6 +1,6 @@
-//! What the dashboard knows of a run: its head, its line, and what the run's follower has told it.
+//! What the dashboard knows of a run: its fixed facts, its pipeline, and the history that the run reports.
 //!
-//! The follower writes, requests read; what is kept is bounded in numbers and in tokens.
+//! The run writes and requests read; the history is bounded in entries and in tokens.
 
 use super::recent_groups::RecentGroups;
 use super::run_info::RunInfo;
@@ -20,38 +20,38 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{broadcast, watch};
 
-/// Most events that are kept.
+/// Maximum number of events kept.
 const EVENTS: usize = 500;
 
 /// What a run is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
-    /// It trains.
+    /// The pipeline runs and trains.
     Running,
-    /// It saves and ends.
+    /// The run saves a checkpoint and ends.
     Stopping,
     /// All steps are done.
     Done,
-    /// It was asked to end before its last step, and its state is saved.
+    /// The run was stopped before its last step, and a checkpoint is saved.
     Stopped,
-    /// It could not go on.
+    /// The run ended with an error.
     Failed,
 }
 
-/// How loud an event is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventLevel {
-    /// As it should be.
+    /// Part of normal operation.
     Info,
-    /// Worth a look.
+    /// Unexpected, but the run continues.
     Warn,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Error,
 }
 
-/// Something that happened.
+/// An entry of the event list.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DashboardEvent {
     at: f64,
@@ -59,47 +59,47 @@ pub(super) struct DashboardEvent {
     text: String,
 }
 
-/// A run as it is seen from outside.
+/// The state of a run as the dashboard serves it.
 pub struct RunView {
-    /// What does not change.
+    /// Facts that do not change during the run.
     pub(crate) run_info: RunInfo,
-    /// The line.
+    /// Read access to the running pipeline.
     pub(super) pipeline: Observer,
-    /// What the line counts.
+    /// Counters of the pipeline.
     pub(super) meters: PipelineMeters,
-    /// What the client counts.
+    /// Counters of the client.
     pub(super) client: minds_tinker::client::ClientMetrics,
-    /// Ends of Python processes, by environment.
+    /// Exits of Python processes, by environment.
     pub(super) ends: Vec<(String, Arc<AtomicU64>)>,
-    /// Tokens to text.
+    /// Decodes the tokens of completions.
     pub(super) tokenizer: Arc<dyn Tokenizer>,
     history: Mutex<RunHistory>,
-    /// Steps and events to those that look on, as they are sent: name and JSON.
+    /// Sends steps and events to open connections: name and JSON.
     pub(super) updates: broadcast::Sender<(&'static str, Arc<str>)>,
-    /// How the line is doing, as JSON, once a second.
+    /// Status of the pipeline as JSON, updated once a second.
     pub(super) state: watch::Sender<Arc<str>>,
-    /// Whether nothing more will be told.
+    /// Whether the last update has been sent.
     pub(super) closed: watch::Sender<bool>,
 }
 
-/// What the follower has told.
+/// What the run has reported so far.
 pub(super) struct RunHistory {
     pub(super) state: RunState,
     pub(super) step: u64,
-    /// When that was; at first, when the process started.
+    /// Unix time of that step in seconds; before the first step, of the process start.
     pub(super) step_at: f64,
     pub(super) rows: ThinnedRows,
-    /// Evaluations, as rows with their step.
+    /// Metrics of the evaluations, each with its step.
     pub(super) evaluations: ThinnedRows,
     pub(super) events: VecDeque<DashboardEvent>,
     pub(super) recent: RecentGroups,
     pub(super) checkpoints: Vec<Value>,
-    /// Step and time of the last one.
+    /// Step and Unix time of the last checkpoint of this process.
     pub(super) checkpoint: Option<(u64, f64)>,
 }
 
 impl RunView {
-    /// Nothing told yet.
+    /// Creates the view of a run without any history.
     #[must_use]
     pub fn new(
         run_info: RunInfo,
@@ -126,7 +126,7 @@ impl RunView {
         Self { run_info, pipeline, meters, client, ends, tokenizer, history, updates, state, closed }
     }
 
-    /// What was told of steps, evaluations and states before the process started.
+    /// Restores steps, evaluations and checkpoints from before the process started.
     pub fn restore(&self, rows: Vec<Metrics>, evaluations: Vec<Metrics>, states: &[CheckpointRecord]) {
         let mut history = self.history();
         rows.into_iter().for_each(|row| history.rows.push(row));
@@ -134,26 +134,26 @@ impl RunView {
         history.checkpoints = states.iter().map(listed).collect();
     }
 
-    /// A state is saved.
+    /// Records a saved checkpoint.
     pub fn add_checkpoint(&self, state: &CheckpointRecord) {
         let mut history = self.history();
         history.checkpoints.push(listed(state));
         history.checkpoint = Some((state.step, now()));
     }
 
-    /// Steps that the weights had behind them when the process started.
+    /// Optimizer steps done when the process started.
     #[must_use]
     pub fn first_step(&self) -> u64 {
         self.run_info.first_step
     }
 
-    /// What the line counts.
+    /// Counters of the pipeline.
     #[must_use]
     pub fn meters(&self) -> &PipelineMeters {
         &self.meters
     }
 
-    /// A step is done.
+    /// Records a finished step and sends it to open connections.
     pub fn add_step(&self, done: StepRecord) {
         let at = now();
         let StepRecord { step, metrics, groups } = done;
@@ -164,7 +164,7 @@ impl RunView {
         groups.into_iter().for_each(|group| history.recent.push(step, at, group));
     }
 
-    /// Weights are measured.
+    /// Records an evaluation and sends it to open connections.
     pub fn add_evaluation(&self, evaluation: &Evaluation) {
         let mut metrics = evaluation.metrics.clone();
         metrics.insert(names::STEP.into(), evaluation.step as f64);
@@ -173,7 +173,7 @@ impl RunView {
         self.add_event(EventLevel::Info, format!("measured the weights of step {}", evaluation.step));
     }
 
-    /// Something happened.
+    /// Records an event and sends it to open connections.
     pub fn add_event(&self, level: EventLevel, text: impl Into<String>) {
         let event = DashboardEvent { at: now(), level, text: text.into() };
         self.send("event", &event);
@@ -182,7 +182,7 @@ impl RunView {
         events.push_front(event);
     }
 
-    /// The run has ended without a fault, after so many steps.
+    /// Records that the run ended without an error after `step` steps.
     pub fn finish(&self, step: u64) {
         let (state, text) = if step >= self.run_info.steps {
             (RunState::Done, format!("done: all {step} steps"))
@@ -193,7 +193,7 @@ impl RunView {
         self.add_event(EventLevel::Info, text);
     }
 
-    /// The run does something else now.
+    /// Sets the state of the run.
     pub fn set_state(&self, state: RunState) {
         self.history().state = state;
     }
@@ -207,26 +207,26 @@ impl RunView {
         if self.updates.receiver_count() > 0
             && let Ok(text) = serde_json::to_string(what)
         {
-            // Nobody may be looking on by now.
+            // The last connection may have closed by now.
             drop(self.updates.send((name, text.into())));
         }
     }
 }
 
-/// A state's line of the list.
+/// Entry of a checkpoint in the list.
 fn listed(state: &CheckpointRecord) -> Value {
     let CheckpointRecord { name, step, state_path, sampler_path, .. } = state;
     json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path })
 }
 
-/// A step's numbers with the time at which they were told.
+/// Metrics of a step with the time of the report.
 fn row(metrics: &Metrics, at: f64) -> Value {
     let mut row = json!(metrics);
     row["at"] = json!(at);
     row
 }
 
-/// Seconds since 1970.
+/// Current Unix time in seconds.
 pub(super) fn now() -> f64 {
     jiff::Timestamp::now().as_duration().as_secs_f64()
 }

@@ -1,7 +1,7 @@
-//! What the process warns of, for the list of events.
+//! Collects the warnings and errors of the process for the list of events.
 //!
-//! A warning costs whoever gives it a short lock; the dashboard fetches them once a second. What comes again and again
-//! from one place of the program is told once a minute, with its number, so that it hides nothing else.
+//! Logging a warning takes a short lock; the dashboard fetches the warnings once a second. A warning that repeats from
+//! one call site is reported once a minute with its count, so that it does not hide others.
 
 use super::view::EventLevel;
 use std::collections::HashMap;
@@ -14,15 +14,15 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Time in which one kind of warning is told once.
+/// Rate limit per kind of warning.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Bytes of a warning that are kept.
+/// Maximum number of bytes kept of a warning.
 const MOST: usize = 2000;
 
 static WARNINGS: LazyLock<Mutex<WarningDigest<Identifier>>> = LazyLock::new(Mutex::default);
 
-/// Listens to the log: to its warnings and errors.
+/// Tracing layer that collects warnings and errors.
 pub struct WarningLayer;
 
 impl<S: Subscriber> Layer<S> for WarningLayer {
@@ -39,12 +39,12 @@ impl<S: Subscriber> Layer<S> for WarningLayer {
     }
 }
 
-/// What is to be told by now; at the `end`, all that is left.
+/// Warnings to report now; at the `end`, all pending ones.
 pub(super) fn due(end: bool) -> Vec<(EventLevel, String)> {
     WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).due(Instant::now(), end)
 }
 
-/// Warnings by their kinds, which are places of the program, so that there are not many.
+/// Warnings by kind. A kind is a call site, so their number is bounded.
 struct WarningDigest<K> {
     kinds: HashMap<K, RepeatedWarning>,
 }
@@ -55,14 +55,14 @@ impl<K> Default for WarningDigest<K> {
     }
 }
 
-/// One kind.
+/// Pending warnings of one kind.
 struct RepeatedWarning {
     level: EventLevel,
-    /// The newest.
+    /// Text of the newest warning.
     text: String,
-    /// So many that are not told.
+    /// Number of warnings not reported yet.
     pending: u64,
-    /// When the newest came.
+    /// Time of the newest warning.
     at: Instant,
     reported: Option<Instant>,
 }
@@ -81,7 +81,7 @@ impl<K: Eq + std::hash::Hash> WarningDigest<K> {
         warning.pending += 1;
     }
 
-    /// In the order in which they came.
+    /// Takes the warnings to report, in the order of their times.
     fn due(&mut self, now: Instant, end: bool) -> Vec<(EventLevel, String)> {
         let is_due = |warning: &&mut RepeatedWarning| {
             let is_quiet = warning.reported.is_none_or(|told| now - told >= QUIET);
@@ -104,7 +104,7 @@ impl RepeatedWarning {
     }
 }
 
-/// A record's message, and its fields as `name=value`.
+/// Message of a log record, and its fields as `name=value`.
 #[derive(Default)]
 struct EventText {
     message: String,
@@ -115,7 +115,7 @@ impl EventText {
     fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         let written = match field.name() {
             "message" => self.message.write_fmt(value),
-            // Where a record of the `log` crate comes from.
+            // Source location of a record of the `log` crate.
             name if name.starts_with("log.") => Ok(()),
             name => write!(self.fields, " {name}={value}"),
         };

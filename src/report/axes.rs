@@ -1,13 +1,13 @@
-//! Axes: what they span, in which unit, and how their labels read.
+//! Axes of charts: ranges, units and labels.
 
 use super::chart::{Chart, Curve};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Values of more than this are drawn in units of it: their sums and differences would be no numbers any more.
+/// Larger values are drawn in units of this, since their sums and differences could overflow.
 const HUGE: f64 = 1e200;
 
-/// The chart in units that can be reckoned with, and the unit.
+/// The chart, scaled so that its values do not overflow, and the unit of its values.
 pub fn sized(chart: &Chart) -> (Cow<'_, Chart>, f64) {
     let points = |curve: &Curve| curve.points.iter().any(|(_, value)| value.abs() > HUGE);
     let ends = |curve: &Curve| {
@@ -24,7 +24,7 @@ pub fn sized(chart: &Chart) -> (Cow<'_, Chart>, f64) {
     (Cow::Owned(chart), HUGE)
 }
 
-/// What the axes span: all values, and 0 where it is not far; all steps, and these.
+/// Ranges of the x and y axes: all steps of the curves and of `steps`; all values, and 0 if it is near.
 pub fn ranges(chart: &Chart, steps: &[u64]) -> (Range<f64>, Range<f64>) {
     let points = || chart.curves.iter().flat_map(|curve| &curve.points);
     let ends = chart
@@ -53,13 +53,13 @@ fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// Digits after the point that tell the labels of an axis apart.
+/// Number of decimals that keep the labels of an axis distinct.
 pub fn decimals(range: &Range<f64>) -> usize {
     let gap = (range.end - range.start) / 5.0;
     (1.0 - gap.log10().floor()).clamp(0.0, 20.0) as usize
 }
 
-/// A value of an axis, with so many digits after the point where it is neither large nor small.
+/// Label of a value on an axis, with `decimals` decimals unless it is very large or very small.
 pub fn label(value: f64, decimals: usize) -> String {
     let size = value.abs();
     let (value, unit) = match size {
@@ -80,7 +80,7 @@ pub fn label(value: f64, decimals: usize) -> String {
     format!("{}{unit}", text.replace('-', "−"))
 }
 
-/// Steps are whole.
+/// Label of a step; empty for fractional values.
 pub fn step_label(step: f64) -> String {
     if step.fract() == 0.0 { label(step, 0) } else { String::new() }
 }

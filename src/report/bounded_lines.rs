@@ -1,33 +1,33 @@
-//! Files that anything may lie in the place of, and lines that anything may have been written into.
+//! Safe reading of files whose type and content are not trusted.
 //!
-//! Only regular files are opened, for a pipe would be waited for and a device has no end; and no line takes more memory
-//! than a given number of bytes: a longer one is left out and counted.
+//! Only regular files are opened, because a pipe can block and a device has no end. No line takes more memory than a
+//! given number of bytes: a longer one is left out and counted.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufRead, ErrorKind, Read as _};
 use std::path::Path;
 
-/// Bytes of a line of numbers, at most, with the end of the line.
+/// Maximum bytes of a line of numbers, including its end.
 pub const NUMBERS: u64 = 4 << 20;
-/// Bytes of a line that holds answers or the items of a run, at most, with the end of the line.
+/// Maximum bytes of a line with completions or with the items of a run, including its end.
 pub const TEXTS: u64 = 64 << 20;
-/// Damaged places that are named.
+/// Maximum number of damaged places that are named.
 const NAMED: usize = 5;
 
 /// Opens a regular file, or the one that a link leads to.
 ///
 /// # Errors
-/// There is none, it is something else, or it cannot be opened.
+/// The file does not exist, is not a regular file, or cannot be opened.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Asked before: to open a pipe is to wait for its other end.
+    // Checked first: opening a pipe blocks until its other end opens.
     regular(path)?;
     File::open(path)
 }
 
-/// What is known of a regular file, or of the one that a link leads to.
+/// Metadata of a regular file, or of the one that a link leads to.
 ///
 /// # Errors
-/// There is none, or it is something else.
+/// The file does not exist, or is not a regular file.
 pub fn regular(path: &Path) -> io::Result<Metadata> {
     let meta = fs::metadata(path)?;
     match () {
@@ -46,19 +46,19 @@ pub struct BoundedLines<R> {
     at: u64,
 }
 
-/// A line.
+/// One line of a file.
 #[derive(Debug, PartialEq)]
 pub struct FileLine<'a> {
-    /// Its number, from 1.
+    /// Line number, from 1.
     pub number: u64,
-    /// Bytes before it.
+    /// Byte offset of its start.
     pub at: u64,
-    /// What it says, with its end; `None` of one that is too long.
+    /// Bytes of the line, including its end; `None` if it is too long.
     pub text: Option<&'a [u8]>,
 }
 
 impl<R: BufRead> BoundedLines<R> {
-    /// Lines of at most so many bytes, each with its end.
+    /// Reads lines of at most `longest` bytes, including their ends.
     pub fn new(file: R, longest: u64) -> Self {
         Self { file, longest, buffer: Vec::new(), number: 0, at: 0 }
     }
@@ -84,19 +84,19 @@ impl<R: BufRead> BoundedLines<R> {
     }
 }
 
-/// What was left out of a file: counted, and the first of it named.
+/// Lines of a file that were left out: counted, the first ones named.
 #[derive(Debug, Default)]
 pub struct SkippedLines {
     /// The first damaged places.
     pub first: Vec<String>,
-    /// All damaged places.
+    /// Number of all damaged places.
     pub count: u64,
     /// Lines that are too long.
     pub long: u64,
 }
 
 impl SkippedLines {
-    /// A damaged place.
+    /// Counts a damaged place; names it if few are named.
     pub fn add(&mut self, place: impl FnOnce() -> String) {
         if self.first.len() < NAMED {
             self.first.push(place());
@@ -104,12 +104,12 @@ impl SkippedLines {
         self.count += 1;
     }
 
-    /// Whether there is any.
+    /// Whether no line was left out.
     pub fn is_none(&self) -> bool {
         self.count == 0 && self.long == 0
     }
 
-    /// The same in words, for a file whose lines may have so many bytes.
+    /// Notes about the file for the reader; lines may have up to `longest` bytes.
     pub fn notes(&self, name: &str, longest: u64) -> Vec<String> {
         let mut notes = Vec::new();
         let more = match self.count - self.first.len() as u64 {

@@ -1,4 +1,4 @@
-//! Rollouts as they stand in the page: cut to what can be read, with every number of their rewards.
+//! Rollouts as the page shows them: cut to a readable length, with the metrics of their rewards.
 
 use super::curves::MOST_ENVIRONMENTS;
 use super::numbers::{count, several, show};
@@ -8,25 +8,25 @@ use super::tokens::{self, TokenSpan};
 use minds_core::chat::Tokenizer;
 use serde::Serialize;
 
-/// Characters of an answer that are shown.
+/// Maximum characters shown of a completion.
 pub const ANSWER: usize = 3000;
-/// Characters of a message of the prompt that are shown.
+/// Maximum characters shown of a message of the prompt.
 const MESSAGE: usize = 1500;
-/// Messages of a prompt, and turns of a rollout, that are shown.
+/// Maximum number of messages of a prompt, and of turns of a rollout, that are shown.
 pub const MESSAGES: usize = 12;
-/// Numbers of a reward that are shown.
+/// Maximum number of metrics of a reward that are shown.
 const NUMBERS: usize = 60;
-/// Characters of any name or cause that are shown.
+/// Maximum characters shown of a name or a cause.
 pub const NAME: usize = 300;
 
-/// An environment's rollouts.
+/// Chosen rollouts of one environment.
 #[derive(Serialize)]
 pub struct EnvironmentCards {
     name: String,
     kinds: Vec<(&'static str, Vec<RolloutCard>)>,
 }
 
-/// A rollout as it stands in the page.
+/// A rollout as the page shows it.
 #[derive(Serialize)]
 struct RolloutCard {
     step: String,
@@ -52,18 +52,18 @@ struct MessageCard {
 
 #[derive(Serialize)]
 struct TurnCard {
-    /// Without shades.
+    /// Text of the completion, without token shades.
     text: Vec<TextPiece>,
-    /// Instead of the text, where the tokens are known.
+    /// Shown instead of the text if the tokenizer matches.
     shaded: Option<Vec<TokenSpan>>,
-    /// Beside the text, where they are not.
+    /// Shown beside the text if it does not match.
     strip: Vec<TokenSpan>,
     tokens: String,
     prompt_tokens: String,
     complete: bool,
 }
 
-/// The rollouts of each environment.
+/// Cards for the chosen rollouts of each environment.
 pub fn environments(chosen: &ChosenRollouts, tokenizer: Option<&dyn Tokenizer>) -> Vec<EnvironmentCards> {
     let shown = chosen.environments.iter().take(MOST_ENVIRONMENTS).map(|(name, kinds)| {
         let kinds = [
@@ -86,7 +86,7 @@ pub fn environments(chosen: &ChosenRollouts, tokenizer: Option<&dyn Tokenizer>) 
 fn card(rollout: &StoredRollout, tokenizer: Option<&dyn Tokenizer>) -> RolloutCard {
     let number = |value: &Option<f64>| value.map_or_else(|| "none".into(), show);
     let numbers = rollout.metrics.iter().take(NUMBERS).map(|(name, value)| (cut(name, NAME), number(value)));
-    // The first says what it is about, the last what is asked.
+    // The first message states the task, the last ones the question.
     let skipped = rollout.prompt.len().saturating_sub(MESSAGES);
     let messages = rollout.prompt.iter().enumerate().filter(|(n, _)| *n == 0 || *n > skipped);
     let messages =

@@ -1,7 +1,7 @@
-//! Curves, drawn once for pages and for pictures.
+//! Charts of curves, drawn by the same code for pages and for pictures.
 //!
-//! A chart is drawn on a canvas of four times its size, so that whole pixels are fine enough for a page; a picture takes
-//! the mean of each four of them. Writing comes from a font in the program, so that a chart looks the same on every machine.
+//! A chart is drawn on a canvas of four times its size, so that whole pixels are fine enough for a page; a picture
+//! takes the mean of each square of four. The font is embedded, so that a chart looks the same on every machine.
 
 use super::axes::{decimals, label, ranges, sized, step_label};
 use super::numbers::{band, smooth, thin};
@@ -22,70 +22,70 @@ use std::sync::OnceLock;
 
 /// Canvas pixels per pixel of a chart.
 pub const SCALE: u32 = 4;
-/// The name under which the font is found.
+/// Name under which the font is registered.
 pub const FONT: &str = "sans-serif";
-/// Inter (SIL Open Font License, `font/OFL.txt`), the Latin letters and signs that charts need.
+/// Inter (SIL Open Font License, `font/OFL.txt`), the Latin letters and symbols that charts need.
 static FONT_FILE: &[u8] = include_bytes!("font/Inter-Regular.ttf");
 
-/// Height of the letters of an axis.
+/// Font size of the axis labels, in pixels.
 const LETTERS: u32 = 14;
-/// Points below which every one is shown and nothing is smoothed.
+/// Below this number of points, each one is shown and nothing is smoothed.
 const FEW: usize = 10;
-/// A smooth curve is the mean of so large a part of all points around each.
+/// The smoothing window is the number of points divided by this.
 const SMOOTH: usize = 25;
-/// Stretches of which a curve shows the least and the greatest value.
+/// Number of intervals of which a curve shows the minimum and the maximum.
 const STRETCHES: usize = 300;
 
 /// A chart over the steps of a run.
 #[derive(Clone)]
 pub struct Chart {
-    /// What it shows.
+    /// Title, without the unit.
     pub title: String,
-    /// In which unit, or how it is to be read.
+    /// Unit of the values, or a note on reading them.
     pub unit: String,
-    /// The curves.
+    /// Curves that share the axes.
     pub curves: Vec<Curve>,
 }
 
 /// How the points of a curve are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CurveStyle {
-    /// By a smooth line, from each point to the next.
+    /// By a smoothed line that connects all points.
     Smooth,
-    /// The same, and with a gap where steps in between have no value.
+    /// By a smoothed line with gaps where steps have no value.
     Gaps,
-    /// As they are: each is already taken over several steps.
+    /// By a line without smoothing: each value already covers several steps.
     Plain,
 }
 
-/// A curve.
+/// One curve of a chart.
 #[derive(Clone)]
 pub struct Curve {
-    /// Its name; empty where it is alone.
+    /// Name in the legend; empty if it is the only curve.
     pub name: String,
-    /// Which of the palette's colours.
+    /// Index of its color in the palette.
     pub colour: usize,
-    /// Step and value, in the order of the steps; all finite.
+    /// Pairs of step and value in the order of the steps; all finite.
     pub points: Vec<(f64, f64)>,
-    /// How they are joined.
+    /// How the points are joined.
     pub course: CurveStyle,
-    /// Step and the interval in which the value lies, for measured points.
+    /// Pairs of step and confidence interval, for evaluations.
     pub intervals: Vec<(f64, Range<f64>)>,
 }
 
 impl Curve {
-    /// A curve through those of these points that are finite.
+    /// Creates a smooth curve through the finite points.
     pub fn new(name: &str, colour: usize, mut points: Vec<(f64, f64)>) -> Self {
         points.retain(|(step, value)| step.is_finite() && value.is_finite());
         Self { name: name.into(), colour, points, course: CurveStyle::Smooth, intervals: Vec::new() }
     }
 
-    /// Whether its points vary about a course of their own.
+    /// Whether the curve is drawn smoothed, with its points behind it.
     fn is_smoothed(&self) -> bool {
         self.course != CurveStyle::Plain && self.intervals.is_empty() && window(self.points.len()).is_some()
     }
 
-    /// The points of a line, apart where it has a gap that can be seen.
+    /// Splits the points of a line at visible gaps.
     fn pieces<'a>(&self, points: &'a [(f64, f64)]) -> Vec<&'a [(f64, f64)]> {
         let (Some(first), Some(last), CurveStyle::Gaps) = (points.first(), points.last(), self.course) else {
             return vec![points];
@@ -96,30 +96,30 @@ impl Curve {
 }
 
 impl Chart {
-    /// Whether there is nothing to draw.
+    /// Whether no curve has any points.
     pub fn is_empty(&self) -> bool {
         self.curves.iter().all(|curve| curve.points.is_empty())
     }
 }
 
-/// Steps over which a curve of so many points is smoothed, if it is.
+/// Smoothing window for a curve of `points` points; `None` if it has too few.
 pub fn window(points: usize) -> Option<usize> {
     (points >= FEW).then(|| (points / SMOOTH).max(5) | 1)
 }
 
-/// What is drawn on.
+/// Kind of surface that a chart is drawn on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrawSurface {
-    /// Elements of a page.
+    /// SVG elements of a page.
     Page,
-    /// Pixels.
+    /// Pixels of a bitmap image.
     Picture,
 }
 
-/// The elements of an SVG of this size, without the element around them. The axis has at least these steps.
+/// SVG elements of the chart, without the enclosing `<svg>`. The x axis covers at least these steps.
 ///
 /// # Errors
-/// The drawing library refused.
+/// The drawing library returned an error.
 pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<String> {
     let mut text = String::new();
     {
@@ -134,7 +134,7 @@ pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Str
 /// Draws the curves with their axes.
 ///
 /// # Errors
-/// The drawing library refused.
+/// The drawing library returned an error.
 pub fn draw<B>(
     canvas: &DrawingArea<B, Shift>,
     chart: &Chart,
@@ -158,7 +158,7 @@ where
     let writing = (FONT, f64::from(pixels(LETTERS))).into_font().color(&palette::writing());
     let decimals = decimals(&y);
     let (_, height) = context.plotting_area().dim_in_pixel();
-    // The library takes the middle of a line of text for the middle of its digits; each surface in its own way.
+    // The library centers labels on the line of text, not on the digits, and differently for each surface.
     let nudge = if surface == DrawSurface::Picture { pixels(LETTERS) as i32 / 5 } else { SCALE as i32 };
     context
         .configure_mesh()
@@ -177,7 +177,7 @@ where
     for curve in &chart.curves {
         draw_points(&mut context, curve, surface)?;
     }
-    // Above all that varies.
+    // Drawn last, above the unsmoothed points.
     for curve in &chart.curves {
         draw_course(&mut context, curve, surface)?;
     }
@@ -186,7 +186,7 @@ where
 
 type PlotContext<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// What is smoothed: each point, or of very many the band in which they lie.
+/// Draws the points behind a smoothed curve, or the band they lie in if there are many.
 fn draw_points<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
 where
     B: DrawingBackend,
@@ -209,7 +209,7 @@ where
     Ok(())
 }
 
-/// The smooth course, or the points themselves where they are few or measured.
+/// Draws the smoothed curve, or the points themselves if they are few or have intervals.
 fn draw_course<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
 where
     B: DrawingBackend,
@@ -222,7 +222,7 @@ where
         None => curve.points.clone(),
     };
     let is_dotted = !curve.intervals.is_empty() || curve.points.len() < FEW;
-    // Before it is thinned out, for then there are gaps everywhere.
+    // Split before thinning, which would leave gaps everywhere.
     for piece in curve.pieces(&course) {
         match piece {
             [point] if !is_dotted => {
@@ -254,7 +254,7 @@ where
 {
     match surface {
         DrawSurface::Page => context.draw_series(LineSeries::new(points.iter().copied(), style)).map(drop)?,
-        // As a whole, a line that turns sharply gets spikes: the library fills the polygon around it.
+        // Drawn as one path, sharp turns get spikes, because the library fills the polygon around the line.
         DrawSurface::Picture => {
             let pairs = points.windows(2).map(|pair| PathElement::new(pair.to_vec(), style));
             context.draw_series(pairs).map(drop)?;
@@ -263,7 +263,7 @@ where
     Ok(())
 }
 
-/// Makes the font known; only the first call has something to do.
+/// Registers the font; later calls return the first result.
 ///
 /// # Errors
 /// The font cannot be read.
@@ -284,7 +284,7 @@ pub mod tests {
         Chart { title: "reward".into(), unit: String::new(), curves: vec![Curve::new("", 0, points)] }
     }
 
-    /// 1e308 − (−1e308) is no number.
+    /// 1e308 − (−1e308) overflows to infinity.
     #[test]
     fn values_whose_difference_is_no_number_are_drawn_with_their_true_labels() {
         let huge = [0.0, 1e308, 5.0, -1e308, f64::MAX, f64::MIN];

@@ -1,4 +1,4 @@
-//! Which of a run's numbers are drawn.
+//! Selects the metrics that are drawn as charts.
 
 use super::chart::{Chart, Curve, CurveStyle};
 use super::numbers::smooth;
@@ -6,12 +6,12 @@ use super::source::ReportSource;
 use super::table::MetricsTable;
 use minds_stages::telemetry::names;
 
-/// Environments that are drawn, of a mixture.
+/// Maximum number of environments drawn of a mixture.
 pub const MOST_ENVIRONMENTS: usize = 12;
-/// Numbers of one environment's rewards that are drawn.
+/// Maximum number of charts for the metrics of one environment.
 const MOST_PARTS: usize = 16;
 
-/// The reward of each environment, and of all together where there are several; and how many groups teach anything.
+/// Rewards of each environment, and of all together if there are several; and the share of groups with signal.
 pub fn rewards(source: &ReportSource) -> Vec<Chart> {
     let names = source.environments();
     let all = (names.len() > 1).then(|| reward(&source.table, "all", "All environments", 5));
@@ -22,7 +22,7 @@ pub fn rewards(source: &ReportSource) -> Vec<Chart> {
     all.into_iter().chain(each).chain(mixed).collect()
 }
 
-/// A share as percents, where there is one.
+/// Chart of a share in percent, if the metric exists.
 fn share_of(source: &ReportSource, title: &str, unit: &str, key: &str) -> Option<Chart> {
     let points: Vec<_> =
         source.table.points(key).into_iter().map(|(step, share)| (step, 100.0 * share)).collect();
@@ -34,7 +34,7 @@ fn reward(table: &MetricsTable, name: &str, title: &str, colour: usize) -> Chart
     Chart { title: title.into(), unit: "mean reward".into(), curves: vec![Curve::new("", colour, points)] }
 }
 
-/// What the optimizer saw.
+/// Charts of the loss, its gradient and the policy.
 pub fn optimizer(table: &MetricsTable) -> Vec<Chart> {
     let one = |title, unit, key| with(CurveStyle::Gaps, chart(title, unit, &[("", table.points(key))]));
     drawn([
@@ -47,7 +47,7 @@ pub fn optimizer(table: &MetricsTable) -> Vec<Chart> {
     ])
 }
 
-/// Where nothing was trained, these numbers are not there, and a line across would invent them.
+/// Steps without training lack these metrics, and a line across the gap would invent values.
 fn with(course: CurveStyle, mut chart: Chart) -> Chart {
     chart.curves.iter_mut().for_each(|curve| curve.course = course);
     chart
@@ -63,7 +63,7 @@ fn entropy(table: &MetricsTable) -> Chart {
     chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(names::ENTROPY))])
 }
 
-/// How the line ran.
+/// Charts of the throughput and timing of the pipeline.
 pub fn flow(table: &MetricsTable) -> Vec<Chart> {
     let seconds = [
         ("step", names::TIME_TOTAL),
@@ -103,7 +103,7 @@ fn staleness(table: &MetricsTable) -> Chart {
     chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
-/// What an environment's rewards were made of, and how its episodes went.
+/// Charts of the other metrics of an environment's rewards and rollouts.
 pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
     let start = format!("env/{environment}/");
     let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != names::REWARD);
@@ -111,7 +111,7 @@ pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
         let points = table.points(&format!("{start}{name}"));
         chart(name, "", &[("", points)])
     });
-    // What never changes is told in a word elsewhere, or not worth one.
+    // Metrics that never change are not drawn.
     charts.filter(|chart| !changing(chart.curves[0].points.clone()).is_empty()).take(MOST_PARTS).collect()
 }
 
@@ -131,7 +131,7 @@ pub fn evaluation(source: &ReportSource, environment: &str, colour: usize) -> Ch
     Chart { title: "Reward".into(), unit: "with its 95 % interval".into(), curves: vec![curve] }
 }
 
-/// The four that tell most: for a picture.
+/// The four most informative charts, for a picture.
 pub fn telling(source: &ReportSource) -> Vec<Chart> {
     let table = &source.table;
     let names = source.environments();
@@ -155,19 +155,19 @@ fn drawn<const N: usize>(charts: [Chart; N]) -> Vec<Chart> {
     charts.into_iter().filter(|chart| !chart.is_empty()).collect()
 }
 
-/// The points, if they are not all the same.
+/// The points, or none if all values are equal.
 fn changing(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.windows(2).any(|pair| pair[0].1 != pair[1].1) { points } else { Vec::new() }
 }
 
-/// Steps around each over which a rate is taken: a step that had nothing to train takes next to no time, and its own
-/// rate would say nothing.
+/// Number of steps that a rate is averaged over: a step with nothing to train takes almost no time, so its own rate
+/// is meaningless.
 fn rate_window(table: &MetricsTable) -> usize {
     let window = (table.len() / 20).max(5) | 1;
     window.min(table.len())
 }
 
-/// A number per second: its sum over the steps around each, by the time that these took.
+/// A metric per second: its sum over the window around each step, divided by the time of these steps.
 fn per_second(table: &MetricsTable, key: &str, factor: f64) -> Vec<(f64, f64)> {
     let (Some(values), Some(seconds)) = (table.column(key), table.column(names::TIME_TOTAL)) else {
         return Vec::new();
@@ -177,7 +177,7 @@ fn per_second(table: &MetricsTable, key: &str, factor: f64) -> Vec<(f64, f64)> {
     let (values, times): (Vec<_>, Vec<_>) =
         known.map(|((step, value), seconds)| ((*step as f64, value), (*step as f64, seconds))).unzip();
     let window = rate_window(table);
-    // The means are over the same steps, so that their quotient is that of the sums.
+    // Both means are over the same steps, so their quotient equals that of the sums.
     let means = smooth(&values, window).into_iter().zip(smooth(&times, window));
     let rates = means.map(|((step, value), (_, seconds))| (step, factor * value / seconds));
     rates.filter(|(_, rate)| rate.is_finite()).collect()

@@ -1,7 +1,7 @@
-//! A run folder as one page, or its curves as one picture.
+//! Reports of a run folder: one HTML page, or its main curves as one picture.
 //!
-//! The page stands alone: no network, no script, one file. It can be made at any moment of a run and after any end; nothing
-//! in the folder is changed but the page itself, which belongs there. What is damaged is told and left out.
+//! The page is one self-contained file without scripts. It can be made at any moment of a run and after any end; only
+//! the page itself is written to the folder. Damaged data is left out and reported on the page.
 
 mod axes;
 mod bounded_lines;
@@ -26,7 +26,7 @@ use minds_core::chat::Tokenizer;
 use minds_models::{FetchSources, ModelCache, tokenizer};
 use std::sync::Arc;
 
-/// The page; the seed draws the rollouts that are shown at random.
+/// Renders the page; `seed` determines which rollouts are drawn at random.
 ///
 /// # Errors
 /// A drawing failed.
@@ -35,7 +35,7 @@ pub fn html(source: &ReportSource, seed: u64) -> anyhow::Result<String> {
     page::html(source, &chosen, reader(source).as_deref())
 }
 
-/// The most telling curves, as a PNG.
+/// Draws the most informative curves as a PNG.
 ///
 /// # Errors
 /// A drawing failed.
@@ -43,7 +43,7 @@ pub fn png(source: &ReportSource) -> anyhow::Result<Vec<u8>> {
     picture::png(&curves::telling(source), source.table.steps())
 }
 
-/// The model's tokenizer, where it is on this machine. Nothing is fetched for a page.
+/// The model's tokenizer, if it is on this machine. Nothing is fetched for a report.
 fn reader(source: &ReportSource) -> Option<Arc<dyn Tokenizer>> {
     let nowhere = FetchSources { hub: false, hub_endpoint: None, python: None };
     let silent = Arc::new(|_| ());

@@ -1,16 +1,16 @@
-//! Sums over the numbers of a run, and numbers as people read them.
+//! Statistics of a run's metrics, and readable formats for numbers.
 
-/// A mean, and its standard error where more than one number went into it.
+/// A mean, with its standard error if it has more than one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeanEstimate {
-    /// The mean; NaN of nothing.
+    /// The mean; NaN without values.
     pub mean: f64,
-    /// The standard error.
+    /// Standard error; `None` for fewer than two values.
     pub error: Option<f64>,
 }
 
 impl MeanEstimate {
-    /// Of these numbers, taken as independent.
+    /// Estimates from these values, taken as independent.
     pub fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -21,7 +21,7 @@ impl MeanEstimate {
         Self { mean, error }
     }
 
-    /// `0.512 ± 0.013`: as many digits as the error leaves.
+    /// Formats as `0.512 ± 0.013`, with the digits that the error makes significant.
     pub fn show(&self) -> String {
         match self.error.filter(|error| *error > 0.0 && self.mean.abs() < 1e6) {
             Some(error) => {
@@ -33,7 +33,7 @@ impl MeanEstimate {
     }
 }
 
-/// The mean of the `window` numbers around each; of fewer at both ends.
+/// Moving average over `window` points, fewer at both ends.
 pub fn smooth(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
     let mut sums = Vec::with_capacity(points.len() + 1);
     sums.push(0.0);
@@ -48,7 +48,7 @@ pub fn smooth(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
     points.iter().enumerate().map(|(i, (step, _))| (*step, around(i))).collect()
 }
 
-/// The middle, the least and the greatest value of so many stretches.
+/// Middle step, minimum and maximum of each of at most `stretches` intervals.
 pub fn band(points: &[(f64, f64)], stretches: usize) -> Vec<(f64, f64, f64)> {
     let stretch = |part: &[(f64, f64)]| {
         let values = || part.iter().map(|point| point.1);
@@ -59,7 +59,7 @@ pub fn band(points: &[(f64, f64)], stretches: usize) -> Vec<(f64, f64, f64)> {
     points.chunks(points.len().div_ceil(stretches).max(1)).map(stretch).collect()
 }
 
-/// At most two points for each of so many stretches, the least and the greatest: what is high or low stays to be seen.
+/// Keeps at most the minimum and the maximum of each of `stretches` intervals, so that peaks stay visible.
 pub fn thin(points: &[(f64, f64)], stretches: usize) -> Vec<(f64, f64)> {
     if points.len() <= 2 * stretches {
         return points.to_vec();
@@ -76,7 +76,7 @@ pub fn thin(points: &[(f64, f64)], stretches: usize) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Up to four digits that count; very large and very small numbers by their power of ten.
+/// Formats with up to four significant digits; very large and very small numbers in scientific notation.
 pub fn show(value: f64) -> String {
     let size = value.abs();
     let text = if !value.is_finite() {
@@ -95,7 +95,7 @@ pub fn show(value: f64) -> String {
     text.replace('-', "−")
 }
 
-/// A whole number with its thousands apart.
+/// Formats an integer with commas between thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -108,7 +108,7 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// Seconds as people say them.
+/// Formats seconds in the units that fit.
 pub fn time(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
@@ -122,14 +122,14 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// So many of something, whose name takes an s.
+/// Formats a count with its noun, with a plural s unless it is 1.
 pub fn several(number: u64, what: &str) -> String {
     format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// A share of a whole.
+/// Formats a share of a whole in percent.
 pub fn percent(part: f64, whole: f64) -> String {
-    // Sums of the same stretches, rounded each on its own, can differ to below nothing.
+    // Rounding errors of the sums can make the share slightly negative.
     if whole > 0.0 { format!("{:.0} %", (100.0 * part / whole).max(0.0)) } else { "none".into() }
 }
 

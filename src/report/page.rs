@@ -1,6 +1,6 @@
-//! The page: what it shows, put together for its template.
+//! The report page: collects the data of its template and renders it.
 //!
-//! The template escapes every text; only drawings and the style sheet, which are ours, go in as they are.
+//! The template escapes every text; only the generated drawings and the embedded style sheet are inserted unescaped.
 
 use super::cards::{self, ANSWER, MESSAGES, NAME};
 use super::chart::{self, Chart};
@@ -23,10 +23,10 @@ use std::time::SystemTime;
 /// Sizes of charts, in pixels.
 const LARGE: (u32, u32) = (440, 210);
 const SMALL: (u32, u32) = (300, 150);
-/// Rows of a table that are shown, the newest.
+/// Maximum number of rows shown of a table, the newest.
 const ROWS: usize = 30;
 
-/// The page of a run.
+/// Renders the page of a run.
 ///
 /// # Errors
 /// A drawing failed.
@@ -38,12 +38,12 @@ pub fn html(
     let view = ReportView::new(source, chosen, tokenizer)?;
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    // The ending of its name turns the escaping on.
+    // The extension of its name turns on escaping.
     environment.add_template("page.html", include_str!("page.html"))?;
     Ok(environment.get_template("page.html")?.render(Serde(&view))?)
 }
 
-/// All that the template needs.
+/// Data of the template.
 #[derive(Serialize)]
 struct ReportView {
     style: &'static str,
@@ -80,7 +80,7 @@ struct ChartSection {
     charts: Vec<DrawnChart>,
 }
 
-/// A chart as it stands in the page.
+/// A chart drawn for the page.
 #[derive(Serialize)]
 struct DrawnChart {
     title: String,
@@ -91,12 +91,12 @@ struct DrawnChart {
     drawing: String,
 }
 
-/// An environment's evaluations.
+/// Evaluations of one environment, newest first.
 #[derive(Serialize)]
 struct EvaluationSection {
     name: String,
     chart: DrawnChart,
-    /// Names of the numbers beside the reward.
+    /// Names of the metrics beside the reward.
     parts: Vec<String>,
     rows: Vec<EvaluationRow>,
     left_out: usize,
@@ -248,7 +248,7 @@ fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<Eval
     })
 }
 
-/// How much of the run the rollouts were chosen from.
+/// States how much of the run the rollouts were chosen from.
 fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
     let (read, all) = (chosen.read, source.files.len());
     match all {

@@ -1,27 +1,27 @@
-//! The colours of charts, for paper and for dark screens.
+//! Colors of charts, for light and dark backgrounds.
 //!
-//! Charts are drawn in the light ones; a page replaces each by its name's colour, which its reader's screen decides.
+//! Charts are drawn in the light colors; a page maps each to a named style, which follows the reader's color scheme.
 
 use plotters::style::RGBColor;
 use serde::{Serialize, Serializer};
 
-/// A colour with its place in both worlds.
+/// A named color in its light and dark variants.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ChartColor {
-    /// Its name in style sheets.
+    /// Name in style sheets.
     pub name: &'static str,
-    /// On white. No two inks have the same.
+    /// On white; unique among the inks.
     pub light: Rgb,
-    /// On a dark screen.
+    /// On a dark background.
     pub dark: Rgb,
 }
 
-/// Red, green, blue.
+/// A color as `0xRRGGBB` in sRGB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rgb(u32);
 
 impl Rgb {
-    /// For drawing.
+    /// Converts to the drawing library's type.
     pub fn colour(self) -> RGBColor {
         let [_, red, green, blue] = self.0.to_be_bytes();
         RGBColor(red, green, blue)
@@ -29,27 +29,27 @@ impl Rgb {
 }
 
 impl Serialize for Rgb {
-    /// As the drawing library writes it.
+    /// Writes `#RRGGBB`, as the drawing library does.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("#{:06X}", self.0))
     }
 }
 
-/// Curves.
+/// Number of distinct curve colors.
 pub const LINES: usize = 6;
 
-/// The colour of a curve, and a faint one for what varies around it.
+/// Colors of a curve: a strong one for the line, a faint one for its unsmoothed points.
 pub fn line(n: usize) -> (RGBColor, RGBColor) {
     let n = n % LINES;
     (INKS[n].light.colour(), INKS[LINES + n].light.colour())
 }
 
-/// The colour of the lines of the grid.
+/// Color of the grid lines.
 pub fn grid() -> RGBColor {
     INKS[2 * LINES].light.colour()
 }
 
-/// The colour of writing.
+/// Color of text in charts.
 pub fn writing() -> RGBColor {
     INKS[2 * LINES + 1].light.colour()
 }
@@ -58,7 +58,7 @@ const fn ink(name: &'static str, light: u32, dark: u32) -> ChartColor {
     ChartColor { name, light: Rgb(light), dark: Rgb(dark) }
 }
 
-/// All of them: curves, their faint companions, grid, writing.
+/// All colors: curves, their faint variants, grid, text.
 pub const INKS: [ChartColor; 2 * LINES + 2] = [
     ink("line0", 0x3366D6, 0x7AA2FF),
     ink("line1", 0xD9730D, 0xF2A65A),

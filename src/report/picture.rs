@@ -17,10 +17,10 @@ const SHARPNESS: u32 = 2;
 const FINER: usize = (SCALE / SHARPNESS) as usize;
 const BYTES: usize = 3;
 
-/// The charts, two in a row, twice as fine as a page.
+/// Encodes the charts as a PNG, two in a row, at twice the resolution of a page.
 ///
 /// # Errors
-/// The drawing library refused.
+/// The drawing library returned an error.
 pub fn png(charts: &[Chart], steps: &[u64]) -> anyhow::Result<Vec<u8>> {
     let columns = charts.len().clamp(1, 2);
     let rows = charts.len().div_ceil(columns).max(1);
@@ -45,7 +45,7 @@ pub fn png(charts: &[Chart], steps: &[u64]) -> anyhow::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// Title, legend and curves.
+/// Draws a panel: title, legend and curves.
 fn draw_panel(
     panel: &DrawingArea<BitMapBackend<'_>, Shift>,
     chart: &Chart,
@@ -79,7 +79,7 @@ fn draw_panel(
 
 const TITLE: plotters::style::RGBColor = plotters::style::RGBColor(0x1C, 0x1F, 0x26);
 
-/// The mean of each square of canvas pixels: what the library draws with steps becomes smooth.
+/// Averages each square of canvas pixels, which smooths the jagged lines of the library.
 fn shrink(canvas: &[u8], wide: usize) -> Vec<u8> {
     let width = wide / FINER;
     let mut picture = Vec::with_capacity(canvas.len() / (FINER * FINER));

@@ -1,9 +1,9 @@
-//! A few of a run's rollouts, to be looked at: of each environment the best, the worst, and some drawn at random from
-//! its first and its last steps.
+//! Chooses a few rollouts of a run for the page: for each environment the best, the worst, and some drawn at random
+//! from its first and its last steps.
 //!
-//! The same folder and seed give the same choice. A long run is read in part, and how much was read is told: files are
-//! left out evenly, never the first or the last. Of each line only the reward is read; those that are chosen are read once
-//! more.
+//! The same folder and seed give the same choice. A long run is read in part, and the page states how much: files are
+//! skipped evenly, and the last one is always read. A first pass reads only the header of each line; chosen rollouts
+//! are read in full.
 
 use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
 use super::numbers::several;
@@ -15,30 +15,30 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
 
-/// Bytes that are read, at most, and of one file too; the last file is always read.
+/// Maximum bytes read in total, and of one file; the last file is always read.
 const MOST_BYTES: u64 = 512 << 20;
-/// Files that are read, at most.
+/// Maximum number of files read.
 const MOST_FILES: usize = 400;
-/// Rollouts of each kind.
+/// Maximum number of rollouts of each kind.
 const OF_EACH: usize = 2;
-/// Steps at either end from which some are drawn.
+/// Number of steps at each end that random rollouts are drawn from.
 const ENDS: usize = 10;
 
-/// What was chosen.
+/// Rollouts chosen for the page.
 #[derive(Debug, Default)]
 pub struct ChosenRollouts {
-    /// By environment.
+    /// Selections by name of the environment.
     pub environments: BTreeMap<String, RolloutSelection>,
-    /// Steps whose file was read.
+    /// Number of files selected for reading, one per step.
     pub read: usize,
-    /// Lines that are no rollout, as `file:line`.
+    /// Lines that are not a valid rollout, as `file:line`.
     pub damage: SkippedLines,
-    /// Files that were not read to their end, and why.
+    /// Files that were not read to the end, and why.
     pub unread: Vec<String>,
 }
 
 impl ChosenRollouts {
-    /// What was left out, in words.
+    /// Notes about what was left out.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.damage.count > 0 {
@@ -58,21 +58,21 @@ impl ChosenRollouts {
     }
 }
 
-/// The rollouts of an environment; of a group one in each place, at most.
+/// Chosen rollouts of an environment; each list has at most one per group.
 #[derive(Debug, Default)]
 pub struct RolloutSelection {
-    /// Of the greatest reward; of equal ones the newest.
+    /// Highest rewards; among equal ones the newest.
     pub best: Vec<StoredRollout>,
-    /// Of the least reward; of equal ones the newest.
+    /// Lowest rewards; among equal ones the newest.
     pub worst: Vec<StoredRollout>,
-    /// At random, of the first steps.
+    /// Drawn at random from the first steps.
     pub early: Vec<StoredRollout>,
-    /// At random, of the last steps.
+    /// Drawn at random from the last steps.
     pub late: Vec<StoredRollout>,
 }
 
 impl RolloutSelection {
-    /// Where all rewards are the same, none is the worst.
+    /// Removes from the worst those with the highest reward.
     fn distinct(mut self) -> Self {
         let greatest = self.best.first().map(|rollout| rollout.reward);
         self.worst.retain(|rollout| Some(rollout.reward) != greatest);
@@ -80,56 +80,56 @@ impl RolloutSelection {
     }
 }
 
-/// A line of a step's file.
+/// A line of the file of a step.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct StoredRollout {
     /// Its step, from 1.
     pub step: u64,
-    /// Which group.
+    /// Id of its group in the run.
     pub group: u64,
     /// Index of the item within the environment's data.
     pub item: u64,
-    /// Which member of the group.
+    /// Index of the rollout in its group.
     pub member: u64,
-    /// The weights that played.
+    /// Policy version that sampled it.
     pub policy: u64,
-    /// The reward.
+    /// Reward that the environment gave.
     pub reward: f64,
-    /// What was learnt from: the reward over that of the group.
+    /// Advantage that it was trained with, relative to its group.
     pub advantage: Option<f64>,
-    /// What the reward was made of.
+    /// Metrics that the environment reported with the reward.
     pub metrics: BTreeMap<String, Option<f64>>,
-    /// The conversation to which the first answer was given.
+    /// Conversation before the first completion.
     pub prompt: Vec<StoredMessage>,
-    /// The answers, in order.
+    /// Turns of the rollout, in order.
     pub turns: Vec<StoredTurn>,
 }
 
-/// A message.
+/// One message of the prompt.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct StoredMessage {
-    /// Who speaks.
+    /// Role of the message's author.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: String,
 }
 
-/// An answer.
+/// One completion with its tokens.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct StoredTurn {
-    /// As it was read.
+    /// Text of the completion, as the renderer parsed it.
     pub text: String,
-    /// Whether it came to its end.
+    /// Whether the completion ended with exactly one stop.
     pub complete: bool,
-    /// Tokens that it was an answer to.
+    /// Number of prompt tokens before the completion.
     pub prompt_tokens: usize,
-    /// Its tokens.
+    /// Token ids of the completion.
     pub tokens: Vec<u32>,
-    /// Their log-probs when they were sampled, in nats.
+    /// Logprobs of the tokens at sampling, in nats.
     pub logprobs: Vec<f32>,
 }
 
-/// What the choice needs of a line.
+/// Fields of a line that the choice depends on.
 #[derive(Deserialize)]
 struct RolloutHeader {
     step: u64,
@@ -139,17 +139,17 @@ struct RolloutHeader {
     reward: f64,
 }
 
-/// Where a rollout is.
+/// Position of a rollout in its file.
 struct RolloutLocation {
     header: RolloutHeader,
     file: usize,
     at: u64,
     length: usize,
-    /// Drawn for it alone.
+    /// Random key, drawn for each rollout by itself.
     random_key: u64,
 }
 
-/// Chooses from these files, which are in the order of their steps. What cannot be read is left out and told.
+/// Chooses from these files, which are in the order of their steps. Unreadable files and lines are reported.
 pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
     let files = spread(files);
     let mut chosen = ChosenRollouts { read: files.len(), ..ChosenRollouts::default() };
@@ -185,7 +185,7 @@ pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
     chosen
 }
 
-/// The first few in this order, of as many groups.
+/// Reads the first rollouts in this order, at most one per group.
 fn pick(
     files: &[&StepFile],
     mut locations: Vec<&RolloutLocation>,
@@ -195,11 +195,11 @@ fn pick(
     let mut groups = HashSet::new();
     let new =
         locations.into_iter().filter(|location| groups.insert((location.header.step, location.header.group)));
-    // A run that goes on may have replaced a file since it was looked through.
+    // A run in progress may have replaced the file since it was scanned.
     new.take(OF_EACH).filter_map(|location| read(files[location.file], location).ok()).collect()
 }
 
-/// As many files as may be read, evenly spread.
+/// Selects as many files as the limits allow, evenly spread.
 fn spread(files: &[StepFile]) -> Vec<&StepFile> {
     let bytes = files.iter().fold(0u64, |sum, file| sum.saturating_add(file.bytes));
     let affordable = (MOST_BYTES as f64 / bytes.max(1) as f64 * files.len() as f64) as usize;
@@ -212,7 +212,7 @@ fn spread(files: &[StepFile]) -> Vec<&StepFile> {
     (0..most).map(|n| &files[last - (most - 1 - n) * last / gaps]).collect()
 }
 
-/// Notes where each rollout of a file is.
+/// Records the position of each rollout of a file.
 fn scan(
     n: usize,
     file: &StepFile,

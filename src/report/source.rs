@@ -1,7 +1,7 @@
-//! A run folder as it lies there: of a run that goes on, that has ended, or that was cut off.
+//! Reads a run folder in any state: of a run in progress, finished, or cut off.
 //!
-//! Nothing is written or locked. What is damaged, cannot be read or is no regular file is left out and told; only a folder
-//! that holds no run is an error.
+//! Nothing is written or locked. Files that are damaged, unreadable or not regular are skipped and reported; only a
+//! folder without a run is an error.
 
 use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines, TEXTS};
 use super::table::{MOST_NAMES, MetricsTable};
@@ -20,87 +20,87 @@ use std::io::{self, BufReader, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What a run has left behind.
+/// The content of a run folder, as the report needs it.
 pub struct ReportSource {
-    /// Name of the folder, with that of the folder around it.
+    /// Name of the folder and its parent.
     pub name: String,
-    /// The config, its keys hidden.
+    /// The config as text, with secrets masked.
     pub config: String,
-    /// What it means, if this version of the program knows it.
+    /// The config as a plan, if this version of the program can read it.
     pub plan: Option<RunPlan>,
-    /// The numbers of all steps.
+    /// Metrics of all steps.
     pub table: MetricsTable,
-    /// When the last row was written.
+    /// Modification time of the metrics file.
     pub written: Option<SystemTime>,
-    /// Evaluations.
+    /// Evaluations, in the order of their file.
     pub evaluations: Vec<EvaluationRecord>,
-    /// Saved states.
+    /// Saved checkpoints, in the order of their file.
     pub checkpoints: Vec<CheckpointRecord>,
     /// Rewards that failed for good.
     pub quarantine: QuarantineSummary,
-    /// What was trained, by step.
+    /// Files of the trained rollouts, by step.
     pub files: Vec<StepFile>,
-    /// What is damaged or missing.
+    /// Notes about damaged or missing files.
     pub notes: Vec<String>,
 }
 
 /// A line of `evals.jsonl`.
 #[derive(Debug, Deserialize)]
 pub struct EvaluationRecord {
-    /// Steps that the weights had behind them.
+    /// Optimizer steps done when the weights were evaluated.
     pub step: u64,
-    /// `eval/<name>/…`
+    /// Metrics under their full names, `eval/<name>/…`.
     #[serde(flatten)]
     pub metrics: BTreeMap<String, Option<f64>>,
 }
 
-/// `quarantine.jsonl`, counted.
+/// Counts and last entries of `quarantine.jsonl`.
 #[derive(Debug, Default)]
 pub struct QuarantineSummary {
-    /// Lines of each environment and kind.
+    /// Number of lines per environment and kind.
     pub counts: BTreeMap<(String, String), u64>,
-    /// The last few.
+    /// The last few lines of the file.
     pub last: VecDeque<StoredQuarantine>,
 }
 
 /// A line of `quarantine.jsonl`.
 #[derive(Debug, Deserialize)]
 pub struct StoredQuarantine {
-    /// The environment.
+    /// Name of the environment in metrics.
     pub environment: String,
     /// Index of the item within the environment's data.
     pub item: u64,
-    /// The weights that played.
+    /// Policy version that sampled it.
     pub policy: u64,
-    /// What went wrong, in a word.
+    /// Kind of the reward error, such as `timed_out`.
     pub kind: String,
-    /// The same in words.
+    /// Message of the reward error.
     pub cause: String,
-    /// The answers.
+    /// Texts of the completions, in order.
     pub text: Vec<String>,
 }
 
-/// The file of a step.
+/// The rollout file of a step.
 #[derive(Debug)]
 pub struct StepFile {
     /// Its step, from 1.
     pub step: u64,
-    /// Where it is.
+    /// Path of the step's rollout file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
-/// Lines of the quarantine that are shown.
+/// Maximum number of quarantined rollouts shown.
 const SHOWN: usize = 10;
-/// Environments whose evaluations are shown.
+/// Maximum number of environments whose evaluations are shown.
 const MOST_EVALUATED: usize = 64;
 
 impl ReportSource {
-    /// Reads a folder.
+    /// Reads a run folder.
     ///
     /// # Errors
-    /// There is none, it is no run folder, or its config cannot be read.
+    /// The folder does not exist, is not a run folder, or its config cannot be read.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let place = folder.display();
         if !folder.is_dir() {
@@ -153,12 +153,12 @@ fn evaluated(rows: &[EvaluationRecord]) -> BTreeSet<&str> {
 }
 
 impl EvaluationRecord {
-    /// A number of an environment, where there is one.
+    /// A metric of an environment, if it is present and finite.
     pub fn get(&self, environment: &str, key: &str) -> Option<f64> {
         self.metrics.get(&format!("eval/{environment}/{key}")).copied().flatten()
     }
 
-    /// What rewards were made of, by name.
+    /// Metrics that the environment reported with its rewards, by name.
     pub fn parts(&self, environment: &str) -> Metrics {
         let own = names::OF_AN_EVALUATION;
         let start = format!("eval/{environment}/");
@@ -168,7 +168,7 @@ impl EvaluationRecord {
     }
 }
 
-/// Runs are named by the time, so the folder above says of what.
+/// Name of the folder with its parent: run folders are named by time, so the parent identifies the config.
 fn name(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let mut parts: Vec<_> =
@@ -184,7 +184,7 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     let read = bounded_lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
     read.with_context(|| format!("failed to read {}", path.display()))?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    // Whatever was written into it, no key comes out again: the table `[tinker]` keeps none, and others are masked.
+    // No secret of the file is shown: the table `[tinker]` holds none, and others are masked.
     let text = match (toml::from_str::<ConfigFile>(text), text.parse::<toml::Table>()) {
         _ if text.is_empty() && !bytes.is_empty() => None,
         (Ok(mut config), _) => {
@@ -225,7 +225,7 @@ fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<System
             return (MetricsTable::default(), written);
         }
     };
-    // Another program may have written the array anew, with other ends of lines.
+    // Another program may have rewritten the array in another layout.
     if !damage.is_none()
         && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
         && let Some(whole) = MetricsTable::read_array(BufReader::new(again))
@@ -242,7 +242,7 @@ fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<System
     (table, written)
 }
 
-/// The lines of a file that need not be there, each of at most so many bytes.
+/// Parses the lines of an optional file, each of at most `longest` bytes.
 fn lines<T: DeserializeOwned>(
     folder: &Path,
     (name, longest): (&str, u64),
@@ -270,12 +270,12 @@ fn lines<T: DeserializeOwned>(
     notes.extend(damage.notes(name, longest));
 }
 
-/// A file, if there is one that can be read; what is there instead is told.
+/// Opens a file; `None` if it is missing or unreadable. Only the latter leaves a note.
 fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
     let path = folder.join(name);
     match bounded_lines::open(&path) {
         Ok(file) => Some(file),
-        // A link that leads nowhere is something.
+        // A dangling link is reported, unlike a missing file.
         Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
         Err(error) => {
             notes.push(left_out(name, &error));
@@ -288,7 +288,7 @@ fn left_out(name: &str, error: &io::Error) -> String {
     format!("{name} is left out: {error}")
 }
 
-/// The files of the steps in their order. What was trained before a step was taken again is not among them.
+/// Rollout files in the order of their steps, without those that a resumed run replaced.
 fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
     let entries = match fs::read_dir(folder.join(ROLLOUTS)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
@@ -299,7 +299,7 @@ fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
         Ok(entries) => entries,
     };
     let (mut files, mut unread) = (Vec::new(), Vec::new());
-    // What cannot be listed has no name, and so no step.
+    // An entry that cannot be listed has no name, and so no step.
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
         let step =

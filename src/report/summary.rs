@@ -1,4 +1,4 @@
-//! A run in a few numbers.
+//! Summary of a run in a few numbers.
 
 use super::numbers::{MeanEstimate, count, percent, several, show, time};
 use super::source::ReportSource;
@@ -10,23 +10,23 @@ use minds_stages::batcher::StalenessHandling;
 use minds_stages::telemetry::names;
 use serde::Serialize;
 
-/// Steps that are compared at both ends.
+/// Number of steps compared at each end of the run.
 const WINDOW: usize = 10;
-/// Steps that are named where something happened in them.
+/// Maximum number of steps that a note lists.
 const NAMED: usize = 12;
 
-/// A fact.
+/// A labeled value with a note.
 #[derive(Debug, Serialize)]
 pub struct ReportFact {
-    /// What it is about.
+    /// Label of the value.
     pub label: String,
-    /// The fact.
+    /// The value, formatted for display.
     pub value: String,
-    /// What belongs to it.
+    /// Note beside the value; may be empty.
     pub note: String,
 }
 
-/// A fact with its note.
+/// Creates a fact with its note.
 pub fn fact(label: &str, value: impl Into<String>, note: impl Into<String>) -> ReportFact {
     ReportFact { label: label.into(), value: value.into(), note: note.into() }
 }
@@ -34,23 +34,23 @@ pub fn fact(label: &str, value: impl Into<String>, note: impl Into<String>) -> R
 /// How the reward of an environment changed.
 #[derive(Debug, Serialize)]
 pub struct RewardChange {
-    /// The environment.
+    /// Name of the environment, or `all`.
     pub environment: String,
-    /// Steps in which it was trained.
+    /// Number of steps in which it was trained.
     pub steps: String,
-    /// The mean of the first steps, with its standard error.
+    /// Mean reward of the first steps, with its standard error.
     pub first: String,
-    /// The mean of the last steps, with its standard error.
+    /// Mean reward of the last steps, with its standard error.
     pub last: String,
-    /// Their difference, with its standard error.
+    /// Last mean minus first mean, with its standard error.
     pub difference: String,
-    /// Whether that is more than twice its standard error: up, down, or neither.
+    /// `up` or `down` if the difference exceeds twice its standard error, else empty.
     pub direction: &'static str,
-    /// Steps at either end.
+    /// Number of steps averaged at each end.
     pub window: usize,
 }
 
-/// Where the run stands.
+/// Status of the run in a phrase.
 pub fn status(source: &ReportSource) -> String {
     let done = source.table.steps().last().copied();
     let total = source.plan.as_ref().map(|plan| plan.max_steps);
@@ -63,12 +63,12 @@ pub fn status(source: &ReportSource) -> String {
         Some(saved) if saved.name.ends_with("-stop") && saved.step == done => {
             format!("stopped, with its state saved: {steps}")
         }
-        // A lock would tell which, but asking for it could keep a run from starting.
+        // The lock would distinguish the two, but taking it could keep a run from starting.
         _ => format!("under way or cut off: {steps}"),
     }
 }
 
-/// The numbers at the top.
+/// Key figures at the top of the page.
 pub fn headline(source: &ReportSource) -> Vec<ReportFact> {
     let table = &source.table;
     let seconds = table.sum(names::TIME_TOTAL);
@@ -100,7 +100,7 @@ pub fn headline(source: &ReportSource) -> Vec<ReportFact> {
     facts
 }
 
-/// The first and the last steps of each environment, and of all where there are several.
+/// Change of the reward of each environment, and of all together if there are several.
 pub fn changes(source: &ReportSource) -> Vec<RewardChange> {
     let names = source.environments();
     let all = (names.len() > 1).then(|| "all".to_owned());
@@ -112,7 +112,7 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     if rewards.is_empty() {
         return None;
     }
-    // Ends of a short run do not overlap.
+    // The two windows must not overlap in a short run.
     let window = WINDOW.min(rewards.len().div_ceil(2));
     let first = MeanEstimate::of(&rewards[..window]);
     let last = MeanEstimate::of(&rewards[rewards.len() - window..]);
@@ -134,7 +134,7 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     })
 }
 
-/// What became of all groups, as the last saved state tells it.
+/// Step of the last checkpoint, and its groups by outcome.
 pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
     let last = source.checkpoints.last().filter(|last| last.groups.opened > 0)?;
     let counts = last.groups;
@@ -154,7 +154,7 @@ pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
     ))
 }
 
-/// What went wrong, or was held back, in the steps on record.
+/// Errors and skipped work in the recorded steps.
 pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
     let table = &source.table;
     let in_steps = |steps: &[u64]| {
@@ -189,12 +189,12 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
     ]
 }
 
-/// What the config means.
+/// Main settings of the config.
 pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
     let file = &plan.resolved;
     let written = |key: &Option<String>, usual: &str| key.clone().unwrap_or_else(|| usual.into());
     let (service, threads) = match &plan.service {
-        // Threads that are not written were those of the machine of the run.
+        // If the config sets no threads, their number depended on the machine of the run.
         ServicePlan::Embedded(_) => {
             let threads = file.engine.threads.map(|threads| several(threads as u64, "thread"));
             ("embedded engine".into(), threads.unwrap_or_default())

@@ -1,8 +1,8 @@
-//! `metrics.json` by columns.
+//! `metrics.json` as a table of columns.
 //!
-//! Read line by line, so that a run of a hundred thousand steps costs its numbers and not its text. A line that is no
-//! row is left out and told by its number; what a row does not have is NaN in its column, and takes no memory. The same
-//! array in another layout, as other programs write it, is read row by row.
+//! The file is read line by line, so that memory holds the values of a long run and not its text. A line that is not a
+//! row is skipped and reported by its number; a metric that a row lacks is NaN in its column and takes no memory. An
+//! array in another layout, as other programs write it, is read element by element.
 
 use super::bounded_lines::{BoundedLines, NUMBERS, SkippedLines};
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, BufRead, Read};
 
-/// Names of numbers that are kept, the first to come; the numbers of all others are counted.
+/// Maximum number of metric names kept, in order of appearance; values of other names are counted.
 pub const MOST_NAMES: usize = 4096;
 
-/// The numbers of all steps.
+/// Metrics of all steps, by column.
 #[derive(Debug, Default)]
 pub struct MetricsTable {
     steps: Vec<u64>,
@@ -23,18 +23,18 @@ pub struct MetricsTable {
     left_out: u64,
 }
 
-/// One number of the rows that have it.
+/// One metric, for the rows that have it.
 #[derive(Debug, Default)]
 struct MetricsColumn {
     rows: Vec<u32>,
     values: Vec<f64>,
 }
 
-/// A row as it is written: JSON has no word for what is no finite number but `null`.
+/// A row as stored: JSON writes non-finite numbers as `null`.
 type MetricsRow = BTreeMap<String, Option<f64>>;
 
 impl MetricsTable {
-    /// Reads a file with a row on each line; beside the table, the lines that are damaged.
+    /// Reads a file with one row a line; also returns the damaged lines.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -56,8 +56,8 @@ impl MetricsTable {
         Ok((table, damage))
     }
 
-    /// Reads a JSON array in any layout, `None` if the file is not one from its start to its end; beside the table, the
-    /// elements that are no rows.
+    /// Reads a JSON array in any layout; also returns the elements that are not rows. `None` if the file is not one
+    /// whole array.
     pub fn read_array(file: impl Read) -> Option<(Self, SkippedLines)> {
         let (mut table, mut damage, left) = (Self::default(), SkippedLines::default(), Cell::new(NUMBERS));
         let mut json = serde_json::Deserializer::from_reader(LimitedReader { file, left: &left });
@@ -66,7 +66,7 @@ impl MetricsTable {
         Some((table, damage))
     }
 
-    /// Whether this is a row.
+    /// Adds a row; false if it has no valid step.
     fn add(&mut self, row: MetricsRow) -> bool {
         let Some(step) = row.get("step").copied().flatten().filter(|step| *step >= 0.0) else { return false };
         let Ok(number) = u32::try_from(self.steps.len()) else { return false };
@@ -85,12 +85,12 @@ impl MetricsTable {
         true
     }
 
-    /// Numbers that were left out, for there are too many names.
+    /// Number of values left out because there are too many names.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Rows.
+    /// Number of rows in the table.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
@@ -100,12 +100,12 @@ impl MetricsTable {
         &self.steps
     }
 
-    /// The names of all numbers.
+    /// Names of all metrics, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.keys().map(String::as_str)
     }
 
-    /// One number of all rows, NaN where there is none.
+    /// Values of one metric for all rows, NaN where a row lacks it.
     pub fn column(&self, name: &str) -> Option<Vec<f64>> {
         let column = self.columns.get(name)?;
         let mut values = vec![f64::NAN; self.steps.len()];
@@ -113,30 +113,30 @@ impl MetricsTable {
         Some(values)
     }
 
-    /// One number where it is finite, with its step.
+    /// Finite values of one metric, each with its step.
     pub fn points(&self, name: &str) -> Vec<(f64, f64)> {
         let Some(column) = self.columns.get(name) else { return Vec::new() };
         let points = column.rows.iter().zip(&column.values);
         points.map(|(row, value)| (self.steps[*row as usize] as f64, *value)).collect()
     }
 
-    /// One number where it is finite.
+    /// Finite values of one metric, in row order.
     pub fn values(&self, name: &str) -> Vec<f64> {
         self.points(name).into_iter().map(|(_, value)| value).collect()
     }
 
-    /// The sum of what is finite of one number.
+    /// Sum of the finite values of one metric.
     pub fn sum(&self, name: &str) -> f64 {
         self.values(name).iter().sum()
     }
 
-    /// The steps of which a number has this value.
+    /// Steps in which a metric has exactly this value.
     pub fn steps_where(&self, name: &str, value: f64) -> Vec<u64> {
         self.points(name).into_iter().filter(|point| point.1 == value).map(|(step, _)| step as u64).collect()
     }
 }
 
-/// A reader that gives so many bytes and then fails.
+/// A reader that fails when its remaining bytes are used up.
 struct LimitedReader<'c, R> {
     file: R,
     left: &'c Cell<u64>,
@@ -154,7 +154,7 @@ impl<R: Read> Read for LimitedReader<'_, R> {
     }
 }
 
-/// Takes the elements of an array one by one.
+/// Adds the elements of an array to the table one by one.
 struct RowsVisitor<'a> {
     table: &'a mut MetricsTable,
     damage: &'a mut SkippedLines,
@@ -169,7 +169,7 @@ impl<'de> Visitor<'de> for RowsVisitor<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        // By way of any value: what is no row must not end the array.
+        // Parsed as any value first: an element that is not a row must not end the array.
         let mut number = 0;
         while let Some(element) = elements.next_element::<Value>()? {
             number += 1;

@@ -1,33 +1,33 @@
-//! Text from models and environments, made safe to look at.
+//! Text from models and environments, made safe to display.
 //!
-//! Nothing in it can hide or move other text: characters that are not seen, or that turn the direction of what follows,
-//! become marks. What is very long loses its middle, and that is told. Escaping is the template's.
+//! The text cannot hide or move other text: characters that are invisible or change the text direction become marks.
+//! Very long text loses its middle, with a note of how much. Escaping is left to the template.
 
 use super::numbers::count;
 use serde::Serialize;
 
-/// A stretch of text.
+/// A piece of displayed text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TextPiece {
-    /// What is shown.
+    /// Text of the piece, not escaped.
     pub text: String,
-    /// What it is.
+    /// Kind of the piece, for its style.
     pub kind: PieceKind,
 }
 
-/// What a stretch of text is.
+/// Kind of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PieceKind {
-    /// As it was written.
+    /// Unchanged from the source.
     Plain,
-    /// Stands for a character that is not seen.
+    /// Stands for an invisible character.
     Mark,
-    /// Says how much was left out.
+    /// States how much was left out.
     Cut,
 }
 
-/// The text, with marks.
+/// The whole text, with marks.
 pub fn visible(text: &str) -> Vec<TextPiece> {
     let mut pieces: Vec<TextPiece> = Vec::new();
     for c in text.chars() {
@@ -41,7 +41,7 @@ pub fn visible(text: &str) -> Vec<TextPiece> {
     pieces
 }
 
-/// The text, with marks; of more than `most` characters, the first three quarters of that and the last.
+/// The text, with marks. Beyond `most` characters, only the first three quarters and the last quarter of `most` remain.
 pub fn cut(text: &str, most: usize) -> Vec<TextPiece> {
     let length = text.chars().count();
     if length <= most {
@@ -55,12 +55,12 @@ pub fn cut(text: &str, most: usize) -> Vec<TextPiece> {
     pieces
 }
 
-/// Says that so much was left out.
+/// A piece that states how much was left out.
 pub fn omission(number: usize, what: &str) -> TextPiece {
     TextPiece { text: format!(" … {} {what} left out … ", count(number as u64)), kind: PieceKind::Cut }
 }
 
-/// The sign for a character that is not seen. Joiners within words and emoji are left alone.
+/// The mark for an invisible character. Joiners within words and emoji are kept.
 fn mark(c: char) -> Option<String> {
     match c {
         '\n' | '\t' => None,

@@ -1,29 +1,29 @@
-//! Who worked in a step, and who waited: the mean over all steps, and the slowest one.
+//! Busy time of each stage in a step: the mean over all steps, and the slowest step.
 //!
-//! Rows of metrics say how long each stage was busy within a step, not when. So what is shown are lengths, side by side:
-//! where two of them are nearly as long as the step, they ran at the same time.
+//! Metrics record how long each stage was busy within a step, not when. So the bars show durations side by side: two
+//! stages with bars nearly as long as the step ran at the same time.
 
 use super::numbers::{MeanEstimate, count, percent, time};
 use super::table::MetricsTable;
 use serde::Serialize;
 
-/// One step, or the mean of all.
+/// Bars of one step, or of the mean of all steps.
 #[derive(Debug, Serialize)]
 pub struct StepBars {
-    /// Which.
+    /// Heading: the mean or the slowest step.
     pub title: String,
-    /// Who was busy for how long.
+    /// Busy times of the stages.
     pub bars: Vec<StageBar>,
 }
 
-/// How long somebody was busy.
+/// Busy time of one stage.
 #[derive(Debug, Serialize)]
 pub struct StageBar {
-    /// Who.
+    /// Label of the stage or activity.
     pub label: &'static str,
-    /// Which colour of the palette.
+    /// Name of its color in the palette.
     pub ink: &'static str,
-    /// The time.
+    /// Busy time, formatted with its unit.
     pub time: String,
     /// The same as a share of the step.
     pub share: String,
@@ -31,7 +31,7 @@ pub struct StageBar {
     pub width: f64,
 }
 
-/// Label, colour and key. The last ones are there only where gradient steps are measured, or weights were exported.
+/// Label, color and metric. The last two appear only if weights were exported or gradient steps are measured.
 const STAGES: [(&str, &str, &str); 8] = [
     ("the whole step", "line5", "time/total"),
     ("sampling", "line0", "time/sampling_busy"),
@@ -43,7 +43,7 @@ const STAGES: [(&str, &str, &str); 8] = [
     ("measuring gradient steps", "line4", "shadow/busy_s"),
 ];
 
-/// The mean step and the slowest.
+/// Bars of the mean step and of the slowest step.
 pub fn steps(table: &MetricsTable) -> Vec<StepBars> {
     let slowest = table.points("time/total").into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let Some((slowest, longest)) = slowest else { return Vec::new() };
@@ -61,7 +61,7 @@ fn step(title: String, longest: f64, of: &dyn Fn(&str) -> Option<f64>) -> StepBa
     let whole = of("time/total").unwrap_or(f64::NAN);
     let bars = STAGES.into_iter().filter_map(|(label, ink, key)| {
         let seconds = of(key).filter(|seconds| seconds.is_finite())?;
-        // What belongs to a step may have begun before it, and then it is longer.
+        // Work for a step may begin before it, and then takes longer than the step.
         let width = (100.0 * seconds / longest).clamp(0.0, 100.0);
         Some(StageBar { label, ink, time: time(seconds), share: percent(seconds, whole), width })
     });

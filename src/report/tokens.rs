@@ -1,5 +1,5 @@
-//! How likely each token was: an answer's text, shaded token by token where the model's tokenizer is at hand, or else a
-//! strip with a cell for each token.
+//! Token probabilities: the text of a completion, shaded token by token if the model's tokenizer is available, or else
+//! a strip with a cell for each token.
 
 use super::numbers::show;
 use super::text::{PieceKind, TextPiece, omission, visible};
@@ -11,19 +11,19 @@ use serde::Serialize;
 /// A token, or several that make up one character.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenSpan {
-    /// What it says; empty in a strip.
+    /// Text of the span; empty in a strip.
     pub pieces: Vec<TextPiece>,
     /// How unlikely it was, from 0 (all but certain) to 4.
     pub shade: u8,
-    /// The same as a number.
+    /// Tooltip with the probability and the logprob.
     pub title: String,
 }
 
-/// Tokens that are shown from the start and from the end of a long answer.
+/// Number of tokens shown from the start and from the end of a long completion.
 const HEAD: usize = 500;
 const TAIL: usize = 100;
 
-/// The answer, shaded; `None` if these tokens are not its text to this tokenizer.
+/// The shaded completion; `None` if this tokenizer does not decode the tokens to its text.
 pub fn shaded(
     tokenizer: &dyn Tokenizer,
     text: &str,
@@ -65,7 +65,7 @@ fn left_out(tokens: usize) -> TokenSpan {
 
 fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<TokenSpan> {
     let (mut stream, mut all) = (TextStream::new(), Vec::new());
-    // Tokens whose character is not finished yet.
+    // Tokens of a character that is still incomplete.
     let (mut sum, mut count) = (0.0, 0);
     for (token, logprob) in tokens.iter().zip(logprobs) {
         let text = stream.push(tokenizer, *token);
@@ -105,7 +105,7 @@ mod tests {
         spans.iter().flat_map(|s| &s.pieces).map(|p| p.text.as_str()).collect()
     }
 
-    /// "ä" is two bytes, so two tokens: their log-probs add up. e^-3 = 0.0498.
+    /// "ä" is two bytes, so two tokens: their logprobs add up. e^-3 = 0.0498.
     #[test]
     fn tokens_that_make_one_character_are_one_span() {
         let tokens = ByteTokenizer.encode("aä!");

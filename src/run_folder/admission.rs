@@ -1,6 +1,6 @@
-//! Which folders a run may use, and which run goes on in one.
+//! Decides which folders a run may use, and whether it resumes the run in one.
 //!
-//! Nothing is written here: a folder can be looked at before a run opens it.
+//! Nothing is written here: a folder can be inspected before a run opens it.
 
 use super::checkpoints::{self, CheckpointRecord};
 use super::{CONFIG, LOCK, in_use, metrics, text_of};
@@ -12,32 +12,32 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-/// Which runs may go on.
+/// Which runs may resume in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeTerms {
-    /// That of the same config.
+    /// Only a run of the same config.
     SameConfig,
-    /// Whatever its config was; what differs is told.
+    /// A run of any config; differences are logged.
     AnyConfig,
-    /// None.
+    /// No run: the new run must not resume one.
     New,
 }
 
-/// What a run would find in its folder, without opening it for work.
+/// What a run would find in its folder, determined without opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FolderOutlook {
-    /// Nothing that binds it: it begins.
+    /// No earlier steps or checkpoints: the run begins.
     New,
-    /// A run of the same config, after so many steps with a saved state.
+    /// A run of the same config with a checkpoint, which it resumes from.
     Resumes {
-        /// Steps done.
+        /// Optimizer steps done at the last checkpoint.
         step: u64,
     },
-    /// A run of the same config that has saved no state: it starts over.
+    /// A run of the same config without a checkpoint: it starts over.
     Restarts,
 }
 
-/// What a run would warn of in the place of its folder, which need not exist yet: a file system that has no locks.
+/// A warning if the file system of the folder, which need not exist yet, does not support locks.
 #[must_use]
 pub fn lock_warning(path: &Path) -> Option<String> {
     let existing = path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
@@ -50,10 +50,10 @@ pub fn lock_warning(path: &Path) -> Option<String> {
     })
 }
 
-/// Looks into the folder that a run would open.
+/// Inspects the folder that a run would open.
 ///
 /// # Errors
-/// It would be refused: another process works in the folder, it holds something else, or a run of another config.
+/// The run would be refused: another process uses the folder, or it holds other files or a run of another config.
 pub fn inspect(path: &Path, config: &ConfigFile) -> anyhow::Result<FolderOutlook> {
     if !path.exists() {
         return Ok(FolderOutlook::New);
@@ -70,15 +70,15 @@ pub fn inspect(path: &Path, config: &ConfigFile) -> anyhow::Result<FolderOutlook
     })
 }
 
-/// The states of a folder that a run of this config may use, and what differs from the config that it holds, where that is
-/// no hindrance.
+/// Checkpoints of a folder that a run of this config may use, and the differences from the config that it holds, if
+/// the terms allow any.
 pub(super) fn admit(
     path: &Path,
     resolved: &str,
     terms: ResumeTerms,
 ) -> anyhow::Result<(Vec<CheckpointRecord>, Vec<String>)> {
     let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
-    // A run that was refused, or ended before its first step, binds nobody to its config.
+    // The config of a run that was refused, or ended before its first step, is not binding.
     let begun = !checkpoints.is_empty() || metrics::any_rows(path);
     match text_of(&path.join(CONFIG))? {
         Some(_) if begun && terms == ResumeTerms::New => {
@@ -114,8 +114,8 @@ pub(super) fn admit(
     Ok((checkpoints, Vec::new()))
 }
 
-/// What differs between the config that a run was begun with and the one that it is to go on with. Its length, its
-/// place, and the address of its server may change.
+/// Differences between the config that a run began with and the one that it is to resume with. The length of the run,
+/// its folder, and the address of its server may change.
 pub(super) fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<Vec<String>> {
     let mut configs: [toml::Table; 2] = [
         earlier.parse().with_context(|| format!("{}/config.toml is not readable", path.display()))?,
@@ -127,7 +127,7 @@ pub(super) fn compare(path: &Path, earlier: &str, now: &str) -> anyhow::Result<V
         config.remove("run");
         config.remove("log");
         if let Some(tinker) = config.get_mut("tinker").and_then(toml::Value::as_table_mut) {
-            // States lie with the server, wherever it is reached; the embedded engine's lie in the folder.
+            // Checkpoints are on the server, whatever its address; those of the embedded engine are in the folder.
             tinker.retain(|key, value| key == "base_url" && value.as_str() == Some(EMBEDDED));
         }
         if let Some(trainer) = config.get_mut("trainer").and_then(toml::Value::as_table_mut) {

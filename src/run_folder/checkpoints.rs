@@ -1,7 +1,7 @@
-//! `checkpoints.jsonl`: one saved state per line, appended when the state is whole.
+//! `checkpoints.jsonl`: one checkpoint per line, appended when the checkpoint is complete.
 //!
-//! A line that is damaged, or that contradicts itself, is an error by its number and its key: a run that went on from
-//! it would skip what it has not trained.
+//! A line that is damaged or inconsistent is an error that names its number and its key: a run that resumed from it
+//! would skip positions that it has not trained.
 
 use super::lines;
 use super::saved_groups::SavedGroupsFile;
@@ -15,43 +15,43 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-/// One line per saved state.
+/// File with one line per checkpoint.
 pub const FILE: &str = "checkpoints.jsonl";
 
-/// A state that a run can go on from.
+/// A checkpoint that a run can resume from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
-    /// Name on the service.
+    /// Name of the checkpoint on the service.
     pub name: String,
     /// The next step, as tinker-cookbook counts batches.
     #[serde(deserialize_with = "count")]
     pub batch: u64,
-    /// Steps done.
+    /// Optimizer steps done when it was saved.
     #[serde(deserialize_with = "count")]
     pub step: u64,
-    /// Weights and optimizer.
+    /// Service path of weights and optimizer.
     pub state_path: String,
-    /// Weights to sample from.
+    /// Service path of the weights for sampling, if they were exported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampler_path: Option<String>,
-    /// Which positions of the schedule these weights have behind them.
+    /// Positions of the schedule that are settled at this checkpoint.
     pub settled: SettledPositions,
-    /// What had become of all groups of the run.
+    /// Number of groups of the whole run, by outcome.
     #[serde(default)]
     pub groups: GroupCounts,
-    /// Groups that were ready and not yet trained, if their file was written.
+    /// File of the groups that were ready and not yet trained, if one was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) spares: Option<SavedGroupsFile>,
-    /// What environments have learnt, by their name in metrics.
+    /// State that environments have learned, by their names in metrics.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub memories: BTreeMap<String, serde_json::Value>,
-    /// Gradient norms of the latest optimizer steps, the oldest first.
+    /// Gradient norms of the latest optimizer steps, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gradient_norms: Vec<f64>,
 }
 
 impl CheckpointRecord {
-    /// The line of a state, of a run whose earlier life left these numbers.
+    /// Record of a saved checkpoint; `before` counts the groups of earlier processes of the run.
     pub(super) fn new(
         saved: &SavedCheckpoint,
         before: &GroupCounts,
@@ -71,19 +71,19 @@ impl CheckpointRecord {
         }
     }
 
-    /// Reads a line.
+    /// Parses and validates one line.
     fn parse(line: &str) -> anyhow::Result<Self> {
         let mut json = serde_json::Deserializer::from_str(line);
         let checkpoint: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
             let (key, said) = (error.path().to_string(), error.inner().to_string());
-            // The number of the line is told by the caller, who knows it.
+            // The caller adds the line number to the error.
             let said = said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said);
             if key == "." { anyhow!("{said}") } else { anyhow!("`{key}`: {said}") }
         })?;
         json.end()?;
         let Self { step, groups, settled, .. } = &checkpoint;
         let (settled, in_steps) = (settled.count(), groups.trained + groups.filtered);
-        // Lines of older versions do not tell what had become of the groups.
+        // Lines of older versions lack the outcomes of the groups.
         if groups.opened > 0 && settled > groups.opened {
             bail!("`settled`: {settled} positions are settled, and {} groups were opened", groups.opened);
         }
@@ -94,12 +94,12 @@ impl CheckpointRecord {
     }
 }
 
-/// All whole lines. A last line that was cut off is no checkpoint; one that only lacks its end, as an editor may leave
-/// it, is one.
+/// Reads all complete lines. A truncated last line is ignored; one that only lacks its newline, as an editor may leave
+/// it, counts.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<CheckpointRecord>> {
     let text = super::text_of(path)?.unwrap_or_default();
     let whole = lines::whole(&text);
-    // What was cut off is no JSON; what is JSON and no checkpoint is damaged like any other line.
+    // A truncated line is not JSON; JSON that is not a checkpoint is damaged like any other line.
     let last = Some(&text[whole.len()..]).filter(|last| serde_json::from_str::<IgnoredAny>(last).is_ok());
     whole
         .lines()
@@ -114,7 +114,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<CheckpointRecord>> {
 }
 
 pub(super) fn append(path: &Path, checkpoint: &CheckpointRecord) -> anyhow::Result<()> {
-    // A line that was cut off must not swallow this one.
+    // A truncated last line must not merge with this one.
     if fs::read(path).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n')) {
         write(path, &read(path)?)?;
     }
@@ -125,7 +125,7 @@ pub(super) fn append(path: &Path, checkpoint: &CheckpointRecord) -> anyhow::Resu
         .context("failed to write checkpoints.jsonl")
 }
 
-/// All lines anew.
+/// Rewrites the file with these checkpoints.
 pub(super) fn write(path: &Path, all: &[CheckpointRecord]) -> anyhow::Result<()> {
     let lines: Vec<String> = all.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     super::write_whole(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>())

@@ -1,8 +1,8 @@
-//! `environments.json`: what the environments were made of when the last checkpoint was saved.
+//! `environments.json`: fingerprints of the environments at the time of the last checkpoint.
 //!
-//! Which positions of the schedule a checkpoint has behind it says nothing about the rows that stood there. Rows, prompts
-//! or rewards that have changed under the same config are reported when the run is resumed; it continues, since that may be
-//! what is wanted.
+//! The settled positions of a checkpoint say nothing about the rows at these positions. Rows, prompts or rewards that
+//! have changed under the same config are reported when the run is resumed; it continues, since the change may be
+//! intended.
 
 use super::{text_of, write_whole};
 use anyhow::Context as _;
@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// By environment, under its name in metrics.
+/// File with a fingerprint per environment, by name in metrics.
 pub const FILE: &str = "environments.json";
 
-/// What an environment is made of.
+/// Fingerprint of the data and the code of an environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvironmentFingerprint {
-    /// Rows of one cycle.
+    /// Number of rows in one cycle.
     pub rows: u64,
-    /// Digest of some of them, spread over all: prompts, answers, and what rewards read.
+    /// Digest of a sample of rows, spread over all: prompts, answers, and the data that rewards read.
     pub data: String,
-    /// Digest of the files of a Python package that has a folder; of a native environment, the program's version.
+    /// Digest of the files of a Python package that has a folder; for a native environment, the program's version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
 }
 
-/// All environments of a run.
+/// Fingerprints of all environments of a run, by name.
 pub type EnvironmentFingerprints = BTreeMap<String, EnvironmentFingerprint>;
 
-/// What was recorded with the last checkpoint, if anything was.
+/// Reads the fingerprints of the last checkpoint, if there are any.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -43,7 +43,7 @@ pub(super) fn write(folder: &Path, all: &EnvironmentFingerprints) -> anyhow::Res
     write_whole(&folder.join(FILE), serde_json::to_string_pretty(all)?)
 }
 
-/// One line for each environment that is not what it was.
+/// Describes each environment that has changed, one line each.
 pub(super) fn changes(then: &EnvironmentFingerprints, now: &EnvironmentFingerprints) -> Vec<String> {
     then.iter()
         .filter_map(|(name, then)| Some((name, then, now.get(name)?)))

@@ -1,4 +1,4 @@
-//! Files of JSON lines that only grow while a run goes on.
+//! Files of JSON lines that only grow during a run.
 
 use anyhow::Context as _;
 use minds_core::reward::Metrics;
@@ -16,12 +16,12 @@ pub(super) fn append(folder: &Path, name: &str, row: &impl Serialize) -> anyhow:
     written.with_context(|| format!("failed to write {name}"))
 }
 
-/// The lines that were written to their end.
+/// The complete lines, without a truncated last one.
 pub(super) fn whole(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
 }
 
-/// The numbers of each line; what is `null` is left out.
+/// Reads the metrics of each line; `null` values are left out.
 pub(super) fn rows(folder: &Path, name: &str) -> anyhow::Result<Vec<Metrics>> {
     let text = super::text_of(&folder.join(name))?.unwrap_or_default();
     let rows = whole(&text).lines().enumerate().map(|(n, line)| {
@@ -32,8 +32,8 @@ pub(super) fn rows(folder: &Path, name: &str) -> anyhow::Result<Vec<Metrics>> {
     rows.collect()
 }
 
-/// Keeps the lines up to a step; those past it are about weights that will be trained again, and move to
-/// `<name>.past_<step>.jsonl`. A last line that was cut off goes. Tells whether a line is about the step itself.
+/// Keeps the lines up to a step; later lines describe weights that will be trained again, and move to
+/// `<name>.past_<step>.jsonl`. A truncated last line is removed. Returns whether a line has the step itself.
 pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result<bool> {
     let path = folder.join(name);
     let Some(text) = super::text_of(&path)? else { return Ok(false) };

@@ -1,7 +1,7 @@
 //! `metrics.json`: a valid JSON array at any moment, one step a line.
 //!
-//! A row replaces the closing bracket by itself and a new one in a single write, so whoever reads sees the array
-//! before or after it.
+//! Each row replaces the closing bracket by itself and a new bracket in a single write, so readers see the array before
+//! or after it.
 
 use anyhow::{Context as _, ensure};
 use minds_core::reward::Metrics;
@@ -10,16 +10,16 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// One row per step.
+/// File with one row per step.
 pub const FILE: &str = "metrics.json";
 const END: &str = "\n]\n";
 
 pub(super) struct MetricsFile {
     file: File,
-    /// Bytes before [`END`].
+    /// Length of the file up to [`END`], in bytes.
     length: u64,
     empty: bool,
-    /// Rows that moved aside when the file was opened.
+    /// Number of rows that moved aside when the file was opened.
     pub(super) past: usize,
 }
 
@@ -56,7 +56,7 @@ impl MetricsFile {
         let comma = if self.empty { "" } else { "," };
         let bytes = format!("{comma}\n{row}{END}");
         if let Err(error) = self.file.write_all_at(bytes.as_bytes(), self.length) {
-            // The disk is full, perhaps: the array ends where it ended before, which takes no room.
+            // The disk may be full: restore the previous end of the array, which takes no extra space.
             let mended = self.file.write_all_at(END.as_bytes(), self.length);
             drop(mended.and_then(|()| self.file.set_len(self.length + END.len() as u64)));
             return Err(error).context("failed to write metrics.json");
@@ -67,7 +67,7 @@ impl MetricsFile {
     }
 }
 
-/// All rows of a folder's file.
+/// Reads all rows of a folder's file.
 pub(super) fn rows(folder: &Path) -> anyhow::Result<Vec<Metrics>> {
     let text = super::text_of(&folder.join(FILE))?.unwrap_or_else(|| "[]".into());
     parse(&text).with_context(|| format!("{}/{FILE} is damaged", folder.display()))
@@ -91,13 +91,13 @@ fn read_rows(text: &str) -> anyhow::Result<Vec<(u64, String)>> {
         .collect()
 }
 
-/// All rows; a last one that was cut off is none. What is null in a row is left out.
+/// Parses all rows; a truncated last row and null values are left out.
 fn parse(text: &str) -> anyhow::Result<Vec<Metrics>> {
     type JsonRow = BTreeMap<String, Option<f64>>;
     let rows: Vec<JsonRow> = match serde_json::from_str(text) {
         Ok(rows) => rows,
         Err(whole) => {
-            // One row a line, behind the bracket that opens.
+            // One row a line, after the opening bracket.
             let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
             let row = |line: &&str| serde_json::from_str::<JsonRow>(line).ok();
             let rows: Vec<JsonRow> = lines.iter().map_while(row).collect();

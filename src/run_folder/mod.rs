@@ -1,10 +1,10 @@
-//! The run folder: everything that a run leaves behind, readable at any moment and after any end.
+//! The run folder: all files that a run writes, readable at any moment and after any end.
 //!
-//! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` what
-//! was trained · `checkpoints.jsonl` one line per saved state · `spares/` groups that were ready at the last one · `evals.jsonl` one line per evaluation ·
-//! `quarantine.jsonl` one line per reward that failed for good · `weights/` the embedded engine's states ·
-//! `events.out.tfevents.…` the same numbers for TensorBoard · `environments.json` what the environments are made of.
-//! One process at a time works in a folder.
+//! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` the
+//! trained rollouts · `checkpoints.jsonl` one line per checkpoint · `spares/` groups that were ready at the last one ·
+//! `evals.jsonl` one line per evaluation · `quarantine.jsonl` one line per reward that failed for good · `weights/`
+//! checkpoints of the embedded engine · `events.out.tfevents.…` the same metrics for TensorBoard · `environments.json`
+//! fingerprints of the environments. Only one process at a time uses a folder.
 
 mod admission;
 mod checkpoints;
@@ -41,23 +41,22 @@ pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
     events: Option<tensorboard::TensorBoardWriter>,
-    /// Whether the weights to go on from have been evaluated.
+    /// Whether the weights of the last checkpoint have been evaluated.
     evaluated: bool,
     checkpoints: Vec<CheckpointRecord>,
-    /// What had become of the groups when the run was last opened.
+    /// Number of groups by outcome when the folder was opened.
     before: GroupCounts,
-    /// What the environments are made of, until that stands beside a checkpoint.
+    /// Fingerprints of the environments, until a checkpoint writes them.
     fingerprints: Option<EnvironmentFingerprints>,
-    /// Held as long as the folder is open.
+    /// Held while the folder is open.
     _lock: FileLock,
 }
 
 impl RunFolder {
-    /// Opens a new folder, or one whose run is to go on.
+    /// Opens a new folder, or one whose run is to be resumed.
     ///
     /// # Errors
-    /// Another process works in it, it holds something else than a run, or a run that is not to go on under these
-    /// terms.
+    /// Another process uses it, it holds files other than a run, or these terms do not allow its run to resume.
     pub fn open(path: &Path, config: &ConfigFile, terms: ResumeTerms) -> anyhow::Result<Self> {
         fs::create_dir_all(path)
             .with_context(|| format!("failed to make the run folder {}", path.display()))?;
@@ -87,7 +86,7 @@ impl RunFolder {
         })
     }
 
-    /// The same folder, which keeps every number for TensorBoard as well.
+    /// Also writes all metrics for TensorBoard.
     #[must_use]
     pub fn with_tensorboard(mut self) -> Self {
         let step = self.last().map_or(0, |last| last.step);
@@ -95,39 +94,38 @@ impl RunFolder {
         self
     }
 
-    /// Where it is.
+    /// Absolute path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Steps that were taken after the last saved state, and are taken again.
+    /// Number of steps done after the last checkpoint, which are taken again.
     #[must_use]
     pub fn past_rows(&self) -> usize {
         self.metrics.past
     }
 
-    /// The numbers of all steps that the run goes on from.
+    /// Metrics of all steps up to the last checkpoint.
     ///
     /// # Errors
-    /// The disk refused.
+    /// The file cannot be read or is damaged.
     pub fn rows(&self) -> anyhow::Result<Vec<Metrics>> {
         metrics::rows(&self.path)
     }
 
-    /// The evaluations that the run goes on from, as rows with their step.
+    /// Metrics of all evaluations up to the last checkpoint, each with its step.
     ///
     /// # Errors
-    /// The disk refused.
+    /// The file cannot be read or is damaged.
     pub fn evaluations(&self) -> anyhow::Result<Vec<Metrics>> {
         lines::rows(&self.path, EVALUATIONS)
     }
 
-    /// Takes down what the environments are made of, for the next checkpoint, and says what is not as it was at the last
-    /// one.
+    /// Keeps the fingerprints of the environments for the next checkpoint, and returns the changes since the last one.
     ///
     /// # Errors
-    /// The disk refused.
+    /// The stored fingerprints cannot be read.
     pub fn compare(&mut self, now: EnvironmentFingerprints) -> anyhow::Result<Vec<String>> {
         let then = if self.checkpoints.is_empty() { None } else { environments::read(&self.path)? };
         let changes = then.map(|then| environments::changes(&then, &now)).unwrap_or_default();
@@ -135,29 +133,29 @@ impl RunFolder {
         Ok(changes)
     }
 
-    /// Where the embedded engine keeps states.
+    /// Folder of the embedded engine's checkpoints.
     #[must_use]
     pub fn weights(&self) -> PathBuf {
         self.path.join(WEIGHTS)
     }
 
-    /// The state to go on from, if there is one.
+    /// Checkpoint to resume from, if there is one.
     #[must_use]
     pub fn last(&self) -> Option<&CheckpointRecord> {
         self.checkpoints.last()
     }
 
-    /// All states, the oldest first.
+    /// All checkpoints, oldest first.
     #[must_use]
     pub fn checkpoints(&self) -> &[CheckpointRecord] {
         &self.checkpoints
     }
 
-    /// Goes back to an earlier state, by its place in [`RunFolder::checkpoints`]. The later ones, and what was kept of
-    /// the steps after it, move aside.
+    /// Rolls back to an earlier checkpoint, by its index in [`RunFolder::checkpoints`]. Later checkpoints and the
+    /// records of later steps move aside.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be read or written.
     pub fn roll_back(&mut self, place: usize) -> anyhow::Result<()> {
         let later = self.checkpoints.split_off(place + 1);
         let step = self.last().map_or(0, |last| last.step);
@@ -171,7 +169,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Where the run starts.
+    /// Point from which the run starts or resumes.
     #[must_use]
     pub fn start(&self) -> ResumePoint {
         let Some(last) = self.last() else {
@@ -188,10 +186,10 @@ impl RunFolder {
         }
     }
 
-    /// Keeps a step's numbers and rollouts.
+    /// Writes the metrics and the rollouts of a step.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be written.
     pub fn add_step(&mut self, step: &StepRecord) -> anyhow::Result<()> {
         rollouts::write(&self.path.join(ROLLOUTS), step)?;
         self.metrics.append(&step.metrics)?;
@@ -201,10 +199,10 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Keeps what an evaluation found.
+    /// Writes the metrics of an evaluation.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be written.
     pub fn add_evaluation(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
         if let Some(events) = &mut self.events {
             events.append(evaluation.step, &evaluation.metrics);
@@ -215,18 +213,18 @@ impl RunFolder {
         lines::append(&self.path, EVALUATIONS, &row)
     }
 
-    /// Keeps a rollout whose reward failed for good.
+    /// Writes a rollout whose reward failed for good.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be written.
     pub fn quarantine(&self, poison: &QuarantinedRollout) -> anyhow::Result<()> {
         lines::append(&self.path, quarantine::FILE, &quarantine::QuarantineRow::from(poison))
     }
 
-    /// Keeps a saved state.
+    /// Adds a saved checkpoint to the list, with the groups that were ready.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be written.
     pub fn add_checkpoint(&mut self, saved: &SavedCheckpoint) -> anyhow::Result<()> {
         if let Some(fingerprints) = self.fingerprints.take() {
             environments::write(&self.path, &fingerprints)?;
@@ -243,7 +241,7 @@ impl RunFolder {
     /// stay. The service still holds what is returned.
     ///
     /// # Errors
-    /// The disk refused.
+    /// A file cannot be written.
     pub fn drop_old(
         &mut self,
         keep: NonZeroUsize,
@@ -260,7 +258,7 @@ impl RunFolder {
     }
 }
 
-/// Whether a folder holds a run of this config that has steps left of so many.
+/// Whether a folder holds a run of this config with fewer than `steps` steps done.
 #[must_use]
 pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
     let same = || -> anyhow::Result<bool> {
@@ -271,10 +269,10 @@ pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
     done < steps && same().unwrap_or(false)
 }
 
-/// The last checkpoint of a run folder, without opening it for work.
+/// Reads the last checkpoint of a run folder without opening it.
 ///
 /// # Errors
-/// It is no run folder, or its list of checkpoints is damaged.
+/// The path is not a run folder, or its list of checkpoints is damaged.
 pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> {
     if !path.join(CONFIG).is_file() {
         bail!("{} is no run folder: it has no config.toml", path.display());
@@ -282,11 +280,11 @@ pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> 
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }
 
-/// The resolved config.
+/// File with the resolved config.
 pub const CONFIG: &str = "config.toml";
-/// One line per evaluation.
+/// File with one line per evaluation.
 pub const EVALUATIONS: &str = "evals.jsonl";
-/// A file per step: what was trained.
+/// Folder with a file of trained rollouts per step.
 pub const ROLLOUTS: &str = "rollouts";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
@@ -301,7 +299,7 @@ fn lock(path: &Path) -> anyhow::Result<FileLock> {
     }
 }
 
-/// Another process works in a folder; on a file system without locks, as a file in it says.
+/// Error for a folder in use; `holder` is the file that stands for a lock if the file system has none.
 fn in_use(path: &Path, holder: Option<&Path>) -> anyhow::Error {
     let place = path.display();
     let help = "wait for its end or name another folder";
@@ -315,13 +313,13 @@ fn in_use(path: &Path, holder: Option<&Path>) -> anyhow::Error {
     }
 }
 
-/// A name for what moves aside that nothing has yet: `stem.ext`, else `stem-2.ext` and so on.
+/// Unused path for a file that moves aside: `stem.ext`, else `stem-2.ext` and so on.
 fn aside(folder: &Path, stem: &str, ext: &str) -> PathBuf {
     let names = std::iter::once(format!("{stem}.{ext}")).chain((2..).map(|n| format!("{stem}-{n}.{ext}")));
     names.map(|name| folder.join(name)).find(|path| !path.exists()).expect("the names never end")
 }
 
-/// Removes the states that a run which was cut off had kept for its shadows alone.
+/// Removes checkpoints that an interrupted run kept only for its shadow adapters.
 fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
     let folders = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
     for run in folders(weights) {
@@ -338,7 +336,7 @@ fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text of a file, if there is one.
+/// Reads a text file; `None` if it does not exist.
 fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -347,7 +345,7 @@ fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Replaces a file by another in one step.
+/// Replaces the content of a file atomically, by a rename.
 fn write_whole(path: &Path, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let new = path.with_extension("new");
     let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));

@@ -1,9 +1,9 @@
-//! `quarantine.jsonl`: episodes whose reward failed for good, one a line, for people to look at.
+//! `quarantine.jsonl`: rollouts whose reward failed for good, one a line, for inspection.
 
 use minds_stages::messages::QuarantinedRollout;
 use serde::Serialize;
 
-/// One line per reward that failed for good.
+/// File with one line per reward that failed for good.
 pub const FILE: &str = "quarantine.jsonl";
 
 #[derive(Serialize)]
@@ -15,9 +15,9 @@ pub(super) struct QuarantineRow<'a> {
     policy: u64,
     /// `service`, `timed_out`, `environment` or `not_finite`.
     kind: serde_json::Value,
-    /// The same in words.
+    /// Message of the reward error.
     cause: String,
-    /// The answers as they were read, in order.
+    /// Texts of the completions, in order.
     text: &'a [String],
 }
 

@@ -1,4 +1,4 @@
-//! `rollouts/step_000001.jsonl`: what was trained in a step, one rollout a line.
+//! `rollouts/step_000001.jsonl`: the rollouts trained in a step, one a line.
 
 use anyhow::Context as _;
 use minds_core::reward::Metrics;
@@ -18,7 +18,7 @@ struct RolloutRow<'a> {
     reward: f32,
     advantage: f32,
     metrics: &'a Metrics,
-    /// The conversation to which the first answer was given.
+    /// Conversation before the first completion.
     prompt: &'a [minds_core::chat::Message],
     turns: Vec<TurnRow<'a>>,
 }
@@ -68,8 +68,8 @@ pub(super) fn write(folder: &Path, step: &StepRecord) -> anyhow::Result<()> {
         .with_context(|| format!("failed to keep the rollouts of step {}", step.step))
 }
 
-/// Moves what was trained after a step aside, to `step_000007.past.jsonl`: those steps are taken once more, and what they
-/// were trained on the first time was paid for.
+/// Moves the rollouts of later steps aside, to `step_000007.past.jsonl`: these steps are taken again, but the first
+/// rollouts are worth keeping.
 pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
     let failed = || format!("failed to move rollouts after step {step} aside");
     for entry in std::fs::read_dir(folder).with_context(failed)? {

@@ -1,9 +1,9 @@
-//! `spares/000010.rmp`: the groups that were ready and not yet trained when the last state was saved, so that what was
-//! paid for them is not paid twice.
+//! `spares/000010.rmp`: groups that were ready and not yet trained when the last checkpoint was saved, so that they
+//! need not be sampled again.
 //!
-//! MessagePack, one group after the other. The file is whole before the checkpoint's line is written, and the line says
-//! how long it is and what its checksum is. A file that does not fit its line is told and not used; its groups are
-//! sampled again. Only the last checkpoint keeps its file.
+//! MessagePack, one group after the other. The file is complete before the checkpoint's line is written, and the line
+//! records its length and checksum. A file that does not match its line is logged and ignored; its groups are sampled
+//! again. Only the last checkpoint keeps its file.
 
 use anyhow::{Context as _, ensure};
 use crc_fast::{CrcAlgorithm, checksum};
@@ -14,26 +14,26 @@ use std::path::{Path, PathBuf};
 
 const FOLDER: &str = "spares";
 
-/// Most bytes of the file; groups that do not fit are sampled again.
+/// Maximum bytes of the file; groups that do not fit are sampled again.
 const MOST_BYTES: usize = 512 << 20;
 
-/// What a checkpoint's line says of its file.
+/// Length and checksum of the file, as a checkpoint's line records them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedGroupsFile {
-    /// Groups.
+    /// Number of groups in the file.
     groups: usize,
-    /// Bytes.
+    /// Length of the file in bytes.
     bytes: usize,
     /// CRC-32 of the bytes, as in zip files.
     crc32: u32,
 }
 
-/// CRC-32/ISO-HDLC.
+/// CRC-32/ISO-HDLC checksum, as in zip files.
 fn crc32(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32
 }
 
-/// Writes these groups for the checkpoint of this name; `None` for none.
+/// Writes the groups for the checkpoint of this name; `None` if no group was written.
 pub(super) fn write(
     folder: &Path,
     name: &str,
@@ -73,7 +73,7 @@ fn path(folder: &Path, name: &str) -> PathBuf {
     folder.join(FOLDER).join(format!("{name}.rmp"))
 }
 
-/// The groups of a checkpoint, or none if its file cannot be used.
+/// Reads the groups of a checkpoint; empty if its file cannot be used.
 pub(super) fn read(folder: &Path, name: &str, kept: &SavedGroupsFile) -> Vec<SavedGroup> {
     try_read(&path(folder, name), kept).unwrap_or_else(|error| {
         tracing::warn!(

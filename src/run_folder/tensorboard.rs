@@ -1,10 +1,10 @@
-//! `events.out.tfevents.…`: the numbers of every row and evaluation, for TensorBoard and whatever reads its files.
+//! `events.out.tfevents.…`: the metrics of all steps and evaluations, for TensorBoard and compatible readers.
 //!
-//! They lie in the run folder itself, so that `tensorboard --logdir outputs` shows each run under the name of its folder.
-//! A life of the run writes a file of its own, whose first words take back the steps past the state that it goes on
-//! from, so that no step shows twice. A record is written at once, with its checksums; one that was cut off by a kill ends
-//! its file, and readers go on with the next. A number that is none stays one. Trouble with these files is told and ends
-//! no run.
+//! The files are in the run folder itself, so that `tensorboard --logdir outputs` shows each run under the name of its
+//! folder. Each process of the run writes its own file, which starts with a mark that discards the steps after the
+//! checkpoint that the run resumes from, so that no step shows twice. Each record is written at once with its
+//! checksums; a record truncated by a kill ends its file, and readers continue with the next one. Non-finite values are
+//! written unchanged. An error with these files is logged and does not end the run.
 //!
 //! The framing is TFRecord, the messages are those of TensorFlow's `event.proto` and `summary.proto`, as far as scalars
 //! need them.
@@ -17,31 +17,31 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Since this version of the format it is the marks, not the numbers of the steps, that say where a run started anew.
+/// Since this version of the format, session marks and not step numbers show where a run restarted.
 const VERSION: &str = "brain.Event:2";
 
-/// The event files of a run.
+/// Writes the event files of a run.
 pub(super) struct TensorBoardWriter {
     folder: PathBuf,
     state: EventFileState,
 }
 
 enum EventFileState {
-    /// Nothing has been written in this life; it goes on after this step.
+    /// This process has not written anything yet; it resumes after `step`.
     Due { step: u64 },
-    /// The file of this life.
+    /// The open file of this process.
     Open(File),
-    /// It could not be written.
+    /// A write failed, so nothing more is written.
     Off,
 }
 
 impl TensorBoardWriter {
-    /// The files in this folder, of a run that goes on after this step. Nothing is written before the first number.
+    /// Creates a writer for a run that resumes after `step`. Nothing is written before the first metrics.
     pub(super) fn after(folder: &Path, step: u64) -> Self {
         Self { folder: folder.to_owned(), state: EventFileState::Due { step } }
     }
 
-    /// Adds the numbers of a step.
+    /// Adds the metrics of a step.
     pub(super) fn append(&mut self, step: u64, metrics: &Metrics) {
         if let Err(error) = self.try_append(step, metrics) {
             tracing::warn!(error = format!("{error:#}"), "nothing more is written for TensorBoard");
@@ -53,7 +53,7 @@ impl TensorBoardWriter {
         if let EventFileState::Due { step } = self.state {
             let mut file = create(&self.folder)?;
             write(&mut file, 0, EventPayload::FileVersion(VERSION.into()))?;
-            // Readers forget what they have of this step and of later ones.
+            // Readers discard what they have of this step and of later ones.
             write(
                 &mut file,
                 step + 1,
@@ -70,7 +70,7 @@ impl TensorBoardWriter {
     }
 }
 
-/// A new file, named after the time. Readers take the files of a folder in the order of their names.
+/// Creates a file named by the time, since readers order the files of a folder by name.
 fn create(folder: &Path) -> anyhow::Result<File> {
     let now = jiff::Timestamp::now().as_second();
     for second in now.. {
@@ -89,13 +89,13 @@ fn write(file: &mut File, step: u64, what: EventPayload) -> anyhow::Result<()> {
     file.write_all(&record(&event.encode_to_vec())).context("failed to write an event file")
 }
 
-/// Length, its checksum, the bytes, their checksum; all little-endian.
+/// TFRecord frame: length, its checksum, the bytes, their checksum; all little-endian.
 fn record(bytes: &[u8]) -> Vec<u8> {
     let length = (bytes.len() as u64).to_le_bytes();
     [&length[..], &masked(&length), bytes, &masked(bytes)].concat()
 }
 
-/// CRC-32C, turned and moved: the checksum of bytes that hold their own checksum would be worth little.
+/// Masked CRC-32C (rotated and offset), because the CRC of bytes that contain their own CRC is weak.
 fn masked(bytes: &[u8]) -> [u8; 4] {
     let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
     crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
@@ -103,7 +103,7 @@ fn masked(bytes: &[u8]) -> [u8; 4] {
 
 #[derive(Clone, PartialEq, Message)]
 struct TensorBoardEvent {
-    /// Seconds since 1970.
+    /// Unix time of the record, in seconds.
     #[prost(double, tag = "1")]
     wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -132,7 +132,7 @@ struct ScalarSummary {
 struct ScalarValue {
     #[prost(string, tag = "1")]
     tag: String,
-    /// One of several kinds of values, so that 0 is written too.
+    /// Optional because it is part of a oneof in the format; so 0 is written too.
     #[prost(float, optional, tag = "2")]
     simple: Option<f32>,
 }

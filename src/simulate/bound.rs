@@ -1,29 +1,29 @@
-//! The shortest time that a step can take: no order of the same work on the same places does better on average.
+//! Lower bound on the time of a step: no schedule of the same work on the same resources is faster on average.
 
 use crate::config::RunPlan;
 use crate::config::simulate::SimulatedLatency;
 use minds_core::random::seeded_rng;
 use rand::RngExt as _;
 
-/// Groups drawn for means of the longest of several.
+/// Number of draws for the mean of a longest latency.
 const DRAWS: u64 = 4000;
 
-/// Seconds per step that each resource needs at least.
+/// Minimum seconds per step that each resource needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTimeBound {
     /// The adapter: passes, optimizer steps, exports and saves run one after the other.
     pub training: f64,
-    /// Places for samples and queries. 0 where there are as many as are asked for.
+    /// Bound of the service's concurrent samples and queries; 0 if their number is unlimited.
     pub sampling: f64,
-    /// `scorer.workers`.
+    /// Bound of the `scorer.workers` concurrent rewards.
     pub scoring: f64,
-    /// Credits: a group keeps its own from its first request until its step is published, and `K + 1` batches' worth
-    /// of them go round (Little's law).
+    /// Bound of the credits: a group holds one from its first request until its step is published, and there are
+    /// `K + 1` batches' worth of credits (Little's law).
     pub credits: f64,
 }
 
 impl StepTimeBound {
-    /// Of a plan.
+    /// Computes the bounds of a plan.
     #[must_use]
     pub fn of(plan: &RunPlan) -> Self {
         let script = &plan.simulate;
@@ -33,7 +33,7 @@ impl StepTimeBound {
         let each = |every: u64, latency: &SimulatedLatency| {
             if every > 0 { latency.mean() / every as f64 } else { 0.0 }
         };
-        // A step's credits are back before its state is saved.
+        // The credits of a step return before its checkpoint is saved.
         let until_published = script.forward_backward.mean()
             + plan.batching.substeps.get() as f64 * script.optim_step.mean()
             + each(plan.batching.publish_every.get(), &script.export);
@@ -63,13 +63,13 @@ impl StepTimeBound {
         Self { training, sampling, scoring, credits }
     }
 
-    /// Seconds per step.
+    /// Minimum seconds per step: the largest of the bounds.
     #[must_use]
     pub fn step(&self) -> f64 {
         self.named().map(|(_, seconds)| seconds).into_iter().fold(0.0, f64::max)
     }
 
-    /// What sets it, unless nothing takes any time.
+    /// Name of the resource that sets the bound; `None` if the bound is 0.
     #[must_use]
     pub fn cause(&self) -> Option<&'static str> {
         let named = self.named();
@@ -78,7 +78,7 @@ impl StepTimeBound {
         (seconds > 0.0).then_some(cause)
     }
 
-    /// All parts by name.
+    /// All bounds in seconds, by resource name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, f64); 4] {
         [
@@ -90,13 +90,13 @@ impl StepTimeBound {
     }
 }
 
-/// The longest of so many.
+/// Longest of `count` drawn latencies, in seconds.
 fn longest(latency: &SimulatedLatency, [case, group]: [u64; 2], count: u64) -> f64 {
     let mut keys = seeded_rng([1, case, group, count]);
     (0..count).map(|_| latency.draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
 }
 
-/// The mean of the longest of so many, of which these are draws: each counts with the chance that it is the longest.
+/// Expected maximum of `count` values, estimated from `draws`: each is weighted by its chance of being the maximum.
 fn mean_of_longest(draws: &mut [f64], count: u64) -> f64 {
     draws.sort_unstable_by(f64::total_cmp);
     let below = |n: usize| (n as f64 / draws.len() as f64).powf(count as f64);

@@ -1,4 +1,4 @@
-//! An environment whose rewards take the time that `[simulate]` says and mean nothing.
+//! An environment with meaningless rewards that take the time set in `[simulate]`.
 
 use super::service::SimulatedService;
 use async_trait::async_trait;
@@ -10,14 +10,14 @@ use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// Tasks without end.
+/// An environment with endless items and scripted rewards.
 pub struct SimulatedEnvironment {
     name: String,
     service: Arc<SimulatedService>,
 }
 
 impl SimulatedEnvironment {
-    /// Of this name.
+    /// Creates an environment of this name.
     pub fn new(name: String, service: Arc<SimulatedService>) -> Self {
         Self { name, service }
     }
@@ -41,7 +41,7 @@ impl Environment for SimulatedEnvironment {
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let id = scene.rollout.id;
         self.service.reward(id).await?;
-        // No two questions are equal: each one goes to the service.
+        // No two queries are equal, so each one reaches the service.
         let ask = |n: usize| {
             let RolloutId { group, member } = id;
             let prefix = [group.0 as Token, (group.0 >> 32) as Token, member, n as Token];

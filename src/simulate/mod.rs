@@ -1,8 +1,8 @@
 //! A whole run in virtual time, against a service and rewards that are scripted by `[simulate]`.
 //!
-//! The line is the real one with the config's sizes; only what it would wait for is played. Nothing waits in fact, so
-//! hours pass in seconds. Everything is drawn from the seed: the same seed gives the same events at the same times.
-//! Times are rounded up to a millisecond, the grain of the runtime's clock.
+//! The pipeline is the real one with the sizes of the config; only the service and the rewards are simulated. The clock
+//! is virtual, so hours pass in seconds. All draws come from the seed: the same seed gives the same events at the same
+//! times. Times are rounded up to a millisecond, the resolution of the runtime's clock.
 
 mod bound;
 mod environment;
@@ -33,13 +33,13 @@ use std::time::Duration;
 use summary::SimulationRecorder;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Readings of the mailboxes' depths during one step at the bound.
+/// Readings of the mailbox depths during a step of minimum length.
 const READINGS: f64 = 20.0;
 
-/// Plays the plan's line. Must be called in an actix system whose clock is paused.
+/// Simulates the pipeline of a plan. Must be called in an actix system whose clock is paused.
 ///
 /// # Errors
-/// The run failed; in which words, and when.
+/// The run failed; the error says when and why.
 pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSummary> {
     let mut options = assemble::options(plan);
     options.train.max_steps = plan.simulate.steps;
@@ -64,7 +64,7 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         components: components.collect(),
         training: Arc::new(SimulatedTraining::start(service.clone(), whole)),
         sampler: sampler.clone(),
-        // Log-probs take the same time whoever answers them.
+        // Logprob queries take the same time with any source.
         logprob_source: LogprobSource::Sampled,
         reference: (plan.batching.kl_penalty > 0.0).then(|| sampler.clone()),
         queries: Arc::new(QueryBudget::new(plan.queries)),

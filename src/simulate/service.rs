@@ -1,4 +1,4 @@
-//! The scripted service: places for samples, an adapter whose requests run one after the other, and faults.
+//! The scripted service: concurrent samples, an adapter that runs its requests one after the other, and faults.
 
 use super::event_log::EventLog;
 use crate::config::simulate::{SimulatePlan, SimulatedFault, SimulatedLatency};
@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::sleep;
 
-/// What the draws are for: each kind has chances of its own.
+/// Purpose of a random draw: each kind has its own random stream.
 #[derive(Clone, Copy)]
 enum DrawKind {
     Sample,
@@ -41,44 +41,44 @@ enum DrawKind {
     Value,
 }
 
-/// What went wrong, counted.
+/// Number of scripted faults, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Requests that failed.
+    /// Requests that returned an error.
     pub failed: u64,
-    /// Requests never answered.
+    /// Requests that never got a response.
     pub hung: u64,
-    /// Samples with a log-prob that is no number.
+    /// Samples with a logprob of NaN.
     pub not_finite: u64,
     /// Rewards that failed for good.
     pub missing: u64,
 }
 
-/// What has been done.
+/// Work done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedWork {
-    /// Samples drawn.
+    /// Number of samples drawn so far.
     pub samples: u64,
-    /// Seconds in which the adapter was at work.
+    /// Virtual seconds in which the adapter was busy.
     pub training_s: f64,
-    /// What went wrong.
+    /// Number of faults by kind.
     pub faults: FaultCounts,
 }
 
-/// The service, and the clock that its rewards take time from.
+/// The scripted service, which also sets the time and the value of rewards.
 pub struct SimulatedService {
     plan: SimulatePlan,
     seed: u64,
     log: EventLog,
     slots: Arc<Semaphore>,
-    /// How often each seed has been asked with: a second try has its own chances.
+    /// Number of attempts per key: a retry has its own random draws.
     tries: Mutex<HashMap<(u64, u64), u64>>,
     queries: AtomicU64,
     done: Mutex<SimulatedWork>,
 }
 
 impl SimulatedService {
-    /// Idle.
+    /// Creates an idle service from its script.
     pub fn new(plan: SimulatePlan, seed: u64, log: EventLog) -> Self {
         let slots =
             plan.slots.map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
@@ -86,27 +86,27 @@ impl SimulatedService {
         Self { plan, seed, log, slots, tries, queries, done: Mutex::default() }
     }
 
-    /// The script.
+    /// The script that the service follows.
     pub fn plan(&self) -> &SimulatePlan {
         &self.plan
     }
 
-    /// Where it writes what happens.
+    /// The log that receives its events.
     pub fn log(&self) -> &EventLog {
         &self.log
     }
 
-    /// What has been done so far.
+    /// Work done so far.
     pub fn done(&self) -> SimulatedWork {
         *self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Samples from the weights of this version.
+    /// Sampler with the weights of this policy version.
     pub fn sampler(self: &Arc<Self>, version: PolicyVersion) -> Arc<dyn SamplingBackend> {
         Arc::new(SimulatedSampler { service: self.clone(), version })
     }
 
-    /// Takes the time that a reward takes on its own.
+    /// Waits for the scripted time of a reward; fails if the script says so.
     pub async fn reward(&self, id: RolloutId) -> Result<(), RewardError> {
         let attempt = self.attempt(id.group.0, u64::from(id.member));
         let case = [id.group.0, u64::from(id.member) << 16 | attempt];
@@ -128,7 +128,7 @@ impl SimulatedService {
         change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// How often this has been tried before.
+    /// Number of earlier attempts with this key.
     fn attempt(&self, a: u64, b: u64) -> u64 {
         let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
         let tries = tries.entry((a, b)).or_default();
@@ -144,7 +144,7 @@ impl SimulatedService {
         seeded_rng(self.key(kind, case)).random()
     }
 
-    /// So many seconds, more in a slow stretch.
+    /// Draws a latency in seconds, longer while the service is slow.
     fn draw(&self, latency: &SimulatedLatency, kind: DrawKind, case: [u64; 2]) -> f64 {
         let factor = match self.fault() {
             Some((SimulatedFault::Slow(factor), _)) => factor,
@@ -153,13 +153,13 @@ impl SimulatedService {
         factor * latency.draw(self.key(kind, case))
     }
 
-    /// What is wrong now, and for how long still.
+    /// The current fault and its remaining time.
     fn fault(&self) -> Option<(SimulatedFault, Duration)> {
         let now = seconds(self.log.elapsed());
         self.plan.fault(now).map(|window| (window.fault, window.until - now))
     }
 
-    /// Waits out a stretch in which it is away.
+    /// Waits until the service is no longer away.
     async fn back(&self) {
         while let Some((SimulatedFault::Away, left)) = self.fault() {
             sleep(left).await;
@@ -172,7 +172,7 @@ impl SimulatedService {
         Err(BackendError::Unavailable("scripted to fail".into()))
     }
 
-    /// Works for so long in a place of its own.
+    /// Holds a permit for `time` seconds.
     async fn occupy(&self, time: f64) {
         let _place = self.slots.acquire().await.expect("the places are never closed");
         sleep(seconds(time)).await;
@@ -249,19 +249,19 @@ impl SamplingBackend for SimulatedSampler {
     }
 }
 
-/// The adapter in training.
+/// The simulated adapter in training.
 pub struct SimulatedTraining {
     service: Arc<SimulatedService>,
-    /// Rollouts of a whole batch.
+    /// Number of rollouts in a whole batch.
     whole: usize,
-    /// Requests so far, and optimizer steps so far.
+    /// Number of requests so far.
     count: AtomicU64,
     steps: Arc<AtomicU64>,
     jobs: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
 }
 
 impl SimulatedTraining {
-    /// Of batches of so many rollouts. Must be called on a runtime.
+    /// Starts an adapter whose batches have `whole` rollouts. Must be called on a runtime.
     pub fn start(service: Arc<SimulatedService>, whole: usize) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel::<BoxFuture<'static, ()>>();
         tokio::spawn(async move {
@@ -272,7 +272,7 @@ impl SimulatedTraining {
         Self { service, whole, count: AtomicU64::new(0), steps: Arc::default(), jobs }
     }
 
-    /// Works on a request when those before it are done, for its share of the time of its kind.
+    /// Queues a request behind earlier ones; it takes `share` of the scripted time of its kind.
     fn queue<T: Send + 'static>(
         &self,
         kind: DrawKind,
@@ -295,10 +295,10 @@ impl SimulatedTraining {
             service.note(|done| done.training_s += time);
             service.back().await;
             service.log.record(what, [("seconds", json!(time))]);
-            // Who asked may have gone.
+            // The caller may have dropped the receiver.
             drop(sender.send(answer(&service)));
         };
-        // The queue lives as long as this.
+        // The queue lives as long as `self`.
         drop(self.jobs.send(job.boxed()));
         let gone = || BackendError::Lost("the simulation is over".into());
         async move { result.await.map_err(|_| gone()) }.boxed()

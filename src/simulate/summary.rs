@@ -1,4 +1,4 @@
-//! What came of a simulation.
+//! Results of a simulation.
 
 use super::bound::StepTimeBound;
 use super::service::{FaultCounts, SimulatedService, SimulatedWork};
@@ -11,55 +11,55 @@ use minds_stages::trainer::StalenessHistogram;
 use serde_json::json;
 use std::sync::Arc;
 
-/// The numbers of a simulated run. Rates and shares leave out the first and the last `K + 1` steps, in which the line
-/// fills and empties, where there are enough others. Where these steps took no time, there are none.
+/// Results of a simulated run. Rates and shares leave out the first and the last `K + 1` steps, in which the pipeline
+/// fills and drains, if enough others remain. They are `None` if the remaining steps took no time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulationSummary {
-    /// Optimizer steps.
+    /// Number of optimizer steps done.
     pub steps: u64,
-    /// Virtual seconds, all in all.
+    /// Total virtual seconds of the run.
     pub seconds: f64,
-    /// Seconds per step.
+    /// Mean virtual seconds per step.
     pub step_s: f64,
-    /// Samples per second.
+    /// Samples per virtual second.
     pub samples_per_s: Option<f64>,
-    /// Share of the time in which the adapter was at work.
+    /// Share of the time in which the adapter was busy.
     pub training_share: Option<f64>,
     /// Staleness of all groups.
     pub staleness: StalenessHistogram,
-    /// Share of the time in which a batch was ready and was held back for stragglers.
+    /// Share of the time in which a ready batch waited for stragglers.
     pub held_share: Option<f64>,
-    /// The least seconds per step.
+    /// Lower bound on the seconds per step.
     pub bound: StepTimeBound,
-    /// What lay in each mailbox.
+    /// Depth of each mailbox over time.
     pub mailboxes: Vec<MailboxUsage>,
-    /// What became of the groups.
+    /// Number of groups by outcome.
     pub groups: GroupCounts,
-    /// What went wrong.
+    /// Number of scripted faults by kind.
     pub faults: FaultCounts,
 }
 
-/// What lay in a mailbox.
+/// Depth of a mailbox over time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MailboxUsage {
-    /// Its name.
+    /// Name of the mailbox in metrics.
     pub name: &'static str,
-    /// Most parcels at once.
+    /// Maximum number of messages that it holds.
     pub capacity: usize,
-    /// Parcels in it, on average over time.
+    /// Mean number of messages over all readings.
     pub mean: f64,
-    /// Most parcels in it when it was looked at.
+    /// Maximum number of messages in a reading.
     pub most: usize,
 }
 
 impl SimulationSummary {
-    /// The bound as a share of the time that steps took.
+    /// Ratio of the bound to the mean time of a step.
     #[must_use]
     pub fn efficiency(&self) -> Option<f64> {
         (self.step_s > 0.0).then(|| self.bound.step() / self.step_s)
     }
 
-    /// Every number, by name.
+    /// All results as JSON, by name.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let mailboxes = self.mailboxes.iter().map(|mailbox| {
@@ -95,22 +95,22 @@ impl SimulationSummary {
     }
 }
 
-/// Follows a simulation.
+/// Collects the measurements of a simulation.
 pub struct SimulationRecorder {
     service: Arc<SimulatedService>,
-    /// Steps at both ends in which the line fills or empties.
+    /// Steps at each end in which the pipeline fills or drains.
     ends: usize,
-    /// When each step was done, and what had been done by then.
+    /// Virtual time at the end of each step, and the work done until then.
     marks: Vec<(f64, SimulatedWork)>,
     staleness: StalenessHistogram,
-    /// Seconds in which a batch was held back, of each step.
+    /// Seconds that a ready batch waited for stragglers, per step.
     held: Vec<f64>,
     mailboxes: Vec<MailboxUsage>,
     readings: u64,
 }
 
 impl SimulationRecorder {
-    /// Of the service of a plan.
+    /// Creates a recorder for the service of a plan.
     pub fn new(service: Arc<SimulatedService>, plan: &RunPlan) -> Self {
         let ends = plan.batching.max_steps_off_policy as usize + 1;
         let (marks, staleness, held, mailboxes) = Default::default();
@@ -122,7 +122,7 @@ impl SimulationRecorder {
         self.service.log().elapsed()
     }
 
-    /// Looks at the mailboxes.
+    /// Records the current depth of the mailboxes.
     pub fn read(&mut self, mailboxes: &[MailboxStats]) {
         self.readings += 1;
         if self.mailboxes.is_empty() {
@@ -140,7 +140,7 @@ impl SimulationRecorder {
         }
     }
 
-    /// Enters an event.
+    /// Records an event of the pipeline.
     pub fn take(&mut self, event: &PipelineEvent) {
         let log = self.service.log();
         match event {
@@ -162,7 +162,7 @@ impl SimulationRecorder {
         }
     }
 
-    /// What came of it.
+    /// Computes the results of the simulation.
     pub fn finish(self, pipeline: &Pipeline, bound: StepTimeBound) -> SimulationSummary {
         let marks = &self.marks;
         let steps = marks.len();

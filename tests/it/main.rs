@@ -26,5 +26,6 @@ mod shadow;
 mod simulate;
 mod tensorboard;
 mod training;
+mod type_names;
 mod venv;
 mod watched;

@@ -1,8 +1,8 @@
-//! The Tinker API, from both ends.
+//! The Tinker API, for clients and servers.
 //!
-//! [`types`] holds every request and answer in both wire forms; a server reads what a client writes and the other way
-//! round. [`convert`] is the only place where they become core's values, and where they are checked. The `client` feature
-//! adds a client that survives bad networks, and core's traits over it.
+//! [`types`] holds every request and response in both wire forms; servers and clients share them. [`convert`] is the
+//! only place that validates them and converts them to core's values. The `client` feature adds a client that survives
+//! bad networks, and core's traits over it.
 
 #[cfg(feature = "client")]
 pub mod client;

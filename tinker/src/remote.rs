@@ -19,24 +19,24 @@ use minds_core::service::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest sequence that is assumed where neither the server nor the options name one.
+/// Sequence length that is assumed where neither the server nor the options give one.
 const CONTEXT: usize = 32_768;
 
-/// Vocabulary that is assumed where neither the server nor the options name one: every token that the wire can carry.
+/// Vocabulary size that is assumed where neither the server nor the options give one: all tokens of the wire.
 const VOCAB: usize = i32::MAX as usize;
 
-/// What is known about the model where the server does not say it.
+/// Properties of the model, for servers that do not report them.
 #[derive(Clone, Debug, Default)]
 pub struct RemoteOptions {
-    /// The base model.
+    /// Name of the base model.
     pub base_model: String,
-    /// Longest sequence.
+    /// Maximum sequence length in tokens.
     pub context: Option<usize>,
     /// Tokens in the vocabulary, for example the tokenizer's.
     pub vocab: Option<usize>,
-    /// Whether `topk_prompt_logprobs` may be asked for. No server says so itself.
+    /// Whether `topk_prompt_logprobs` may be requested. No server reports this.
     pub topk_prompt_logprobs: bool,
-    /// Whether the model need not be in the server's list: some lists are not complete.
+    /// Whether to accept a model that is not in the server's list: some lists are incomplete.
     pub any_model: bool,
 }
 
@@ -49,10 +49,10 @@ pub struct RemoteService {
 }
 
 impl RemoteService {
-    /// Connects, and asks what the server knows about the model.
+    /// Connects, and queries the server's limits for the model.
     ///
     /// # Errors
-    /// No connection, or a server that has a list of models without this one. Entries without a name are no list.
+    /// No connection, or a list of named models without this one. Entries without a name are ignored.
     pub async fn connect(options: &ClientOptions, model: RemoteOptions) -> Result<Self, ClientError> {
         let client = Client::connect(options).await?;
         let offered = match client.capabilities().await {
@@ -88,7 +88,7 @@ impl RemoteService {
         Ok(Self { client, info, limits, keeps_samplers })
     }
 
-    /// The client beneath, for what the traits have no words for.
+    /// The underlying client, for operations that the traits do not cover.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client

@@ -1,10 +1,10 @@
-//! How a rollout is played and judged, whoever asks for it: training or evaluation.
+//! Samples and scores one rollout, for training and for evaluation.
 //!
-//! Nothing here knows groups, mailboxes or credits. A failure is always a cause in words, never a number.
+//! Nothing here depends on groups, mailboxes or credits. A failure is always an error with its cause, never a number.
 //!
-//! No request asks for more than the model reads: an answer has at most the tokens that its prompt leaves of the context.
-//! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the answers that it has; one
-//! whose first prompt leaves none fails.
+//! No request exceeds the model's context: a completion has at most the tokens that its prompt leaves of the context.
+//! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the completions it has;
+//! one whose first prompt leaves none fails.
 
 mod reward_clock;
 pub mod session;
@@ -30,36 +30,36 @@ use tracing::debug;
 /// A sample, or why it cannot be trained.
 pub type SampleResult = Result<Completion, RolloutFailure>;
 
-/// What is played: an item under a name that decides its seeds.
+/// One item to sample, with the group id that decides its seeds.
 #[derive(Clone, Copy)]
 pub struct GenerationTask<'a> {
-    /// How it is played.
+    /// Environment and sampling settings of the item.
     pub component: &'a MixtureComponent,
-    /// What is played.
+    /// The item to sample.
     pub item: &'a Item,
-    /// Which item that is.
+    /// Key of the item in the schedule.
     pub key: ItemKey,
-    /// Equal names give equal seeds.
+    /// Equal ids give equal seeds.
     pub group: GroupId,
-    /// The weights that play.
+    /// The weights that sample the rollouts.
     pub policy: &'a Policy,
 }
 
-/// Plays with one seed, and gives up as one config says.
+/// Samples rollouts with one seed and one retry policy.
 #[derive(Clone)]
 pub struct RolloutGenerator {
-    /// Seed of all samples.
+    /// Seed from which all sampling seeds derive.
     pub seed: u64,
     /// What to do when the service fails.
     pub retry: Retry,
-    /// Who is busy when.
+    /// Busy times of the stages.
     pub activity: Activity,
-    /// What is counted.
+    /// Counters of rollouts, rewards and tokens.
     pub meters: PipelineMeters,
 }
 
 impl RolloutGenerator {
-    /// The first prompt, and the first answers of so many members to it from one request.
+    /// The first prompt, and one first completion per member, all from one request.
     ///
     /// # Errors
     /// The request failed as a whole. A sample that cannot be trained costs only its own member.
@@ -73,7 +73,7 @@ impl RolloutGenerator {
         Ok((prompt, answers))
     }
 
-    /// Plays one member once more from the start, with other samples than before; `again` counts from 1.
+    /// Resamples one member from the start with other seeds; `again` counts from 1.
     ///
     /// # Errors
     /// The environment or a request failed.
@@ -84,14 +84,14 @@ impl RolloutGenerator {
         again: u32,
     ) -> Result<Rollout, RolloutFailure> {
         let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
-        // Turns count from 1, and no rollout has so many that it meets these.
+        // Turns count from 1, and no rollout has enough turns to collide with these streams.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
         let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
         let first = answers.pop().ok_or("the service returned no sample")??;
         self.finish(task, member, prompt, first).await
     }
 
-    /// Plays one member from its first answer to its end.
+    /// Samples one member from its first completion to its end.
     ///
     /// # Errors
     /// The environment or a later request failed.
@@ -141,7 +141,7 @@ impl RolloutGenerator {
     /// The reward of a rollout.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why the reward is missing.
     pub async fn score(
         &self,
         component: &MixtureComponent,
@@ -152,7 +152,7 @@ impl RolloutGenerator {
         let limit = component.score_timeout;
         let once = || async move {
             let _busy = self.activity.enter(ActivityKind::Scoring);
-            // What a reward asks of the service has limits of its own, and an outage is not the reward's fault.
+            // Requests of a reward to the service have limits of their own, and an outage is not the reward's fault.
             let clock = RewardClock::default();
             let oracle = PausingOracle { oracle, clock: &clock };
             let scene = ScoringContext { item, rollout, renderer: &*component.renderer, oracle: &oracle };
@@ -166,7 +166,7 @@ impl RolloutGenerator {
         self.retry.run("score", once).await
     }
 
-    /// One request; an error of one sample is no error of its siblings.
+    /// One request; an error of one sample does not affect its siblings.
     async fn answer(
         &self,
         task: GenerationTask<'_>,
@@ -203,8 +203,8 @@ fn check(sampled: Completion) -> SampleResult {
     }
 }
 
-/// An independent seed for each request of a run, the same on every play and on every service.
+/// An independent seed for each request of a run, the same on every attempt and on every service.
 pub(crate) fn seed(run: u64, group: u64, stream: [u64; 2]) -> u64 {
-    // Services take seeds as signed numbers of 32 bits, and some add a sample's place to them: 30 bits fit all.
+    // Services take seeds as signed numbers of 32 bits, and some add a sample's index to them: 30 bits fit all.
     seeded_rng([run, group, stream[0], stream[1]]).next_u64() >> 34
 }

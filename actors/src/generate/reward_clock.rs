@@ -1,8 +1,8 @@
 //! A time limit on work that may have to wait for a service: the time spent waiting does not count.
 //!
 //! Requests to a service have limits of their own, and an outage is no fault of the reward that waits for it. The clock
-//! of rollouts in Python processes (`environments/src/worker/clock.rs`) follows the same rule; neither crate sees the
-//! other.
+//! of rollouts in Python processes (`environments/src/worker/clock.rs`) follows the same rule; neither crate depends on
+//! the other.
 
 use async_trait::async_trait;
 use minds_core::datum::Datum;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// A clock that stands still while a service is asked.
+/// A clock that stops while a request to a service is in flight.
 pub(crate) struct RewardClock(watch::Sender<RewardClockState>);
 
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ struct RewardClockState {
     asking: u32,
     /// Duration counted up to `since`.
     spent: Duration,
-    /// Since when nothing has changed.
+    /// When the state last changed.
     since: Instant,
 }
 
@@ -47,7 +47,7 @@ impl RewardClock {
         Paused(self)
     }
 
-    /// Runs the work until its time is over.
+    /// Runs the work until its time is over; `None` if it did not finish.
     pub(crate) async fn limit<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -76,7 +76,7 @@ impl RewardClock {
     }
 }
 
-/// While it lives, the clock stands still.
+/// Keeps the clock stopped until it is dropped.
 pub(crate) struct Paused<'a>(&'a RewardClock);
 
 impl Drop for Paused<'_> {
@@ -88,7 +88,7 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// An oracle that stops the clock while it answers.
+/// An oracle that stops the clock during its requests.
 pub(crate) struct PausingOracle<'a> {
     pub(crate) oracle: &'a dyn Oracle,
     pub(crate) clock: &'a RewardClock,

@@ -1,7 +1,8 @@
-//! Seats for environments that play by themselves.
+//! Sessions for self-driven environments.
 //!
-//! A session is tied to one version of the weights: however late its environment asks, it is answered by the version
-//! that was stamped when the group was dispatched. Requests are tried again and seeded as those of any other rollout.
+//! A session is tied to one version of the weights: however late its environment sends a request, it is served by the
+//! version that was stamped when the group was dispatched. Requests are retried and seeded as those of any other
+//! rollout.
 
 use crate::generate::{RolloutGenerator, seed};
 use crate::policy::Policy;
@@ -21,11 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::oneshot;
 
-/// What will come out of a session.
+/// Receives the result of a session.
 pub type SessionReceiver = oneshot::Receiver<Result<SessionRollout, RewardError>>;
 
 impl RolloutGenerator {
-    /// A session, and what will come out of it. `again` says how often it was played before: its samples are others.
+    /// A session and the receiver of its result. `again` counts earlier attempts, which used other seeds.
     #[must_use]
     pub fn session(
         &self,
@@ -33,21 +34,21 @@ impl RolloutGenerator {
         again: u32,
         policy: Arc<Policy>,
     ) -> (RolloutSession, SessionReceiver) {
-        // No rollout has so many requests that it meets those of the next time.
+        // No rollout sends enough requests to reach the numbers of the next attempt.
         let asked = Arc::new(AtomicU64::new(u64::from(again) << 32));
         let sampler =
             SessionSampler { generator: self.clone(), rollout, asked, inner: policy.sampler.clone() };
         let oracle = Arc::new(SessionOracle { sampler: sampler.clone(), policy });
         let (left, outcome) = oneshot::channel();
-        // Nobody waits any more for a session whose group was given up.
+        // The receiver is gone if the group was given up.
         let exit = move |result| drop(left.send(result));
         (RolloutSession::new(rollout, Arc::new(sampler), oracle, exit), outcome)
     }
 
-    /// Has one session played.
+    /// Runs one session to its result.
     ///
     /// # Errors
-    /// Why there is no rollout with a reward.
+    /// The reason why there is no rollout with a reward.
     pub async fn run_session(
         &self,
         self_driven: &dyn SelfDrivenEnvironment,
@@ -62,10 +63,10 @@ impl RolloutGenerator {
     }
 }
 
-/// Waits until a session is left.
+/// Waits until a session finishes.
 ///
 /// # Errors
-/// Why there is no rollout with a reward.
+/// The reason why there is no rollout with a reward.
 pub async fn session_result(outcome: SessionReceiver) -> Result<SessionRollout, RewardError> {
     let result = outcome.await.unwrap_or_else(|_| Err(RewardError::Environment("it gave no result".into())));
     let performance = result?;
@@ -75,7 +76,7 @@ pub async fn session_result(outcome: SessionReceiver) -> Result<SessionRollout, 
     Ok(performance)
 }
 
-/// Fixed weights as one session samples from them.
+/// Fixed weights, with the seeds of one session.
 #[derive(Clone)]
 struct SessionSampler {
     generator: RolloutGenerator,
@@ -103,7 +104,7 @@ impl SamplingBackend for SessionSampler {
     }
 }
 
-/// One version of the weights as the rewards of one session ask it.
+/// Answers the logprob queries of one session under its version of the weights.
 struct SessionOracle {
     sampler: SessionSampler,
     policy: Arc<Policy>,

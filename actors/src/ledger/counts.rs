@@ -1,12 +1,12 @@
-//! What has become of the groups so far, as checkpoints keep it.
+//! The outcomes of all groups so far, as checkpoints store them.
 //!
-//! A line of a checkpoint may have been damaged or edited. What is read here balances, and is no larger than what a run
-//! can count, so that nothing that counts on from it overflows or takes for ever.
+//! A line of a checkpoint may have been damaged or edited. Whatever is read here balances, and is no larger than what a
+//! run can count, so that later counting neither overflows nor takes forever.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use std::collections::BTreeSet;
 
-/// Most steps, groups or positions of a run: beyond it, programs that read numbers of JSON as floats lose count.
+/// Most steps, groups or positions of a run: above 2^53, JSON readers that use floats lose precision.
 const MOST: u64 = 1 << 53;
 
 /// Reads a number of steps, groups or positions.
@@ -21,19 +21,19 @@ pub fn count<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     Ok(count)
 }
 
-/// Numbers that always balance: `opened = trained + filtered + dropped + failed + in flight`.
+/// Counts that always balance: `opened = trained + filtered + dropped + failed + in flight`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "StoredCounts")]
 pub struct GroupCounts {
-    /// Groups opened.
+    /// Groups opened so far, settled or not.
     pub opened: u64,
-    /// Groups trained.
+    /// Groups that were part of an optimizer step.
     pub trained: u64,
-    /// Groups without signal.
+    /// Groups that left without a learning signal.
     pub filtered: u64,
-    /// Groups dropped as stale, or for which no service answered. Their items come again.
+    /// Groups dropped as stale, or for which no service answered. Their items are sampled again.
     pub dropped: u64,
-    /// Groups that failed.
+    /// Groups that ended with an error.
     pub failed: u64,
     /// Groups that failed since the last one that was ready for training. Groups of a batch that was refused were
     /// ready and are not among them: refused batches have their own limit.
@@ -77,7 +77,7 @@ impl TryFrom<StoredCounts> for GroupCounts {
 }
 
 impl GroupCounts {
-    /// Groups that have left.
+    /// Groups with an outcome.
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.trained + self.filtered + self.dropped + self.failed
@@ -89,7 +89,7 @@ impl GroupCounts {
         self.opened - self.settled()
     }
 
-    /// These numbers with those of the run's life before. What was in flight when that ended has been opened again.
+    /// These counts added to those of the earlier part of the run. Its groups in flight have been opened again.
     #[must_use]
     pub fn after(&self, before: &Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Credits and verdicts: the only flow control of the line.
+//! Credits and outcomes: the only flow control of the pipeline.
 //!
 //! A group is opened with a credit and leaves with exactly one outcome, whatever happens to the tasks and messages
 //! that carry it: a credit that is dropped without an outcome gets the outcome "failed: lost". So credits are
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A cause in one line: of one with a traceback its first line and its last, which names the exception.
+/// A cause in one line: for a traceback its first line and its last, which names the exception.
 #[must_use]
 pub fn one_line(cause: &str) -> Cow<'_, str> {
     match cause.trim_end().split_once('\n') {
@@ -31,31 +31,31 @@ pub fn one_line(cause: &str) -> Cow<'_, str> {
     }
 }
 
-/// How a group ended.
+/// Outcome of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", content = "why", rename_all = "snake_case")]
 pub enum GroupOutcome {
     /// It was part of an optimizer step.
     Trained,
-    /// It had nothing to teach.
+    /// It had no learning signal.
     Filtered,
-    /// It was too old. Its item comes again.
+    /// It was too stale. Its item is sampled again.
     Dropped,
-    /// A service could not answer; why. Its item comes again, and counts as dropped; as failed if that goes on for longer
-    /// than the run's limit.
+    /// A service could not answer; the cause. Its item is sampled again, and the group counts as dropped; as failed
+    /// once this lasts longer than the run's limit.
     Unanswered(String),
-    /// Something went wrong; the first cause.
+    /// An error ended it; the first cause.
     Failed(String),
 }
 
-/// The state of all groups. Cheap to clone.
+/// Credits and outcomes of all groups. Cheap to clone.
 #[derive(Clone)]
 pub struct Ledger {
     state: Arc<Mutex<LedgerState>>,
     counts: watch::Sender<GroupCounts>,
-    /// Batches that were no optimizer step.
+    /// Batches that made no optimizer step.
     refused: Arc<AtomicU64>,
-    /// Tokens that were sampled for nothing.
+    /// Sampled tokens that were discarded.
     discarded: Arc<DiscardedTokens<AtomicU64>>,
     /// How long a group may go without an answer from a service.
     unanswered_limit: Duration,
@@ -64,41 +64,41 @@ pub struct Ledger {
 /// How long a group may go without an answer from a service, unless the run says otherwise.
 pub const UNANSWERED: Duration = Duration::from_secs(15 * 60);
 
-/// Tokens of rollouts that had their reward and were not trained, by the outcome on their group.
+/// Tokens of rollouts that had their reward and were not trained, by the outcome of their group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiscardedTokens<T = u64> {
-    /// Groups without signal.
+    /// Tokens of groups without a learning signal.
     pub filtered: T,
-    /// Groups dropped as stale.
+    /// Tokens of groups dropped as stale.
     pub dropped: T,
-    /// Groups that failed.
+    /// Tokens of groups that failed.
     pub failed: T,
 }
 
 /// A group that is not yet part of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupProgress {
-    /// The weights that play it.
+    /// The weights that sample it.
     pub version: PolicyVersion,
-    /// Whether it has come through playing and scoring.
+    /// Whether all its members have been sampled and scored.
     pub ready: bool,
 }
 
 #[derive(Default)]
 struct LedgerState {
     settled: SettledPositions,
-    /// Positions that are to be played once more.
+    /// Positions that are to be sampled again.
     again: VecDeque<GroupId>,
-    /// Those that no service answered for.
+    /// Groups that no service answered for.
     postponed: PostponedGroups,
-    /// Why not, the latest time.
+    /// Cause of the latest unanswered group.
     last_unanswered: Option<String>,
-    /// Groups that play or wait for their batch.
+    /// Groups that are being sampled or wait for their batch.
     stamped: BTreeMap<GroupId, GroupProgress>,
     /// Groups that are ready and not settled.
     ready: BTreeMap<GroupId, Arc<[TrainingRollout]>>,
     first_failure: Option<String>,
-    /// Cause of the first group of the row in which every reward raised.
+    /// Cause of the first group of the series in which every reward raised.
     first_raised: Option<String>,
     last_failure: Option<(GroupId, String)>,
 }
@@ -123,7 +123,7 @@ impl Ledger {
         Self { unanswered_limit, ..self }
     }
 
-    /// Opens a group.
+    /// Opens a group and returns its credit.
     #[must_use]
     pub fn open(&self, group: GroupId) -> Credit {
         self.counts.send_modify(|counts| counts.opened += 1);
@@ -138,14 +138,14 @@ impl Ledger {
         }
     }
 
-    /// A position that was dropped and is to be opened once more, the first one first.
+    /// The first position that was dropped and is to be opened again.
     #[must_use]
     pub fn reopened(&self) -> Option<GroupId> {
         let mut state = self.lock();
         state.again.pop_front().or_else(|| state.postponed.take())
     }
 
-    /// Until when no group is to be opened: no service has answered for any of late.
+    /// Until when no group is opened, because no service has answered recently.
     #[must_use]
     pub fn paused_until(&self) -> Option<Instant> {
         self.lock().postponed.paused_until()
@@ -159,18 +159,18 @@ impl Ledger {
         Some((lasts, state.last_unanswered.clone()?))
     }
 
-    /// Notes that a batch was no optimizer step.
+    /// Records that a batch made no optimizer step.
     pub fn refuse_batch(&self) {
         self.refused.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Batches that were no optimizer step.
+    /// Batches that made no optimizer step.
     #[must_use]
     pub fn refused_batches(&self) -> u64 {
         self.refused.load(Ordering::Acquire)
     }
 
-    /// Tokens that were sampled for nothing.
+    /// Sampled tokens that were discarded.
     #[must_use]
     pub fn discarded(&self) -> DiscardedTokens {
         let DiscardedTokens { filtered, dropped, failed } = &*self.discarded;
@@ -178,13 +178,13 @@ impl Ledger {
         DiscardedTokens { filtered: read(filtered), dropped: read(dropped), failed: read(failed) }
     }
 
-    /// Follows the counts.
+    /// A receiver that follows every change of the counts.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<GroupCounts> {
         self.counts.subscribe()
     }
 
-    /// The counts now.
+    /// The counts at this moment.
     #[must_use]
     pub fn counts(&self) -> GroupCounts {
         *self.counts.borrow()
@@ -228,7 +228,7 @@ impl Ledger {
         Some((state.first_failure.clone()?, group, last))
     }
 
-    /// Cause of the first group of a row in which every reward failed in the environment's own code.
+    /// Cause of the first group of a series in which every reward failed in the environment's own code.
     #[must_use]
     pub fn first_raised(&self) -> Option<String> {
         self.lock().first_raised.clone()
@@ -307,7 +307,7 @@ impl Ledger {
 pub struct Credit {
     group: GroupId,
     ledger: Ledger,
-    /// Tokens sampled for it.
+    /// Tokens sampled for the group so far.
     tokens: AtomicU64,
     /// Members whose reward failed in the environment's own code.
     raised: AtomicU32,
@@ -317,24 +317,24 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Notes which weights play the group.
+    /// Records which weights sample the group.
     pub fn sampling_started(&self, version: PolicyVersion) {
         self.ledger.lock().stamped.insert(self.group, GroupProgress { version, ready: false });
     }
 
-    /// Notes tokens that were sampled for the group.
+    /// Records tokens that were sampled for the group.
     pub fn add_tokens(&self, tokens: usize) {
         self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
-    /// Notes that the reward of one of `members` failed in the environment's own code.
+    /// Records that the reward of one of `members` failed in the environment's own code.
     pub fn add_environment_error(&self, members: u32) {
         if self.raised.fetch_add(1, Ordering::AcqRel) + 1 == members {
             self.all_raised.store(true, Ordering::Release);
         }
     }
 
-    /// Notes that the group has come through playing and scoring.
+    /// Records that all members of the group have been sampled and scored.
     pub fn ready(&self, members: Arc<[TrainingRollout]>) {
         self.ready.store(true, Ordering::Release);
         {
@@ -352,12 +352,12 @@ impl Credit {
         });
     }
 
-    /// Notes that the group is part of a batch.
+    /// Records that the group is part of a batch.
     pub fn batched(&self) {
         self.ledger.lock().stamped.remove(&self.group);
     }
 
-    /// Gives the outcome. Only the first one counts; tells whether this was it.
+    /// Sets the outcome. Only the first one counts; returns whether this was it.
     pub fn settle(&self, outcome: &GroupOutcome) -> bool {
         let first = !self.settled.swap(true, Ordering::AcqRel);
         if first {

@@ -1,15 +1,15 @@
-//! Groups that no service answered for: when each is opened again, and when that is given up.
+//! Groups that no service answered for: when each is opened again, and when it counts as failed.
 //!
-//! A service that fails at once would otherwise be asked for the same groups without a pause. Each group waits longer with
-//! each time. While no group comes through at all, no other one is opened either, so that an outage costs a few samples and
-//! not as many as the run can draw meanwhile.
+//! A service that fails at once would otherwise receive the same groups without a pause. Each group waits longer with
+//! each attempt. While no group becomes ready, no other one is opened either, so that an outage costs a few samples and
+//! not as many as the run can sample meanwhile.
 
 use minds_core::ids::GroupId;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pause after the first time; it doubles with each.
+/// Pause after the first attempt; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Upper bound of the doubling pause.
@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 struct Backoff {
     since: Instant,
     pause: Duration,
-    /// Before that, nothing is tried again.
+    /// Earliest time of the next attempt.
     due: Instant,
 }
 
@@ -29,35 +29,35 @@ impl Backoff {
         Self { since: now, pause: FIRST_PAUSE, due: now + FIRST_PAUSE }
     }
 
-    /// Once more without an answer. What fails before the pause is over was under way already.
+    /// Records another unanswered attempt. One that fails before the pause is over had already started.
     fn again(&mut self, now: Instant, limit: Duration) {
         if now >= self.due {
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-            // The last time is when the limit is over, not before.
+            // The last attempt is made when the limit is over, not before.
             self.due = (now + self.pause).min((self.since + limit).max(now));
         }
     }
 }
 
-/// Groups without an answer.
+/// Groups that no service answered for.
 #[derive(Default)]
 pub(super) struct PostponedGroups {
     groups: BTreeMap<GroupId, (Backoff, bool)>,
-    /// Since the last group that came through.
+    /// Attempts since the last group that became ready.
     all: Option<Backoff>,
 }
 
-/// What becomes of a group without an answer.
+/// What becomes of a group that no service answered for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PostponedOutcome {
-    /// It is opened again.
+    /// The group is opened again.
     Later,
-    /// It has been without one for too long.
+    /// The group has been unanswered for too long.
     Failed,
 }
 
 impl PostponedGroups {
-    /// Enters a group that no service answered for.
+    /// Adds a group that no service answered for.
     pub(super) fn add(&mut self, group: GroupId, limit: Duration) -> PostponedOutcome {
         let now = Instant::now();
         match &mut self.all {
@@ -90,12 +90,12 @@ impl PostponedGroups {
         self.all = None;
     }
 
-    /// A group has its verdict.
+    /// Removes a group that has its outcome.
     pub(super) fn settled(&mut self, group: GroupId) {
         self.groups.remove(&group);
     }
 
-    /// Until when nothing is opened.
+    /// Until when no group is opened.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.all.map(|row| row.due).filter(|due| *due > Instant::now())
     }

@@ -1,8 +1,8 @@
-//! Starting actors and watching them.
+//! Launches actors and watches them.
 //!
-//! The mailbox's capacity is set before the first message can arrive. An actor that panics is made anew as often as
+//! The mailbox's capacity is set before the first message can arrive. An actor that panics is restarted as often as
 //! its budget allows, and its mailboxes are bound to the successor; when the budget is spent, its stage has ended and
-//! says why. `actix::Supervisor` can do neither: a panic kills it together with its actor. A stage that is dropped
+//! reports why. `actix::Supervisor` can do neither: a panic kills it together with its actor. A stage that is dropped
 //! ends at once, and its mailboxes close.
 
 use actix::dev::channel;
@@ -16,11 +16,11 @@ use tracing::error;
 /// How a stage ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StageExit {
-    /// It stopped of its own accord, or nobody can send to it any more.
+    /// It stopped by itself, or all its senders are gone.
     Finished,
-    /// It panicked more often than its budget allows. The last panic's words.
+    /// It panicked more often than its budget allows. Message of the last panic.
     Panicked(String),
-    /// It was aborted.
+    /// It was aborted before its end.
     Aborted,
 }
 
@@ -38,12 +38,12 @@ impl StageHandle {
         self.name
     }
 
-    /// Waits for its end.
+    /// Waits for the stage to end.
     pub async fn ended(mut self) -> StageExit {
         self.watch().await
     }
 
-    /// A future of its end that leaves the stage with its owner.
+    /// Waits for the stage to end, without consuming the handle.
     pub async fn watch(&mut self) -> StageExit {
         (&mut self.watcher.0).await.unwrap_or(StageExit::Aborted)
     }
@@ -58,7 +58,7 @@ impl<T> Drop for WatchedTask<T> {
     }
 }
 
-/// Starts an actor on the current local task set and watches it.
+/// Launches an actor on the current local task set and watches it.
 ///
 /// `make` builds it, and builds it again after a panic, at most `restarts` times; `bind` connects its mailboxes.
 pub fn launch<A, Make, Bind>(
@@ -97,7 +97,7 @@ where
     StageHandle { name, watcher: WatchedTask(watcher) }
 }
 
-/// Runs a future beside the actors and watches it like one; it is never made anew.
+/// Spawns a future beside the actors and watches it like one; it is never restarted.
 pub fn spawn_watched(name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> StageHandle {
     let mut life = WatchedTask(tokio::spawn(work));
     let watcher = actix_rt::spawn(async move { exit_of((&mut life.0).await) });
@@ -114,7 +114,7 @@ fn exit_of(end: Result<(), tokio::task::JoinError>) -> StageExit {
     }
 }
 
-/// What a panic said.
+/// Message of a panic.
 #[must_use]
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     panic
@@ -127,7 +127,7 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// Runs a future to its end even if it panics.
 ///
 /// # Errors
-/// The panic's words.
+/// The panic's message.
 pub async fn catch_panic<T>(work: impl Future<Output = T>) -> Result<T, String> {
     use futures::FutureExt;
     std::panic::AssertUnwindSafe(work)

@@ -1,7 +1,7 @@
 //! A mailbox: bounded sending to an actor, with a permit that travels with the message.
 //!
-//! At most `capacity` messages of a mailbox exist at any moment, queued or in work: a permit is taken before the message
-//! leaves and becomes free when the receiver drops it, which is when the work is done. A send that was cancelled
+//! At most `capacity` messages of a mailbox exist at any moment, queued or being processed: the sender takes a permit
+//! first, and the receiver frees it by dropping it when the work is done. A send that was cancelled
 //! while it waited has sent nothing; a send that returned cannot be cancelled. A message that is dropped unopened
 //! is counted as lost.
 //!
@@ -45,38 +45,38 @@ struct MailboxState {
     waited_nanos: AtomicU64,
 }
 
-/// Where the receiver lives at present.
+/// Where the mailbox delivers at present.
 enum ReceiverState<M: Send + 'static> {
-    /// Not launched yet, or between two lives: senders wait.
+    /// Not launched yet, or between two actors: senders wait.
     Unbound,
     Open(Recipient<StageMessage<M>>),
     /// For good: senders get their message back.
     Closed,
 }
 
-/// What a mailbox has carried so far.
+/// Traffic of a mailbox so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MailboxStats {
-    /// The mailbox's name.
+    /// Name of the mailbox in metrics.
     pub name: &'static str,
-    /// Most messages at once.
+    /// Most messages at a time.
     pub capacity: usize,
     /// Messages queued or being processed.
     pub depth: usize,
-    /// Messages sent.
+    /// Messages sent so far.
     pub sent: u64,
-    /// Messages dropped unopened.
+    /// Messages dropped without being opened.
     pub lost: u64,
-    /// Seconds that senders have waited for room.
+    /// Seconds that senders have waited for a permit.
     pub waited_s: f64,
 }
 
-/// The receiver has gone for good; here is the message.
+/// The receiver has stopped for good; returns the message.
 #[derive(Debug, Error)]
 #[error("the receiver of this mailbox has stopped")]
 pub struct SendError<M>(pub M);
 
-/// A message on its way, and the permit it occupies.
+/// A message in transit, and the permit it occupies.
 pub struct StageMessage<M> {
     content: Option<M>,
     permit: Option<MailboxPermit>,
@@ -104,7 +104,7 @@ impl<M: Send + 'static> Message for StageMessage<M> {
     type Result = ();
 }
 
-/// One place in a mailbox; dropping it makes room.
+/// Room for one message in a mailbox; dropping it makes room for the next.
 #[must_use = "dropping the permit makes room for the next message"]
 pub struct MailboxPermit {
     _permit: OwnedSemaphorePermit,
@@ -123,7 +123,7 @@ impl<M: Send + 'static> Clone for MailboxSender<M> {
 }
 
 impl<M: Send + 'static> MailboxSender<M> {
-    /// Waits for room, then hands the message over.
+    /// Waits for a permit, then hands the message over.
     ///
     /// # Errors
     /// Gives the message back when the receiver has gone for good.
@@ -134,7 +134,7 @@ impl<M: Send + 'static> MailboxSender<M> {
         }
     }
 
-    /// Waits for room without a message; `None` when the receiver has gone for good. For senders that want to
+    /// Waits for a permit without a message; `None` when the receiver has gone for good. For senders that want to
     /// choose the message only when it can leave.
     pub async fn reserve(&self) -> Option<SendPermit<M>> {
         let asked = Instant::now();
@@ -146,43 +146,43 @@ impl<M: Send + 'static> MailboxSender<M> {
     /// Waits until the receiver has gone for good. A sender can then stop work whose result would be discarded.
     pub async fn closed(&self) {
         let mut receiver = self.receiver.clone();
-        // An error says the same: the receiver has gone.
+        // An error means the same: the receiver has gone.
         drop(receiver.wait_for(|receiver| matches!(receiver, ReceiverState::Closed)).await);
     }
 
-    /// What the mailbox has carried.
+    /// Traffic of the mailbox so far.
     #[must_use]
     pub fn stats(&self) -> MailboxStats {
         self.shared.stats()
     }
 
-    /// Reads the mailbox from anywhere, without holding it open.
+    /// A reader of the mailbox that does not hold it open.
     #[must_use]
     pub fn gauge(&self) -> MailboxGauge {
         MailboxGauge(self.shared.clone())
     }
 }
 
-/// Reads a mailbox. Cheap to clone.
+/// Reads the traffic of a mailbox. Cheap to clone.
 #[derive(Clone)]
 pub struct MailboxGauge(Arc<MailboxState>);
 
 impl MailboxGauge {
-    /// What the mailbox has carried.
+    /// Traffic of the mailbox so far.
     #[must_use]
     pub fn stats(&self) -> MailboxStats {
         self.0.stats()
     }
 }
 
-/// A reserved place for one message.
+/// A permit for one message.
 pub struct SendPermit<M: Send + 'static> {
     permit: MailboxPermit,
     sender: MailboxSender<M>,
 }
 
 impl<M: Send + 'static> SendPermit<M> {
-    /// Hands the message over. Waits only while the receiver is between two lives.
+    /// Hands the message over. Waits only while the receiver is between two actors.
     ///
     /// # Errors
     /// Gives the message back when the receiver has gone for good.
@@ -230,15 +230,15 @@ impl MailboxState {
     }
 }
 
-/// The receiving end: says where the receiver lives. Dropping it closes the mailbox, so that nobody waits for room in
-/// a mailbox that no actor will ever empty.
+/// The receiving end: binds the mailbox to its actor. Dropping it closes the mailbox, so that no sender waits for a
+/// permit of a mailbox that no actor will ever empty.
 pub struct MailboxReceiver<M: Send + 'static> {
     shared: Arc<MailboxState>,
     receiver: watch::Sender<ReceiverState<M>>,
 }
 
 impl<M: Send + 'static> MailboxReceiver<M> {
-    /// Sends to this actor from now on.
+    /// Delivers to this actor from now on.
     pub fn bind<A>(&self, addr: &Addr<A>)
     where
         A: Actor<Context = Context<A>> + Handler<StageMessage<M>>,
@@ -252,13 +252,13 @@ impl<M: Send + 'static> MailboxReceiver<M> {
         });
     }
 
-    /// Refuses new messages for good; those in the mailbox are still worked off.
+    /// Refuses new messages for good; those in the mailbox are still processed.
     pub fn close(&self) {
         self.receiver.send_replace(ReceiverState::Closed);
         self.shared.permits.close();
     }
 
-    /// What the mailbox has carried.
+    /// Traffic of the mailbox so far.
     #[must_use]
     pub fn stats(&self) -> MailboxStats {
         self.shared.stats()

@@ -1,4 +1,4 @@
-//! How much each mailbox of a line holds: enough that no mailbox blocks before the credits do.
+//! Capacity of each mailbox of a pipeline: enough that no mailbox blocks before the credits do.
 
 use super::PipelineOptions;
 use std::num::NonZeroUsize;
@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 pub struct MailboxCapacities {
     /// Groups on their way to the sampler: as many as there are credits.
     pub groups: NonZeroUsize,
-    /// Episodes on their way to the scorer, which is as many as it scores at a time: more would only wait there.
+    /// Rollouts on their way to the scorer, which is as many as it scores at a time: more would only wait there.
     pub rollouts: NonZeroUsize,
     /// Scores on their way to the batcher: those of every member of every group in flight.
     pub scored: NonZeroUsize,
@@ -17,7 +17,7 @@ pub struct MailboxCapacities {
 }
 
 impl MailboxCapacities {
-    /// Of a line of these sizes whose largest group has so many members.
+    /// Capacities for these options and a largest group of `members` rollouts.
     #[must_use]
     pub fn of(options: &PipelineOptions, members: u32) -> Self {
         let some = |n: usize| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
@@ -30,7 +30,7 @@ impl MailboxCapacities {
         }
     }
 
-    /// Each with the name of its mailbox, in the order of the line.
+    /// Each with the name of its mailbox, in the order of the stages.
     #[must_use]
     pub fn named(&self) -> [(&'static str, NonZeroUsize); 4] {
         [

@@ -1,7 +1,7 @@
-//! Wires the stages into a line and follows it to its end.
+//! Wires the stages into a pipeline and runs it to its end.
 //!
 //! Back to front, each stage gets the sender to the next; a mailbox's capacity is large enough that no mailbox blocks
-//! before the credits do. The outside sees events, the board, and one switch: stop.
+//! before the credits do. The owner of a pipeline receives events, reads the board, and can stop it.
 
 mod capacities;
 mod observer;
@@ -37,35 +37,35 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::error;
 
-/// What the line tells the outside, in the order in which it happened.
+/// Events of the pipeline, in the order in which they happened.
 pub enum PipelineEvent {
     /// An optimizer step is done and its weights are published.
     Step(StepRecord),
-    /// A state has been saved.
+    /// A checkpoint has been saved.
     CheckpointSaved(SavedCheckpoint),
     /// A reward has failed for good.
     Quarantined(QuarantinedRollout),
-    /// Weights have been measured. May come later than the steps after them.
+    /// Weights have been evaluated. May arrive after later steps.
     Evaluated(Evaluation),
-    /// The run is over, as asked or because all steps are done.
+    /// The run is over, because it was stopped or all steps are done.
     Ended {
-        /// Steps done.
+        /// Optimizer steps done at the end.
         step: u64,
     },
-    /// The run cannot go on; the first cause.
+    /// The run cannot continue; the first cause.
     Failed(String),
 }
 
-/// Sizes and limits of a line.
+/// Sizes and limits of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineOptions {
     /// Seed of items and samples.
     pub seed: u64,
     /// Batches that may be under way beside the one in training, which decides the credits. 0: strictly on-policy.
     pub max_steps_off_policy: u64,
-    /// Steps by which the weights that played a group may lie behind those that it trains.
+    /// Most optimizer steps between the weights that sampled a group and those that it trains.
     pub max_staleness: u64,
-    /// How often a member whose play failed is played once more.
+    /// How often a failed member is resampled.
     pub resamples: u32,
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
@@ -76,8 +76,8 @@ pub struct PipelineOptions {
     /// Groups in which every reward may fail in the environment's own code, one after the other, before the run ends with
     /// an error.
     pub max_raised_in_a_row: u64,
-    /// How long groups may go without an answer from a service, one that a reward asks for example, before they count as
-    /// failed; if no other group comes through meanwhile, the run ends with an error.
+    /// How long groups may go without an answer from a service, one that a reward queries for example, before they
+    /// count as failed; if no other group becomes ready meanwhile, the run ends with an error.
     pub unanswered: Duration,
     /// Groups without signal that may be replaced one after the other before the run ends with an error.
     pub max_replaced_in_a_row: u64,
@@ -85,9 +85,9 @@ pub struct PipelineOptions {
     pub retry: Retry,
     /// How groups become batches.
     pub batch: BatcherOptions,
-    /// What a step is made of.
+    /// How a batch becomes optimizer steps.
     pub train: TrainerOptions,
-    /// How weights are measured on the components of weight 0, if they are.
+    /// How weights are evaluated on the components of weight 0, if they are.
     pub evaluate: Option<EvaluatorOptions>,
 }
 
@@ -99,24 +99,24 @@ impl PipelineOptions {
     }
 }
 
-/// Where a run goes on from.
+/// The checkpoint data from which a run resumes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResumePoint {
-    /// Steps that the weights have behind them.
+    /// Optimizer steps done before.
     pub step: u64,
-    /// Positions of the schedule that they have behind them.
+    /// Positions of the schedule settled before.
     pub settled: SettledPositions,
     /// Groups that were ready and not yet trained.
     pub saved_groups: Vec<SavedGroup>,
     /// Gradient norms of the latest optimizer steps, the oldest first.
     pub gradient_norms: Vec<f64>,
-    /// Whether they have been evaluated.
+    /// Whether the weights have been evaluated.
     pub evaluated: bool,
 }
 
-/// What the line works with.
+/// What the pipeline is built from.
 pub struct PipelineParts {
-    /// The environments.
+    /// Environments of the mixture, with their weights.
     pub components: Vec<MixtureComponent>,
     /// The adapter in training.
     pub training: Arc<dyn TrainingBackend>,
@@ -124,42 +124,42 @@ pub struct PipelineParts {
     pub sampler: Arc<dyn SamplingBackend>,
     /// The weights that answer logprob queries of rewards.
     pub logprob_source: LogprobSource,
-    /// Weights that the policy is not to leave, if it pays for leaving them ([`BatcherOptions::kl_penalty`]).
+    /// Reference weights of the KL penalty, if there is one ([`BatcherOptions::kl_penalty`]).
     pub reference: Option<Arc<dyn SamplingBackend>>,
-    /// The rewards' questions.
+    /// Limits and counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
-    /// Who measures gradient steps, if rewards may ask for that.
+    /// Set-up of the shadow trainer, if rewards may measure gradient steps.
     pub shadow: Option<ShadowSetup>,
-    /// Threads for heavy sums.
+    /// Threads for long computations.
     pub pool: CpuPool,
-    /// What is counted.
+    /// Counters of the pipeline for Prometheus.
     pub meters: PipelineMeters,
 }
 
-/// Where shadow adapters live, and how they step.
+/// Where shadow adapters live, and how they train.
 pub struct ShadowSetup {
-    /// How they step.
+    /// Adapters, optimizer and retries of the shadow trainer.
     pub options: ShadowTrainerOptions,
-    /// Makes them when they are first needed.
+    /// Creates the adapters when they are first needed.
     pub service: Arc<dyn Service>,
-    /// The weights that they start from.
+    /// The weights that the adapters start from.
     pub from: ShadowStart,
 }
 
-/// The weights that shadows start from.
+/// The weights that shadow adapters start from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShadowStart {
-    /// The base model.
+    /// The base model, without an adapter.
     Base,
-    /// The version of the policy that played.
+    /// The version of the policy that sampled the rollout.
     Policy {
         /// Where the first version is saved, if it is.
         saved: Option<String>,
     },
 }
 
-/// A running line. Lives on the local task set on which it was started, and ends when it is dropped: whatever is
-/// under way is then given up.
+/// A running pipeline. Lives on the local task set on which it was started, and ends when it is dropped, which cancels
+/// everything under way.
 pub struct Pipeline {
     events: mpsc::Receiver<PipelineEvent>,
     stages: Vec<StageHandle>,
@@ -170,17 +170,17 @@ pub struct Pipeline {
     max_raised_in_a_row: u64,
     /// Why the service was given up, once it was.
     away: watch::Receiver<Option<String>>,
-    /// No bound where they are not replaced.
+    /// No bound unless constant groups are replaced.
     max_replaced_in_a_row: u64,
-    /// Has adapters and states on the service that are not the run's.
+    /// Holds adapters and checkpoints on the service that belong to shadows alone.
     shadows: Option<ShadowTrainer>,
     /// Whether the run is being ended early, after a last checkpoint.
     giving_up: bool,
-    /// What the evaluator found.
+    /// Results of the evaluator.
     evaluations: mpsc::Receiver<Evaluation>,
-    /// Tells the evaluator that no more weights will come.
+    /// Turns true when no more weights will come.
     last: watch::Sender<bool>,
-    /// The end, held back until the last evaluation is told.
+    /// The final event, held back until the last evaluation has been reported.
     ended: Option<PipelineEvent>,
     over: bool,
 }
@@ -223,7 +223,7 @@ impl Pipeline {
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
         let (deadlines, meters) = (options.retry.deadlines, parts.meters);
-        // Those of weight 0 are evaluated, which is not counted here.
+        // Components of weight 0 are evaluated, which is not counted here.
         meters.begin(components.iter().filter(|c| c.weight > 0.0).map(|c| c.name.as_str()));
         let service = &meters.service;
         let away = meters.service.away();
@@ -282,7 +282,7 @@ impl Pipeline {
             events: event.clone(),
             stop: stopping.clone(),
         };
-        // A trainer that panicked does not know which of its requests took effect: no restart.
+        // A trainer that panicked cannot know which of its requests took effect: no restart.
         let (trainer, committer) =
             Trainer::new(options.train.clone(), links, start.step, &start.gradient_norms);
         let trainer = launch("trainer", capacities.batches, 0, once(trainer), move |addr| {
@@ -408,7 +408,7 @@ impl Pipeline {
                 || ledger.unanswered().is_some()
         };
         let event = loop {
-            // All steps are done; what falls due with the last one is still measured, unless the run is stopped.
+            // All steps are done; an evaluation that is due at the last step still runs, unless the run is stopped.
             if self.ended.is_some()
                 && !*self.stop.borrow()
                 && let Some(evaluation) = self.evaluations.recv().await
@@ -422,7 +422,7 @@ impl Pipeline {
                 biased;
                 Some(event) = self.events.recv() => match event {
                     PipelineEvent::Ended { .. } => {
-                        // A run that is stopped has no last weights: it may go on.
+                        // A stopped run has no last weights: it may be resumed.
                         if !*self.stop.borrow() {
                             self.last.send_replace(true);
                         }
@@ -433,7 +433,7 @@ impl Pipeline {
                 Some(evaluation) = self.evaluations.recv() => break PipelineEvent::Evaluated(evaluation),
                 why = broken(&mut self.stages) => break PipelineEvent::Failed(why),
                 why = given_up(&mut self.away), if !self.giving_up => {
-                    // What else can be reached is used: the weights may still be saved.
+                    // The rest of the service may still be reachable: the weights may still be saved.
                     error!(%why, "giving up after the step under way");
                     self.giving_up = true;
                     self.end(Some(why));
@@ -451,12 +451,12 @@ impl Pipeline {
         Some(event)
     }
 
-    /// Opens no more groups, lets the step under way end, saves, and ends.
+    /// Opens no more groups, completes the step under way, saves a checkpoint, and ends.
     pub fn stop(&self) {
         self.end(None);
     }
 
-    /// Ends whatever is still under way, and deletes what the run kept on the service for itself alone.
+    /// Cancels everything under way, and deletes what the run kept on the service for itself alone.
     pub async fn close(self) {
         let shadows = self.shadows.clone();
         drop(self);
@@ -473,25 +473,25 @@ impl Pipeline {
         }
     }
 
-    /// Reads the line, also after it has gone.
+    /// Reads the pipeline, also after it has ended.
     #[must_use]
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// The book of groups.
+    /// The ledger of all groups.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.observer.ledger
     }
 
-    /// What every stage last said about itself.
+    /// The latest snapshot of every stage.
     #[must_use]
     pub fn board(&self) -> &StageBoard {
         &self.observer.board
     }
 
-    /// Who is busy when.
+    /// Busy times of the stages.
     #[must_use]
     pub fn activity(&self) -> &Activity {
         &self.observer.activity
@@ -540,7 +540,7 @@ impl Pipeline {
     }
 }
 
-/// Opens groups that an earlier part of the run had collected, so that they are not played again.
+/// Opens groups that an earlier part of the run had collected, so that they are not sampled again.
 fn restore(
     saved_groups: Vec<SavedGroup>,
     schedule: &Schedule,
@@ -575,7 +575,7 @@ async fn given_up(away: &mut watch::Receiver<Option<String>>) -> String {
     }
 }
 
-/// Waits until a stage has panicked for good. Stages that end otherwise are taken off the list.
+/// Waits until a stage has panicked for good. Stages that end otherwise are removed from the list.
 async fn broken(stages: &mut Vec<StageHandle>) -> String {
     while !stages.is_empty() {
         let (exit, index, _) = select_all(stages.iter_mut().map(|stage| Box::pin(stage.watch()))).await;
@@ -595,7 +595,7 @@ where
     move |addr| receiver.bind(addr)
 }
 
-/// For a stage that is never made anew.
+/// Builds a stage that is never restarted.
 fn once<A>(actor: A) -> impl FnMut() -> A {
     let mut actor = Some(actor);
     move || actor.take().expect("a stage without restarts is made once")

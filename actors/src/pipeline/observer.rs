@@ -1,4 +1,4 @@
-//! Reads a line from outside, at any moment and from any thread, without a word to its stages.
+//! Reads a pipeline from outside, at any moment and from any thread, without messages to its stages.
 
 use crate::ledger::Ledger;
 use crate::mailbox::{MailboxGauge, MailboxStats};
@@ -7,20 +7,20 @@ use crate::telemetry::StageBoard;
 use crate::telemetry::activity::Activity;
 use std::sync::Arc;
 
-/// Everything that can be read off a line. Cheap to clone; reads the last numbers of a line that has ended.
+/// Everything that can be read from a pipeline. Cheap to clone; after the end it returns the last values.
 #[derive(Clone)]
 pub struct Observer {
-    /// The book of groups.
+    /// The ledger of all groups.
     pub ledger: Ledger,
-    /// What every stage last said about itself.
+    /// The latest snapshot of every stage.
     pub board: StageBoard,
-    /// Who is busy when.
+    /// Busy times of the stages.
     pub activity: Activity,
-    /// How often rewards have asked.
+    /// Counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
     /// Most groups started and not yet settled.
     pub credits: u64,
-    /// In the order of the stages.
+    /// Mailbox gauges, in the order of the stages.
     pub(crate) mailboxes: Arc<[MailboxGauge]>,
 }
 

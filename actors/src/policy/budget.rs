@@ -1,8 +1,8 @@
-//! What rewards may ask of the service: how many questions at a time, how many in a step, and how often they did.
+//! Limits of the rewards' queries: how many at a time and how many per step; and their counts.
 //!
-//! A question that finds the step's budget used up waits for the next step, so that work ahead of the trainer slows
-//! down and nothing that was sampled is lost. A budget that is too small for a single batch would let everybody wait
-//! for a step that cannot come: after [`QueryLimits::wait_limit`] the reward is missing, with that cause.
+//! A query that finds the step's budget used up waits for the next step, so that work ahead of the trainer slows
+//! down and no sample is lost. With a budget too small for a single batch, all queries would wait for a step that
+//! cannot come: after [`QueryLimits::wait_limit`] the reward fails with that cause.
 
 use super::frozen::FrozenSamplers;
 use crate::mailbox::MailboxSender;
@@ -19,42 +19,42 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-/// Bounds on the rewards' questions.
+/// Bounds on the rewards' queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryLimits {
-    /// Questions under way at a time.
+    /// Queries in flight at a time.
     pub concurrency: NonZeroUsize,
-    /// Most questions sent between two steps; no bound if there is none.
+    /// Most queries sent between two steps; `None` for no bound.
     pub per_step: Option<NonZeroU64>,
-    /// How long a question waits for the next step once the budget is used up. Keep it under the rewards' own time
+    /// How long a query waits for the next step once the budget is used up. Keep it under the rewards' own time
     /// limit, which would hide the cause.
     pub wait_limit: Duration,
 }
 
 impl Default for QueryLimits {
-    /// No budget.
+    /// 128 queries at a time, no budget per step, and a wait of 300 s.
     fn default() -> Self {
         let concurrency = const { NonZeroUsize::new(128).expect("128 is not 0") };
         Self { concurrency, per_step: None, wait_limit: Duration::from_secs(300) }
     }
 }
 
-/// What all that ask share.
+/// Limits and counts that all oracles share.
 pub struct QueryBudget {
     limits: QueryLimits,
     permits: Semaphore,
-    /// Questions sent since the last step.
+    /// Queries sent since the last step.
     spent: watch::Sender<u64>,
     sent: AtomicU64,
     remembered: AtomicU64,
     waited_nanos: AtomicU64,
-    /// Gradient steps measured.
+    /// Counts and times of measured gradient steps.
     pub(crate) deltas: Arc<ShadowMeter>,
     /// The mailbox to the shadow trainer, once there is one.
     pub(crate) shadow: OnceLock<MailboxSender<LogprobDeltaRequest>>,
-    /// The mailbox on which adapters are borrowed from it.
+    /// The mailbox for adapter leases, once there is a shadow trainer.
     pub(crate) leases: OnceLock<MailboxSender<AdapterLeaseRequest>>,
-    /// Weights beside the policy, once there is a service that has them.
+    /// Frozen weights, once there is a service that has them.
     pub(crate) frozen: OnceLock<Arc<FrozenSamplers>>,
 }
 
@@ -65,7 +65,7 @@ impl Default for QueryBudget {
 }
 
 impl QueryBudget {
-    /// Nothing asked yet.
+    /// A budget with no queries sent.
     #[must_use]
     pub fn new(limits: QueryLimits) -> Self {
         Self {
@@ -82,31 +82,31 @@ impl QueryBudget {
         }
     }
 
-    /// Rewards may ask weights of this service beside the policy.
+    /// Lets rewards query frozen weights of this service.
     #[must_use]
     pub fn with_service(self, service: Arc<dyn Service>) -> Self {
         Self { frozen: OnceLock::from(Arc::new(FrozenSamplers::new(service))), ..self }
     }
 
-    /// Questions sent to the service.
+    /// Queries sent to the service.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)
     }
 
-    /// Questions answered from memory, or by joining one under way.
+    /// Queries answered from memory, or by joining one in flight.
     #[must_use]
     pub fn remembered(&self) -> u64 {
         self.remembered.load(Relaxed)
     }
 
-    /// Gradient steps measured.
+    /// Number of gradient steps measured so far.
     #[must_use]
     pub fn deltas(&self) -> u64 {
         self.deltas.read().done
     }
 
-    /// Books of its own over the same shadow trainer, for those who ask beside the training and not at its cost.
+    /// Separate limits and counts over the same shadow trainer, for queries that must not use up the training budget.
     pub(crate) fn beside(&self) -> Self {
         Self {
             shadow: self.shadow.clone(),
@@ -121,7 +121,7 @@ impl QueryBudget {
         self.remembered.fetch_add(1, Relaxed);
     }
 
-    /// The right to send one question; keep it until the answer is there.
+    /// A permit to send one query; keep it until the response arrives.
     pub(crate) async fn admit(&self) -> Result<SemaphorePermit<'_>, RewardError> {
         let asked = Instant::now();
         self.spend().await?;
@@ -160,7 +160,7 @@ impl QueryBudget {
         self.spent.send_replace(0);
     }
 
-    /// All counters at this moment.
+    /// All counters at this moment, for a later difference.
     #[must_use]
     pub fn read(&self) -> QueryCounts {
         QueryCounts {
@@ -171,7 +171,7 @@ impl QueryBudget {
         }
     }
 
-    /// The numbers since an earlier reading.
+    /// The counts since an earlier reading.
     pub(crate) fn report(&self, now: &QueryCounts, earlier: &QueryCounts, out: &mut Metrics) {
         let mut put = |name: &str, value: f64| {
             out.insert(name.into(), value);
@@ -191,13 +191,13 @@ impl QueryBudget {
 /// The counters at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueryCounts {
-    /// Questions sent to the service.
+    /// Queries sent to the service.
     pub sent: u64,
-    /// Questions answered from memory, or by joining one under way.
+    /// Queries answered from memory, or by joining one in flight.
     pub remembered: u64,
-    /// Seconds that questions have waited for permits or for the next step.
+    /// Seconds that queries have waited for permits or for the next step.
     pub waited_s: f64,
-    /// Gradient steps measured.
+    /// Counts and times of measured gradient steps.
     pub deltas: ShadowMeterReading,
 }
 

@@ -1,7 +1,7 @@
-//! Equal questions are asked once, also while the answer is under way.
+//! Sends equal queries once, also while the response is in flight.
 //!
-//! Only answers are remembered. A question that failed, panicked, or was given up by the one who waited for it is
-//! forgotten, so that whoever asks again asks anew and never joins a wait that has already proved hopeless.
+//! Only successful answers are cached. A query that failed, panicked, or whose waiters gave up is forgotten, so that
+//! the next equal query is sent again and never joins a wait that cannot succeed.
 
 use dashmap::DashMap;
 use futures::FutureExt;
@@ -9,12 +9,12 @@ use futures::future::{BoxFuture, Shared};
 use minds_core::reward::RewardError;
 use std::hash::Hash;
 
-/// Most answers kept. A full memory starts anew; answers under way are not lost to those who wait.
+/// Most answers kept. A full cache starts over; waiters of answers in flight still receive them.
 const MEMORY: usize = 1 << 14;
 
 type SharedAnswer<V> = Shared<BoxFuture<'static, Result<V, RewardError>>>;
 
-/// Answers by question.
+/// Answers by query, cached or in flight.
 pub struct AnswerCache<K: Eq + Hash, V: Clone> {
     answers: DashMap<K, SharedAnswer<V>>,
 }
@@ -26,7 +26,7 @@ impl<K: Eq + Hash, V: Clone> Default for AnswerCache<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> AnswerCache<K, V> {
-    /// The answer to a question, and whether it had to be asked.
+    /// The answer to a query, and whether it had to be sent.
     pub async fn once(
         &self,
         key: K,
@@ -51,7 +51,7 @@ impl<K: Eq + Hash + Clone, V: Clone> AnswerCache<K, V> {
     }
 }
 
-/// A wait for an answer; forgets the question when it ends without one.
+/// A wait for an answer; forgets the query when it ends without one.
 struct PendingQuery<'a, K: Eq + Hash, V: Clone> {
     memory: &'a AnswerCache<K, V>,
     key: K,
@@ -62,7 +62,7 @@ struct PendingQuery<'a, K: Eq + Hash, V: Clone> {
 impl<K: Eq + Hash, V: Clone> Drop for PendingQuery<'_, K, V> {
     fn drop(&mut self) {
         if !self.keep {
-            // Not the same question asked anew by somebody else.
+            // Keeps an equal query that another task has sent since.
             self.memory.answers.remove_if(&self.key, |_, kept| kept.ptr_eq(&self.answer));
         }
     }

@@ -1,4 +1,4 @@
-//! Weights beside the policy that rewards may ask: the base model, or saved ones.
+//! Frozen weights that rewards may query: the base model, or saved ones.
 
 use crate::policy::AnswerCache;
 use futures::FutureExt as _;
@@ -7,7 +7,7 @@ use minds_core::reward::RewardError;
 use minds_core::service::{SamplingBackend, Service};
 use std::sync::Arc;
 
-/// Samplers of one service, each made once, when it is first asked for.
+/// Samplers of one service, each created when it is first requested.
 pub struct FrozenSamplers {
     service: Arc<dyn Service>,
     made: AnswerCache<FrozenWeights, Arc<dyn SamplingBackend>>,

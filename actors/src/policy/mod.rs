@@ -1,7 +1,7 @@
-//! The weights that play, and the questions rewards ask them.
+//! The weights that sample, and the logprob queries of rewards.
 //!
-//! Every version carries its own memory of answers, so an answer can never come from other weights, and the memory
-//! goes when the last rollout of that version has been judged.
+//! Every version carries its own cache of answers, so an answer can never come from other weights, and the cache
+//! is dropped when the last rollout of that version has been scored.
 
 mod budget;
 mod cache;
@@ -30,16 +30,16 @@ use tokio::time::Instant;
 
 /// One version of the weights.
 pub struct Policy {
-    /// Its number.
+    /// Number of optimizer steps behind it.
     pub version: PolicyVersion,
-    /// Samples from it.
+    /// Sampler over these fixed weights.
     pub sampler: Arc<dyn SamplingBackend>,
-    /// Answers log-prob queries about it.
+    /// Answers logprob queries under these weights.
     pub oracle: LogprobOracle,
 }
 
 impl Policy {
-    /// A version that has not been asked anything. Measured gradient steps start from `origin`, or from the base model.
+    /// A version with an empty cache. Measured gradient steps start from `origin`, or from the base model.
     #[must_use]
     pub fn new(
         version: PolicyVersion,
@@ -50,17 +50,17 @@ impl Policy {
         Self { version, oracle: LogprobOracle::new(sampler.clone(), queries, origin), sampler }
     }
 
-    /// The same weights for somebody who keeps books of his own.
+    /// The same weights with other limits and counts of queries.
     pub(crate) fn asked_by(&self, queries: Arc<QueryBudget>) -> Self {
         Self::new(self.version, self.sampler.clone(), queries, self.oracle.origin.clone())
     }
 }
 
 type Tokens = Arc<[Token]>;
-/// Tokens with their log-probs, best first.
+/// Tokens with their logprobs, best first.
 type Likely = Arc<[(Token, f32)]>;
 
-/// Asks a sampler for log-probs; equal questions are asked once, also while the answer is under way.
+/// Queries a sampler for logprobs; equal queries are sent once, also while the response is in flight.
 pub struct LogprobOracle {
     sampler: Arc<dyn SamplingBackend>,
     queries: Arc<QueryBudget>,
@@ -70,7 +70,7 @@ pub struct LogprobOracle {
 }
 
 impl LogprobOracle {
-    /// Nothing asked yet. Measured gradient steps start from `origin`, or from the base model.
+    /// An oracle with an empty cache. Measured gradient steps start from `origin`, or from the base model.
     #[must_use]
     pub fn new(
         sampler: Arc<dyn SamplingBackend>,
@@ -80,7 +80,7 @@ impl LogprobOracle {
         Self { sampler, queries, origin, logprobs: AnswerCache::default(), next: AnswerCache::default() }
     }
 
-    /// The answer to a question, which is sent only if nobody has sent it.
+    /// The answer to a query, which is sent only if no equal one was sent before.
     async fn once<K, V>(
         &self,
         memory: &AnswerCache<K, V>,
@@ -175,7 +175,7 @@ impl Oracle for LogprobOracle {
     }
 }
 
-/// Log-prob of each token of `target` after `prefix`; all of them, or an error.
+/// Logprob of each token of `target` after `prefix`; all of them, or an error.
 pub(crate) async fn target_logprobs(
     sampler: Arc<dyn SamplingBackend>,
     prefix: Arc<[Token]>,

@@ -1,8 +1,9 @@
-//! The weights that a shadow starts from, and the states on the service that hold them.
+//! The weights that a shadow starts from, and the checkpoints on the service that hold them.
 //!
-//! A version's weights are saved behind its step, in the order of the adapter in training, so a shadow that loads them
-//! is a copy of what played. A state that was saved for shadows alone belongs to [`ShadowCheckpoints`], which deletes it once
-//! the last rollout that could ask for it has been judged, or when the run ends. A state that is a checkpoint stays.
+//! A version's weights are saved after its step, in the order of the adapter in training, so a shadow that loads them
+//! is a copy of the weights that sampled. A checkpoint saved for shadows alone belongs to [`ShadowCheckpoints`], which
+//! deletes it after the last rollout that could request it has been scored, or when the run ends. Checkpoints of the
+//! run stay.
 
 use crate::policy::AnswerCache;
 use futures::FutureExt;
@@ -14,29 +15,29 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::debug;
 
-/// What stands before the probe, and the tokens whose log-probs are summed.
+/// The prefix of the probe, and the tokens whose logprobs are summed.
 pub(crate) type ProbeText = (Arc<[Token]>, Arc<[Token]>);
 
-/// The path of a state that may still be on its way to the service. Whoever waits gets the same answer.
+/// The path of a checkpoint that may still be being saved. All waiters get the same result.
 pub type SharedPath = Shared<Pending<String>>;
 
-/// Weights with the state that holds them. What a probe is worth under them is measured once.
+/// Weights with the checkpoint that holds them. The probe's logprob under them is measured once.
 pub struct ShadowOrigin {
     state: SharedPath,
     pub(crate) sampler: Arc<dyn SamplingBackend>,
     pub(crate) before: AnswerCache<ProbeText, f64>,
-    /// Its index among the shadow checkpoints, if only shadows need the state.
+    /// Its index among the shadow checkpoints, if only shadows need the checkpoint.
     index: Option<(Arc<ShadowCheckpoints>, u64)>,
 }
 
 impl ShadowOrigin {
-    /// Over a state that is kept for others too.
+    /// From a checkpoint that has other uses too.
     #[must_use]
     pub fn new(state: SharedPath, sampler: Arc<dyn SamplingBackend>) -> Arc<Self> {
         Arc::new(Self { state, sampler, before: AnswerCache::default(), index: None })
     }
 
-    /// Over a state that is kept under a path.
+    /// From a checkpoint that is kept under a path.
     #[must_use]
     pub fn kept(path: String, sampler: Arc<dyn SamplingBackend>) -> Arc<Self> {
         Self::new(std::future::ready(Ok(path)).boxed().shared(), sampler)
@@ -55,12 +56,12 @@ impl Drop for ShadowOrigin {
     }
 }
 
-/// States that were saved for shadows alone.
+/// Checkpoints that were saved for shadows alone.
 pub struct ShadowCheckpoints {
     service: Arc<dyn Service>,
     next_index: AtomicU64,
     content: Mutex<StoredCheckpoints>,
-    /// Held while states are being deleted, so that the end waits for a sweep under way.
+    /// Held while checkpoints are being deleted, so that the end waits for a sweep under way.
     sweep_lock: tokio::sync::Mutex<()>,
 }
 
@@ -71,7 +72,7 @@ struct StoredCheckpoints {
 }
 
 impl ShadowCheckpoints {
-    /// An empty one.
+    /// Holds no checkpoints of `service` yet.
     #[must_use]
     pub fn new(service: Arc<dyn Service>) -> Arc<Self> {
         Arc::new(Self {
@@ -82,7 +83,7 @@ impl ShadowCheckpoints {
         })
     }
 
-    /// Weights whose state is deleted when they are dropped.
+    /// Weights whose checkpoint is deleted when they are dropped.
     #[must_use]
     pub fn keep(
         self: &Arc<Self>,
@@ -99,7 +100,7 @@ impl ShadowCheckpoints {
         })
     }
 
-    /// Deletes the states that nobody can ask for any more.
+    /// Deletes the checkpoints that no measurement can request any more.
     pub async fn sweep(&self) {
         let _sweeping = self.sweep_lock.lock().await;
         let states: Vec<SharedPath> = {
@@ -109,7 +110,7 @@ impl ShadowCheckpoints {
         self.forget(states).await;
     }
 
-    /// Deletes all states. For the end, when nobody asks any more.
+    /// Deletes all checkpoints. For the end of the run, when no requests remain.
     pub async fn clear(&self) {
         let _sweeping = self.sweep_lock.lock().await;
         let states = std::mem::take(&mut self.lock().states).into_values().collect();
@@ -118,7 +119,7 @@ impl ShadowCheckpoints {
 
     async fn forget(&self, states: Vec<SharedPath>) {
         for state in states {
-            // What was never saved need not be deleted; what cannot be deleted costs room and nothing else.
+            // A failed save leaves nothing to delete; a failed deletion costs only storage.
             let Ok(path) = state.await else { continue };
             if let Err(error) = self.service.delete(&path).await {
                 debug!(path, %error, "a shadow's state stays");

@@ -1,8 +1,8 @@
-//! Every wait on a service ends: one that is not answered in time becomes an error that names what was waited for.
+//! Every wait on a service ends: a request without a timely response becomes an error that names the request.
 //! Every wait is counted, too.
 //!
-//! The wrappers stand between the stages and the service, so that no stage can forget a limit. A wait begins when
-//! its answer is first asked for, not when the request was queued behind others.
+//! The wrappers stand between the stages and the service, so that no stage can omit a limit. A wait begins when
+//! its response is first polled, not when the request was queued behind others.
 
 use crate::telemetry::meters::{ServiceMeters, ServiceOperation};
 use async_trait::async_trait;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an answer may take.
+/// How long a response may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// A sample or a log-prob query.
+    /// A sample or a logprob query.
     pub sampling: Duration,
     /// A pass, a step, a save, a load, an export.
     pub training: Duration,
@@ -37,7 +37,7 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// The same sampler, whose answers come in time or not at all.
+    /// The same sampler, with a time limit on its responses.
     #[must_use]
     pub fn sampler(
         self,
@@ -47,7 +47,7 @@ impl Deadlines {
         Arc::new(Timed { inner, limits: self, meters: meters.clone() })
     }
 
-    /// The same adapter, whose answers come in time or not at all, and so do those of its exports.
+    /// The same adapter, with a time limit on its responses and on those of its exports.
     #[must_use]
     pub fn training(
         self,
@@ -57,7 +57,7 @@ impl Deadlines {
         Arc::new(Timed { inner, limits: self, meters: meters.clone() })
     }
 
-    /// The same service, whose answers come in time or not at all, and so do those of all that it makes.
+    /// The same service, with a time limit on its responses and on those of all that it creates.
     #[must_use]
     pub fn service(self, inner: Arc<dyn Service>, meters: &ServiceMeters) -> Arc<dyn Service> {
         Arc::new(Timed { inner, limits: self, meters: meters.clone() })

@@ -1,4 +1,4 @@
-//! Trying again what a service failed to do.
+//! Retries of failed requests to a service.
 
 use crate::service::deadlines::Deadlines;
 use minds_core::reward::RewardError;
@@ -8,16 +8,16 @@ use std::future::Future;
 use std::time::Duration;
 use tracing::warn;
 
-/// How often and how patiently.
+/// How often requests are retried, and with which pauses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Retry {
     /// Tries after the first.
     pub retries: u32,
     /// Pause before the first retry; doubles each time.
     pub first_pause: Duration,
-    /// Longest pause.
+    /// Upper bound of the doubling pause.
     pub longest_pause: Duration,
-    /// How long each try may take.
+    /// Time limits of each try.
     pub deadlines: Deadlines,
 }
 
@@ -33,7 +33,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Repeats an operation as long as its error says that the same request may succeed later.
+    /// Repeats an operation as long as its error is retryable.
     ///
     /// # Errors
     /// The last error.
@@ -57,7 +57,7 @@ impl Retry {
     }
 }
 
-/// An error that says whether trying again makes sense.
+/// An error that reports whether a retry makes sense.
 pub trait Retryable: Display {
     /// Whether the same request may succeed later.
     fn is_retryable(&self) -> bool;

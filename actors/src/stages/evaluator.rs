@@ -1,9 +1,9 @@
-//! Measures the weights on data of its own, beside training.
+//! Evaluates the weights on separate data, concurrently with training.
 //!
-//! Every so many steps, and once more when all steps are done, the newest weights play the same items of each evaluation
-//! component, one rollout an item. It shares nothing with the line but the service: no credit, no mailbox, a concurrency
-//! of its own. The trainer never waits for it; what falls due while an evaluation is under way is served by the next
-//! one, on the newest weights. No weights are measured twice.
+//! Every `every` steps, and once more when all steps are done, the newest weights sample the same items of each
+//! evaluation component, one rollout per item. It shares only the service with the pipeline: no credit, no mailbox, and
+//! a concurrency of its own. The trainer never waits for it; an evaluation that falls due while another one runs is
+//! served by the next one, on the newest weights. No weights are evaluated twice.
 //! A rollout without a reward is counted as missing and never as a number.
 
 use super::scorer::{LogprobSource, ScoringOracles};
@@ -25,31 +25,32 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
-/// Evaluations draw other samples than training, also of equal items.
+/// Evaluations use other seeds than training, also for equal items.
 const STREAM: u64 = 0x6576_616c;
 
 /// How weights are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvaluatorOptions {
-    /// Steps between two evaluations; the first is made before training, and one more of the weights that a run ends with.
+    /// Steps between two evaluations; the first runs before training, and one more runs on the weights that a run ends
+    /// with.
     pub every: NonZeroU64,
     /// Rollouts of each component.
     pub rollouts: NonZeroU64,
-    /// Episodes under way at a time.
+    /// Rollouts in flight at a time.
     pub concurrency: NonZeroUsize,
 }
 
-/// What came out for one version of the weights.
+/// The result for one version of the weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Steps that the weights have behind them.
+    /// Optimizer steps behind the weights.
     pub step: u64,
     /// `eval/<name>/reward` with its 95 % interval `reward_low`, `reward_high` (normal approximation), `episodes` that
     /// have a reward, `missing` ones, and the means of the rewards' own metrics.
     pub metrics: Metrics,
 }
 
-/// Plays and judges.
+/// Samples and scores evaluation rollouts.
 pub struct Evaluator {
     options: EvaluatorOptions,
     components: Vec<Arc<MixtureComponent>>,
@@ -59,7 +60,7 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Over these components, whatever their weights. What their rewards ask is bounded by the concurrency alone.
+    /// Evaluates these components, whatever their weights. Only the concurrency bounds the queries of their rewards.
     #[must_use]
     pub fn new(
         options: EvaluatorOptions,
@@ -71,15 +72,15 @@ impl Evaluator {
     ) -> Self {
         let queries = Arc::new(queries.beside());
         let oracles = ScoringOracles::new(logprob_source, &queries);
-        // Training tells by its own activity how much of it overlapped.
-        // What it plays is counted apart from the training.
+        // A separate activity keeps evaluations out of the overlap of training.
+        // Separate meters keep its rollouts out of the counts of training.
         let (activity, meters) = (Activity::default(), PipelineMeters::default());
         let generator = RolloutGenerator { seed: seed ^ STREAM, retry, activity, meters };
         Self { options, components, generator, queries, oracles }
     }
 
-    /// Evaluates the weights that are due and, once `last` turns true, those that the run ends with; or until nobody
-    /// listens.
+    /// Evaluates the weights when an evaluation is due and, once `last` turns true, those that the run ends with;
+    /// returns early when `found` is closed.
     ///
     /// `measured` is the version that was measured last, at first in an earlier run.
     pub(crate) async fn follow(
@@ -100,7 +101,7 @@ impl Evaluator {
                     ended = last.wait_for(|last| *last) => if ended.is_err() { return },
                     () = found.closed() => return,
                 }
-                // The weights that a run ends with are due, wherever that is.
+                // The weights that a run ends with are evaluated at any step.
                 due = policy.borrow().version.0;
                 if measured == Some(due) {
                     return;
@@ -119,7 +120,7 @@ impl Evaluator {
         }
     }
 
-    /// Plays all episodes under one version.
+    /// Samples and scores all rollouts under one version.
     pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
         let policy = &Arc::new(policy.asked_by(self.queries.clone()));
         let episodes = self.options.rollouts.get();

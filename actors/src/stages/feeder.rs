@@ -1,7 +1,7 @@
 //! Opens groups while credits last.
 //!
 //! The item at a position is a function of seed and position alone, so what is opened never depends on timing. A
-//! position that was dropped comes again before new ones. While no service answers, nothing is opened for a while. No
+//! dropped position is opened again before new ones. While no service answers, no group is opened for a while. No
 //! more groups are opened than the remaining steps can train.
 
 use crate::ledger::{GroupCounts, Ledger, SettledPositions};
@@ -16,21 +16,21 @@ use tokio::sync::watch;
 use tokio::time::sleep_until;
 use tracing::info_span;
 
-/// The first stage.
+/// The first stage: opens groups in the order of the schedule.
 pub struct Feeder {
-    /// Which item comes when.
+    /// The item at each position.
     pub schedule: Schedule,
     /// The environments, by index in the schedule.
     pub components: Arc<[Arc<MixtureComponent>]>,
-    /// Where groups are opened.
+    /// The ledger that opens groups.
     pub ledger: Ledger,
     /// Positions that an earlier part of the run has settled.
     pub skip: SettledPositions,
-    /// How much may be opened.
+    /// How many groups may be open.
     pub allowance: Allowance,
     /// Turns true when the run stops.
     pub stop: watch::Receiver<bool>,
-    /// To the sampler.
+    /// Mailbox of the sampler.
     pub groups: MailboxSender<Arc<Group>>,
 }
 
@@ -39,9 +39,9 @@ pub struct Feeder {
 pub struct Allowance {
     /// Most groups started and not settled.
     pub credits: u64,
-    /// Groups that the remaining steps have places for.
+    /// Groups that the remaining steps can train.
     pub wanted: u64,
-    /// Whether a group without signal takes a place.
+    /// Whether groups without a learning signal count toward `wanted`.
     pub filtered_too: bool,
 }
 

@@ -1,10 +1,10 @@
-//! Plays groups: one request for the first answer of all members, then each member on its own.
+//! Samples groups: one request for the first completion of all members, then each member on its own.
 //!
 //! Every member leaves exactly once, as a rollout or as the cause of its failure. The policy version is stamped
 //! when the group's first request is sent. A sample that cannot be trained costs only its own
-//! member, and that member may be played once more. A group's permit is kept until its last member has left. An
-//! environment that plays by itself is given one session per member instead, and each member leaves when its session is left.
-//! Where it compares its members, all of them are played once more if one failed, and they leave together.
+//! member, and that member may be resampled. A group's permit is kept until its last member has left. A self-driven
+//! environment receives one session per member instead, and each member leaves when its session finishes.
+//! Where it compares its members, all of them are resampled if one failed, and they leave together.
 
 use crate::generate::session::{SessionReceiver, session_result};
 use crate::generate::{GenerationTask, RolloutGenerator};
@@ -25,18 +25,18 @@ use tracing::{Instrument as _, warn};
 
 const NAME: &str = "sampler";
 
-/// The second stage. Cheap to clone: each group is played by a task of its own.
+/// The second stage. Cheap to clone: each group is sampled by a task of its own.
 #[derive(Clone)]
 pub struct Sampler {
-    /// The newest weights.
+    /// The newest published weights.
     pub policy: watch::Receiver<Arc<Policy>>,
-    /// Plays the rollouts.
+    /// Samples the rollouts of a group.
     pub generator: RolloutGenerator,
-    /// How often a member that failed is played once more.
+    /// How often a failed member is resampled.
     pub resamples: u32,
-    /// Where the stage tells how it is.
+    /// Where the stage publishes its snapshot.
     pub board: StageBoard,
-    /// To the scorer.
+    /// Mailbox of the scorer.
     pub rollouts: MailboxSender<SampledRollout>,
 }
 
@@ -75,7 +75,7 @@ impl Sampler {
         self.board.update(NAME, |s| s.busy -= 1);
     }
 
-    /// Gives an environment that plays by itself a session per member.
+    /// Gives a self-driven environment a session per member.
     async fn run_self_driven(
         &self,
         self_driven: &dyn SelfDrivenEnvironment,
@@ -112,8 +112,8 @@ impl Sampler {
         drop(join(catch_panic(self_driven.run_rollouts(&group.item, sessions)), leaving).await);
     }
 
-    /// Plays a group whose members are compared, and plays it again as long as a member fails and it may be. Of several
-    /// times the one with the most rewards counts, whatever they are.
+    /// Samples a group whose members are compared, and resamples it while a member fails and attempts remain. The
+    /// attempt with the most rewards counts, whatever their values.
     async fn run_compared(
         &self,
         self_driven: &dyn SelfDrivenEnvironment,
@@ -140,7 +140,7 @@ impl Sampler {
         best
     }
 
-    /// A session for every member.
+    /// One session per member.
     fn sessions(
         &self,
         group: &Group,
@@ -155,7 +155,7 @@ impl Sampler {
             .unzip()
     }
 
-    /// A member leaves its session.
+    /// Waits for a member's session and sends its result.
     async fn finish_session(
         &self,
         group: &Arc<Group>,
@@ -220,12 +220,12 @@ impl Sampler {
         self.generator.meters.rollout(&group.component.name, &outcome, begun.elapsed());
         self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
         let (group, policy) = (group.clone(), policy.clone());
-        // A refusal means that the run is over; dropping the last member gives the credit back.
+        // A refusal means that the run is over; dropping the last member returns the credit.
         drop(self.rollouts.send(SampledRollout { group, member, policy, outcome, score }).await);
     }
 }
 
-/// A panic is a failure like any other.
+/// Turns a panic into a failure.
 fn flat<T>(result: Result<Result<T, RolloutFailure>, String>) -> Result<T, RolloutFailure> {
     result.map_err(RolloutFailure::from).and_then(|result| result)
 }

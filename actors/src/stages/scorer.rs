@@ -1,8 +1,8 @@
-//! Judges each rollout as soon as it has ended, while its siblings are still being sampled.
+//! Scores each rollout as soon as it has ended, while its siblings are still being sampled.
 //!
 //! Every member leaves exactly once, with a reward or with the cause of its absence; a failure never becomes a
 //! number. How many rewards are computed at a time is the capacity of the stage's mailbox. A rollout whose reward failed
-//! for good, and not by the run's own limits, is told to the outside, so that somebody can look at it.
+//! for good, and not because of the run's own limits, is reported as [`PipelineEvent::Quarantined`] for inspection.
 
 use crate::generate::RolloutGenerator;
 use crate::mailbox::{MailboxSender, StageMessage};
@@ -28,18 +28,18 @@ use tracing::Instrument as _;
 
 const NAME: &str = "scorer";
 
-/// Whose log-probs count in rewards.
+/// The weights that answer logprob queries of rewards.
 #[derive(Clone)]
 pub enum LogprobSource {
     /// The version that sampled the group.
     Sampled,
-    /// The newest version when the reward is computed. A group's members may then be judged by different versions.
+    /// The newest version when the reward is computed. Members of a group may then be scored under different versions.
     Latest,
     /// Weights that the run does not change.
     Fixed(Arc<dyn SamplingBackend>),
 }
 
-/// Judges with the memory of what they were asked.
+/// The oracles of a [`LogprobSource`], with their caches.
 #[derive(Clone)]
 pub(crate) enum ScoringOracles {
     Sampled,
@@ -68,7 +68,7 @@ impl ScoringOracles {
     }
 }
 
-/// Who answers one reward. A gradient step is always one of the policy, also where somebody else's log-probs count.
+/// The oracle of one reward. Gradient steps always start from the policy, even if other weights answer logprob queries.
 pub(crate) struct ScoringOracle<'a> {
     log_probs: &'a LogprobOracle,
     steps: &'a LogprobOracle,
@@ -94,22 +94,22 @@ impl Oracle for ScoringOracle<'_> {
     }
 }
 
-/// The third stage. Cheap to clone: each rollout is judged by a task of its own.
+/// The third stage. Cheap to clone: each rollout is scored by a task of its own.
 #[derive(Clone)]
 pub struct Scorer {
-    /// Whose log-probs count.
+    /// Oracles that answer logprob queries of rewards.
     pub(crate) oracles: ScoringOracles,
-    /// Answers how likely the weights that the policy is not to leave find what it said, if there are any.
+    /// Returns logprobs of the completions under the reference weights, if there are any.
     pub(crate) reference: Option<Arc<LogprobOracle>>,
-    /// The weights as they are now.
+    /// The newest published weights.
     pub policy: watch::Receiver<Arc<Policy>>,
-    /// Judges the rollouts.
+    /// Computes rewards with retries and time limits.
     pub generator: RolloutGenerator,
-    /// Where the stage tells how it is.
+    /// Where the stage publishes its snapshot.
     pub board: StageBoard,
-    /// To the batcher.
+    /// Mailbox of the batcher.
     pub scored: MailboxSender<ScoredRollout>,
-    /// To the outside.
+    /// Receives the quarantined rollouts.
     pub events: mpsc::Sender<PipelineEvent>,
 }
 
@@ -152,7 +152,7 @@ impl Scorer {
                 }
             },
             Err(why) => {
-                // What it had sampled by then went with the environment.
+                // The environment keeps no record of the tokens that it had sampled by then.
                 let missing = sampled.score.as_ref().and_then(|score| score.as_ref().err());
                 missing.iter().for_each(|missing| meters.missing(environment, missing, 0));
                 Err((why.clone(), missing.cloned()))
@@ -173,10 +173,10 @@ impl Scorer {
             if outcome.is_ok() { s.done += 1 } else { s.failed += 1 }
         });
         let SampledRollout { group, member, .. } = sampled;
-        // A refusal means that the run is over; dropping the last member gives the credit back.
+        // A refusal means that the run is over; dropping the last member returns the credit.
         drop(self.scored.send(ScoredRollout { group, member, outcome }).await);
         if let Some(quarantined) = quarantined {
-            // The outside may have gone; then nobody looks at it.
+            // The receiver of events may be gone; then the event is dropped.
             drop(self.events.send(PipelineEvent::Quarantined(quarantined)).await);
         }
     }

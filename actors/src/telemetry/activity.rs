@@ -1,6 +1,6 @@
-//! Who was busy when: the shares of time that say whether stages overlap.
+//! Busy times: the shares of time that show whether stages overlap.
 //!
-//! Time is split at every change of who is busy; each stretch counts once for every stage busy in it.
+//! Time is split at every change of the busy stages; each interval counts once for every stage busy in it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::time::Instant;
@@ -23,40 +23,40 @@ pub enum ActivityKind {
 /// Seconds since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BusyTimes {
-    /// Wall time.
+    /// Wall time since the start.
     pub wall: f64,
     /// At least one sample request under way.
     pub sampling: f64,
     /// At least one reward being computed.
     pub scoring: f64,
-    /// The trainer busy.
+    /// Time with the trainer busy.
     pub training: f64,
-    /// The trainer busy while sampling or scoring went on.
+    /// The trainer busy while sampling or scoring was under way.
     pub overlap: f64,
     /// At least one gradient step being measured.
     pub shadow: f64,
-    /// Any of these: the service has something to do.
+    /// Any of these: the service has work.
     pub any: f64,
-    /// The trainer idle, by what went on meanwhile.
+    /// The trainer idle, by what was under way meanwhile.
     pub idle: TrainerIdleTime,
 }
 
-/// Seconds in which the trainer had nothing to do, by what went on meanwhile: what it was waiting for.
+/// Seconds in which the trainer was idle, by what it was waiting for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainerIdleTime {
-    /// Samples, and no rewards.
+    /// Samples under way, and no rewards.
     pub sampling: f64,
-    /// Rewards, and no samples.
+    /// Rewards under way, and no samples.
     pub scoring: f64,
-    /// Both.
+    /// Samples and rewards under way.
     pub both: f64,
     /// Neither, but new weights were being made ready to sample from.
     pub exporting: f64,
-    /// Nothing.
+    /// No other work under way.
     pub nothing: f64,
 }
 
-/// Who is busy at this moment.
+/// The stages busy at this moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusyStages {
     /// At least one sample request is under way.
@@ -71,19 +71,19 @@ pub struct BusyStages {
     pub exporting: bool,
 }
 
-/// A part of a whole, of two sums of the same stretches that are rounded on their own.
+/// A share of a whole; both are sums of the same intervals, rounded independently.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }
 
 impl BusyTimes {
-    /// Share of the trainer's busy time in which sampling or scoring went on beside it.
+    /// Share of the trainer's busy time in which sampling or scoring was under way.
     #[must_use]
     pub fn overlap_share(&self) -> f64 {
         share(self.overlap, self.training)
     }
 
-    /// Share of the service's time in which gradient steps were measured.
+    /// Share of the service's busy time in which gradient steps were measured.
     #[must_use]
     pub fn shadow_share(&self) -> f64 {
         share(self.shadow, self.any)
@@ -111,7 +111,7 @@ impl BusyTimes {
     }
 }
 
-/// The clockwork. Cheap to clone.
+/// Records which stages are busy. Cheap to clone.
 #[derive(Clone)]
 pub struct Activity {
     state: Arc<Mutex<ActivityState>>,
@@ -144,13 +144,13 @@ impl Activity {
         BusyGuard { activity: self.clone(), work }
     }
 
-    /// The shares until now.
+    /// The busy times until now.
     #[must_use]
     pub fn shares(&self) -> BusyTimes {
         self.advance(|_| ())
     }
 
-    /// Who is busy now.
+    /// The stages busy now.
     #[must_use]
     pub fn now(&self) -> BusyStages {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

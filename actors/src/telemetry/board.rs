@@ -1,6 +1,6 @@
-//! The board: what every stage last said about itself.
+//! The board: the latest snapshot of every stage.
 //!
-//! Stages write, telemetry and the watchdog read; nobody waits. State that others act on travels by `watch`
+//! Stages write, telemetry and the watchdog read; no access blocks. State that stages act on travels by `watch`
 //! instead.
 
 use dashmap::DashMap;
@@ -29,7 +29,7 @@ impl StageBoard {
         change(&mut self.stages.entry(stage).or_default());
     }
 
-    /// One stage; nothing yet where it has said nothing.
+    /// Snapshot of one stage; all zeros before its first update.
     #[must_use]
     pub fn stage(&self, name: &str) -> StageSnapshot {
         self.stages.get(name).map(|entry| *entry.value()).unwrap_or_default()

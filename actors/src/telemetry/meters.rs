@@ -1,8 +1,8 @@
-//! What the line counts while it works, for Prometheus.
+//! What the pipeline counts while it runs, for Prometheus.
 //!
-//! Only what happens once and leaves no trace is counted here; what can be read off the line at any moment is read off
+//! Only events that leave no trace are counted here; what can be read from the pipeline at any moment is read from
 //! its [`Observer`](crate::pipeline::Observer). Names and help texts stand in this file alone. Labels are bounded: the
-//! config's environments, and words of the program. Counters stand at 0 for each of them from the start, so that `rate`
+//! config's environments, and fixed values of the program. Counters start at 0 for each of them, so that `rate`
 //! sees the first event, too.
 
 use crate::messages::{TrainingGroup, TrainingRollout};
@@ -19,11 +19,11 @@ use prometheus::{
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How a rollout ends.
+/// Outcomes of a rollout, as label values.
 const SAMPLED: &str = "sampled";
 const FAILED: &str = "failed";
 
-/// The counters, gauges and histograms of a line. Cheap to clone; counts wherever it is cloned to.
+/// The counters, gauges and histograms of a pipeline. Cheap to clone; all clones share them.
 #[derive(Clone)]
 pub struct PipelineMeters {
     rollouts: IntCounterVec,
@@ -48,11 +48,11 @@ pub struct PipelineMeters {
     clipped: IntCounter,
     masked: IntCounter,
     unchanged: IntCounter,
-    /// Requests to the service.
+    /// Counters of requests to the service.
     pub service: ServiceMeters,
 }
 
-/// What is counted of each request to the service, tries that failed included.
+/// Counters of each request to the service, failed tries included.
 #[derive(Clone)]
 pub struct ServiceMeters {
     /// Why the service was given up, once it was.
@@ -188,7 +188,7 @@ impl Default for PipelineMeters {
 }
 
 impl PipelineMeters {
-    /// All of them, to be registered.
+    /// All collectors, to be registered.
     #[must_use]
     pub fn collectors(&self) -> Vec<Box<dyn Collector>> {
         let Self {
@@ -246,7 +246,7 @@ impl PipelineMeters {
         ]
     }
 
-    /// A line with these environments begins to count.
+    /// Starts the counters of these environments at 0.
     pub(crate) fn begin<'a>(&self, environments: impl IntoIterator<Item = &'a str>) {
         for environment in environments {
             for outcome in [SAMPLED, FAILED] {
@@ -267,19 +267,19 @@ impl PipelineMeters {
         }
     }
 
-    /// Tokens of all played rollouts' answers.
+    /// Tokens of the completions of all rollouts.
     #[must_use]
     pub fn sampled_tokens(&self) -> u64 {
         self.tokens.with_label_values(&["sampled"]).get()
     }
 
-    /// Of these, those that were trained.
+    /// Sampled tokens that were trained.
     #[must_use]
     pub fn trained_tokens(&self) -> u64 {
         self.trained_tokens.get()
     }
 
-    /// A rollout has ended.
+    /// Records that a rollout has ended.
     pub fn rollout<E>(&self, environment: &str, outcome: &Result<Rollout, E>, took: Duration) {
         let word = if outcome.is_ok() { SAMPLED } else { FAILED };
         self.rollouts.with_label_values(&[environment, word]).inc();
@@ -290,21 +290,21 @@ impl PipelineMeters {
         }
     }
 
-    /// A rollout has its reward.
+    /// Records that a rollout has its reward.
     pub fn scored(&self, environment: &str, reward: f64, took: Duration) {
         self.scored.with_label_values(&[environment]).inc();
         self.reward.with_label_values(&[environment]).observe(reward);
         self.score_seconds.with_label_values(&[environment]).observe(took.as_secs_f64());
     }
 
-    /// A rollout has no reward, and so many tokens were sampled for nothing.
+    /// Records that a rollout has no reward, and that its `sampled` tokens are lost.
     pub(crate) fn missing(&self, environment: &str, cause: &RewardError, sampled: usize) {
         self.missing.with_label_values(&[environment, cause.name()]).inc();
         self.lost_tokens.inc_by(sampled as u64);
         self.quarantined.inc_by(u64::from(cause.needs_quarantine()));
     }
 
-    /// A step is closed.
+    /// Records a committed step.
     pub(crate) fn step(&self, metrics: &Metrics, groups: &[TrainingGroup], train: Duration) {
         let get = |key: &str| metrics.get(key).copied();
         self.train_seconds.observe(train.as_secs_f64());
@@ -340,13 +340,13 @@ impl PipelineMeters {
         self.unchanged.inc_by(u64::from(get(names::STEPPED) == Some(0.0)));
     }
 
-    /// New weights are ready.
+    /// Records that new weights are ready.
     pub(crate) fn exported(&self, took: Duration) {
         self.export_seconds.observe(took.as_secs_f64());
     }
 }
 
-/// What is asked of a service.
+/// Kinds of requests to a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServiceOperation {
     Sample,
@@ -383,7 +383,7 @@ impl ServiceOperation {
         Self::Expire,
     ];
 
-    /// As core's traits call it.
+    /// Name of the method in core's traits.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sample => "sample",
@@ -404,10 +404,10 @@ impl ServiceOperation {
     }
 }
 
-/// All words of [`kind`].
+/// All values of [`kind`].
 const KINDS: [&str; 6] = ["rejected", "unsupported", "unavailable", "timed_out", "away", "lost"];
 
-/// What can be done about a failure, in a word.
+/// The kind of a failure, as a label value.
 fn kind(error: &BackendError) -> &'static str {
     match error {
         BackendError::Rejected(_) => "rejected",
@@ -420,13 +420,13 @@ fn kind(error: &BackendError) -> &'static str {
 }
 
 impl ServiceMeters {
-    /// Turns to the cause when the service has been away for the longest that a request waits for it. All other requests
-    /// wait for the same service.
+    /// Turns to the cause when the service has been away for the longest that a request waits for it. All other
+    /// requests wait for the same service.
     pub(crate) fn away(&self) -> watch::Receiver<Option<String>> {
         self.away.subscribe()
     }
 
-    /// A request goes out; it has ended when the guard is asked to note its result, or is dropped.
+    /// Records a request; it ends when the guard records its result or is dropped.
     pub(crate) fn enter(&self, operation: ServiceOperation) -> InFlightRequest {
         self.in_flight.with_label_values(&[operation.name()]).inc();
         InFlightRequest { meters: self.clone(), operation }
@@ -439,14 +439,14 @@ impl ServiceMeters {
     }
 }
 
-/// A request that waits for its answer.
+/// A request that waits for its response.
 pub(crate) struct InFlightRequest {
     meters: ServiceMeters,
     operation: ServiceOperation,
 }
 
 impl InFlightRequest {
-    /// Notes how it ended, and after how long.
+    /// Records how the request ended, and after how long.
     pub(crate) fn ended<T>(&self, result: &Result<T, BackendError>, took: Duration) {
         let operation = self.operation.name();
         self.meters.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());

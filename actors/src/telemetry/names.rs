@@ -1,4 +1,4 @@
-//! The names of the numbers of a step and of an evaluation, each in one place. `docs/metrics.md` explains them all.
+//! The names of the metrics of a step and of an evaluation, each defined once. `docs/metrics.md` explains them all.
 //!
 //! Names follow tinker-cookbook where the meaning is the same.
 
@@ -13,19 +13,19 @@ macro_rules! names {
 }
 
 names! {
-    /// All numbers of a step but those of its environments, and those that the service tells of its passes and steps.
+    /// All metrics of a step but those of its environments, and those that the service reports of its passes and steps.
     OF_A_STEP {
-        /// Steps done.
+        /// Optimizer steps done so far.
         STEP = "step",
         /// Share of the run that is done.
         DONE_FRAC = "progress/done_frac",
-        /// Step size.
+        /// Learning rate of the step.
         LEARNING_RATE = "optim/lr",
         /// Whether there was an optimizer step.
         STEPPED = "optim/stepped",
-        /// Mean of -log-prob over sampled tokens, nats.
+        /// Mean of -logprob over sampled tokens, nats.
         ENTROPY = "optim/entropy",
-        /// Mean gap between sampled and trained log-probs, nats.
+        /// Mean gap between sampled and trained logprobs, nats.
         KL_V1 = "optim/kl_sample_train_v1",
         /// Half the mean of the gap's square, nats.
         KL_V2 = "optim/kl_sample_train_v2",
@@ -39,11 +39,11 @@ names! {
         IMPOSSIBLE_LOGPROBS = "optim/impossible_logprobs",
         /// Mean drift from the reference, nats.
         KL_REFERENCE = "optim/kl_policy_base",
-        /// Mean staleness, steps.
+        /// Mean staleness of the groups, steps.
         STALENESS_MEAN = "async/staleness_mean",
-        /// The largest, steps.
+        /// The largest staleness, steps.
         STALENESS_MAX = "async/staleness_max",
-        /// The smallest, steps.
+        /// The smallest staleness, steps.
         STALENESS_MIN = "async/staleness_min",
         /// The median over groups, steps.
         STALENESS_P50 = "async/staleness_p50",
@@ -51,9 +51,9 @@ names! {
         STALENESS_P99 = "async/staleness_p99",
         /// Share of the training time that overlapped with sampling or scoring.
         OVERLAP_SHARE = "async/overlap_share",
-        /// Tokens of answers.
+        /// Sampled tokens, summed over completions.
         TOKENS_SAMPLED = "tokens/sampled",
-        /// Tokens of last prompts.
+        /// Tokens of the rollouts' last prompts.
         TOKENS_PROMPT = "tokens/prompt",
         /// Tokens that were trained.
         TOKENS_TRAINED = "tokens/trained",
@@ -75,27 +75,27 @@ names! {
         TIME_SCORING_BUSY = "time/scoring_busy",
         /// Seconds in which something was trained.
         TIME_TRAINING_BUSY = "time/training_busy",
-        /// Seconds that the trainer waited while only sampling went on.
+        /// Seconds that the trainer waited while only sampling was under way.
         TIME_WAITS_FOR_SAMPLING = "time/waits_for_sampling",
-        /// Seconds that it waited while only scoring went on.
+        /// Seconds that the trainer waited while only scoring was under way.
         TIME_WAITS_FOR_SCORING = "time/waits_for_scoring",
-        /// Seconds that it waited while both went on.
+        /// Seconds that the trainer waited while both were under way.
         TIME_WAITS_FOR_BOTH = "time/waits_for_both",
-        /// Seconds that it waited for new weights to be made.
+        /// Seconds that the trainer waited for new weights to be made.
         TIME_WAITS_FOR_EXPORT = "time/waits_for_export",
-        /// Log-prob queries sent.
+        /// Logprob queries sent in the step.
         QUERIES_USED = "scorer/queries_used",
-        /// Most of them.
+        /// Most logprob queries per step.
         QUERIES_BUDGET = "scorer/queries_budget",
-        /// Log-prob queries answered from memory.
+        /// Logprob queries answered from memory.
         QUERIES_CACHED = "scorer/queries_remembered",
-        /// Seconds that they waited.
+        /// Seconds that queries waited for permits or for the next step.
         QUERIES_WAIT = "scorer/queries_wait_s",
-        /// Gradient steps measured.
+        /// Number of gradient steps measured.
         SHADOW_MEASURED = "shadow/measured",
-        /// Mean seconds that these waited for an adapter.
+        /// Mean seconds that measurements waited for an adapter.
         SHADOW_WAIT = "shadow/wait_s",
-        /// Mean seconds that they took.
+        /// Mean seconds that measurements took.
         SHADOW_SERVICE = "shadow/service_s",
         /// Seconds in which one was being measured.
         SHADOW_BUSY = "shadow/busy_s",
@@ -109,45 +109,45 @@ pub const STALENESS_PERCENTILES: [(&str, f64); 4] =
     [(STALENESS_MIN, 0.0), (STALENESS_P50, 0.5), (STALENESS_P99, 0.99), (STALENESS_MAX, 1.0)];
 
 names! {
-    /// The numbers of an environment in a step, under `env/<name>/`, but for what its rewards are made of.
+    /// The metrics of an environment in a step, under `env/<name>/`, but for those of its rewards.
     OF_AN_ENVIRONMENT {
-        /// Mean reward.
+        /// Mean reward of the rollouts.
         REWARD = "reward/total",
         /// Standard deviation of the rewards.
         REWARD_STD = "reward/std",
         /// Rollouts with a reward.
         ROLLOUTS = "total_episodes",
-        /// Rollouts without one.
+        /// Rollouts without a reward.
         REWARD_ERRORS = "missing_episodes",
         /// Share of the groups whose rewards differ.
         MIXED = "by_group/frac_mixed",
-        /// Answers per rollout.
+        /// Mean turns per rollout.
         TURNS_PER_ROLLOUT = "turns_per_episode",
-        /// Tokens per answer.
+        /// Mean tokens per completion.
         TOKENS_PER_TURN = "ac_tokens_per_turn",
-        /// Share of the answers that came to their end.
+        /// Share of the completions that ended with a stop.
         COMPLETE = "stop/complete",
     }
 }
 
 names! {
-    /// The numbers of an environment in an evaluation, under `eval/<name>/`, but for what its rewards are made of.
+    /// The metrics of an environment in an evaluation, under `eval/<name>/`, but for those of its rewards.
     OF_AN_EVALUATION {
-        /// Mean reward.
+        /// Mean reward of the rollouts.
         EVAL_REWARD = "reward",
         /// The lower end of its 95 % interval.
         EVAL_REWARD_LOW = "reward_low",
-        /// The upper end.
+        /// The upper end of its 95 % interval.
         EVAL_REWARD_HIGH = "reward_high",
-        /// Episodes with a reward.
+        /// Rollouts with a reward.
         EVAL_ROLLOUTS = "episodes",
-        /// Episodes without one.
+        /// Rollouts without a reward.
         EVAL_REWARD_ERRORS = "missing",
     }
 }
 
-/// Puts what rewards are made of beside the run's own numbers of an environment: a number that is called as one of these
-/// stands under `metric/`, so that it replaces none.
+/// Adds the metrics of rewards to the run's own metrics of an environment: one with the name of an own metric
+/// goes under `metric/`, so that it replaces none.
 pub fn add_parts(out: &mut Metrics, prefix: &str, own: &[&str], parts: Metrics) {
     for (name, value) in parts {
         let apart = if own.contains(&name.as_str()) { "metric/" } else { "" };

@@ -1,11 +1,11 @@
-//! How long measurements wait, and how long they take.
+//! How long measurements of gradient steps wait, and how long they take.
 
 use crate::telemetry::names;
 use minds_core::reward::Metrics;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Sums over all measurements that brought a number.
+/// Sums over all measurements that succeeded.
 #[derive(Default)]
 pub struct ShadowMeter {
     done: AtomicU64,
@@ -33,11 +33,11 @@ impl ShadowMeter {
 /// The sums at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShadowMeterReading {
-    /// Measurements.
+    /// Number of measurements that succeeded.
     pub done: u64,
-    /// Seconds that they waited for an adapter.
+    /// Seconds that measurements waited for an adapter.
     pub waited_s: f64,
-    /// Seconds that they took.
+    /// Seconds that measurements took.
     pub worked_s: f64,
 }
 

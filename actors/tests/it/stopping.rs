@@ -101,7 +101,7 @@ async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_see
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_line_gives_up_all_that_is_under_way() {
+async fn a_dropped_pipeline_gives_up_all_that_is_in_flight() {
     local(async {
         let mut world = World::new(2, 1, 9);
         world.sampling.latency = Box::new(|n| seconds(if n > 2 { 500 } else { 1 }));

@@ -1,4 +1,4 @@
-//! Where the values of an adapter lie.
+//! The layout of an adapter's values in memory.
 
 use minds_core::architecture::Architecture;
 use minds_core::lora::{LoraSpec, Target};
@@ -6,13 +6,13 @@ use minds_core::lora::{LoraSpec, Target};
 /// A place in a block where one input feeds one or more linear layers, which are computed as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FusedProjection {
-    /// q, k and v.
+    /// The q, k and v projections.
     Qkv,
-    /// The output projection.
+    /// The output projection of attention.
     O,
-    /// gate and up.
+    /// The gate and up projections of the feed-forward.
     GateUp,
-    /// down.
+    /// The down projection of the feed-forward.
     Down,
 }
 
@@ -57,8 +57,8 @@ pub(crate) struct AdapterSlot {
     pub(crate) rank_column: usize,
 }
 
-/// How an adapter's values lie in one flat vector: layer by layer, within a layer projection by projection, within a projection all
-/// `A` and then all `B`, so that the `A` of layers that share an input form one matrix.
+/// Order of an adapter's values in one flat vector: layer by layer, within a layer projection by projection, within a
+/// projection all `A` and then all `B`, so that the `A` of layers that share an input form one matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AdapterLayout {
     pub(crate) spec: LoraSpec,
@@ -100,7 +100,7 @@ impl AdapterLayout {
         Self { spec: spec.clone(), layers: arch.layers, per_layer: offset, slots }
     }
 
-    /// How many values there are.
+    /// Number of values of the whole adapter.
     pub(crate) fn values(&self) -> usize {
         self.layers * self.per_layer
     }

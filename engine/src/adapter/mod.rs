@@ -1,7 +1,7 @@
 //! LoRA adapters: the trained values, their gradients, and the frozen snapshot that forward passes read.
 //!
 //! Many adapters share one frozen [`Model`](crate::model::Model). [`AdapterWeights`] never change after they are
-//! made, so a sample that runs while training goes on keeps the weights it began with.
+//! made, so a sample that runs during training keeps the weights that it started with.
 
 mod layout;
 
@@ -22,15 +22,15 @@ use std::sync::Arc;
 pub struct LoraTensors<'a, T> {
     /// Layer, counted from 0.
     pub layer: usize,
-    /// Linear layer.
+    /// Linear layer that the matrices adapt.
     pub target: Target,
     /// Inputs of the linear layer.
     pub input: usize,
     /// Outputs of the linear layer.
     pub output: usize,
-    /// `lora_A.weight`, `[rank, input]`.
+    /// Values of `lora_A.weight`, shape `[rank, input]`.
     pub a: &'a [T],
-    /// `lora_B.weight`, `[output, rank]`.
+    /// Values of `lora_B.weight`, shape `[output, rank]`.
     pub b: &'a [T],
 }
 
@@ -95,7 +95,7 @@ impl<T: Real> Adapter<T> {
         &self.values
     }
 
-    /// All values, writable.
+    /// All values, writable, in the order of [`Self::values`].
     pub fn values_mut(&mut self) -> &mut [T] {
         &mut self.values
     }
@@ -152,15 +152,15 @@ impl<T: Real> Adapter<T> {
         AdapterWeights { layout: layout.clone(), values: self.values.clone(), projections }
     }
 
-    /// Gradients of nothing yet.
+    /// Zero gradients in the layout of this adapter.
     #[must_use]
     pub fn zero_grads(&self) -> Grads<T> {
         Grads { values: vec![T::ZERO; self.values.len()], layout: self.layout.clone() }
     }
 }
 
-/// About how many bytes an adapter in training takes: values, gradients, two moments, and a snapshot (values, and
-/// packed).
+/// Approximate size in bytes of an adapter in training: values, gradients, two moments, and a snapshot (values,
+/// and packed).
 #[must_use]
 pub fn training_bytes(arch: &Architecture, spec: &LoraSpec) -> usize {
     6 * AdapterLayout::new(arch, spec).values() * size_of::<f32>()
@@ -200,7 +200,7 @@ impl<T: Real> AdapterWeights<T> {
         views(&self.layout, &self.values)
     }
 
-    /// About how many bytes it takes: values, and packed.
+    /// Approximate size in bytes: values, and packed.
     #[must_use]
     pub fn bytes(&self) -> usize {
         2 * self.values.len() * size_of::<T>()
@@ -227,13 +227,13 @@ pub struct Grads<T> {
 }
 
 impl<T: Real> Grads<T> {
-    /// All gradients.
+    /// All gradients in the order of [`Adapter::values`].
     #[must_use]
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// All gradients, writable.
+    /// All gradients, writable, in the order of [`Adapter::values`].
     pub fn values_mut(&mut self) -> &mut [T] {
         &mut self.values
     }
@@ -243,7 +243,7 @@ impl<T: Real> Grads<T> {
         views(&self.layout, &self.values)
     }
 
-    /// Forgets everything.
+    /// Sets all gradients to zero.
     pub fn clear(&mut self) {
         self.values.fill(T::ZERO);
     }

@@ -1,6 +1,6 @@
 //! The derivative through attention over a tree of sequences.
 //!
-//! Gradients of a shared prefix's keys and values are the sums over all who attend to it.
+//! Gradients of a shared prefix's keys and values are the sums over all sequences that attend to it.
 
 use crate::kernel::gemm::{GemmThreads, MatrixView, MatrixViewMut, gemm};
 use crate::kernel::vectorized;
@@ -23,7 +23,7 @@ pub(crate) struct SequenceNode {
 /// Positions of one task.
 const BLOCK: usize = 128;
 
-/// What attention read and wrote.
+/// Input and output of the attention forward pass.
 pub(crate) struct SavedAttention<'a, T> {
     /// `[q | k | v]` per row.
     pub(crate) qkv: &'a [T],
@@ -75,7 +75,7 @@ struct AttentionBackwardBlock<'a, T> {
     kv_head: usize,
 }
 
-/// What a block adds to some columns of some rows.
+/// What a block adds to a range of columns in a range of rows.
 struct PartialGradient<T> {
     rows: Range<usize>,
     column: usize,

@@ -1,7 +1,7 @@
 //! Attention of new positions over chains of segments, row-exact.
 //!
 //! Scores of 32 keys are one tile of the micro-kernel. The sum of a softmax runs lane by lane over the absolute
-//! position grid and the values are added in order of position; keys out of sight add exact zeros. So the bits do
+//! position grid and the values are added in order of position; masked keys add exact zeros. So the bits do
 //! not depend on where a sequence was cut into segments or into calls.
 
 use crate::kernel::rows::fold;
@@ -17,7 +17,7 @@ pub(crate) struct SequenceQueries<'a, T> {
     pub(crate) rows: Range<usize>,
     /// Position of the first.
     pub(crate) position: usize,
-    /// What the sequence consists of, the new positions included.
+    /// Keys and values of the sequence, the new positions included.
     pub(crate) chain: Vec<VisibleKv<'a, T>>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn attend<T: Real>(
         let block = AttentionBlock { heads, qkv, rows: rows.clone(), first, kv_head: *kv_head };
         (rows.start, *kv_head, block.attend(&sequence.chain, scratch))
     };
-    // One position costs some 10 µs; a few are done here rather than handed out.
+    // One position costs about 10 µs; a few run on this thread, which is cheaper than distributing them.
     let done: Vec<_> = if tasks.len() <= 2 {
         let mut scratch = AttentionScratch::default();
         tasks.iter().map(|task| run(&mut scratch, task)).collect()
@@ -89,7 +89,7 @@ struct GridCell<'a, T> {
 }
 
 impl<T: Real> GridCell<'_, T> {
-    /// Lanes that a query at `position` sees.
+    /// Lanes that a query at `position` attends to.
     fn lanes(&self, position: usize) -> Range<usize> {
         let base = self.index * WIDTH;
         let from = self.visible.start().max(base);
@@ -164,7 +164,7 @@ impl<T: Real> AttentionBlock<'_, T> {
     }
 }
 
-/// Turns scores into `exp(scale * score - max)`, zero outside of the lanes in sight; gives the maximum of the scaled
+/// Turns scores into `exp(scale * score - max)`, zero in masked lanes; returns the maximum of the scaled
 /// scores and the sum.
 fn softmax<T: Real>(row: &mut [T], scale: T, lanes: impl Fn(usize) -> Range<usize>) -> (T, T) {
     vectorized(

@@ -1,4 +1,4 @@
-//! Adapters as PEFT writes them.
+//! Adapters in the format of PEFT.
 
 use super::CheckpointError;
 use super::base_model::BaseModelIdentity;
@@ -28,7 +28,7 @@ struct PeftConfig {
     bias: Option<String>,
     #[serde(default)]
     fan_in_fan_out: bool,
-    /// Everything else, looked through for what would change the arithmetic.
+    /// All other settings, checked for those that would change the arithmetic.
     #[serde(flatten)]
     rest: HashMap<String, Value>,
 }
@@ -166,7 +166,7 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// The same adapter, remembering the seed it was first made with.
+/// The same adapter, with the seed that it was first created with.
 fn with_seed(
     base: &BaseModelIdentity,
     adapter: &Adapter<f32>,

@@ -1,4 +1,4 @@
-//! The addresses of checkpoints. No run and no name leads out of the folder that they are looked for in.
+//! The addresses of checkpoints. No run or name can lead out of the folder of the store.
 
 use super::CheckpointError;
 use std::fmt;
@@ -41,7 +41,7 @@ impl CheckpointAddress {
         Ok(Self { run: run.into(), kind, name: name.into() })
     }
 
-    /// Who saved it.
+    /// Name of the run that saved the checkpoint.
     #[must_use]
     pub fn run(&self) -> &str {
         &self.run

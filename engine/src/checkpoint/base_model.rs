@@ -1,4 +1,4 @@
-//! The base model as a checkpoint remembers it.
+//! The identity of the base model, as a checkpoint stores it.
 
 use crate::error::EngineError;
 use crate::kv_cache::KvCache;
@@ -7,24 +7,24 @@ use minds_core::architecture::Architecture;
 use minds_core::ids::Token;
 use serde::{Deserialize, Serialize};
 
-/// Positions whose log-probs identify the model.
+/// Positions whose logprobs identify the model.
 const PROBES: usize = 8;
-/// Most by which they may differ between machines.
+/// Largest accepted difference of these logprobs between machines.
 const TOLERANCE: f32 = 2e-3;
 
-/// A base model by what it computes: names can lie, and hashes change with the file format.
+/// Identifies a base model by what it computes: names can be wrong, and hashes change with the file format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BaseModelIdentity {
-    /// Its name, for people.
+    /// Name of the model, for display only.
     pub name: String,
-    /// Its shape.
+    /// Shape of the model.
     pub architecture: Architecture,
-    /// Log-probs of a few fixed tokens.
+    /// Logprobs of a few fixed tokens.
     pub probe: Vec<f32>,
 }
 
 impl BaseModelIdentity {
-    /// Asks the model.
+    /// Runs the model on the fixed tokens.
     ///
     /// # Errors
     /// A model that cannot run.
@@ -43,7 +43,7 @@ impl BaseModelIdentity {
         Ok(Self { name: name.into(), architecture, probe })
     }
 
-    /// Why an adapter of `other` does not belong here, if it does not.
+    /// Why an adapter of `other` does not fit this base model; `None` if it fits.
     #[must_use]
     pub fn differs_from(&self, other: &Self) -> Option<String> {
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= TOLERANCE;

@@ -1,7 +1,7 @@
-//! Adapters on disk: whole or not at all, and nothing believed that was not checked.
+//! Adapters on disk: saved completely or not at all, and checked when they are loaded.
 //!
 //! A checkpoint is a folder in PEFT's format (`adapter_config.json`, `adapter_model.safetensors`), with
-//! `optimizer.safetensors` beside it where training goes on from it. It is written under another name, synced and
+//! `optimizer.safetensors` beside it if training can resume from it. It is written under another name, synced and
 //! renamed, so a name either has all of its files or does not exist. Reading checks names, shapes, types and
 //! values, and that the base model is the one the adapter was trained on.
 
@@ -45,30 +45,30 @@ pub enum CheckpointError {
     /// Nothing was saved there.
     #[error("no weights are saved at `{0}`")]
     Missing(String),
-    /// The disk failed: free space or mend it, then try again.
+    /// The disk failed: free space or repair it, then try again.
     #[error("failed to {doing} `{file}`")]
     Io {
-        /// What was tried.
+        /// Operation that failed, as a verb phrase.
         doing: &'static str,
-        /// On what.
+        /// File or folder of the operation.
         file: PathBuf,
-        /// Why it failed.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not what it should be: take another checkpoint.
+    /// A file is damaged or of another kind: use another checkpoint.
     #[error("`{file}` is damaged or foreign: {why}")]
     File {
-        /// Which file.
+        /// Path of the rejected file.
         file: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// A tensor is not what it should be: take another checkpoint.
+    /// A tensor is invalid: use another checkpoint.
     #[error("the tensor `{tensor}` of `{file}` {why}")]
     Tensor {
-        /// Which tensor.
+        /// Name of the rejected tensor.
         tensor: String,
-        /// Of which file.
+        /// Path of the file with the tensor.
         file: PathBuf,
         /// What is wrong with it.
         why: String,

@@ -1,4 +1,4 @@
-//! What its owner wants to be known about a checkpoint.
+//! What the owner of a checkpoint recorded about it.
 
 use super::CheckpointError;
 use super::tensors::read_file;
@@ -10,19 +10,19 @@ use std::path::Path;
 const FILE: &str = "notes.json";
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Remarks beside the weights; they may change, the weights do not.
+/// Notes beside the weights; they may change, the weights do not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckpointNotes {
     /// When it may be deleted, in seconds since 1970; never if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
-    /// Anything.
+    /// JSON object of the user, stored as given; `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
 }
 
-/// Writes notes into a folder, in place of those that are there. Empty ones take no file.
+/// Writes notes into a folder, replacing existing ones. Empty notes take no file.
 ///
 /// # Errors
 /// The disk fails.
@@ -39,7 +39,7 @@ pub fn write_notes(folder: &Path, notes: &CheckpointNotes) -> Result<(), Checkpo
     Ok(())
 }
 
-/// Reads the notes of a folder; without a file they are empty.
+/// Reads the notes of a folder; empty if there is no file.
 ///
 /// # Errors
 /// A file that is damaged, or the disk fails.

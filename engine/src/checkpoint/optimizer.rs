@@ -13,7 +13,7 @@ const STEP: &str = "step";
 /// Names as `torch.optim.AdamW` gives them.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
-/// Writes the optimizer's state of an adapter into a folder.
+/// Writes the optimizer state of an adapter into a folder.
 ///
 /// # Errors
 /// The disk fails, or the file exists.
@@ -40,7 +40,7 @@ pub fn write_optimizer(
     write_tensors(&folder.join(FILE), tensors, metadata)
 }
 
-/// Reads the optimizer's state of an adapter from a folder.
+/// Reads the optimizer state of an adapter from a folder.
 ///
 /// # Errors
 /// A file that is missing, damaged or of another adapter.

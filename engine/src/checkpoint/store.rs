@@ -1,13 +1,14 @@
-//! Where checkpoints lie: `<root>/<run>/weights/<name>` and `<root>/<run>/sampler_weights/<name>`.
+//! The store of checkpoints: `<root>/<run>/weights/<name>` and `<root>/<run>/sampler_weights/<name>`.
 //!
-//! A name is given once and never changes what it stands for, unless its owner replaces or removes it. Whoever reads a
-//! checkpoint reads one from beginning to end, whatever happens to its name meanwhile. A process that is killed leaves
-//! the old, the new or nothing under a name, as if it had come a moment earlier or later. Concurrent processes need
-//! different runs.
+//! A name always stands for the same checkpoint, unless its owner replaces or removes it. A reader sees one
+//! checkpoint from beginning to end, even if its name changes meanwhile. A process that is killed leaves the old
+//! checkpoint, the new one or none under a name, as if it had saved a moment earlier or later. Concurrent processes
+//! need different runs.
 //!
-//! A checkpoint is written into a folder `.draft-…`. One that gives way to it waits in `.past-<name>.…` until the draft
-//! has its name; one that is removed goes into `.gone-…`. Nobody reads these. What a killed process left of them is
-//! dealt with when the next one opens the store: a past one whose name is free gets it back, all others are deleted.
+//! A checkpoint is written into a folder `.draft-…`. A checkpoint that it replaces waits in `.past-<name>.…` until
+//! the draft has its name; a removed one moves into `.gone-…`. These folders are never read. What a killed process left
+//! of them is cleaned up when the store is next opened: a past checkpoint whose name is free gets it back, all others
+//! are deleted.
 
 use super::CheckpointError;
 use super::address::{CheckpointAddress, CheckpointPurpose, check_run, folder_of};
@@ -22,20 +23,20 @@ const DRAFT: &str = ".draft-";
 const PAST: &str = ".past-";
 const GONE: &str = ".gone-";
 
-/// Locked by every process that uses the store.
+/// Lock file that every process with an open store holds.
 const LOCK: &str = ".lock";
 
-/// What a folder aside holds: a folder cannot take the place of another everywhere, so it moves into a fresh one.
+/// Folder inside a temporary one: a folder cannot replace another on every file system, so it moves into a fresh one.
 const ASIDE: &str = "checkpoint";
 
-/// What the store knows of a checkpoint without reading it.
+/// What the store knows about a checkpoint without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCheckpoint {
-    /// Its address.
+    /// Address of the checkpoint.
     pub address: CheckpointAddress,
     /// When it was saved.
     pub saved: SystemTime,
-    /// Bytes of its files.
+    /// Total size of its files, in bytes.
     pub bytes: u64,
 }
 
@@ -46,38 +47,38 @@ pub struct CheckpointStore(Arc<CheckpointStoreInner>);
 #[derive(Debug)]
 struct CheckpointStoreInner {
     root: PathBuf,
-    /// Held for reading by whoever reads a checkpoint, for writing while names change.
+    /// Held for reading while a checkpoint is read, for writing while names change.
     names: RwLock<()>,
-    /// Tells other processes that this one is there, where the file system can.
+    /// Shared lock that shows other processes that the store is open, if the file system supports locks.
     _lock: Option<File>,
 }
 
 impl CheckpointStore {
-    /// Uses a folder, which is made if it does not exist. If no other process uses it, what a killed one left is
-    /// dealt with.
+    /// Opens a folder, and creates it if it does not exist. If no other process uses it, cleans up what a killed
+    /// process left.
     ///
     /// # Errors
-    /// The folder cannot be made, or a checkpoint cannot get its name back.
+    /// The folder cannot be created, or a checkpoint cannot get its name back.
     pub fn new(root: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(CheckpointError::io("make the folder", &root))?;
-        // Where nothing can be written or locked there is nothing to protect from others, either.
+        // A folder that cannot be written or locked needs no protection from other processes either.
         let lock = File::options().create(true).append(true).open(root.join(LOCK)).ok();
         if let Some(lock) = &lock
             && lock.try_lock().is_ok()
         {
             recover(&root)?;
-            // From here on it is held for others to see, but not against them.
+            // From here on a shared lock: it shows that the store is open and does not block other processes.
             lock.unlock().map_err(CheckpointError::io("unlock", &root))?;
         }
         let lock = lock.filter(|lock| lock.lock_shared().is_ok());
         Ok(Self(Arc::new(CheckpointStoreInner { root, names: RwLock::default(), _lock: lock })))
     }
 
-    /// Takes the first free run name `<prefix>-<n>`, also against other processes.
+    /// Creates the first free run name `<prefix>-<n>`, atomically across processes.
     ///
     /// # Errors
-    /// The folder of the run cannot be made.
+    /// The folder of the run cannot be created.
     pub fn claim_run(&self, prefix: &str) -> Result<String, CheckpointError> {
         for number in 1.. {
             let run = format!("{prefix}-{number}");
@@ -91,24 +92,24 @@ impl CheckpointStore {
         unreachable!("there are more numbers than folders")
     }
 
-    /// Lets `write` fill a folder and then gives it its name. If anything fails, the name stays free.
+    /// Lets `write` fill a folder and then gives it its name. On error, the name stays free.
     ///
     /// # Errors
-    /// The name is taken, `write` fails, or the disk does.
+    /// The name is taken, `write` fails, or the disk fails.
     pub fn save(
         &self,
         address: &CheckpointAddress,
         write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        // Found before anything is written, and once more when the name is given.
+        // Fails before anything is written; `put` checks again when it gives the name.
         self.read(address, |_| Err(CheckpointError::Taken(address.to_string()))).or_else(ignore_missing)?;
         self.put(address, false, write)
     }
 
-    /// As [`Self::save`], but what has the name already gives way. If anything fails, it stays.
+    /// Like [`Self::save`], but replaces an existing checkpoint of that name. On error, the existing one stays.
     ///
     /// # Errors
-    /// `write` fails, or the disk does.
+    /// `write` fails, or the disk fails.
     pub fn replace(
         &self,
         address: &CheckpointAddress,
@@ -125,7 +126,7 @@ impl CheckpointStore {
     ) -> Result<(), CheckpointError> {
         let [parent, target] = self.folders(address);
         fs::create_dir_all(&parent).map_err(CheckpointError::io("make the folder", &parent))?;
-        // Removed again on every way out but the last.
+        // Removed on every return path but the last.
         let draft = Builder::new()
             .prefix(DRAFT)
             .tempdir_in(&parent)
@@ -139,7 +140,7 @@ impl CheckpointStore {
                 if !overwrite {
                     return Err(CheckpointError::Taken(address.to_string()));
                 }
-                // One that could not be deleted must not come back in place of this one.
+                // An old checkpoint that could not be deleted must not come back in place of this one.
                 trash = discard_past(&parent, address.name())?;
                 trash.push(put_aside(&target, &format!("{PAST}{}.", address.name()))?);
             }
@@ -156,7 +157,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Looks at a checkpoint, which stays what it is meanwhile. `look` must not come back to the store.
+    /// Passes the folder of a checkpoint, unchanged meanwhile, to `look`, which must not call the store.
     ///
     /// # Errors
     /// Nothing was saved there, or `look` fails.
@@ -178,10 +179,10 @@ impl CheckpointStore {
         self.remove_if(address, |_| true).map(|_| ())
     }
 
-    /// Removes a checkpoint if it is such a one. Answers whether it was.
+    /// Removes a checkpoint if `such` accepts its folder. Returns whether it was removed.
     ///
     /// # Errors
-    /// As [`Self::remove`].
+    /// The same as for [`Self::remove`].
     pub fn remove_if(
         &self,
         address: &CheckpointAddress,
@@ -197,7 +198,7 @@ impl CheckpointStore {
             if !such(&target) {
                 return Ok(false);
             }
-            // First those that came before it under this name: with the name free, they would get it back.
+            // First remove the past checkpoints of this name: once the name is free, they would get it back.
             trash = discard_past(&parent, address.name())?;
             trash.push(put_aside(&target, GONE)?);
             sync(&parent)?;
@@ -206,7 +207,7 @@ impl CheckpointStore {
         Ok(true)
     }
 
-    /// The names of all runs that have saved something.
+    /// The names of all runs that have saved a checkpoint.
     ///
     /// # Errors
     /// The disk fails.
@@ -221,7 +222,7 @@ impl CheckpointStore {
         Ok(runs)
     }
 
-    /// The checkpoints of one run, oldest first. A run that never saved has none.
+    /// The checkpoints of one run, oldest first; empty if the run never saved.
     ///
     /// # Errors
     /// The disk fails.
@@ -233,7 +234,7 @@ impl CheckpointStore {
             let parent = self.0.root.join(folder_of(run)).join(kind.folder());
             for name in names(&parent)? {
                 let Ok(address) = CheckpointAddress::new(run, kind, &name) else { continue };
-                // Whatever vanishes meanwhile was removed by its owner.
+                // A checkpoint that vanishes meanwhile was removed by its owner.
                 let Ok(entry) = entry(address, &parent.join(&name)) else { continue };
                 entries.push(entry);
             }
@@ -242,7 +243,7 @@ impl CheckpointStore {
         Ok(entries)
     }
 
-    /// The folder of all of a kind, and the folder of this one.
+    /// The folder of all checkpoints of this kind, and the folder of this one.
     fn folders(&self, address: &CheckpointAddress) -> [PathBuf; 2] {
         let parent = self.0.root.join(folder_of(address.run())).join(address.kind().folder());
         let folder = parent.join(address.name());
@@ -254,7 +255,7 @@ fn ignore_missing(error: CheckpointError) -> Result<(), CheckpointError> {
     if matches!(error, CheckpointError::Missing(_)) { Ok(()) } else { Err(error) }
 }
 
-/// Names in a folder; one that does not exist has none.
+/// Names in a folder; empty if the folder does not exist.
 fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let list = match fs::read_dir(folder) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -285,7 +286,7 @@ fn put_aside(folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
     Ok(aside.keep())
 }
 
-/// Sees to it that what had this name before never gets it back.
+/// Makes sure that past checkpoints of this name never get it back.
 fn discard_past(parent: &Path, name: &str) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut buried = Vec::new();
     for found in names(parent)?.iter().filter(|found| past_name(found) == Some(name)) {
@@ -294,19 +295,19 @@ fn discard_past(parent: &Path, name: &str) -> Result<Vec<PathBuf>, CheckpointErr
     Ok(buried)
 }
 
-/// Whose past a folder holds.
+/// Name of the checkpoint that a past folder holds.
 fn past_name(folder: &str) -> Option<&str> {
     Some(folder.strip_prefix(PAST)?.rsplit_once('.')?.0)
 }
 
-/// Deletes what has no name any more. What the disk keeps is deleted when the store is opened again.
+/// Deletes folders that have no name any more. Those that cannot be deleted go when the store is next opened.
 fn delete(trash: Vec<PathBuf>) {
     for folder in trash {
         fs::remove_dir_all(folder).ok();
     }
 }
 
-/// Deals with what a killed process left.
+/// Cleans up what a killed process left.
 fn recover(root: &Path) -> Result<(), CheckpointError> {
     for run in names(root)? {
         for kind in [CheckpointPurpose::Training, CheckpointPurpose::Sampler] {

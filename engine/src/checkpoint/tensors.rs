@@ -57,7 +57,7 @@ pub(super) fn read_file(file: &Path, limit: u64) -> Result<Vec<u8>, CheckpointEr
     let mut bytes = Vec::new();
     let read = File::open(file).and_then(|f| f.take(limit + 1).read_to_end(&mut bytes));
     read.map_err(|error| match error.kind() {
-        // No disk that is mended brings it back.
+        // A repaired disk does not bring a missing file back.
         io::ErrorKind::NotFound | io::ErrorKind::IsADirectory => {
             CheckpointError::file(file, error.to_string())
         }
@@ -69,8 +69,8 @@ pub(super) fn read_file(file: &Path, limit: u64) -> Result<Vec<u8>, CheckpointEr
     Ok(bytes)
 }
 
-/// Reads a file that holds exactly the tensors `expected`, by name and shape, and gives each to `take`. Answers
-/// with the metadata.
+/// Reads a file that holds exactly the tensors `expected`, by name and shape, and passes each to `take`. Returns
+/// the metadata.
 pub(super) fn read_tensors(
     file: &Path,
     expected: &[(String, Vec<usize>)],

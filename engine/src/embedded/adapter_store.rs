@@ -11,15 +11,15 @@ use minds_core::service::BackendError;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// What is to be kept, and how.
+/// What to save, and how.
 pub(super) struct CheckpointSave {
     pub(super) address: CheckpointAddress,
-    /// Whether the name may be taken.
+    /// Whether the save may replace an existing checkpoint.
     pub(super) overwrite: bool,
     pub(super) notes: CheckpointNotes,
 }
 
-/// Saves and loads for one base model. Its methods run the model and touch the disk: call them in a training job.
+/// Saves and loads for one base model. The methods run the model and access the disk: call them in a training job.
 pub(super) struct AdapterStore {
     model: Arc<Model<f32>>,
     name: String,
@@ -36,7 +36,7 @@ impl AdapterStore {
         &self.name
     }
 
-    /// A free run name, if there is a store to keep runs apart.
+    /// A free run name, if there is a store.
     pub(super) fn claim_run(&self) -> Result<Option<String>, BackendError> {
         Ok(self.store.as_ref().map(|store| store.claim_run("run")).transpose()?)
     }
@@ -69,7 +69,7 @@ impl AdapterStore {
         Ok(self.store()?.read(address, |folder| read_adapter(folder, base))?)
     }
 
-    /// An adapter to train on, with the optimizer's state of the same save or with a fresh one.
+    /// An adapter to train, with the optimizer state of the same save or with a fresh one.
     pub(super) fn load_training(
         &self,
         address: &CheckpointAddress,

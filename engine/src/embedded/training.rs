@@ -1,6 +1,6 @@
 //! One adapter in training on the embedded engine.
 //!
-//! A job works on copies and puts them in place at its end: a refused or broken job leaves weights, gradients and
+//! A job works on copies and commits them at its end: a refused or failed job leaves weights, gradients and
 //! moments as they were, except that a refused optimizer step drops the gradients that it was asked to apply.
 
 use super::EmbeddedSampler;
@@ -37,7 +37,7 @@ struct AdapterState {
     /// Whether a pass has added to the gradients since the last step.
     accumulated: bool,
     optimizer: AdamState<f32>,
-    /// The adapter as it is, once somebody needed it packed.
+    /// Packed copy of the current adapter; `None` until one is needed.
     snapshot: Option<Arc<AdapterSnapshot>>,
 }
 
@@ -59,7 +59,7 @@ impl AdapterState {
 }
 
 impl EmbeddedTraining {
-    /// A fresh adapter.
+    /// Creates a fresh adapter on the training thread.
     pub(super) async fn create(
         engine: Arc<Engine>,
         adapter_store: Arc<AdapterStore>,
@@ -93,13 +93,13 @@ impl EmbeddedTraining {
         &self.run
     }
 
-    /// What the adapter is made of.
+    /// The spec of the adapter.
     #[must_use]
     pub fn spec(&self) -> &LoraSpec {
         &self.spec
     }
 
-    /// Queues a job on the state.
+    /// Queues a job on the adapter state.
     fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut AdapterState) -> Result<T, BackendError> + Send + 'static,
@@ -113,7 +113,7 @@ impl EmbeddedTraining {
         if let Err(error) = check_data(model.architecture(), &data, loss) {
             return refuse(error);
         }
-        // Forward has no gradients to save work for, so it always answers in full.
+        // Forward has no gradients to save work for, so it always returns all rows.
         let rows = if with_gradients { self.rows } else { LogprobRows::All };
         let options = PassOptions { rows, ..PassOptions::default() };
         let note = self.engine.note_trained(data.iter().map(Datum::len).sum());
@@ -142,7 +142,7 @@ impl EmbeddedTraining {
         })
     }
 
-    /// Saves under a name, which may be taken if it is to be overwritten. Answers with a sampler over what was saved,
+    /// Saves under a name, which may be taken if it is to be overwritten. Returns a sampler over what was saved,
     /// and its path.
     pub fn save(
         &self,
@@ -163,7 +163,7 @@ impl EmbeddedTraining {
         })
     }
 
-    /// A sampler over the adapter as it is.
+    /// A sampler over the current adapter.
     pub fn export(&self) -> Pending<EmbeddedSampler> {
         let engine = self.engine.clone();
         self.submit(move |state| Ok(EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }))
@@ -175,16 +175,16 @@ impl TrainingBackend for EmbeddedTraining {
         self.pass(data, loss, false)
     }
 
-    /// With [`LogprobRows::Trained`], log-probs of positions that carry no loss are NaN: they were not computed.
+    /// With [`LogprobRows::Trained`], logprobs of positions that carry no loss are NaN: they were not computed.
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
         self.pass(data, loss, true)
     }
 
-    /// Without gradients since the last step there is nothing to apply: weights and moments stay as they are. So a
-    /// step that was queued behind a pass that is refused does no harm.
+    /// Without gradients since the last step there is nothing to apply: weights and moments stay unchanged. So a
+    /// step that was queued behind a refused pass does no harm.
     ///
     /// A step whose result is not finite is refused: weights and moments stay, and its gradients are dropped, so that
-    /// the next step is made of new ones. Parameters that are out of range are refused before, and change nothing.
+    /// the next step uses new ones. Parameters that are out of range are refused first, and change nothing.
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
         if let Err(error) = params.check() {
             return refuse(BackendError::Rejected(error.to_string()));
@@ -257,7 +257,7 @@ fn answer(out: PassOutput<f32>, data: &[Datum], rows: LogprobRows) -> ForwardOut
     ForwardOutput { logprobs, metrics: BTreeMap::from([("loss:sum".to_owned(), out.loss)]) }
 }
 
-/// Refuses data that no pass can read, before it waits in the queue.
+/// Refuses data that no pass can read, before the request enters the queue.
 fn check_data(arch: &Architecture, data: &[Datum], loss: Loss) -> Result<(), BackendError> {
     if data.is_empty() {
         return Err(BackendError::Rejected("there are no data".into()));
@@ -300,7 +300,7 @@ fn check_spec(own: &LoraSpec, other: &LoraSpec) -> Result<(), BackendError> {
 }
 
 fn lock(state: &Mutex<AdapterState>) -> MutexGuard<'_, AdapterState> {
-    // A job that panicked had changed nothing yet.
+    // A job that panicked has changed nothing yet.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -12,10 +12,10 @@ pub(crate) struct AlignedVec<T> {
 }
 
 impl<T: Copy + Default> AlignedVec<T> {
-    /// `len` zeros.
+    /// Creates a vector of `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         let data = vec![T::default(); len + LINE / size_of::<T>()];
-        // The offset is advice: where it cannot be found, alignment is lost and nothing else.
+        // The offset is a hint: without it, only the alignment is lost.
         let first = data.as_ptr().align_offset(LINE);
         let first = if first < LINE / size_of::<T>() { first } else { 0 };
         let mut aligned = Self { data, first };

@@ -1,15 +1,15 @@
-//! Large matrix products through the `gemm` crates of the two number types: fast, and with sums in an order of their choosing.
+//! Large matrix products through the `gemm` crates of the two number types: fast, but in an unspecified order of sums.
 //!
-//! The only file with `unsafe`: the crates take raw pointers. [`MatrixView`] and [`MatrixViewMut`] prove on construction that
-//! every element they can name lies within their slice.
+//! The only file with `unsafe`: the crates take raw pointers. [`MatrixView`] and [`MatrixViewMut`] check when they are
+//! made that every element they can address lies within their slice.
 #![expect(unsafe_code, reason = "the gemm crates take raw pointers; views check their bounds beforehand")]
 
 use crate::real::Real;
 use gemm_common::Parallelism;
 
 /// A product `c = alpha * c + beta * a · b` of column-major matrices: rows, columns, inner length; then `c` with the
-/// strides of its columns and rows and whether it is read; `a` and `b` with theirs; `alpha`, `beta`; three flags for complex
-/// numbers.
+/// strides of its columns and rows and whether it is read; `a` and `b` with theirs; `alpha`, `beta`; three flags for
+/// complex numbers.
 pub type MatrixProduct<T> = unsafe fn(
     usize,
     usize,
@@ -62,7 +62,7 @@ impl<'a, T: Real> MatrixView<'a, T> {
         Self { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
-    /// The transposed matrix.
+    /// The transposed matrix, as a view without a copy.
     pub(crate) fn t(self) -> Self {
         Self {
             rows: self.columns,
@@ -95,12 +95,12 @@ impl<'a, T: Real> MatrixViewMut<'a, T> {
     }
 }
 
-/// Who computes.
+/// Threads that compute a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GemmThreads {
-    /// The calling thread.
+    /// Only the calling thread.
     One,
-    /// The whole pool.
+    /// All threads of the rayon pool.
     All,
 }
 

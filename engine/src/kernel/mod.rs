@@ -1,7 +1,7 @@
 //! The arithmetic on matrices and rows.
 //!
-//! [`multiply`] and the row functions give every row the same bits whatever stands beside it; forward passes use
-//! nothing else. [`gemm`] is faster for large products and promises no such thing; only gradients use it.
+//! [`multiply`] and the row functions give every row the same bits, whatever the other rows are; forward passes use
+//! nothing else. [`gemm`] is faster for large products but does not guarantee that; only gradients use it.
 
 mod aligned;
 pub(crate) mod gemm;

@@ -19,7 +19,7 @@ pub(crate) struct Columns<'a, T> {
 }
 
 impl<'a, T> Columns<'a, T> {
-    /// All columns.
+    /// All columns of a matrix with rows of `stride` elements.
     pub(crate) fn all(data: &'a [T], stride: usize) -> Self {
         Self { data, stride, first: 0 }
     }
@@ -33,13 +33,13 @@ pub(crate) struct ColumnsMut<'a, T> {
 }
 
 impl<'a, T> ColumnsMut<'a, T> {
-    /// All columns.
+    /// All columns of a matrix with rows of `stride` elements.
     pub(crate) fn all(data: &'a mut [T], stride: usize) -> Self {
         Self { data, stride, first: 0 }
     }
 }
 
-/// A share of the output: some rows, some panels, and the slices that belong to both.
+/// A share of the output: a range of rows, a range of panels, and the slices that belong to both.
 struct OutputShare<'a, T> {
     strips: Range<usize>,
     panels: Range<usize>,
@@ -70,7 +70,7 @@ fn split<'a, T: Real>(
     w: &Panels<T>,
     mut output: impl Iterator<Item = &'a mut [T]>,
 ) -> Vec<OutputShare<'a, T>> {
-    // Below, waking another thread costs more than it brings (some 5 µs).
+    // Below this size, waking another thread costs more than it saves (about 5 µs).
     const WORTH_SPLITTING: usize = 1 << 18;
     // The strips of a share stay in the second-level cache while its panels pass.
     const SHARE_BYTES: usize = 1 << 20;

@@ -81,7 +81,7 @@ impl<T: Real> Panels<T> {
         self.columns
     }
 
-    /// Bytes held.
+    /// Size of the packed matrix in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.data {
@@ -91,13 +91,13 @@ impl<T: Real> Panels<T> {
         }
     }
 
-    /// Whether panels are held as they are used.
+    /// Whether panels are stored in the form that the kernel reads.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.data, PanelData::Full(_))
     }
 
-    /// Some depths of panel `index`, `[depth][WIDTH]`; they begin on a multiple of [`BLOCK`]. Other than full panels
-    /// are unpacked into `scratch`.
+    /// A range of depths of panel `index`, `[depth][WIDTH]`, which starts on a multiple of [`BLOCK`]. Panels that are
+    /// not full are unpacked into `scratch`.
     #[inline]
     pub(crate) fn panel<'a>(
         &'a self,
@@ -184,7 +184,7 @@ impl<T: Real> WithSimd for UnpackCodes<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct Strips<T> {
     depth: usize,
-    /// Strips in all, height of the lower ones, and how many of them (the first) are one row taller.
+    /// Number of strips, height of the lower ones, and how many of them (the first) are one row taller.
     count: usize,
     height: usize,
     taller: usize,
@@ -227,18 +227,18 @@ impl<T: Real> Strips<T> {
         }
     }
 
-    /// Number of strips.
+    /// Number of strips over all rows.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Rows of strip `index`.
+    /// Row range of strip `index`.
     pub(crate) fn rows(&self, index: usize) -> Range<usize> {
         let start = |i: usize| i * self.height + i.min(self.taller);
         start(index)..start(index + 1)
     }
 
-    /// Strip `index`, `[depth][height]`.
+    /// The packed strip `index`, `[depth][height]`.
     #[inline]
     pub(crate) fn strip(&self, index: usize) -> &[T] {
         let rows = self.rows(index);

@@ -5,7 +5,7 @@ use super::tile::vectorized;
 use crate::real::Real;
 use rayon::prelude::*;
 
-/// Calls `f(index, row)` for each row, in parallel where it pays.
+/// Calls `f(index, row)` for each row, in parallel for large inputs.
 pub(crate) fn for_rows<T: Real>(data: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     const WORTH_SPLITTING: usize = 1 << 15;
     let per_task = (WORTH_SPLITTING / 2 / width.max(1)).max(1);
@@ -59,7 +59,7 @@ pub(crate) fn max<T: Real>(row: &[T]) -> T {
     lanes.iter().chain(rest).fold(T::NEG_INFINITY, |m, x| if *x > m { *x } else { m })
 }
 
-/// `ln Σ exp(x)`: the log-prob of token `t` is `row[t] - log_sum_exp(row)`, for sampler and trainer alike.
+/// `ln Σ exp(x)`: the logprob of token `t` is `row[t] - log_sum_exp(row)`, for sampler and trainer alike.
 #[must_use]
 pub fn log_sum_exp<T: Real>(row: &[T]) -> T {
     vectorized(
@@ -167,7 +167,7 @@ pub(crate) fn gated_backward<T: Real>(gate_up: &[T], width: usize, dy: &[T], out
     });
 }
 
-/// `x += y`.
+/// `x += y`, row by row.
 pub(crate) fn add<T: Real>(x: &mut [T], y: &[T], width: usize) {
     for_rows(x, width, |i, x| {
         for (x, y) in x.iter_mut().zip(&y[i * width..]) {

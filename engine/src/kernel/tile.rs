@@ -17,7 +17,7 @@ pub(crate) const TALLEST: usize = 12;
 pub(crate) struct TileSums<T>(pub(crate) [[T; WIDTH]; TALLEST]);
 
 impl<T: Real> TileSums<T> {
-    /// All zero.
+    /// Creates sums that are all zero.
     pub(crate) fn zeros() -> Self {
         Self([[T::ZERO; WIDTH]; TALLEST])
     }
@@ -56,12 +56,12 @@ pub(crate) fn dispatch<W: WithSimd>(work: W) -> W::Output {
     machine().0.dispatch(work)
 }
 
-/// Where the sums of a product begin.
+/// Initial value of the sums of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InitialSum {
-    /// At zero.
+    /// The sums start at zero.
     Zero,
-    /// At what the output holds.
+    /// The sums start at the values of the output.
     Output,
 }
 

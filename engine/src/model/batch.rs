@@ -14,7 +14,7 @@ pub(crate) struct AdapterSpan<'a, T> {
     pub(crate) adapter: &'a AdapterWeights<T>,
 }
 
-/// What the rows of a batch are.
+/// Adapters and positions of the rows of a batch.
 pub(crate) struct DecoderBatch<'a, T> {
     /// Rows under adapters; the others run under none.
     pub(crate) spans: Vec<AdapterSpan<'a, T>>,
@@ -32,21 +32,21 @@ impl<'a, T: Real> DecoderBatch<'a, T> {
     }
 }
 
-/// What a block computes on the way and its derivative needs.
+/// Intermediate values of a block that its derivative needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Activations<T> {
-    /// Residual stream at the entrance.
+    /// Residual stream at the input of the block.
     pub(crate) x: Vec<T>,
     /// q and k before their norms, where the model has such norms.
     pub(crate) raw_qk: Vec<T>,
     /// `[q | k | v]` after rotation.
     pub(crate) qkv: Vec<T>,
-    /// Mixed values of attention, and the logs of its softmax sums.
+    /// Output of attention, and the logs of its softmax sums.
     pub(crate) mixed: Vec<T>,
     pub(crate) lse: Vec<T>,
     /// Residual stream between attention and feed-forward.
     pub(crate) middle: Vec<T>,
-    /// `[gate | up]`.
+    /// Outputs `[gate | up]` of each row.
     pub(crate) gate_up: Vec<T>,
     /// Low-rank activations of the last span per projection.
     pub(crate) low: [Vec<T>; 4],
@@ -60,7 +60,7 @@ pub(crate) struct DecoderScratch<T> {
     added: Vec<T>,
 }
 
-/// The buffer in this length. What it held before is still in it.
+/// Resizes the buffer to this length. Old values stay in it.
 pub(crate) fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     buffer.resize(len, T::ZERO);
     buffer
@@ -105,7 +105,7 @@ impl<T: Real> DecoderLayer<T> {
         sized(&mut a.lse, rows * heads.heads);
     }
 
-    /// From `a.mixed` to the residual stream at the exit, written to `out`.
+    /// From `a.mixed` to the residual stream at the output of the block, written to `out`.
     pub(crate) fn after_attention(
         &self,
         model: &Model<T>,

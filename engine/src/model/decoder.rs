@@ -18,7 +18,7 @@ pub struct SequenceExtension<'a, T> {
     pub adapter: Option<&'a AdapterWeights<T>>,
     /// Tokens to append: one (decoding) or many (prefill).
     pub tokens: &'a [Token],
-    /// What they are appended to.
+    /// Sequence that the tokens are appended to.
     pub kv: &'a mut KvCache<T>,
 }
 
@@ -37,7 +37,7 @@ impl<T: Real> HiddenStates<T> {
         self.entries[entry].clone()
     }
 
-    /// One row.
+    /// Hidden state of one row.
     #[must_use]
     pub fn row(&self, row: usize) -> &[T] {
         &self.values[row * self.dim..(row + 1) * self.dim]
@@ -55,7 +55,7 @@ pub fn extend<T: Real>(
     for entry in work.iter() {
         check(model, entry)?;
     }
-    // Rows of one adapter stand together.
+    // Rows of one adapter are adjacent.
     let key = |e: &SequenceExtension<'_, T>| e.adapter.map_or(ptr::null(), ptr::from_ref);
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by_key(|&i| key(&work[i]));
@@ -104,7 +104,7 @@ pub fn extend<T: Real>(
     Ok(HiddenStates { dim: model.arch.dim, values, entries })
 }
 
-/// Logits of some rows, `[rows, vocab]`.
+/// Logits of the given rows, `[rows, vocab]`.
 #[must_use]
 pub fn logits<T: Real>(model: &Model<T>, hidden: &HiddenStates<T>, rows: &[usize]) -> Vec<T> {
     let chosen: Vec<T> = rows.iter().flat_map(|&row| hidden.row(row)).copied().collect();
@@ -126,7 +126,7 @@ fn check<T: Real>(model: &Model<T>, entry: &SequenceExtension<'_, T>) -> Result<
     entry.adapter.map_or(Ok(()), |adapter| adapter.check(arch))
 }
 
-/// Refuses tokens that the model does not know.
+/// Refuses tokens outside of the vocabulary.
 pub(crate) fn check_tokens<T: Real>(model: &Model<T>, tokens: &[Token]) -> Result<(), EngineError> {
     let vocab = model.architecture().vocab;
     match tokens.iter().find(|&&t| t as usize >= vocab) {

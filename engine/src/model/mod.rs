@@ -25,12 +25,12 @@ use minds_core::ids::Token;
 #[derive(Debug)]
 pub struct Model<T> {
     arch: Architecture,
-    /// `[vocab, dim]`.
+    /// Token embeddings by rows, `[vocab, dim]`.
     embedding: Vec<T>,
     pub(crate) layers: Vec<DecoderLayer<T>>,
     pub(crate) norm: Vec<T>,
     head: Panels<T>,
-    /// The head's rows `[vocab, dim]` where it is not the embedding.
+    /// The head's rows `[vocab, dim]`; `None` if the head is the embedding.
     untied: Option<Vec<T>>,
     frequencies: Vec<f64>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct FusedLinear<T> {
     pub(crate) input: usize,
     pub(crate) output: usize,
     pub(crate) panels: Panels<T>,
-    /// `[output, input]`.
+    /// Weights by rows, `[output, input]`.
     pub(crate) rows: Vec<T>,
     pub(crate) bias: Option<Vec<T>>,
 }

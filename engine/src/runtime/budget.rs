@@ -1,16 +1,16 @@
-//! How many keys and values may be promised at once.
+//! Budget of keys and values that may be reserved at once.
 //!
-//! A request reserves for the worst case before it starts and gives back what it ends without, so memory never
-//! exceeds the budget and a started sample is never stopped for want of room. What it holds is its own: its prompt once,
-//! under all its samples, and nothing of other requests, whether they are over or not.
+//! A request reserves its worst case before it starts and releases what it did not use, so memory never exceeds
+//! the budget and a started sample is never stopped for lack of memory. A reservation covers only its own request: the
+//! prompt once, under all its samples, and nothing of other requests, running or finished.
 
 use minds_core::architecture::Architecture;
 use std::ops::Range;
 
-/// Positions that keys and values are stored by.
+/// Number of positions in a page of keys and values.
 pub(crate) const PAGE: usize = 32;
 
-/// Free room for keys and values, and free rows of the batch.
+/// Free bytes for keys and values, and free rows of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KvBudget {
     page_bytes: usize,
@@ -35,7 +35,7 @@ impl KvBudget {
         Self { page_bytes, total_bytes: bytes, free_bytes: bytes, free_rows: rows, total_rows: rows }
     }
 
-    /// What a prompt with samples of at most `max_new` tokens needs. The last token of a sample is never run
+    /// What a prompt with samples of at most `max_new` tokens reserves. The last token of a sample is never run
     /// through the model.
     pub(crate) fn need(&self, prompt: usize, max_new: usize) -> KvNeed {
         let bytes = |span: Range<usize>| {
@@ -47,7 +47,7 @@ impl KvBudget {
         }
     }
 
-    /// Whether the request could run with nothing beside it.
+    /// Whether the request would fit if no other request ran.
     pub(crate) fn can_ever_fit(&self, need: KvNeed) -> bool {
         need.prompt_bytes + need.row_bytes <= self.total_bytes
     }
@@ -62,13 +62,13 @@ impl KvBudget {
         self.take(need.row_bytes)
     }
 
-    /// Gives `rows` rows back.
+    /// Releases `rows` rows of a request.
     pub(crate) fn release_rows(&mut self, need: KvNeed, rows: usize) {
         self.free_rows += rows;
         self.free_bytes += rows * need.row_bytes;
     }
 
-    /// Gives the prompt back.
+    /// Releases the prompt of a request.
     pub(crate) fn release_prompt(&mut self, need: KvNeed) {
         self.free_bytes += need.prompt_bytes;
     }

@@ -1,4 +1,4 @@
-//! One sampling request on its way: its prompt, its rows, its answer.
+//! One running sampling request: its prompt, its rows, its response.
 
 use super::AdapterSnapshot;
 use super::budget::KvNeed;
@@ -14,14 +14,14 @@ use minds_core::service::BackendError;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// A checked request in the queue.
+/// A validated request in the queue.
 #[derive(Debug)]
 pub(crate) struct QueuedSample {
     pub(crate) request: SampleRequest,
     pub(crate) snapshot: Option<Arc<AdapterSnapshot>>,
     pub(crate) rule: StopRule,
     pub(crate) seed: u64,
-    /// Most tokens of a sample that the context allows.
+    /// Most tokens per sample that the context allows.
     pub(crate) max_new: usize,
     pub(crate) need: KvNeed,
     pub(crate) reply: oneshot::Sender<Result<SampleResponse, BackendError>>,
@@ -38,16 +38,16 @@ impl QueuedSample {
     }
 }
 
-/// The prompt: first being read, then shared by all rows.
+/// The prompt: first prefilled, then shared by all rows.
 #[derive(Debug)]
 pub(crate) enum PromptState {
-    /// Some of it is still to be run through the model.
+    /// Some of the prompt has not run through the model yet.
     Prefilling { kv: KvCache<f32> },
-    /// All of it is there, with the logits after its last token.
+    /// The whole prompt has run, with the logits after its last token.
     Prefilled { kv: Arc<KvCache<f32>>, first: Vec<f32> },
 }
 
-/// One sample in the making.
+/// One sample in progress.
 #[derive(Debug)]
 pub(crate) struct SampleRow {
     index: usize,
@@ -86,26 +86,26 @@ impl SampleRow {
     }
 }
 
-/// A request that has room reserved.
+/// A request with a reservation.
 #[derive(Debug)]
 pub(crate) struct SampleJob {
     pub(crate) queued: QueuedSample,
     pub(crate) prompt: PromptState,
     pub(crate) rows: Vec<SampleRow>,
-    /// Rows with room reserved, of the first to the last.
+    /// Number of rows with a reservation, counted from the first.
     pub(crate) reserved: usize,
-    /// Rows begun.
+    /// Number of rows started so far.
     started: usize,
     finished: Vec<Option<Completion>>,
     pub(crate) logprobs: Vec<Option<f32>>,
     topk: Vec<Option<Vec<(Token, f32)>>>,
     cached: usize,
-    /// Set when the request cannot go on.
+    /// Error that ends the request; `None` while it can continue.
     pub(crate) failed: Option<BackendError>,
 }
 
 impl SampleJob {
-    /// Begins after what is kept of the prompt.
+    /// Starts after the cached part of the prompt.
     pub(crate) fn new(model: &Model<f32>, queued: QueuedSample, hit: Option<PrefixHit>) -> Self {
         let samples = queued.request.num_samples;
         let (mut logprobs, mut topk) = (Vec::new(), Vec::new());
@@ -138,7 +138,7 @@ impl SampleJob {
         }
     }
 
-    /// Prompt tokens still to be read.
+    /// Prompt tokens that are not prefilled yet.
     pub(crate) fn prefill_left(&self) -> usize {
         match &self.prompt {
             PromptState::Prefilling { kv } => self.queued.request.prompt.len() - kv.len(),
@@ -146,7 +146,7 @@ impl SampleJob {
         }
     }
 
-    /// Makes the prompt, now read to its end, the common start of all rows.
+    /// Makes the prefilled prompt the common start of all rows.
     pub(crate) fn share_prompt(&mut self, model: &Model<f32>, first: Vec<f32>) -> Option<Arc<KvCache<f32>>> {
         let PromptState::Prefilling { kv } = &mut self.prompt else { return None };
         let shared = Arc::new(std::mem::replace(kv, KvCache::root(model)));
@@ -154,23 +154,23 @@ impl SampleJob {
         Some(shared)
     }
 
-    /// Whether rows are left that have no room yet.
+    /// Whether rows are left that have no reservation yet.
     pub(crate) fn needs_rows(&self) -> bool {
         self.reserved < self.queued.request.num_samples
     }
 
-    /// Rows that hold room.
+    /// Number of unfinished rows that hold a reservation.
     pub(crate) fn unreleased_rows(&self) -> usize {
         self.reserved - self.finished.iter().filter(|f| f.is_some()).count()
     }
 
-    /// How this request draws, next to its rows.
+    /// The rows and the rule by which this request draws.
     pub(crate) fn rows_and_rule(&mut self) -> (&mut [SampleRow], DrawRule<'_>) {
         let rule = DrawRule { request: &self.queued.request, max_new: self.queued.max_new };
         (&mut self.rows, rule)
     }
 
-    /// Begins every row that has room, once the prompt is read, and draws their first tokens.
+    /// Starts every row with a reservation, once the prompt is prefilled, and draws their first tokens.
     pub(crate) fn start_rows(&mut self) -> Result<usize, NonFiniteLogits> {
         let PromptState::Prefilled { kv: prompt, first } = &self.prompt else { return Ok(0) };
         let rule = DrawRule { request: &self.queued.request, max_new: self.queued.max_new };
@@ -196,7 +196,7 @@ impl SampleJob {
         Ok(if self.queued.max_new == 0 { 0 } else { begun.len() })
     }
 
-    /// Notes what one position of the prompt says about the token after it.
+    /// Records the logprobs that one position of the prompt gives for the token after it.
     pub(crate) fn score(&mut self, position: usize, logits: &[f32]) -> Result<(), NonFiniteLogits> {
         let Some(&next) = self.queued.request.prompt.get(position + 1) else { return Ok(()) };
         let score = NormalizedLogits::new(logits)?;
@@ -208,7 +208,7 @@ impl SampleJob {
         Ok(())
     }
 
-    /// Sets ended rows aside; how many there were.
+    /// Moves ended rows to the finished samples and returns their number.
     pub(crate) fn retire_rows(&mut self) -> usize {
         let ended: Vec<SampleRow> = self.rows.extract_if(.., |row| row.ended).collect();
         let count = ended.len();
@@ -218,12 +218,12 @@ impl SampleJob {
         count
     }
 
-    /// Whether every sample is there.
+    /// Whether all samples are finished.
     pub(crate) fn is_finished(&self) -> bool {
         self.finished.iter().all(Option::is_some)
     }
 
-    /// Answers with everything that was asked for.
+    /// Sends the complete response.
     pub(crate) fn answer(self) {
         let request = &self.queued.request;
         let response = SampleResponse {
@@ -235,7 +235,7 @@ impl SampleJob {
         self.queued.reply.send(Ok(response)).ok();
     }
 
-    /// Answers with a failure.
+    /// Sends an error as the response.
     pub(crate) fn fail(self, error: BackendError) {
         self.queued.reply.send(Err(error)).ok();
     }

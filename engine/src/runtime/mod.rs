@@ -1,11 +1,11 @@
-//! The engine at work: one thread samples, one trains, both at once.
+//! The running engine: one thread samples, one trains, both at once.
 //!
-//! Sampling batches whatever is there at each step; training runs strictly in the order of submission. Neither
+//! Sampling batches all live requests at each step; training runs strictly in the order of submission. Neither
 //! waits for the other: each has a thread pool of its own as wide as the cores it may use, so that the operating
-//! system shares the cores between them while both are busy and leaves them all to one while the other has nothing
-//! to do. Weights under a sample never change, and a panic costs the request that met it.
+//! system shares the cores between them while both are busy and leaves them all to one while the other is idle.
+//! Weights under a sample never change, and a panic fails only the request that caused it.
 //!
-//! Why not one pool: a decode step that waits for its last piece there picks up pieces of the training pass. With
+//! Why not one pool: a decode step that waits for its last piece there runs pieces of the training pass. With
 //! the test model, 16 samples beside training passes ran at 17 % of their speed alone, with two pools at 62 %
 //! (training kept 68 % and 70 %); a model of 19 million weights showed no difference (28 Nov, 2 shared cores).
 
@@ -45,15 +45,15 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 use training_queue::TrainingTask;
 
-/// Samples that one request may ask for.
+/// Most samples per request.
 const MOST_SAMPLES: usize = 4096;
 
-/// The machine refused what the engine needs: start it with fewer threads.
+/// The operating system refused a resource that the engine needs: start it with fewer threads.
 #[derive(Debug, Error)]
 #[error("failed to start the threads of the engine")]
 pub struct EngineStartError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
-/// An adapter that never changes, with a name for the prefix cache.
+/// An adapter that never changes, with an id for the prefix cache.
 #[derive(Debug)]
 pub struct AdapterSnapshot {
     id: u64,
@@ -61,7 +61,7 @@ pub struct AdapterSnapshot {
 }
 
 impl AdapterSnapshot {
-    /// Takes an adapter as it is.
+    /// Wraps the weights under a new id.
     #[must_use]
     pub fn new(weights: AdapterWeights<f32>) -> Self {
         // 0 is the base model without an adapter.
@@ -69,7 +69,7 @@ impl AdapterSnapshot {
         Self { id: NEXT.fetch_add(1, Ordering::Relaxed), weights }
     }
 
-    /// The adapter.
+    /// Weights of the adapter.
     #[must_use]
     pub fn weights(&self) -> &AdapterWeights<f32> {
         &self.weights
@@ -80,8 +80,8 @@ impl AdapterSnapshot {
     }
 }
 
-/// A running engine. Dropping it ends its threads after the operations they are in; what is still queued then is
-/// answered with [`BackendError::Lost`].
+/// A running engine. Dropping it ends its threads after their current operations; requests still queued then
+/// fail with [`BackendError::Lost`].
 pub struct Engine {
     model: Arc<Model<f32>>,
     tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -100,7 +100,7 @@ impl Engine {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The operating system gives no more threads.
+    /// The operating system cannot start more threads.
     pub fn start(
         model: Arc<Model<f32>>,
         tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -149,23 +149,23 @@ impl Engine {
         })
     }
 
-    /// The model under all adapters.
+    /// The base model that all adapters share.
     #[must_use]
     pub fn model(&self) -> &Arc<Model<f32>> {
         &self.model
     }
 
-    /// What was done so far.
+    /// Totals of the engine so far.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         self.counters.snapshot()
     }
 
-    /// Queues a sampling request under a snapshot, or under the base model. Dropping the answer abandons the
+    /// Queues a sampling request under a snapshot, or under the base model. Dropping the response cancels the
     /// request at the next step.
     ///
     /// # Errors
-    /// A request that could never be served is refused at once; a full queue asks to come back later.
+    /// A request that can never be served is refused at once; a full queue returns an error that can be retried.
     pub fn sample(
         &self,
         snapshot: Option<Arc<AdapterSnapshot>>,
@@ -195,8 +195,8 @@ impl Engine {
         Ok(pending(answer))
     }
 
-    /// Queues a job behind all earlier ones. It runs even if the answer is dropped. Passes in it use the workspace of
-    /// the training thread.
+    /// Queues a job behind all earlier ones. It runs even if the response is dropped. Passes in it use the workspace
+    /// of the training thread.
     pub fn train<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut TrainingWorkspace<f32>) -> Result<T, BackendError> + Send + 'static,
@@ -209,29 +209,29 @@ impl Engine {
         pending(answer)
     }
 
-    /// What a job calls when so many tokens went through training.
+    /// Returns a callback that adds `tokens` to the count of trained tokens.
     pub(crate) fn note_trained(&self, tokens: usize) -> impl FnOnce() + Send + 'static {
         let counters = self.counters.clone();
         move || stats::add(&counters.trained_tokens, tokens)
     }
 
-    /// What a job calls when it made an optimizer step.
+    /// Returns a callback that counts one optimizer step.
     pub(crate) fn note_step(&self) -> impl FnOnce() + Send + 'static {
         let counters = self.counters.clone();
         move || stats::add(&counters.optim_steps, 1)
     }
 
-    /// Ends the threads after the operations they are in, and waits for that.
+    /// Ends the threads after their current operations, and waits for them.
     pub fn stop(mut self) {
         let threads = std::mem::take(&mut self.threads);
         drop(self);
         for thread in threads {
-            // A thread that panicked has stopped too.
+            // A thread that panicked has stopped as well.
             thread.join().ok();
         }
     }
 
-    /// Refuses what cannot be served; answers with the stop rule and the most tokens of a sample.
+    /// Refuses requests that cannot be served; returns the stop rule and the most tokens of a sample.
     fn check(&self, request: &SampleRequest) -> Result<(StopRule, usize), BackendError> {
         let refuse = |text: String| Err(BackendError::Rejected(text));
         if let Err(error) = request.check() {

@@ -4,21 +4,21 @@ use minds_core::ids::Token;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Settings of the embedded engine. The defaults suit a model of some hundred million weights on a few cores.
+/// Settings of the embedded engine. The defaults suit a model of a few hundred million weights on a few cores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
     /// Name of the base model, as checkpoints and [`ServiceInfo`](minds_core::service::ServiceInfo) state it.
     pub base_model: String,
-    /// Cores to use; `None` takes all there are. Sampling and training each have this many threads and the
-    /// operating system divides the cores between them; a side that has nothing to do takes nothing.
+    /// Cores to use; `None` uses all. Sampling and training each have this many threads and the operating system
+    /// divides the cores between them; an idle side takes none.
     pub threads: Option<NonZeroUsize>,
-    /// Most bytes of keys and values promised to running requests.
+    /// Most bytes of keys and values reserved for running requests.
     pub kv_bytes: usize,
-    /// Most bytes of keys and values kept of ended prompts, beside `kv_bytes`; 0 keeps none.
+    /// Most bytes of keys and values cached from finished prompts, beside `kv_bytes`; 0 caches none.
     pub prefix_bytes: usize,
     /// Most samples in one decode batch.
     pub max_rows: NonZeroUsize,
-    /// Most sampling requests waiting to start; more are refused for the time being.
+    /// Most sampling requests waiting to start; further ones are refused until a place is free.
     pub max_waiting: usize,
     /// Seed for requests without one.
     pub seed: u64,

@@ -1,8 +1,8 @@
-//! Keys and values of recent prompts, for prompts that begin alike.
+//! Keys and values of recent prompts, for prompts with a common prefix.
 //!
-//! Reuse changes no bit of any result: keys and values of a position depend only on the tokens up to it. What is
-//! kept is bounded in bytes; the least recently used goes first. A prompt that begins with a kept one copies that part,
-//! which is cheap beside computing it, so that an evicted prefix keeps no memory alive.
+//! Reuse changes no bit of any result: keys and values of a position depend only on the tokens up to it. The cache
+//! is bounded in bytes; the least recently used entry is evicted first. A prompt copies the prefix that it reuses,
+//! which is cheap compared with computing it, so that an evicted prefix keeps no memory alive.
 
 use super::budget::PAGE;
 use crate::kv_cache::KvCache;
@@ -26,14 +26,14 @@ struct CachedPrefix {
     kv: Arc<KvCache<f32>>,
 }
 
-/// The beginning of a prompt that need not be computed.
+/// The cached prefix of a prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHit {
-    /// Positions that are there.
+    /// Number of cached positions to reuse.
     pub(crate) len: usize,
-    /// Where they are.
+    /// Cached sequence that holds their keys and values.
     pub(crate) from: Arc<KvCache<f32>>,
-    /// Log-probs of the tokens up to and including position `len`, if they were asked for.
+    /// Logprobs of the tokens up to and including position `len`, if requested.
     pub(crate) logprobs: Option<Arc<[Option<f32>]>>,
 }
 
@@ -42,13 +42,13 @@ impl PrefixCache {
         Self { limit, bytes: 0, entries: Vec::new() }
     }
 
-    /// Whether a prompt of this size will be kept.
+    /// Whether a prompt of this size in bytes fits the cache.
     pub(crate) fn accepts(&self, bytes: usize) -> bool {
         bytes <= self.limit
     }
 
-    /// The longest beginning of `tokens` that is kept, in whole pages and short of the last token. With `scored`,
-    /// only where the log-probs are known too.
+    /// The longest cached prefix of `tokens`, in whole pages and without the last token. With `scored`, only
+    /// prefixes with logprobs count.
     pub(crate) fn find(&mut self, snapshot: u64, tokens: &[Token], scored: bool) -> Option<PrefixHit> {
         let usable = |e: &CachedPrefix| {
             if e.snapshot != snapshot || (scored && e.logprobs.is_none()) {
@@ -67,7 +67,7 @@ impl PrefixCache {
         Some(hit)
     }
 
-    /// Keeps a prompt, unless it is too large or kept already.
+    /// Caches a prompt, unless it is too large or already cached.
     pub(crate) fn keep(
         &mut self,
         snapshot: u64,
@@ -96,11 +96,11 @@ impl PrefixCache {
     }
 }
 
-/// Positions of `tokens` that a kept prompt can serve.
+/// Number of leading positions of `tokens` that a cached prompt can serve.
 pub(crate) fn reusable(kept: &[Token], tokens: &[Token], scored: bool) -> usize {
     let common = kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-    // The last position is computed for its logits. The log-prob of the token at `len` comes from the position
-    // before it, which is not computed, so the kept prompt must go on with the same token.
+    // The last position is computed for its logits. The logprob of the token at `len` comes from the position
+    // before it, which is not computed, so the cached prompt must continue with the same token.
     let limit = if scored { common.saturating_sub(1) } else { common };
     limit.min(tokens.len().saturating_sub(1)) / PAGE * PAGE
 }
@@ -111,7 +111,7 @@ mod tests {
     use crate::model::{Model, SequenceExtension, extend};
     use minds_core::architecture::Architecture;
 
-    /// Keys and values of so many pages.
+    /// Keys and values of `pages` pages.
     fn kv(pages: usize) -> Arc<KvCache<f32>> {
         let model = Model::random(Architecture::tiny(), 0).unwrap();
         let (tokens, mut kv) = (vec![1; pages * PAGE], KvCache::root(&model));

@@ -1,9 +1,9 @@
 //! The sampling loop: continuous batching on one thread.
 //!
-//! Each step runs one batch through the model: the last token of every live row, and a bounded piece of the prompts
-//! being read, so that a long prompt delays its neighbours by one piece and not by its length. New requests join
-//! at the next step, ended rows leave at once, and requests whose caller is gone are dropped. Requests start
-//! strictly in the order of arrival; what starts has its room reserved and runs to its end.
+//! Each step runs one batch through the model: the last token of every live row, and a bounded chunk of the prompts
+//! in prefill, so that a long prompt delays other requests by one chunk and not by its length. New requests join at
+//! the next step, ended rows leave at once, and requests whose caller dropped them are removed. Requests start strictly
+//! in the order of arrival; a started request has its memory reserved and runs to its end.
 
 use super::budget::KvBudget;
 use super::job::{DrawRule, PromptState, QueuedSample, SampleJob, SampleRow};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-/// Prompt tokens of a step while rows are being sampled: about the cost of two decode steps of the default model.
+/// Prompt tokens per step while rows are being sampled: about the cost of two decode steps of the default model.
 const PREFILL_CHUNK_BESIDE_ROWS: usize = 64;
-/// Prompt tokens of a step when no row waits; larger pieces are hardly faster.
+/// Prompt tokens per step when no row waits; larger chunks are hardly faster.
 const PREFILL_CHUNK_ALONE: usize = 256;
-/// Rows of logits that exist at once when prompts are scored.
+/// Most rows of logits in memory at once when prompts are scored.
 const SCORED_AT_ONCE: usize = 64;
 
 /// Everything the sampling thread owns.
@@ -38,17 +38,17 @@ pub(crate) struct SamplingLoop {
     pub(crate) cache: PrefixCache,
 }
 
-/// What one entry of a batch belongs to.
+/// Source of one entry of a batch.
 enum BatchEntry {
     Prompt { job: usize, at: usize, len: usize },
     Row { job: usize },
 }
 
-/// What went through the model in one step, and what came out.
+/// Entries of one batch, and their hidden states.
 type BatchOutput = (Vec<BatchEntry>, HiddenStates<f32>);
 
 impl SamplingLoop {
-    /// Serves requests until the engine is dropped or stopped. Open requests are then lost.
+    /// Serves requests until the engine is dropped or stopped. Unfinished requests are then lost.
     pub(crate) fn run(mut self, pool: &ThreadPool) {
         let counters = self.counters.clone();
         while self.receive() {
@@ -63,7 +63,7 @@ impl SamplingLoop {
         }
     }
 
-    /// Takes in what has arrived; waits when there is nothing else to do. `false` ends the loop.
+    /// Receives new requests; blocks when there is no other work. `false` ends the loop.
     fn receive(&mut self) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
             match self.requests.recv() {
@@ -91,7 +91,7 @@ impl SamplingLoop {
         }
     }
 
-    /// Starts what fits. While a request lacks room for some of its rows, nothing behind it starts.
+    /// Starts the requests that fit. While a request lacks memory for some of its rows, no later request starts.
     fn admit(&mut self) {
         loop {
             if let Some(job) = self.running.iter_mut().find(|job| job.needs_rows()) {
@@ -120,8 +120,8 @@ impl SamplingLoop {
         }
     }
 
-    /// Whether a prompt now being read will soon serve more of this request's than `cached`. It then waits, so
-    /// that a group which arrives as single requests reads its common prompt once.
+    /// Whether a prompt in prefill will soon serve more of this request's prompt than `cached`. The request then
+    /// waits, so that a group which arrives as single requests computes its common prompt once.
     fn is_prefilling(&self, next: &QueuedSample, cached: usize) -> bool {
         next.request.topk_prompt_logprobs == 0
             && self.running.iter().any(|job| {
@@ -133,7 +133,7 @@ impl SamplingLoop {
             })
     }
 
-    /// Draws, runs one batch, draws.
+    /// Draws first tokens, runs one batch, draws next tokens.
     fn step(&mut self) {
         add(&self.counters.steps, 1);
         for job in &mut self.running {
@@ -147,7 +147,7 @@ impl SamplingLoop {
             Ok(Some(batch)) => batch,
             Ok(None) => return,
             Err(error) => {
-                // Which of them is at fault cannot be told, and all their keys and values are in doubt.
+                // The failing request cannot be identified, and all their keys and values may be invalid.
                 self.running.iter_mut().for_each(|job| job.failed = Some(error.clone()));
                 return;
             }
@@ -162,7 +162,7 @@ impl SamplingLoop {
         }
     }
 
-    /// Runs the last token of every live row and a piece of the prompts.
+    /// Runs the last token of every live row and a chunk of the prompts.
     fn run_batch(&mut self, model: &Model<f32>) -> Result<Option<BatchOutput>, BackendError> {
         let is_live = |row: &SampleRow| !row.ended;
         let rows = self.running.iter().any(|job| job.rows.iter().any(is_live));
@@ -195,7 +195,7 @@ impl SamplingLoop {
         Ok(Some((parts, hidden)))
     }
 
-    /// Scores the pieces read, and shares the prompts that are complete.
+    /// Scores the prompt chunks of the batch, and shares the prompts that are complete.
     fn advance_prefill(&mut self, model: &Model<f32>, parts: &[BatchEntry], hidden: &HiddenStates<f32>) {
         for (entry, part) in parts.iter().enumerate() {
             let BatchEntry::Prompt { job, at, len } = *part else { continue };
@@ -261,7 +261,7 @@ impl SamplingLoop {
         }
     }
 
-    /// Lets ended rows and requests go.
+    /// Removes ended rows and requests.
     fn retire_ended(&mut self) {
         for index in (0..self.running.len()).rev() {
             if let Some(error) = self.running[index].failed.take() {
@@ -277,7 +277,7 @@ impl SamplingLoop {
         }
     }
 
-    /// Takes a request out and gives its room back.
+    /// Removes a request and releases its reservation.
     fn close(&mut self, index: usize) -> SampleJob {
         let job = self.running.remove(index);
         self.budget.release_rows(job.queued.need, job.unreleased_rows());

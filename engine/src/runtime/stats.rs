@@ -1,22 +1,22 @@
-//! What the engine has done so far, readable at any time without stopping it.
+//! Totals of the engine, readable at any time without stopping it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Totals since the start, and how full the engine is at this moment.
+/// Totals since the start, and the current load of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Prompt tokens run through the model for sampling and scoring.
     pub prefilled_tokens: u64,
     /// Prompt tokens taken from the prefix cache instead.
     pub cached_tokens: u64,
-    /// Tokens sampled.
+    /// Number of tokens sampled.
     pub decoded_tokens: u64,
     /// Steps of the sampling loop.
     pub steps: u64,
     /// Tokens of all data that went through forward or forward_backward.
     pub trained_tokens: u64,
-    /// Optimizer steps.
+    /// Number of optimizer steps over all adapters.
     pub optim_steps: u64,
     /// Nanoseconds in which the sampling loop had work.
     pub sampling_nanos: u64,
@@ -26,7 +26,7 @@ pub struct EngineStats {
     pub waiting: u64,
     /// Rows being sampled or reserved, now.
     pub rows: u64,
-    /// Bytes of keys and values promised to requests, now.
+    /// Bytes of keys and values reserved for requests, now.
     pub kv_bytes: u64,
 }
 

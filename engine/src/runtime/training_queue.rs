@@ -1,7 +1,7 @@
 //! The training queue: one thread, strictly in the order of submission.
 //!
-//! A job that panics answers with an error and the next one runs. What a job changes it changes at its end, so a
-//! panic leaves its adapter as it was.
+//! A job that panics returns an error and the next one runs. A job commits its changes at its end, so a
+//! panic leaves its adapter unchanged.
 
 use super::stats::{EngineCounters, timed};
 use crate::train::TrainingWorkspace;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
-/// Work that answers through a channel of its own and never panics. It may use the memory of the thread's passes.
+/// Job that sends its result through its own channel and never panics. It may use the workspace of the thread.
 pub(crate) type TrainingTask = Box<dyn FnOnce(&mut TrainingWorkspace<f32>) + Send>;
 
 /// Runs tasks until the engine is dropped or stopped. Tasks still queued are then lost.

@@ -4,15 +4,15 @@ use crate::real::Real;
 use minds_core::ids::Token;
 use minds_core::sampling::SamplingParams;
 
-/// Candidates looked at first when top-p is on; few distributions need more.
+/// Candidates examined first when top-p is on; few distributions need more.
 const FIRST_CUT: usize = 256;
 
-/// Chooses a token by one uniform number of [0, 1).
+/// Selects a token by a uniform number in [0, 1).
 ///
-/// Temperature 0 takes the most likely token, of equals the lowest id. Otherwise logits are divided by the
+/// Temperature 0 takes the most likely token; ties go to the lowest id. Otherwise logits are divided by the
 /// temperature; top-k keeps the `k` most likely; top-p keeps the shortest list of the most likely of those that
-/// has at least the share `top_p` of their probability, never none; `draw` picks among what is left. The row must
-/// have a finite maximum ([`NormalizedLogits::new`](super::NormalizedLogits::new) checks that).
+/// has at least the share `top_p` of their probability, and at least one token; `draw` selects among what is left. The
+/// row must have a finite maximum ([`NormalizedLogits::new`](super::NormalizedLogits::new) checks that).
 #[must_use]
 pub fn choose(logits: &[f32], params: &SamplingParams, draw: f64) -> Token {
     let top = best(logits, 1)[0];
@@ -48,7 +48,7 @@ pub fn choose(logits: &[f32], params: &SamplingParams, draw: f64) -> Token {
     }
 }
 
-/// The `k` largest of a row by value, of equals the lower id, best first.
+/// The `k` largest values of a row, best first; ties go to the lower id.
 pub(super) fn best(row: &[f32], k: usize) -> Vec<Token> {
     if k == 1 {
         let top = (1..row.len()).fold(0, |top, i| if row[i] > row[top] { i } else { top });
@@ -66,7 +66,7 @@ pub(super) fn best(row: &[f32], k: usize) -> Vec<Token> {
     ids
 }
 
-/// How many of the first weights reach `mass`, if they do.
+/// Number of leading weights that reach `mass`; `None` if all together do not.
 fn shortest(weights: &[f32], mass: f64) -> Option<usize> {
     let mut sum = 0.0;
     weights

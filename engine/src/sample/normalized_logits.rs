@@ -1,6 +1,6 @@
-//! Log-probs of a row of logits.
+//! Logprobs of a row of logits.
 //!
-//! The log-prob of token `t` is `row[t] - log_sum_exp(row)`, in that order of operations and nowhere else computed,
+//! The logprob of token `t` is `row[t] - log_sum_exp(row)`, in that order of operations and nowhere else computed,
 //! so that the sampler, the scorer and the trainer agree to the bit.
 
 use super::choose::best;
@@ -8,12 +8,12 @@ use crate::model::log_sum_exp;
 use minds_core::ids::Token;
 use thiserror::Error;
 
-/// The weights have gone bad: no token can be chosen.
+/// The logits are not finite: no token can be sampled.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the logits are not finite: the weights are damaged, load an earlier state")]
 pub struct NonFiniteLogits;
 
-/// A row of logits with its normaliser.
+/// A row of logits with its log-sum-exp.
 #[derive(Clone, Copy, Debug)]
 pub struct NormalizedLogits<'a> {
     row: &'a [f32],
@@ -21,7 +21,7 @@ pub struct NormalizedLogits<'a> {
 }
 
 impl<'a> NormalizedLogits<'a> {
-    /// Normalises a row.
+    /// Computes the normalizer of a row.
     ///
     /// # Errors
     /// A row whose probabilities do not sum to a finite number.
@@ -30,13 +30,13 @@ impl<'a> NormalizedLogits<'a> {
         if norm.is_finite() { Ok(Self { row, norm }) } else { Err(NonFiniteLogits) }
     }
 
-    /// The log-prob of one token.
+    /// The logprob of one token.
     #[must_use]
     pub fn logprob(&self, token: Token) -> f32 {
         self.row[token as usize] - self.norm
     }
 
-    /// The `k` most likely tokens, best first; of equals the lower id.
+    /// The `k` most likely tokens, best first; ties go to the lower id.
     #[must_use]
     pub fn top(&self, k: usize) -> Vec<(Token, f32)> {
         best(self.row, k).into_iter().map(|token| (token, self.logprob(token))).collect()

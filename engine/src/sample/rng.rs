@@ -1,4 +1,4 @@
-//! Random numbers by address: the `n`-th token of sample `i` always sees the same one.
+//! Random numbers by index: the `n`-th token of sample `i` always uses the same one.
 
 use crate::adapter::unit;
 use rand::{Rng, SeedableRng};
@@ -24,7 +24,7 @@ impl SampleRng {
     }
 }
 
-/// Seeds for requests that bring none: the `n`-th request of an engine always gets the same one.
+/// Seeds for requests without one: the `n`-th request of an engine always gets the same one.
 #[derive(Debug)]
 pub struct RequestSeeds {
     seed: u64,
@@ -38,7 +38,7 @@ impl RequestSeeds {
         Self { seed, given: AtomicU64::new(0) }
     }
 
-    /// The next seed.
+    /// Returns the next seed and advances the stream.
     pub fn next_seed(&self) -> u64 {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(self.given.fetch_add(1, Ordering::Relaxed));

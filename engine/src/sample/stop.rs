@@ -1,4 +1,4 @@
-//! When a sample ends.
+//! The condition that ends a sample.
 //!
 //! The token that completes a stop is the sample's last; nothing after it is ever drawn. Text is decoded piece by
 //! piece: each token is decoded at most a bounded number of times, and a character whose bytes are spread over
@@ -10,11 +10,11 @@ use minds_core::sampling::Stop;
 use std::fmt;
 use std::sync::Arc;
 
-/// Tokens that are decoded again and again while the text ends within a character. Only a run of broken bytes is
+/// Most tokens that are decoded again while the text ends within a character. Only a run of broken bytes is
 /// longer.
 const WINDOW: usize = 64;
 
-/// What ends the samples of one request.
+/// The stop condition for the samples of one request.
 #[derive(Clone)]
 pub enum StopRule {
     /// Any of these tokens.
@@ -23,7 +23,7 @@ pub enum StopRule {
     Strings {
         /// The strings; none is empty.
         strings: Arc<[String]>,
-        /// The model's own ends, which stop as well.
+        /// End tokens of the model, which also stop.
         ends: Arc<[Token]>,
         /// How tokens become text. Texts of consecutive tokens must concatenate, as those of byte-level
         /// vocabularies do.
@@ -57,16 +57,16 @@ impl StopRule {
     }
 }
 
-/// Whether a sample goes on.
+/// Whether a sample continues after its last token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopStatus {
-    /// It does.
+    /// No stop is complete yet.
     Running,
     /// The last token completed a stop.
     Stopped,
 }
 
-/// Watches one sample for its stop.
+/// Checks one sample for its stop.
 #[derive(Clone, Debug)]
 pub struct StopScanner {
     rule: StopRule,
@@ -77,13 +77,13 @@ pub struct StopScanner {
 }
 
 impl StopScanner {
-    /// A scan that has seen nothing.
+    /// Creates a scanner for an empty sample.
     #[must_use]
     pub fn new(rule: StopRule) -> Self {
         Self { rule, tail: String::new(), settled: 0 }
     }
 
-    /// Looks at the sample after one more token.
+    /// Checks the sample after one more token.
     pub fn check(&mut self, tokens: &[Token]) -> StopStatus {
         let stopped = |stops: &[Token]| tokens.last().is_some_and(|last| stops.contains(last));
         let (strings, tokenizer) = match &self.rule {

@@ -1,19 +1,19 @@
-//! Answers that say no.
+//! Error responses.
 //!
-//! Clients take a 400 without `Content-Length` for a fault of a proxy and try it again, so an error always has a body
-//! of known length and is never compressed.
+//! Clients retry a 400 without `Content-Length`, which they attribute to a proxy, so an error always has a body of
+//! known length and is never compressed.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use minds_core::service::BackendError;
 use minds_tinker::types::{ErrorBody, FailureCategory, JSON, RequestFailed};
 
-/// A request that is not carried out, with its status and the reason.
+/// Why a request is refused: HTTP status and reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
     pub(super) detail: String,
-    /// Whether the rest of the connection is lost with it: something of the request was not read.
+    /// Whether the connection must close because a part of the request was not read.
     closes_connection: bool,
 }
 
@@ -22,22 +22,22 @@ impl ApiError {
         Self { status, detail: detail.into(), closes_connection: false }
     }
 
-    /// The same, given before the request was read to its end.
+    /// The same error, sent before the whole request was read.
     pub(super) fn closing_connection(self) -> Self {
         Self { closes_connection: true, ..self }
     }
 
-    /// The request is wrong and will stay so.
+    /// The request is invalid; a retry does not help.
     pub(super) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// What the request is about does not exist.
+    /// The object that the request names does not exist.
     pub(super) fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
-    /// There is no room at the moment; clients wait and come back.
+    /// A limit is reached at the moment; clients wait and retry.
     pub(super) fn too_many_requests(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
     }

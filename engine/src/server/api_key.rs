@@ -1,23 +1,23 @@
-//! The key of the server: compared in constant time, never shown.
+//! API key of the server: compared in constant time and never printed.
 
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use subtle::ConstantTimeEq as _;
 
-/// A key, of which only a digest is kept.
+/// An API key; only its SHA-256 digest is kept.
 #[derive(Clone)]
 pub struct ApiKey {
     digest: [u8; 32],
 }
 
 impl ApiKey {
-    /// A key; an empty one is none.
+    /// Digests a key; `None` if it is empty.
     #[must_use]
     pub fn new(key: &str) -> Option<Self> {
         (!key.is_empty()).then(|| Self { digest: digest(key.as_bytes()) })
     }
 
-    /// Whether this is the key. How long that takes tells nothing, not even the key's length.
+    /// Whether `given` is the key. The time that this takes does not reveal the key or its length.
     #[must_use]
     pub fn is(&self, given: &[u8]) -> bool {
         self.digest.ct_eq(&digest(given)).into()

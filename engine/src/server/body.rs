@@ -1,4 +1,4 @@
-//! Bodies of requests: bounded, decompressed, and in a format that is said.
+//! Request bodies: bounded, decompressed, and in a declared format.
 
 use super::api_error::ApiError;
 use super::body_budget::BodyPermit;
@@ -19,20 +19,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A body of more than the limit is read to its end, up to this many times the limit, before it is refused: clients
-/// that are still sending do not hear an answer.
+/// A body over the limit is read to its end, up to this multiple of the limit, before it is refused: a client does not
+/// read the response while it is still sending.
 const DRAIN_FACTOR: usize = 8;
 
-/// A whole body, and its format. It may be as large as data of a pass are; read it where that holds up nobody.
+/// A whole body and its format. It may hold the data of a pass: parse it with [`parse_blocking`].
 pub(super) struct RequestBody {
     pub(super) format: BodyFormat,
     pub(super) bytes: Bytes,
-    /// Held until the body has been read into something else.
+    /// Memory permit, held until the body is parsed.
     _permit: BodyPermit,
 }
 
-/// A body of a request that has no data in it. Its text may become many times as large as it is when it is read, so
-/// the limit is a small one.
+/// The body of a request that carries no data. Its limit is small because parsed JSON may take many times the memory of
+/// its text.
 pub(super) struct SmallBody(pub(super) RequestBody);
 
 impl FromRequest<Arc<ServerState>> for RequestBody {
@@ -93,7 +93,7 @@ async fn receive_body(
 }
 
 impl RequestBody {
-    /// Reads a body that has only a JSON format. An empty one is `{}`.
+    /// Parses a body for which JSON is the only format. An empty one is read as `{}`.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         if self.format != BodyFormat::Json {
             return Err(ApiError::new(
@@ -104,14 +104,14 @@ impl RequestBody {
         parse(&self.bytes)
     }
 
-    /// Reads a protobuf body.
+    /// Parses the body as a protobuf message.
     pub(super) fn protobuf<T: Message + Default>(&self) -> Result<T, ApiError> {
         T::decode(self.bytes.clone())
             .map_err(|e| ApiError::bad_request(format!("the protobuf body cannot be read: {e}")))
     }
 }
 
-/// Reads a body away from the threads that answer: megabytes would hold up other requests.
+/// Parses a body on a blocking thread, because megabytes of it would delay other requests.
 pub(super) async fn parse_blocking<T: Send + 'static>(
     payload: RequestBody,
     read: impl FnOnce(&RequestBody) -> Result<T, ApiError> + Send + 'static,
@@ -121,7 +121,7 @@ pub(super) async fn parse_blocking<T: Send + 'static>(
     })?
 }
 
-/// What an address names.
+/// Parameters in the path of a request.
 pub(super) struct PathParams<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ServerState>> for PathParams<T> {
@@ -135,7 +135,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<ServerState>> for PathPara
     }
 }
 
-/// Reads JSON.
+/// Parses a JSON body; an empty one is read as `{}`.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes).map_err(|e| {
@@ -143,7 +143,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// A browser sends other media types to foreign servers without asking them first, so those are not read.
+/// Only these two: browsers send some other media types to foreign servers without a preflight request.
 fn body_format(headers: &HeaderMap) -> Result<BodyFormat, ApiError> {
     let given = header_text(headers, header::CONTENT_TYPE).unwrap_or_default();
     match given.split(';').next().unwrap_or_default().trim() {
@@ -156,7 +156,7 @@ fn body_format(headers: &HeaderMap) -> Result<BodyFormat, ApiError> {
     }
 }
 
-/// The format in which results are wanted.
+/// Result format that the `Accept` header asks for.
 pub(super) fn accepted_format(headers: &HeaderMap) -> BodyFormat {
     let accept = header_text(headers, header::ACCEPT).unwrap_or_default();
     if accept.contains(PROTOBUF) { BodyFormat::Protobuf } else { BodyFormat::Json }

@@ -1,8 +1,8 @@
-//! Room in memory for bodies that are being read.
+//! Memory budget for request bodies that are being read.
 //!
-//! Room is taken as bytes arrive, so whoever announces much and sends nothing takes none. A small body needs none at
-//! all: it is never kept waiting by large ones. One body at a time may go on where there is no room, so that bodies
-//! that each wait for the other's room are impossible.
+//! A body takes permits as its bytes arrive, so a client that announces a large body and sends nothing takes none. A
+//! small body needs no permit and never waits for large ones. One body at a time may exceed the budget, so bodies that
+//! wait for each other's permits cannot deadlock.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -10,21 +10,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Bytes per permit: permits are counted in 32 bits.
 const UNIT: usize = 1024;
 
-/// What every body may take without asking.
+/// Bytes that every body may use without a permit.
 const FREE: usize = 64 << 10;
 
-/// Least that is taken at a time.
+/// Minimum number of bytes to acquire at a time.
 const STEP: usize = 256 << 10;
 
-/// The room that all bodies share.
+/// Memory budget that all bodies share.
 #[derive(Debug)]
 pub(super) struct BodyBudget {
     permits: Arc<Semaphore>,
-    /// Held by the one body that does not wait for room.
+    /// Single permit of the body that may exceed the budget.
     bypass: Arc<Semaphore>,
 }
 
-/// What one body has taken. It is given back when this is dropped.
+/// Memory that one body holds; dropping it returns the memory to the budget.
 #[derive(Debug)]
 pub(super) struct BodyPermit {
     budget: Arc<BodyBudget>,
@@ -40,14 +40,14 @@ impl BodyBudget {
         })
     }
 
-    /// Room for a body of which nothing has arrived.
+    /// Empty permit for a body of which no bytes have arrived yet.
     pub(super) fn begin(self: &Arc<Self>) -> BodyPermit {
         BodyPermit { budget: self.clone(), taken: None, bypass: None }
     }
 }
 
 impl BodyPermit {
-    /// Waits until there is room for so many bytes in all.
+    /// Waits until the body may hold `bytes` bytes in total.
     pub(super) async fn grow(&mut self, bytes: usize) {
         let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let missing = (units(bytes.saturating_sub(FREE)) as usize).saturating_sub(taken);
@@ -62,7 +62,7 @@ impl BodyPermit {
                 None => self.taken = Some(more),
             },
             Ok(bypass) = self.budget.bypass.clone().acquire_owned() => self.bypass = Some(bypass),
-            // Both are closed, which they never are.
+            // Unreachable: neither semaphore is ever closed.
             else => {}
         }
     }

@@ -1,8 +1,8 @@
 //! Results that are promised now and fetched later.
 //!
-//! Every promise is kept: with a result, with a failure, or, if whoever should keep it is lost, with a failure that
-//! says so. Results stay for a while after they were fetched, because the answer may have been lost on the way. What
-//! is promised and what is kept is bounded in number and in bytes.
+//! Every promise is fulfilled: with a result, with a failure, or, if its task is lost, with a failure that says so.
+//! Results stay available for a while after they are fetched, because the response may have been lost. Pending requests
+//! are bounded in number and in bytes, results in bytes.
 
 use super::api_error::ApiError;
 use super::options::ServerOptions;
@@ -16,11 +16,11 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-/// The table of all results.
+/// Table of all pending requests and their results.
 #[derive(Debug)]
 pub(super) struct FutureTable {
     table: Mutex<FutureTableState>,
-    /// Names of another process's results never look like ours.
+    /// Prefix of all request ids, unique to this process.
     prefix: String,
     limits: FutureLimits,
 }
@@ -42,10 +42,10 @@ struct FutureTableState {
     next: u64,
     pending: usize,
     pending_bytes: usize,
-    /// Requests in work and their bytes, of each who has some.
+    /// Number and bytes of the pending requests of each owner that has some.
     owners: HashMap<Arc<str>, (usize, usize)>,
     result_bytes: usize,
-    /// Kept promises in the order in which they were kept.
+    /// Fulfilled promises, the oldest first.
     kept: VecDeque<u64>,
 }
 
@@ -53,14 +53,14 @@ struct FutureTableState {
 struct FutureEntry {
     owner: Arc<str>,
     outcome: watch::Receiver<Option<Arc<RequestOutcome>>>,
-    /// Of the request while it is pending, of the result afterwards.
+    /// Size of the request while it is pending, of the result afterwards.
     bytes: usize,
     kept: Option<Instant>,
     fetched: Option<Instant>,
     task: Option<AbortHandle>,
 }
 
-/// The duty to deliver one result. Dropping it reports the request as lost.
+/// Obligation to deliver one result. Dropping it reports the request as lost.
 #[derive(Debug)]
 pub(super) struct ResultPromise {
     futures: Arc<FutureTable>,
@@ -82,7 +82,7 @@ impl FutureTable {
         Arc::new(Self { table: Mutex::default(), prefix: super::ids::unique_id("req"), limits })
     }
 
-    /// Promises a result for a request of so many bytes. `owner` is the session that it counts for.
+    /// Promises the result of a request of `bytes` bytes, which counts toward the limits of the session `owner`.
     pub(super) fn promise(self: &Arc<Self>, owner: &str, bytes: usize) -> Result<ResultPromise, ApiError> {
         let mut table = self.lock();
         if table.pending >= self.limits.pending {
@@ -91,7 +91,7 @@ impl FutureTable {
                 table.pending
             )));
         }
-        // One request is always let in, however large.
+        // One request is always accepted, regardless of its size.
         if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
             return Err(ApiError::too_many_requests(format!(
                 "{} bytes of requests are in work already",
@@ -122,7 +122,7 @@ impl FutureTable {
         Ok(ResultPromise { futures: self.clone(), number, outcome: sender })
     }
 
-    /// Waits for a result, but not for ever: `None` means not yet.
+    /// Waits for a result for at most `wait`; `None` means that it is still pending.
     pub(super) async fn fetch(
         &self,
         id: &str,
@@ -141,7 +141,7 @@ impl FutureTable {
         Ok(kept)
     }
 
-    /// Ends a request that nobody waits for. One that has ended is left as it is.
+    /// Aborts the task of a pending request. A request that already has a result keeps it.
     pub(super) fn cancel(&self, id: &str) -> Result<(), ApiError> {
         let number = self.number(id)?;
         let task = match self.lock().entries.get_mut(&number) {
@@ -154,7 +154,7 @@ impl FutureTable {
         Ok(())
     }
 
-    /// Forgets results whose time is over.
+    /// Removes results whose retention time is over.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.lock();
@@ -190,7 +190,7 @@ impl FutureTable {
             (entry.bytes, entry.kept, entry.task) = (bytes, Some(Instant::now()), None);
             kept.push_back(number);
         }
-        // The newest stays, however large.
+        // The newest result stays, regardless of its size.
         while *result_bytes > self.limits.result_bytes && kept.len() > 1 {
             let Some(entry) = kept.pop_front().and_then(|oldest| entries.remove(&oldest)) else { continue };
             *result_bytes -= entry.bytes;
@@ -211,7 +211,7 @@ impl FutureTable {
     }
 }
 
-/// Clients that can send the request again do so on a 410.
+/// A status 410, on which clients that can resend the request do so.
 fn gone(id: &str) -> ApiError {
     ApiError::new(
         StatusCode::GONE,
@@ -220,17 +220,17 @@ fn gone(id: &str) -> ApiError {
 }
 
 impl ResultPromise {
-    /// The name under which the result can be fetched.
+    /// Request id under which clients fetch the result.
     pub(super) fn id(&self) -> String {
         format!("{}-{}", self.futures.prefix, self.number)
     }
 
-    /// Delivers the result.
+    /// Delivers the outcome and wakes the polls that wait for it.
     pub(super) fn fulfill(self, outcome: RequestOutcome) {
         self.deliver(outcome);
     }
 
-    /// Runs the work that the result comes from; from now on it can be cancelled.
+    /// Spawns a task that computes the outcome and delivers it; [`FutureTable::cancel`] can abort it.
     pub(super) fn fulfill_with<F>(self, work: F)
     where
         F: Future<Output = RequestOutcome> + Send + 'static,
@@ -257,7 +257,7 @@ impl ResultPromise {
 
 impl Drop for ResultPromise {
     fn drop(&mut self) {
-        // The work was cancelled, its model was given up, or a bug ended it.
+        // The task was cancelled or panicked, or its model was unloaded.
         self.deliver(RequestOutcome::Failed(RequestFailed {
             error: "the request was given up before it had a result".into(),
             category: FailureCategory::Server,

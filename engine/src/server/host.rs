@@ -1,14 +1,14 @@
-//! Whether a request asks for this machine by its own name.
+//! Checks that the `Host` of a request names this machine.
 //!
-//! A page of another site can point a name of its own at this machine ("DNS rebinding"): a browser that shows it here
-//! then sends requests that carry no foreign `Origin`, but that name as their `Host`.
+//! Another site can resolve its own name to this machine ("DNS rebinding"). A browser on this machine that shows such a
+//! page sends requests without a foreign `Origin`, but with that name as their `Host`.
 
 use axum::http::HeaderMap;
 use axum::http::header::HOST;
 use std::net::{IpAddr, SocketAddr};
 
-/// Whether the `Host` of a request is a name or an address of this machine, where only this machine can ask: at a
-/// loopback address. Elsewhere the server's names are not known, and every one is taken.
+/// Whether the `Host` of a request is a loopback name or address, for servers that are bound to a loopback address. For
+/// all others the server's names are not known, and every `Host` is accepted.
 #[must_use]
 pub fn names_this_machine(bound: SocketAddr, headers: &HeaderMap) -> bool {
     if !bound.ip().is_loopback() {

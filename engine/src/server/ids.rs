@@ -1,10 +1,10 @@
-//! Names that the server gives, and names of others in its texts.
+//! Unique ids, and client-supplied names made safe for messages.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A name that no other process has given, `<prefix>-<16 hexadecimal digits>`. Names are no secrets.
+/// A random id, `<prefix>-<16 hexadecimal digits>`, unique across processes. It is not a secret.
 pub(super) fn unique_id(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // Keys of the standard library's hash come from the operating system's randomness.
@@ -13,7 +13,7 @@ pub(super) fn unique_id(prefix: &str) -> String {
     format!("{prefix}-{:016x}", hasher.finish())
 }
 
-/// A name from a request, cut to a length that a text can bear and without control characters.
+/// A name from a request for use in messages: at most 100 characters, control characters replaced by `?`.
 pub(super) fn printable(name: &str) -> String {
     let mut shown: String = name.chars().take(100).map(|c| if c.is_control() { '?' } else { c }).collect();
     if shown.len() < name.len() && name.chars().nth(100).is_some() {

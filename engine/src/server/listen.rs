@@ -1,4 +1,4 @@
-//! Connections: bounded in number, and none is held open by somebody who does not say what he wants.
+//! Accepts connections: bounded in number, and an idle one is closed after a timeout.
 
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -11,25 +11,25 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Descriptors that are left to everything that is no connection.
+/// File descriptors reserved for uses other than connections.
 const OTHER_FILES: usize = 128;
 
-/// Pause after the system has refused a connection: it has run out of something, and asking at once changes nothing.
+/// Pause after `accept` fails because the system lacks a resource; an immediate retry would fail too.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What connections may take.
+/// Limits on the number of connections and their idle time.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Most of them at a time; fewer where the process may not have so many files. Others wait at the system's door.
+    /// Maximum number of open connections; lower if the process may open fewer files. Others wait in the backlog.
     pub connections: usize,
-    /// Longest that one may take to say what it wants, also for the next time.
+    /// Maximum time until the head of the first request, and of each further request, has arrived.
     pub head_timeout: Duration,
 }
 
-/// Serves connections until `stop` completes, and then those that are open until their requests are answered.
+/// Accepts connections until `stop` completes, then serves the open ones until their requests complete.
 ///
 /// # Errors
-/// The listener is none.
+/// The socket of the listener does not listen.
 pub async fn serve(
     listener: &TcpListener,
     router: Router,
@@ -38,13 +38,13 @@ pub async fn serve(
 ) -> io::Result<()> {
     let permits = Arc::new(Semaphore::new(connection_limit(limits.connections)));
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
-    // It counts from the last answer, too, so a connection that is kept for later has an end.
+    // The timeout also runs from the last response on, so it closes idle keep-alive connections.
     http.http1().timer(TokioTimer::new()).header_read_timeout(limits.head_timeout);
     let open = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
     loop {
         let accepted = async {
-            // Taken before the connection is: those that find no permit wait at the system's door.
+            // Acquired before the connection is accepted: without a permit, connections wait in the system's backlog.
             let permit = permits.clone().acquire_owned().await.ok()?;
             Some((accept(listener).await, permit))
         };
@@ -52,7 +52,7 @@ pub async fn serve(
             () = &mut stop => break,
             accepted = accepted => match accepted {
                 Some((stream, permit)) => (stream?, permit),
-                // The permits are closed, which they never are.
+                // Unreachable: the semaphore is never closed.
                 None => break,
             },
         };
@@ -69,7 +69,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// The next connection. A system that has run out of descriptors is asked again after a while.
+/// Accepts the next connection. Retries after [`PAUSE`] if the system has run out of file descriptors.
 async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     loop {
         match listener.accept().await {
@@ -89,7 +89,7 @@ fn is_of_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// As many as are wanted and the process may have.
+/// Number of connections to allow: `wanted`, or fewer if the process may open fewer files.
 fn connection_limit(wanted: usize) -> usize {
     #[cfg(unix)]
     let possible = rustix::process::getrlimit(rustix::process::Resource::Nofile)

@@ -1,9 +1,9 @@
 //! The engine behind the Tinker API, over HTTP.
 //!
-//! What a client asks for is promised at once and fetched later. Requests of one model run in the order of their
-//! numbers, each once, however often and in whatever order they arrive; models, samplers and sessions do not disturb
-//! each other. A wrong request is answered with the reason, a right one never waits without end, and everything that
-//! is kept in memory has a bound. Checkpoints outlive the server.
+//! The server accepts a request at once, and the client fetches the result later. Requests of one model run in the
+//! order of their numbers and exactly once, even if they arrive repeatedly or out of order. Models, samplers and
+//! sessions are independent of each other. An invalid request gets the reason as its response, a valid one never waits
+//! forever, and everything that is kept in memory is bounded. Checkpoints outlive the server.
 
 mod api_error;
 mod api_key;
@@ -36,16 +36,16 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-/// How often old things are looked for.
+/// Interval between sweeps for expired results and idle sessions.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How often checkpoints whose time is over are looked for.
+/// Interval between searches for expired checkpoints.
 const EXPIRY: Duration = Duration::from_secs(60);
 
-/// Serves until `stop` completes. Open polls are then told to come again, open requests are given
-/// [`ServerOptions::drain`] to end.
+/// Serves until `stop` completes. Open polls then return "try again" at once, and open requests have
+/// [`ServerOptions::drain`] to complete.
 ///
 /// # Errors
-/// The listener is none.
+/// The local address of the listener cannot be read, or its socket does not listen.
 pub async fn serve(
     listener: TcpListener,
     service: EmbeddedService,
@@ -61,7 +61,7 @@ pub async fn serve(
         closing.send_replace(true);
     };
     let deadline = async {
-        // The sender lives in the server, which lives here.
+        // This function keeps the server alive, and with it the sender.
         closed.wait_for(|closed| *closed).await.ok();
         sleep(drain).await;
     };

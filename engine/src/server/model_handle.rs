@@ -1,7 +1,7 @@
-//! One model in training: it takes requests in, puts them in order, carries one out after the other.
+//! One model in training: accepts requests, orders them, and runs them one at a time.
 //!
-//! A repeated request is recognised by its number and gets the promise of the first. Of each model one request at a
-//! time is in the engine's queue, so that models share the engine turn by turn, however much one of them asks for.
+//! A repeated request is recognized by its number and gets the promise of the first. Each model has at most one request
+//! in the queue of the engine, so models take turns, no matter how many requests one of them has.
 
 use super::api_error::ApiError;
 use super::futures::{FutureTable, ResultPromise};
@@ -20,10 +20,10 @@ use tokio::sync::mpsc::error::SendError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
-/// Requests whose repetition is recognised.
+/// Number of recent requests per model whose repetition is recognized.
 const REMEMBERED: usize = 4096;
 
-/// A request in its place.
+/// A request that waits for its turn.
 #[derive(Debug)]
 struct QueuedRequest {
     number: Option<u64>,
@@ -31,7 +31,7 @@ struct QueuedRequest {
     promise: ResultPromise,
 }
 
-/// The address of a model.
+/// Handle of a model, through which requests reach its task.
 #[derive(Debug)]
 pub(super) struct ModelHandle {
     id: String,
@@ -47,26 +47,26 @@ pub(super) struct ModelHandle {
 struct Dedupe {
     sender: UnboundedSender<QueuedRequest>,
     seen: BTreeMap<u64, (&'static str, String)>,
-    /// Numbers below are forgotten.
+    /// Requests with smaller numbers are not remembered.
     floor: u64,
 }
 
-/// What a new model consists of.
+/// Everything that a new model is created from.
 pub(super) struct NewModel {
     pub(super) id: String,
     pub(super) session: String,
     pub(super) spec: LoraSpec,
-    /// The adapter's room.
+    /// Memory that is reserved for the adapter.
     pub(super) reservation: AdapterReservation,
-    /// Makes the adapter.
+    /// Future that creates the adapter, or loads it from a checkpoint.
     pub(super) training: Pending<EmbeddedTraining>,
-    /// The promise of the model, and how it is kept.
+    /// Promise of the request that creates the model; `made` fulfills it when the adapter exists.
     pub(super) promise: ResultPromise,
     pub(super) made: RequestOutcome,
 }
 
 impl ModelHandle {
-    /// Begins to make the model. Requests may come at once.
+    /// Starts to create the model. Requests are accepted at once.
     pub(super) fn open(new_model: NewModel, server: &Arc<ServerState>) -> Arc<Self> {
         let (sender, inbox) = unbounded_channel();
         let dedupe = Mutex::new(Dedupe { sender, seen: BTreeMap::new(), floor: 1 });
@@ -97,17 +97,17 @@ impl ModelHandle {
         &self.spec
     }
 
-    /// Whether the model has been asked to go.
+    /// Whether an `unload_model` request has been accepted.
     pub(super) fn is_unloading(&self) -> bool {
         self.unloading.load(Ordering::Relaxed)
     }
 
-    /// When it was last asked for something.
+    /// Time of the most recent request.
     pub(super) fn used(&self) -> Instant {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request in; answers with the name of its result. A number of 0 is none.
+    /// Accepts a request and returns its request id. The number 0 counts as `None`.
     pub(super) fn submit(
         &self,
         futures: &Arc<FutureTable>,
@@ -156,8 +156,8 @@ impl ModelHandle {
                 dedupe.floor = forgotten + 1;
             }
         }
-        // A handle that has closed, or whose model could not be made, drops the request, and with it the promise: that is a
-        // failure, but for one that asks for nothing more than that.
+        // If the task has ended, the request is dropped, and with it the promise, which reports a failure. An
+        // `unload_model` succeeds instead, because the model is gone already.
         if let Err(SendError(QueuedRequest { operation: ModelOperation::Unload(request), promise, .. })) =
             dedupe.sender.send(QueuedRequest { number, operation, promise })
         {
@@ -173,7 +173,7 @@ struct ModelTask {
     inbox: UnboundedReceiver<QueuedRequest>,
     order: RequestOrder<QueuedRequest>,
     server: Weak<ServerState>,
-    /// Kept as long as there is work, also when the handle is gone.
+    /// Held until the task ends, even if the handle is dropped earlier.
     _reservation: AdapterReservation,
 }
 
@@ -231,14 +231,14 @@ impl ModelTask {
         }
     }
 
-    /// The next request whose turn it is; `None` when the handle is gone.
+    /// Waits for the next request in order; `None` when the handle is dropped.
     async fn next(&mut self, gap: Duration) -> Option<QueuedRequest> {
         let mut deadline: Option<Instant> = None;
         loop {
             if let Some(queued) = self.order.next() {
                 return Some(queued);
             }
-            // The time begins when there is nothing else to do, not when the first request was parked.
+            // The timeout starts when no request is ready to run, not when the first one was parked.
             let until = *deadline.get_or_insert_with(|| Instant::now() + gap);
             if !self.order.has_gap() {
                 deadline = None;

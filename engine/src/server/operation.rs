@@ -1,4 +1,4 @@
-//! What can be asked of a model in training, and how it is carried out.
+//! Operations on a model in training and their execution.
 
 use super::outcome::RequestOutcome;
 use super::state::ServerState;
@@ -13,28 +13,28 @@ use minds_tinker::types::{
 };
 use std::sync::{Arc, Weak};
 
-/// A request to a model, checked as far as it can be before its turn.
+/// A request to a model, validated as far as possible before its turn.
 #[derive(Debug)]
 pub(super) enum ModelOperation {
-    /// `forward_backward` or `forward`.
+    /// `forward_backward` if `with_gradients` is set, otherwise `forward`.
     Pass { data: Vec<Datum>, loss: Loss, with_gradients: bool },
-    /// `optim_step`
+    /// `optim_step`: one AdamW step on the accumulated gradients.
     Step(AdamParams),
-    /// `save_weights`
+    /// `save_weights`: saves a checkpoint that training can load.
     Save { name: String, overwrite: bool, notes: CheckpointNotes },
     /// `save_weights_for_sampler` under a name.
     SaveSampler { name: String, notes: CheckpointNotes },
-    /// `save_weights_for_sampler` without a name: the sampler that is to have the weights.
+    /// `save_weights_for_sampler` without a name: `sampler` is the id of the sampler that gets the weights.
     Export { sampler: String, session: String },
-    /// `load_weights`
+    /// `load_weights`, with the optimizer moments if `optimizer` is set.
     Load { path: String, optimizer: bool },
-    /// `unload_model`: the last one, which leaves the model's name in its answer.
+    /// `unload_model`: the last operation of a model. Its result repeats the request.
     Unload(UnloadModel),
-    /// It was wrong. It takes its turn all the same, for its number is used up.
+    /// An invalid request. It still takes its turn, because its number counts in the order.
     Invalid { kind: &'static str, error: BackendError },
 }
 
-/// Names of the kinds, as the addresses of the API have them.
+/// Names of the operations, as in the paths of the API.
 pub(super) mod kind {
     pub(crate) const FORWARD: &str = "forward";
     pub(crate) const FORWARD_BACKWARD: &str = "forward_backward";
@@ -46,12 +46,12 @@ pub(super) mod kind {
 }
 
 impl ModelOperation {
-    /// The work, or the error in its place.
+    /// The operation, or [`ModelOperation::Invalid`] with the error.
     pub(super) fn or_invalid(kind: &'static str, operation: Result<Self, BackendError>) -> Self {
         operation.unwrap_or_else(|error| Self::Invalid { kind, error })
     }
 
-    /// What a repeated request must be again.
+    /// Name of the operation; a repeated request must have the same one.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Pass { with_gradients: true, .. } => kind::FORWARD_BACKWARD,
@@ -86,7 +86,7 @@ impl ModelOperation {
             }
             Self::Save { name, overwrite, notes } => {
                 let (_, path) = training.save(CheckpointPurpose::Training, &name, overwrite, notes).await?;
-                // They may have been sampled under this name as they were before.
+                // Samplers may have cached the weights that this path held before.
                 open(server)?.samplers.forget(&path);
                 Ok(RequestOutcome::json(&SaveWeightsResponse { path, ..Default::default() }))
             }
@@ -101,7 +101,7 @@ impl ModelOperation {
             Self::Export { sampler: id, session } => {
                 let sampler = training.export().await?;
                 let server = open(server)?;
-                // Within the session: after its end there is nobody to end the sampler.
+                // Under the lock of the sessions: a sampler added after its session ended would never be removed.
                 let added = server
                     .sessions
                     .with(&session, |_| Ok(server.samplers.add_exported(&id, &session, sampler)?));

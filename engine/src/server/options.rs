@@ -1,69 +1,69 @@
-//! Limits of the server. Every queue, table and wait has one.
+//! Limits of the server: every queue, table and wait is bounded.
 
 use super::api_key::ApiKey;
 use std::time::{Duration, SystemTime};
 
-/// Settings of the server.
+/// Limits, timeouts and API key of the server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Key that every request must carry; `None` lets everybody in.
+    /// API key that every request must carry; `None` means that no key is required.
     pub api_key: Option<ApiKey>,
-    /// Most connections, if the process may have so many descriptors; others wait until one is free.
+    /// Maximum number of connections; lower if the process may open fewer files. Others wait until one closes.
     pub max_connections: usize,
-    /// Longest that a connection may be open without a request.
+    /// Maximum time that a connection may be open without a request.
     pub head_timeout: Duration,
-    /// Most bytes of a body, before and after decompression.
+    /// Maximum size of a body in bytes, before and after decompression.
     pub max_body_bytes: usize,
-    /// The same for requests that carry no data.
+    /// Maximum size in bytes of the body of a request that carries no data.
     pub small_body_bytes: usize,
-    /// Most bytes of all large bodies being read at one time; who sends more waits.
+    /// Maximum bytes of all large bodies that are being read at the same time; further ones wait.
     pub reading_bytes: usize,
-    /// Longest that a body may take to arrive.
+    /// Maximum time until a whole body has arrived.
     pub body_timeout: Duration,
-    /// Longest that nothing of a body may arrive.
+    /// Maximum time between two pieces of a body.
     pub body_pause: Duration,
-    /// Most bytes, as JSON, of what a client wants to be remembered about a session or a checkpoint.
+    /// Maximum size, in bytes of JSON, of the user metadata of a session or a checkpoint.
     pub metadata_bytes: usize,
-    /// Longest that a poll is held before it is told to come again. Clients give up after 45 s.
+    /// Maximum time that a poll waits before its response is "try again". Clients time out after 45 s.
     pub poll: Duration,
-    /// Longest that requests wait for one that was numbered before them and has not arrived.
+    /// Maximum time that requests wait for an earlier-numbered one that has not arrived.
     pub gap: Duration,
-    /// Most requests that are promised and not finished; more are asked to come back.
+    /// Maximum number of pending requests; further ones get status 429, and clients retry them.
     pub max_pending: usize,
-    /// Most bytes of bodies of promised requests.
+    /// Maximum bytes of the bodies of all pending requests.
     pub pending_bytes: usize,
-    /// The same two of one session, so that others find room.
+    /// Maximum number of pending requests of one session, so that it cannot block others.
     pub max_pending_of_session: usize,
-    /// See [`Self::max_pending_of_session`].
+    /// Maximum bytes of the bodies of the pending requests of one session.
     pub pending_bytes_of_session: usize,
-    /// How long a result stays after it was fetched, because the answer may have been lost.
+    /// Retention time of a result after its first fetch, because the response may have been lost.
     pub keep_fetched: Duration,
-    /// How long a result stays that nobody has fetched.
+    /// Retention time of a result that has not been fetched.
     pub keep_unfetched: Duration,
-    /// Most bytes of results; the oldest go first.
+    /// Maximum bytes of all results; the oldest are dropped first.
     pub result_bytes: usize,
-    /// Most sessions.
+    /// Maximum number of open sessions; a further one is refused with status 429.
     pub max_sessions: usize,
-    /// How long a session lives without a sign of life. Clients send one every 10 s.
+    /// Idle time after which a session ends. Clients send a heartbeat every 10 s.
     pub session_idle: Duration,
-    /// Most bytes of adapters in training: weights, gradients and moments.
+    /// Maximum bytes of all adapters in training: weights, gradients and optimizer moments.
     pub adapter_bytes: usize,
-    /// Most bytes of sampler weights; the least recently used go first, and come back from disk if they were named.
+    /// Maximum bytes of sampler weights in memory; the least recently used are evicted; saved ones can be reloaded.
     pub sampler_bytes: usize,
-    /// Most samplers.
+    /// Maximum number of samplers of all sessions; a further one is refused.
     pub max_samplers: usize,
-    /// Most samples of one request.
+    /// Maximum number of completions of one sample request.
     pub max_samples: usize,
-    /// Most bytes that the result of one sample request may come to.
+    /// Maximum bytes that the result of one sample request could take in memory.
     pub sample_bytes: usize,
-    /// Longest that open answers may take after the order to stop.
+    /// Grace period at shutdown for open requests.
     pub drain: Duration,
-    /// The wall clock, for the times in lists and for the expiry of checkpoints.
+    /// Wall clock, for the timestamps in lists and for the expiry of checkpoints.
     pub wall_clock: fn() -> SystemTime,
 }
 
 impl ServerOptions {
-    /// The defaults, without a key.
+    /// Default limits, without an API key.
     #[must_use]
     pub fn new(wall_clock: fn() -> SystemTime) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl ServerOptions {
             body_pause: Duration::from_secs(15),
             metadata_bytes: 64 << 10,
             poll: Duration::from_secs(25),
-            // Clients try again for five minutes.
+            // Clients retry for five minutes.
             gap: Duration::from_secs(330),
             max_pending: 16_384,
             pending_bytes: 1 << 30,

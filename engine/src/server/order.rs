@@ -1,28 +1,28 @@
 //! The order of one model's requests.
 //!
-//! Clients number the requests of a model from 1 and send several at once, so they arrive in any order. What leaves
-//! here has the order of the numbers. A number that never arrives can be given up; what waited for it then leaves as
-//! given up too, because it was meant to run after it. A request without a number runs after everything that had
-//! arrived before it.
+//! Clients number the requests of a model from 1 and send several at once, so they arrive in any order.
+//! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can be given up; the
+//! requests that waited for it are given up too, because they were meant to run after it. A request without a number
+//! runs after every request that arrived before it.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Holds requests until their turn.
+/// Holds the requests of one model until their turn.
 #[derive(Debug)]
 pub(super) struct RequestOrder<T> {
     next: u64,
     parked: BTreeMap<u64, T>,
-    /// With the largest number that had arrived before each.
+    /// Each with the largest number that had arrived before it.
     unnumbered: VecDeque<(u64, T)>,
 }
 
 impl<T> RequestOrder<T> {
-    /// Waits for number 1.
+    /// An empty order that waits for number 1.
     pub(super) fn new() -> Self {
         Self { next: 1, parked: BTreeMap::new(), unnumbered: VecDeque::new() }
     }
 
-    /// Takes a request in. A number that has passed, because it was given up, comes back.
+    /// Adds a request. Returns it as an error if its number was given up.
     pub(super) fn offer(&mut self, number: Option<u64>, item: T) -> Result<(), T> {
         match number {
             None => {
@@ -37,7 +37,7 @@ impl<T> RequestOrder<T> {
         Ok(())
     }
 
-    /// The next request whose turn it is.
+    /// Removes the next request in order; `None` if none is ready.
     pub(super) fn next(&mut self) -> Option<T> {
         if self.unnumbered.front().is_some_and(|(before, _)| *before < self.next) {
             return self.unnumbered.pop_front().map(|(_, item)| item);
@@ -47,7 +47,7 @@ impl<T> RequestOrder<T> {
         Some(item)
     }
 
-    /// Everything that has not had its turn.
+    /// Removes all requests that have not run.
     pub(super) fn drain(&mut self) -> Vec<T> {
         let parked = std::mem::take(&mut self.parked).into_values();
         parked.chain(std::mem::take(&mut self.unnumbered).into_iter().map(|(_, item)| item)).collect()
@@ -58,7 +58,7 @@ impl<T> RequestOrder<T> {
         self.parked.first_key_value().is_some_and(|(first, _)| *first > self.next)
     }
 
-    /// Gives the missing number up, with everything that waits behind it.
+    /// Gives up the missing number; returns it with all numbered requests that waited for it.
     pub(super) fn give_up(&mut self) -> (u64, Vec<T>) {
         let missing = self.next;
         let parked = std::mem::take(&mut self.parked);

@@ -1,4 +1,4 @@
-//! Results, written in the format that their reader asks for.
+//! Results of requests, encoded in the format that the client accepts.
 
 use super::api_error::request_failed;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -11,20 +11,20 @@ use minds_tinker::types::{JSON, PROTOBUF, RequestFailed};
 use prost::Message;
 use serde::Serialize;
 
-/// What came of a request.
+/// Result or failure of a request.
 #[derive(Debug, PartialEq)]
 pub(super) enum RequestOutcome {
     /// A result that has only a JSON format.
     Json(Bytes),
-    /// Losses and log-probs of a pass.
+    /// Losses and logprobs of a pass.
     Pass(ForwardOutput),
-    /// Samples.
+    /// Completions of a sample request, with their logprobs.
     Sample(SampleResponse),
-    /// It failed.
+    /// The reason why the request failed.
     Failed(RequestFailed),
 }
 
-/// The format of a body.
+/// Encoding of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyFormat {
     Json,
@@ -44,7 +44,7 @@ impl RequestOutcome {
         Self::Failed(request_failed(error))
     }
 
-    /// About how much memory it takes.
+    /// Approximate memory that it takes, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let numbers = match self {
             Self::Json(body) => body.len() / 4,
@@ -66,7 +66,7 @@ impl RequestOutcome {
         256 + 4 * numbers
     }
 
-    /// The answer to a poll. Failures and small results are JSON in either format.
+    /// HTTP response to a poll. Failures and small results are JSON in either format.
     pub(super) fn answer(&self, format: BodyFormat) -> Response {
         match (self, format) {
             (Self::Json(body), _) => body_of(JSON, body.clone()),
@@ -81,7 +81,7 @@ impl RequestOutcome {
     }
 }
 
-/// An answer in JSON.
+/// A JSON response with status 200.
 pub(super) fn json(answer: &impl Serialize) -> Response {
     match serde_json::to_vec(answer) {
         Ok(body) => body_of(JSON, body.into()),

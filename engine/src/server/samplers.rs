@@ -1,8 +1,8 @@
 //! Samplers and the weights behind them.
 //!
-//! A sampler is a name for weights that do not change. Weights in memory are bounded in bytes, and the least recently
-//! used go first: those that were saved under a name come back from disk when they are asked for, the others are lost
-//! and say so.
+//! A sampler is an id for weights that do not change. Weights in memory are bounded in bytes, and the least recently
+//! used are evicted first. Weights that were saved under a name are reloaded from disk on demand; exported ones are
+//! lost, and requests for them fail.
 
 use super::api_error::ApiError;
 use crate::embedded::EmbeddedSampler;
@@ -12,21 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// Requests of a sampler whose repetition is recognised.
+/// Number of recent requests per sampler whose repetition is recognized.
 const REMEMBERED: usize = 4096;
 
 /// What a sampler samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SamplerSource {
-    /// The base model.
+    /// Weights of the base model, without an adapter.
     Base,
-    /// Weights on disk.
+    /// Weights of a checkpoint, by its `tinker://` path.
     Saved(String),
-    /// Weights that only this sampler has.
+    /// Exported weights, which only this sampler has and which are not on disk.
     Exported,
 }
 
-/// All samplers.
+/// All samplers, and the weights of theirs that are in memory.
 pub(super) struct SamplerRegistry {
     table: Mutex<SamplerTable>,
     max_bytes: usize,
@@ -36,7 +36,7 @@ pub(super) struct SamplerRegistry {
 #[derive(Default)]
 struct SamplerTable {
     samplers: HashMap<String, SamplerEntry>,
-    /// By path, or by the sampler that alone has them.
+    /// By the path of the checkpoint, or by the id of the sampler for exported ones.
     weights: HashMap<String, CachedWeights>,
     bytes: usize,
 }
@@ -48,7 +48,7 @@ struct SamplerEntry {
 }
 
 struct CachedWeights {
-    /// Empty while they are being loaded.
+    /// Empty while the weights are being loaded.
     weights: Arc<OnceCell<EmbeddedSampler>>,
     bytes: usize,
     used: Instant,
@@ -59,7 +59,7 @@ impl SamplerRegistry {
         Self { table: Mutex::default(), max_bytes, max_samplers }
     }
 
-    /// Names a sampler. Doing so again changes nothing; a name that stands for another one already is refused.
+    /// Adds a sampler. Adding it again changes nothing; an id that is in use for another source is refused.
     pub(super) fn add(&self, id: &str, session: &str, source: SamplerSource) -> Result<(), BackendError> {
         let mut table = self.lock();
         match table.samplers.get(id) {
@@ -69,7 +69,7 @@ impl SamplerRegistry {
         }
     }
 
-    /// Names a sampler over weights that are nowhere else.
+    /// Adds a sampler with exported weights, which are not on disk.
     pub(super) fn add_exported(
         &self,
         id: &str,
@@ -85,7 +85,7 @@ impl SamplerRegistry {
         Ok(())
     }
 
-    /// Keeps weights at hand, and lets others go for them.
+    /// Keeps weights in memory, and evicts others if the limit is exceeded.
     pub(super) fn cache_weights(&self, key: &str, weights: EmbeddedSampler) {
         let cell = Arc::new(OnceCell::new_with(Some(weights)));
         self.lock().cache_weights(key, cell, self.max_bytes);
@@ -96,12 +96,12 @@ impl SamplerRegistry {
         Some(self.lock().samplers.get(id)?.source.clone())
     }
 
-    /// The session that a sampler belongs to.
+    /// Id of the session that the sampler belongs to.
     pub(super) fn session(&self, id: &str) -> Option<String> {
         Some(self.lock().samplers.get(id)?.session.clone())
     }
 
-    /// The request with this number, if it was made already; otherwise makes it.
+    /// Id of the request with this number: of the earlier one if it is known, otherwise of the one that `make` starts.
     pub(super) fn once(
         &self,
         id: &str,
@@ -121,7 +121,7 @@ impl SamplerRegistry {
         Ok(request)
     }
 
-    /// The weights at hand under a sampler's own name.
+    /// Exported weights of a sampler; `None` if they were evicted.
     pub(super) fn exported(&self, id: &str) -> Option<EmbeddedSampler> {
         let mut table = self.lock();
         let cached = table.weights.get_mut(id)?;
@@ -129,7 +129,7 @@ impl SamplerRegistry {
         cached.weights.get().cloned()
     }
 
-    /// The weights at a path; `load` gets them where they are not at hand, once for all who ask meanwhile.
+    /// Weights of a checkpoint. If they are not in memory, `load` loads them, once for all concurrent callers.
     pub(super) async fn saved<F>(
         &self,
         path: &str,
@@ -150,7 +150,7 @@ impl SamplerRegistry {
         };
         let loaded = cell.get_or_try_init(load).await.cloned();
         let mut table = self.lock();
-        // Weights that were forgotten meanwhile are those of before: whoever asks next loads anew.
+        // If the entry was dropped meanwhile, these weights may be outdated: the next caller loads them again.
         if table.weights.get(path).is_some_and(|cached| Arc::ptr_eq(&cached.weights, &cell)) {
             match &loaded {
                 Ok(_) => table.cache_weights(path, cell, self.max_bytes),
@@ -160,12 +160,12 @@ impl SamplerRegistry {
         loaded
     }
 
-    /// Forgets weights that are not on disk any more, or not those.
+    /// Drops cached weights whose checkpoint was deleted or overwritten.
     pub(super) fn forget(&self, path: &str) {
         self.lock().drop_weights(path);
     }
 
-    /// Ends the samplers of a session.
+    /// Removes the samplers of a session and their exported weights.
     pub(super) fn end_session(&self, session: &str) {
         let mut table = self.lock();
         let ended: Vec<String> =
@@ -208,7 +208,7 @@ impl SamplerTable {
         self.bytes += bytes;
         self.weights.insert(key.into(), CachedWeights { weights, bytes, used: Instant::now() });
         while self.bytes > max_bytes {
-            // The newest stays, however large.
+            // The newest weights stay, regardless of their size.
             let others = self.weights.iter().filter(|(k, cached)| *k != key && cached.bytes > 0);
             let Some(oldest) = others.min_by_key(|(_, cached)| cached.used).map(|(k, _)| k.clone()) else {
                 break;

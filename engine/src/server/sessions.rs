@@ -1,7 +1,7 @@
-//! Sessions: who is there, and what belongs to them.
+//! Sessions of clients, with their models and samplers.
 //!
-//! Everything that a client makes within a session carries a number, and a number stands for one thing: asking twice
-//! gives the same. A session that gives no sign of life ends by itself.
+//! Every model and sampler that a client creates within a session has a number. Creating one with the same number again
+//! returns the existing one. A session without heartbeats or requests ends after a timeout.
 
 use super::api_error::ApiError;
 use super::ids::{printable, unique_id};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// All sessions.
+/// All open sessions, by their id.
 #[derive(Debug)]
 pub(super) struct SessionTable {
     table: Mutex<HashMap<String, ServerSession>>,
@@ -25,9 +25,9 @@ pub(super) struct SessionTable {
 pub(super) struct ServerSession {
     pub(super) user_metadata: Option<Map<String, Value>>,
     pub(super) display_name: Option<String>,
-    /// Models by number: the name of each, and of the promise of it.
+    /// Models by number: the id of each, and the id of the request that creates it.
     pub(super) models: BTreeMap<u64, (String, String)>,
-    /// Samplers by number.
+    /// Sampler ids by the number that the client gave each.
     pub(super) samplers: BTreeMap<u64, String>,
     begun: Instant,
     seen: Instant,
@@ -38,7 +38,7 @@ impl SessionTable {
         Self { table: Mutex::default(), most: options.max_sessions, idle: options.session_idle }
     }
 
-    /// Begins a session.
+    /// Opens a session and returns its id; status 429 if there are too many.
     pub(super) fn begin(
         &self,
         user_metadata: Option<Map<String, Value>>,
@@ -55,7 +55,7 @@ impl SessionTable {
         Ok(id)
     }
 
-    /// Notes a sign of life, and looks at or changes the session.
+    /// Resets the idle time of a session and calls `look` with it; status 404 if there is none.
     pub(super) fn with<T>(
         &self,
         id: &str,
@@ -76,7 +76,7 @@ impl SessionTable {
         }
     }
 
-    /// The session in which a model was made, with a sign of life; `None` once that has ended.
+    /// Id of the session that created a model, whose idle time it resets; `None` if the session has ended.
     pub(super) fn of_model(&self, model: &str) -> Option<String> {
         let mut table = self.lock();
         let owns = |session: &ServerSession| session.models.values().any(|(id, _)| id == model);
@@ -85,19 +85,19 @@ impl SessionTable {
         Some(id.clone())
     }
 
-    /// Notes a sign of life of a session that may have ended.
+    /// Resets the idle time of a session; does nothing if it has ended.
     pub(super) fn touch(&self, id: &str) {
         if let Some(session) = self.lock().get_mut(id) {
             session.seen = Instant::now();
         }
     }
 
-    /// Ends a session.
+    /// Removes a session; returns whether it existed.
     pub(super) fn end(&self, id: &str) -> bool {
         self.lock().remove(id).is_some()
     }
 
-    /// Ends the sessions that gave no sign of life.
+    /// Removes the sessions whose idle time is over and returns their ids.
     pub(super) fn sweep(&self) -> Vec<String> {
         let now = Instant::now();
         let mut ended = Vec::new();
@@ -111,7 +111,7 @@ impl SessionTable {
         ended
     }
 
-    /// Names of all sessions, the newest first.
+    /// Ids of all sessions, the newest first.
     pub(super) fn list(&self) -> Vec<String> {
         let table = self.lock();
         let mut all: Vec<(&String, Instant)> = table.iter().map(|(id, s)| (id, s.begun)).collect();

@@ -1,4 +1,4 @@
-//! Everything that requests share.
+//! State of the server that all requests share.
 
 use super::api_error::ApiError;
 use super::body_budget::BodyBudget;
@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-/// The server behind all requests.
+/// State that the handlers of all requests share.
 pub(super) struct ServerState {
     pub(super) service: EmbeddedService,
     pub(super) futures: Arc<FutureTable>,
     pub(super) sessions: SessionTable,
     pub(super) models: ModelTable,
     pub(super) samplers: SamplerRegistry,
-    /// Becomes true when the server is to stop.
+    /// Becomes true when the shutdown starts.
     pub(super) closing: watch::Sender<bool>,
     pub(super) body_budget: Arc<BodyBudget>,
     /// Address that the server listens on.
@@ -52,7 +52,7 @@ impl ServerState {
         &self.options
     }
 
-    /// A model, with a sign of life of its session.
+    /// Handle of a model; also resets the idle time of its session.
     pub(super) fn model(&self, id: &str) -> Result<Arc<ModelHandle>, ApiError> {
         let handle = self.models.get(id).ok_or_else(|| {
             ApiError::not_found(format!(
@@ -66,14 +66,14 @@ impl ServerState {
 
     /// Ends a session with everything that belongs to it. Checkpoints stay.
     pub(super) fn end_session(&self, id: &str) -> bool {
-        // First, for models and samplers are made within sessions: what is not there by now will never be.
+        // First: models and samplers are created within sessions, so no new ones can appear after this.
         let was_there = self.sessions.end(id);
         self.models.end_session(id);
         self.samplers.end_session(id);
         was_there
     }
 
-    /// Forgets what has had its time.
+    /// Removes expired results and ends idle sessions.
     pub(super) fn sweep(&self) {
         self.futures.sweep();
         for session in self.sessions.sweep() {
@@ -92,7 +92,7 @@ pub(super) struct ModelTable {
     handles: Mutex<HashMap<String, Arc<ModelHandle>>>,
 }
 
-/// The room of one adapter. It is free again when this is dropped, which is when nobody works on the adapter any more.
+/// Memory reserved for one adapter. The task of the model holds it, and dropping it frees the memory.
 #[derive(Debug)]
 pub(super) struct AdapterReservation {
     bytes: usize,
@@ -110,13 +110,13 @@ impl ModelTable {
         Self { architecture, most, used: Arc::default(), handles: Mutex::default() }
     }
 
-    /// Room for an adapter, if there is some.
+    /// Reserves memory for an adapter; an error if the limit would be exceeded.
     pub(super) fn reserve(&self, spec: &LoraSpec) -> Result<AdapterReservation, ApiError> {
         let bytes = adapter::training_bytes(&self.architecture, spec);
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(AdapterReservation { bytes, used: self.used.clone() }),
-            // What others have given up and is still worked on will be free.
+            // Models that are being unloaded will free enough memory.
             Err(_) if self.kept_bytes() + bytes <= self.most => Err(ApiError::too_many_requests(
                 "a model that was given up is still worked on, its room is free after that",
             )),
@@ -143,7 +143,7 @@ impl ModelTable {
         self.lock().get(id).cloned()
     }
 
-    /// Gives a model up.
+    /// Removes a model; returns whether it existed.
     pub(super) fn close(&self, id: &str) -> bool {
         self.lock().remove(id).is_some()
     }

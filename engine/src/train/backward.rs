@@ -22,7 +22,7 @@ pub(crate) struct BackwardBuffers<T> {
     d_mixed: Vec<T>,
 }
 
-/// What a forward pass ran on, and what it kept.
+/// Inputs of a forward pass, and the activations it kept.
 pub(crate) struct SavedForward<'a, T> {
     pub(crate) model: &'a Model<T>,
     pub(crate) adapter: &'a AdapterWeights<T>,

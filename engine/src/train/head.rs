@@ -1,4 +1,4 @@
-//! The head: logits, log-probs, losses and their derivative, for the rows that need them.
+//! The head: logits, logprobs, losses and their derivative, for the rows that need them.
 
 use super::PassOutput;
 use super::pass::{TrainingPass, normed};
@@ -24,7 +24,7 @@ pub(crate) struct TargetLookup<T> {
 /// Rows of logits in memory at a time: 128 rows of 49152 are 25 MB.
 const ROWS: usize = 128;
 
-/// Writes log-probs and adds losses to `out`; gives the derivative with respect to the first `trained` rows of
+/// Writes logprobs and adds losses to `out`; returns the derivative with respect to the first `trained` rows of
 /// `last`. `picks` are in order of their rows; several may share one.
 pub(crate) fn head<T: Real>(
     pass: &TrainingPass<'_, T>,
@@ -84,7 +84,7 @@ pub(crate) fn head<T: Real>(
     Ok(d_last)
 }
 
-/// Log-prob and loss of each pick; turns the logits into their derivative if asked.
+/// Logprob and loss of each pick; turns the logits into their derivative if asked.
 fn row<T: Real>(
     pass: &TrainingPass<'_, T>,
     logits: &mut [T],

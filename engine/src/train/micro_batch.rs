@@ -10,12 +10,12 @@ use std::ops::Range;
 /// Below, a shared prefix costs more than it saves.
 const SHORTEST_PREFIX: usize = 8;
 
-/// What is needed of one datum.
+/// The rows that a pass needs of one datum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DatumNeed<'a> {
     /// Its input, cut after the last position needed.
     pub(crate) input: &'a [Token],
-    /// Whether gradients flow.
+    /// Whether gradients flow through its rows.
     pub(crate) trained: bool,
 }
 
@@ -56,8 +56,8 @@ impl MicroBatch {
     }
 }
 
-/// Arranges data in micro-batches of at most `cap` rows (more only where one datum alone is longer). Trained families
-/// and those that are only read never stand in one micro-batch.
+/// Arranges data in micro-batches of at most `cap` rows (more only where one datum alone is longer). Trained
+/// families and those without gradients are never in the same micro-batch.
 pub(crate) fn plan(needs: &[DatumNeed<'_>], cap: usize, share: bool) -> Vec<MicroBatch> {
     let trained = |f: &PrefixFamily| f.members.iter().any(|&m| needs[m].trained);
     let (trained, read): (Vec<_>, Vec<_>) = families(needs, cap, share).into_iter().partition(trained);

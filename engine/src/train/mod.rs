@@ -1,7 +1,7 @@
 //! Losses of data, and their gradients with respect to an adapter.
 //!
-//! Log-probs have the very bits that sampling gave them under the same weights. Gradients are exact sums over all
-//! data, however data share their beginnings. A call that fails changes nothing.
+//! Logprobs are bitwise equal to those of sampling under the same weights. Gradients are exact sums over all
+//! data, also when data share a prefix. A call that fails changes nothing.
 
 mod backward;
 mod head;
@@ -16,20 +16,20 @@ use minds_core::datum::Datum;
 use minds_core::loss::Loss;
 use pass::{TrainingPass, run};
 
-/// For which positions log-probs are computed; the others are reported as 0.
+/// For which positions logprobs are computed; the others are reported as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogprobRows {
-    /// Every position.
+    /// Every position of every datum.
     #[default]
     All,
-    /// Positions with a non-zero weight or advantage, or a non-zero sampling log-prob.
+    /// Positions with a non-zero weight or advantage, or a non-zero sampling logprob.
     Trained,
 }
 
 /// How a pass is carried out. No setting changes the result beyond rounding of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassOptions {
-    /// For which positions log-probs are reported.
+    /// For which positions logprobs are reported.
     pub rows: LogprobRows,
     /// Whether data with a common beginning share its rows.
     pub share_prefixes: bool,
@@ -41,20 +41,20 @@ impl Default for PassOptions {
     }
 }
 
-/// Losses and log-probs of a pass.
+/// Losses and logprobs of a pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassOutput<T> {
     /// Sum of the loss over all tokens of all data.
     pub loss: f64,
-    /// Log-prob of each target, one vector per datum.
+    /// Logprob of each target, one vector per datum.
     pub logprobs: Vec<Vec<T>>,
 }
 
-/// Memory of passes. One that serves the next pass too saves a tenth of its time: the system need not find and clear
+/// Memory of passes. Reusing it for the next pass saves a tenth of its time: the system need not find and clear
 /// a gigabyte of pages again.
 #[derive(Debug, Default)]
 pub struct TrainingWorkspace<T> {
-    /// What each block of the decoder kept for its derivative.
+    /// Activations that each block of the decoder kept for its derivative.
     tape: Vec<Activations<T>>,
     forward: DecoderScratch<T>,
     backward: backward::BackwardBuffers<T>,
@@ -64,7 +64,7 @@ pub struct TrainingWorkspace<T> {
 /// Computes losses without gradients.
 ///
 /// # Errors
-/// Data that the model cannot read, or numbers that are not finite.
+/// Data that the model cannot read, or infinite or NaN values.
 pub fn forward<T: Real>(
     model: &Model<T>,
     adapter: Option<&AdapterWeights<T>>,
@@ -79,7 +79,7 @@ pub fn forward<T: Real>(
 /// Computes losses and adds their gradients to `grads`.
 ///
 /// # Errors
-/// Data that the model cannot read, or numbers that are not finite; `grads` is left as it was then.
+/// Data that the model cannot read, or infinite or NaN values; `grads` is then unchanged.
 pub fn forward_backward<T: Real>(
     model: &Model<T>,
     adapter: &AdapterWeights<T>,

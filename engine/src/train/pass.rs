@@ -14,7 +14,7 @@ use crate::real::Real;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
 
-/// What a pass is about.
+/// Inputs and settings of a pass.
 pub(crate) struct TrainingPass<'a, T> {
     pub(crate) model: &'a Model<T>,
     pub(crate) adapter: Option<&'a AdapterWeights<T>>,
@@ -23,7 +23,7 @@ pub(crate) struct TrainingPass<'a, T> {
     pub(crate) options: PassOptions,
 }
 
-/// Activations kept for the backward pass of one micro-batch, at most.
+/// Most bytes of activations kept for the backward pass of one micro-batch.
 const KEPT_BYTES: usize = 1 << 30;
 
 /// Runs the pass; with `grads`, adds the gradients to them.
@@ -55,8 +55,8 @@ pub(crate) fn run<T: Real>(
     Ok(out)
 }
 
-/// Runs all rows through the decoder; gives the residual stream at its end. Each block keeps its activations in `tape`
-/// where gradients flow, otherwise all use the first.
+/// Runs all rows through the decoder; returns the residual stream at its end. Each block keeps its activations in
+/// `tape` where gradients flow, otherwise all use the first.
 fn trunk<'a, T: Real>(
     pass: &TrainingPass<'a, T>,
     rows: &MicroBatch,
@@ -98,7 +98,7 @@ fn trunk<'a, T: Real>(
     (batch, x)
 }
 
-/// Normalised hidden states of some rows of the decoder's last residual stream.
+/// Normalised hidden states of the given rows of the decoder's last residual stream.
 pub(crate) fn normed<T: Real>(model: &Model<T>, last: &[T]) -> Vec<T> {
     let mut out = vec![T::ZERO; last.len()];
     rms_norm(last, &model.norm, model.eps(), &mut out);
@@ -128,7 +128,7 @@ fn picks<T: Real>(pass: &TrainingPass<'_, T>, rows: &MicroBatch) -> Vec<TargetLo
     picks
 }
 
-/// Sampling log-prob and coefficient (weight or advantage) of a position.
+/// Sampling logprob and coefficient (weight or advantage) of a position.
 fn tensors(datum: &Datum, position: usize) -> (f32, f32) {
     match datum.inputs() {
         LossInputs::Weights(weights) => (0.0, weights[position]),

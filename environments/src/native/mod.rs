@@ -12,13 +12,13 @@ pub mod target_number;
 
 use minds_core::environment::ScoringContext;
 
-/// The last answer, if the policy ended its turn properly. An answer that was cut off, or that goes on after its
+/// The last answer, if the policy ended its turn properly. An answer that was cut off, or that continues after its
 /// stop, is not a whole answer and cannot be valid.
 fn whole_answer<'a>(scene: &ScoringContext<'a>) -> Option<&'a str> {
     scene.rollout.turns.last().filter(|turn| turn.complete).map(|turn| turn.text.as_str())
 }
 
-/// 1 for yes, 0 for no: how metrics say it.
+/// 1 for yes, 0 for no, as metrics report it.
 fn flag(yes: bool) -> f64 {
     f64::from(u8::from(yes))
 }

@@ -1,7 +1,7 @@
-//! Find a hidden number in a few guesses: a game of several turns.
+//! Find a hidden number in a few guesses, over several turns.
 //!
 //! Each answer is one whole number. The environment replies `higher` or `lower` until the number is found or the
-//! guesses are used up; an answer that is not a number ends the game. No model is asked for the reward:
+//! guesses are used up; an answer that is not a number ends the rollout. No model is asked for the reward:
 //!
 //! | end | reward |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | not found | `0.1 + 0.3 (1 - abs(last - number) / (largest - 1))`, 0.1 to 0.4; 0.1 for a last guess out of range |
 //! | an answer that is not a whole number, or did not end | 0 |
 //!
-//! So readable play earns more than unreadable, nearer more than farther, and finding more than both.
+//! So readable guesses earn more than unreadable ones, nearer guesses more than farther ones, and finding it the most.
 
 use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 const ID: &str = "number_guessing";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "find a hidden number in a few guesses; several turns, rewards need no model",
@@ -76,7 +76,7 @@ const LOWER: &str = "lower";
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
     let options: NumberGuessingOptions = args::read(ID, ARGS, given)?;
     let mut numbers: Vec<u64> = (1..=options.largest.get()).collect();
-    // Otherwise the place of an item in the data would be its number.
+    // Without the shuffle, the index of an item would be its number.
     numbers.shuffle(&mut seeded_rng([seed, 0, 0, 0]));
     Ok(Arc::new(NumberGuessing { options, numbers }))
 }
@@ -87,7 +87,7 @@ struct NumberGuessing {
     numbers: Vec<u64>,
 }
 
-/// How a game stands after an answer.
+/// Result of one guess.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guess {
     /// A number that is less than the hidden one, equal to it or greater; how far from it, where it lies in the range.
@@ -107,7 +107,7 @@ impl NumberGuessing {
         let Some(guess) = Integer::parse(text.trim_matches(crate::parse::SPACE)) else {
             return Guess::Unreadable;
         };
-        // A number that fits no machine number lies beyond the range on the side of its sign.
+        // A number too large for an `i64` lies beyond the range on the side of its sign.
         let beyond = if guess.to_string().starts_with('-') { i64::MIN } else { i64::MAX };
         let guess = guess.get().unwrap_or(beyond);
         let is = i128::from(guess).cmp(&i128::from(number));
@@ -120,7 +120,7 @@ impl NumberGuessing {
         Message::user(format!("I think of a number from 1 to {largest}. You have {guesses} guesses."))
     }
 
-    /// A game that ends well: found in the middle of the upper half with the second guess.
+    /// A successful conversation: found in the middle of the upper half with the second guess.
     fn example(&self) -> [Message; 4] {
         let middle = self.options.largest.get().div_ceil(2);
         let above = (middle + 1).midpoint(self.options.largest.get());
@@ -194,7 +194,7 @@ impl Environment for NumberGuessing {
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let number = self.number(scene.item.index);
-        // An answer that did not end is no answer, wherever in the game it stands; what was said after it counts not.
+        // An incomplete answer is not valid on any turn; turns after it do not count.
         let mut guesses = Vec::new();
         for turn in &scene.rollout.turns {
             let guess = if turn.complete { self.guess(number, &turn.text) } else { Guess::Unreadable };

@@ -1,7 +1,7 @@
 //! Write letters and nothing else: a reward that even a model with random weights can climb.
 //!
 //! The reward is the share of ASCII letters among the characters of the answer, from 0 to 1; an empty answer earns 0.
-//! It says nothing about language. It is for trying out a line, a service or a machine without a trained model.
+//! It says nothing about language. It is for trying out a pipeline, a service or a machine without a trained model.
 
 use crate::args;
 use crate::error::EnvError;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 const ID: &str = "plain_letters";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "write letters and nothing else; even a random model can learn it",

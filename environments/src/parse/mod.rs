@@ -1,7 +1,7 @@
 //! Strict small grammars for answers.
 //!
 //! The whole answer must match; there is no search for something that looks right inside a longer text. A parser
-//! that takes the last array of a text teaches a policy to go on after the answer: its end-of-turn token decays while
+//! that takes the last array of a text teaches a policy to write on after it: its end-of-turn token decays while
 //! the reward stays at its best. Nothing here panics, whatever the text, and every odd case has a rule: see
 //! [`json`], [`integer`] and [`lines`].
 

@@ -10,10 +10,10 @@ use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
 
-/// How much the model is told to think.
+/// Reasoning effort that the system message asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReasoningEffort {
-    /// It is told nothing: there is no system message.
+    /// Not specified: there is no system message.
     Unsaid,
     Low,
     Medium,
@@ -51,11 +51,11 @@ pub(super) struct GptOss {
     message: Token,
     channel: Token,
     end: Token,
-    /// Ends a call of a tool.
+    /// Ends a tool call.
     called: [Token; 1],
-    /// What follows `start` where the assistant goes on.
+    /// Encoded role name `assistant`, which follows `start`.
     assistant: Vec<Token>,
-    /// `<|channel|>final<|message|>`.
+    /// The marker sequence `<|channel|>final<|message|>`, which opens the answer.
     answering: Vec<Token>,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn renderer(
     let assistant = tokenizer.encode("assistant");
     let answering = [&[channel][..], &tokenizer.encode("final"), &[message]].concat();
     let dialect = GptOss { effort, start, message, channel, end, called: [called], assistant, answering };
-    // A turn has several parts, so the markers between them are looked at in `read`.
+    // A turn has several parts, so `read` checks the markers between them.
     Ok(MarkerRenderer::new(tokenizer, answered, &[], dialect))
 }
 
@@ -118,8 +118,8 @@ impl ChatDialect for GptOss {
         &self.called
     }
 
-    /// Any number of thoughts, each in the channel `analysis` and followed by a new start of the assistant, then the
-    /// answer in the channel `final`.
+    /// Reads any number of thoughts, each in the channel `analysis` and followed by a new start of the assistant, then
+    /// the answer in the channel `final`.
     fn read(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> Option<String> {
         let mut rest = turn;
         loop {

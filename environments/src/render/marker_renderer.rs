@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 /// What one family of models does its own way.
 pub(super) trait ChatDialect: Send + Sync {
-    /// The renderer's name, as configs say it.
+    /// The renderer's name in configs.
     fn name(&self) -> &'static str;
 
     /// Writes the conversation up to where the assistant's next turn begins.
     fn prompt(&self, messages: &[Message], builder: &mut PromptBuilder<'_>);
 
-    /// What stands between the prompt and the text of an answer that is given rather than sampled.
+    /// Tokens between the prompt and the text of an answer that is given rather than sampled.
     fn opening(&self) -> &[Token] {
         &[]
     }

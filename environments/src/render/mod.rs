@@ -66,7 +66,7 @@ pub enum RenderError {
         renderer: &'static str,
         /// The token that is missing.
         token: &'static str,
-        /// Models that have it.
+        /// Family of models that has the token.
         family: &'static str,
     },
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// What the model does before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThinkingMode {
-    /// It may think. Log-probs of a fixed answer are better asked with [`ThinkingMode::DisableThinking`]: here the model
+    /// It may think. Prefer [`ThinkingMode::DisableThinking`] for logprobs of a fixed answer: here the model
     /// expects a think block first.
     Thinking,
     /// The prompt ends with an empty think block.

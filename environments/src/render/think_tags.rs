@@ -10,7 +10,7 @@ pub(super) fn closing(tokenizer: &dyn Tokenizer) -> Vec<Token> {
 
 /// The two tags of a tokenizer.
 pub(super) struct ThinkTags {
-    /// As control tokens, where both are.
+    /// The tags as control tokens, if the tokenizer has both.
     tags: Option<[Token; 2]>,
 }
 

@@ -1,6 +1,6 @@
 //! The time limit of a rollout, which counts only the environment's own time.
 //!
-//! The clock stands while the service owes the rollout an answer: a slow service, or one that is away, is not the
+//! The clock stops while the service owes the rollout a response: a slow or absent service is not the
 //! environment's fault, and every request to the service has a limit of its own.
 
 use std::sync::Arc;
@@ -17,20 +17,20 @@ pub(super) struct RolloutClock {
 #[derive(Clone, Copy)]
 struct ClockState {
     holders: usize,
-    /// Counted time up to `since`.
+    /// Time counted up to `since`.
     spent: Duration,
-    /// When the number of holders last left or reached zero.
+    /// When the number of holders last became zero or left zero.
     since: Instant,
 }
 
 impl RolloutClock {
-    /// A clock that runs from now on.
+    /// Starts a clock that runs from now on.
     pub(super) fn start(limit: Duration) -> Arc<Self> {
         let state = ClockState { holders: 0, spent: Duration::ZERO, since: Instant::now() };
         Arc::new(Self { limit, state: watch::Sender::new(state) })
     }
 
-    /// Stands still until the returned value is dropped.
+    /// Stops the clock until the returned value is dropped.
     pub(super) fn hold(self: &Arc<Self>) -> ClockHold {
         self.state.send_modify(|state| {
             if state.holders == 0 {

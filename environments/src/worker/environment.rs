@@ -1,4 +1,4 @@
-//! A Python environment as the line sees it: items, and rollouts that it plays by itself.
+//! A Python environment as the pipeline sees it: items, and rollouts that it drives by itself.
 
 use super::message::{ChatMessage, EnvDescription, ToWorker};
 use super::model_profile::ModelProfile;
@@ -30,10 +30,10 @@ pub struct PythonEnvironment {
     id: String,
     pool: WorkerPool,
     description: EnvDescription,
-    /// As people are shown them; those that rewards see are in the processes.
+    /// Rows for display; the rows that rewards see are in the processes.
     rows: Vec<Value>,
     variety: PromptVariety,
-    /// Rollouts so far: every one has a name of its own.
+    /// Number of rollouts so far; makes every rollout name unique.
     rollouts_started: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl PythonEnvironment {
     /// There is no such environment, or it cannot be loaded.
     ///
     /// # Panics
-    /// If it is called on a thread of an asynchronous runtime: loading blocks.
+    /// If called on a thread of an asynchronous runtime: loading blocks.
     pub fn open(options: PythonOptions, profile: ModelProfile) -> Result<Self, EnvError> {
         let id = options.id.clone();
         let (pool, description) = WorkerPool::start(options, profile)?;
@@ -62,7 +62,7 @@ impl PythonEnvironment {
         })
     }
 
-    /// What it says about itself.
+    /// What the loaded environment reports about itself.
     #[must_use]
     pub fn description(&self) -> &EnvDescription {
         &self.description
@@ -72,7 +72,7 @@ impl PythonEnvironment {
         self.rows.get((index % self.items()) as usize)
     }
 
-    /// Plays one rollout in a process, with an answerer for its questions.
+    /// Runs one rollout in a process and answers its requests.
     async fn rollout(
         &self,
         placement: RolloutPlacement,
@@ -108,7 +108,7 @@ impl PythonEnvironment {
         Ok(performance)
     }
 
-    /// A process, with room for so many rollouts.
+    /// Reserves a process with permits for all `sessions`.
     async fn reserve(
         &self,
         sessions: usize,
@@ -116,7 +116,7 @@ impl PythonEnvironment {
         loop {
             let worker = self.pool.least_busy().await.map_err(RewardError::Environment)?;
             let assigned = WorkerAssignment::new(worker, sessions);
-            // A process that ends while somebody waits for it is waited for no longer.
+            // If the process ends during the wait, another one is chosen.
             if let Ok(permits) = assigned.worker.permits.clone().acquire_many_owned(sessions as u32).await {
                 return Ok((assigned, split(permits, sessions)));
             }
@@ -128,7 +128,7 @@ impl PythonEnvironment {
         RolloutGroup { name: format!("{name}-{number}"), members, item }
     }
 
-    /// All sessions in one process at the same time: their rewards compare them.
+    /// Runs all sessions in one process at the same time: their rewards compare them.
     async fn run_compared(&self, group: RolloutGroup<'_>, sessions: Vec<RolloutSession>) {
         let limit = self.pool.options().rollouts_per_worker.get();
         if sessions.len() > limit {
@@ -156,7 +156,7 @@ impl PythonEnvironment {
         }
     }
 
-    /// Each session as soon as there is room, all of them in one process as long as it lives.
+    /// Runs each session as soon as it has a permit, all of them in one process as long as it lives.
     async fn run_independent(&self, group: RolloutGroup<'_>, sessions: Vec<RolloutSession>) {
         let preferred = self.pool.least_busy().await.ok();
         join_all(sessions.into_iter().map(|session| async {
@@ -175,7 +175,7 @@ impl PythonEnvironment {
         }
     }
 
-    /// Room for one rollout: in this process, or in another one if it ends.
+    /// A permit for one rollout: in this process, or in another one if it ends.
     async fn reserve_one(
         &self,
         preferred: Option<&Arc<WorkerProcess>>,
@@ -190,7 +190,7 @@ impl PythonEnvironment {
         Ok((assigned, permits.pop().expect("one was asked for")))
     }
 
-    /// The time of a rollout, or of a group whose members are compared.
+    /// Time limits of a rollout, or of a group whose members are compared.
     fn limits(&self) -> RolloutLimits {
         RolloutLimits::new(self.pool.options().rollout_timeout)
     }
@@ -208,7 +208,7 @@ impl PythonEnvironment {
     }
 }
 
-/// Where a rollout is played, and the time that it has.
+/// The process of a rollout, its permit and its time limits.
 struct RolloutPlacement {
     worker: Arc<WorkerProcess>,
     permit: OwnedSemaphorePermit,
@@ -222,7 +222,7 @@ struct RolloutGroup<'a> {
     item: &'a Item,
 }
 
-/// Rollouts that a process has to play, counted until this is dropped.
+/// Sessions assigned to a process, counted until this is dropped.
 struct WorkerAssignment {
     worker: Arc<WorkerProcess>,
     sessions: usize,
@@ -247,7 +247,7 @@ fn split(mut permits: OwnedSemaphorePermit, count: usize) -> Vec<OwnedSemaphoreP
     found
 }
 
-/// A prompt as messages: a text is what the user says.
+/// A prompt as messages: plain text becomes a user message.
 fn chat_messages(prompt: &Value) -> Vec<ChatMessage> {
     match prompt {
         Value::String(_) => {
@@ -267,7 +267,7 @@ impl Environment for PythonEnvironment {
         NonZeroU64::new(self.description.items).unwrap_or(NonZeroU64::MIN)
     }
 
-    /// An environment that makes its tasks by chance shows them only when they are played, all but the first.
+    /// An environment that draws its tasks at random shows them only when they are run, all but the first.
     fn item(&self, index: u64) -> Item {
         let index = index % self.items();
         let (messages, answer, info) = match self.row(index) {
@@ -287,7 +287,7 @@ impl Environment for PythonEnvironment {
         self.description.borrows
     }
 
-    /// Has the environment play the rollout once more, the answers being those of the scene.
+    /// Runs the rollout again in the environment, with the completions of the scene.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let group = self.group(scene.item, "score".into(), 1);
         let (assigned, permit) = self.reserve_one(None).await?;

@@ -1,7 +1,7 @@
-//! Frames between a run and a Python host: a length in four bytes, big end first, and a MessagePack map.
+//! Frames between a run and a Python worker: a length in four bytes, big-endian, and a MessagePack map.
 //!
-//! A frame that is too long, that nobody can read or that does not go on is an error with its size or its place, never a
-//! guess. So bytes that are no frame are found at once or after a while, whatever they look like.
+//! A frame that is too long, unreadable or incomplete for too long is an error with its size or its place, never a
+//! guess. So bytes that are not a frame are found at once or after a while, whatever they look like.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,20 +11,20 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-/// Most bytes of a frame.
+/// Maximum size of a frame, in bytes.
 const LIMIT: usize = 256 << 20;
 
-/// What a host writes before its first frame. What came earlier was printed by the interpreter's start.
+/// What a worker writes before its first frame. Earlier output comes from the interpreter's start.
 const OPENING: &[u8] = b"\0minds-host\n";
 
 /// Most bytes that an interpreter's start may print.
 const CHATTER: usize = 1 << 20;
 
-/// A frame that has begun grows by so many bytes, or ends …
+/// A frame that has begun must grow by this number of bytes, or end …
 const STEP: usize = 1 << 16;
 
-/// … within this time. A length that is none swallows what comes after it: the signs of life, a few bytes every few
-/// seconds. A writer that lives hands this much over in one go.
+/// … within this time. An invalid length swallows the bytes that follow: heartbeats, a few bytes every few
+/// seconds. A live writer sends this much at once.
 const STALL: Duration = Duration::from_secs(60);
 
 /// A stream that is no longer worth reading.
@@ -65,7 +65,7 @@ pub(super) async fn open<R: AsyncRead + Unpin>(stream: &mut R) -> Result<bool, F
     Err(FrameError::NoOpening)
 }
 
-/// The next message; `None` if the stream ends, also where it ends within a frame: its writer has died. `alive` is called
+/// The next message; `None` if the stream ends, even within a frame: its writer has died. Calls `alive`
 /// whenever a frame begins or has grown.
 pub(super) async fn read<R, M>(stream: &mut R, alive: impl Fn()) -> Result<Option<M>, FrameError>
 where

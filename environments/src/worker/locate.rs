@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// Where a module is.
+/// Location of a Python module.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModuleLocation {
     /// A folder that must be importable, if the environment was named by its path.
@@ -91,7 +91,7 @@ fn declared(folder: &Path, roots: &[PathBuf]) -> Option<(PathBuf, String)> {
     })
 }
 
-/// What the tools of the field call a project's modules, the most explicit first.
+/// Module names that common packaging tools declare for a project, the most explicit first.
 fn names(project: &Table) -> Vec<String> {
     let at = |keys: &[&str]| {
         let (first, rest) = keys.split_first()?;
@@ -128,7 +128,7 @@ fn names(project: &Table) -> Vec<String> {
     .collect()
 }
 
-/// Packages and modules directly in a folder, but for what serves a project and is not its code.
+/// Packages and modules directly in a folder, except those that only serve the project, such as tests.
 fn modules_in(root: &Path) -> BTreeSet<String> {
     let about = |name: &str| {
         matches!(name, "setup" | "conftest" | "noxfile" | "tests" | "test" | "docs" | "examples" | "scripts")

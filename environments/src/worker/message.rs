@@ -1,50 +1,50 @@
-//! What travels between a run and a Python host. `environments/python/minds_host` speaks the same words.
+//! Messages between a run and a Python worker. `environments/python/minds_host` implements the same protocol.
 
 use minds_core::ids::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// To the host.
+/// Messages from the run to the worker.
 #[derive(Debug, Serialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub(super) enum ToWorker<'a> {
-    /// First: who is asked for what, and under which token.
+    /// First message: facts about the model, the access token and the seed.
     Hello { facts: &'a ModelInfo, token: &'a str, seed: u64 },
-    /// Second: what to load.
+    /// Second message: what to load.
     Load { path: Option<&'a str>, module: &'a str, args: &'a Map<String, Value> },
-    /// Rows of the data as people are shown them, as many as one message holds with ease.
+    /// Requests rows of the data for display, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
-    /// One rollout.
+    /// Starts one rollout in the worker.
     Run { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
-    /// A rollout that nobody waits for any more.
+    /// Cancels a rollout whose result is no longer needed.
     Cancel { rollout: &'a str, group: &'a str },
-    /// A group of which no more members will come.
+    /// No more members of this group will come.
     Forget { group: &'a str },
-    /// The answer to a question.
+    /// The response to a request.
     Answer { call: u64, ok: Option<Value>, error: Option<String> },
-    /// Asks for a sign of life.
+    /// Asks for a heartbeat.
     Beat { n: u64 },
 }
 
-/// What a host is told about the model.
+/// Facts about the model that a worker receives.
 #[derive(Debug, Serialize)]
 pub(super) struct ModelInfo {
     pub base_model: String,
     pub vocab: usize,
     pub eos: Option<Token>,
     pub bos: Option<Token>,
-    /// What ends an answer: tokens or texts.
+    /// Stop condition of a completion: tokens or texts.
     pub stop: Value,
 }
 
-/// From the host.
+/// Messages from the worker to the run.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub(super) enum FromWorker {
     /// The environment is loaded.
     Ready(EnvDescription),
-    /// It is not, or a request failed. `missing`: there is no such module.
+    /// Loading or a request failed. `missing`: there is no such module.
     Failed {
         call: u64,
         #[serde(default)]
@@ -55,13 +55,13 @@ pub(super) enum FromWorker {
         call: u64,
         rows: Vec<Value>,
     },
-    /// A question, of a rollout where it can be told.
+    /// A request, with its rollout if that is known.
     Ask {
         call: u64,
         rollout: Option<String>,
         op: WorkerRequest,
     },
-    /// A sign of life, and how many seconds ago the event loop last turned.
+    /// A heartbeat, and how many seconds ago the event loop last turned.
     Beat {
         n: u64,
         lag: f64,
@@ -80,48 +80,48 @@ pub(super) enum FromWorker {
     },
 }
 
-/// What happens to a rollout between its last answer and its reward, where rewards compare the members of a group.
+/// Phase of a rollout between its last turn and its reward, where rewards compare the members of a group.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum GroupPhase {
-    /// It has been played and waits for the other members.
+    /// It has been sampled and waits for the other members.
     Waits,
-    /// It is compared with them.
+    /// It is being compared with the other members.
     Compared,
 }
 
-/// What a loaded environment says about itself.
+/// What a loaded environment reports about itself.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct EnvDescription {
-    /// Which contract it keeps: `classic`, `verifiers` or `verifiers v1`.
+    /// The contract that it implements: `classic`, `verifiers` or `verifiers v1`.
     pub kind: String,
-    /// Its class.
+    /// Name of its Python class.
     pub class: String,
-    /// Release of Python.
+    /// Python version of the interpreter.
     pub python: String,
-    /// Release of the verifiers library, where it is installed.
+    /// Version of the verifiers library, if it is installed.
     pub verifiers: Option<String>,
-    /// Items in one cycle of its data.
+    /// Number of items in one cycle of its data.
     pub items: u64,
-    /// Columns of its rows.
+    /// Names of the columns of its rows.
     pub columns: Vec<String>,
-    /// Its reward functions, by name.
+    /// Names of its reward functions.
     pub rewards: Vec<String>,
     /// Whether rewards compare the members of a group.
     pub group_rewards: bool,
-    /// Whether its rewards may borrow adapters.
+    /// Whether its rewards may lease shadow adapters.
     pub borrows: bool,
     /// The prompt of the first item.
     pub preview: Vec<ChatMessage>,
-    /// Digest of a sample of its rows: every process must load the same. Empty where there are none.
+    /// Digest of a sample of its rows, which must be the same in every process. Empty if there are no rows.
     #[serde(default)]
     pub digest: String,
-    /// What its author should know.
+    /// Hints for the author of the environment.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// An exception of user code.
+/// An exception that user code raised.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PythonError {
     pub r#type: String,
@@ -130,43 +130,43 @@ pub(super) struct PythonError {
 }
 
 impl PythonError {
-    /// Type and message, and where it was raised.
+    /// Type, message and traceback of the exception.
     pub(super) fn describe(&self) -> String {
         let Self { r#type, message, traceback } = self;
         format!("{}: {message}\n{}", r#type, traceback.trim_end())
     }
 }
 
-/// What came out of a rollout.
+/// Result of a finished rollout.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct RolloutReport {
     pub reward: f64,
-    /// Rewards that were no numbers, or reward functions that raised where the library makes a 0 of that.
+    /// Number of invalid rewards, and of reward functions that raised where the library turns that into 0.
     #[serde(default)]
     pub coerced: u32,
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
-    /// The answers that the rollout is made of, by id; all of them if it is not told.
+    /// Ids of the completions that the rollout consists of; `None` means all of them.
     #[serde(default)]
     pub responses: Option<Vec<String>>,
-    /// How many answers the rollout is made of, where their ids are not told.
+    /// Number of completions that the rollout consists of, if their ids are not known.
     #[serde(default)]
     pub answers: Option<usize>,
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// A question of user code.
+/// A request of user code.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum WorkerRequest {
-    /// The policy's next answer; part of the rollout.
+    /// The policy's next completion, which becomes part of the rollout.
     Turn {
         messages: Option<Vec<ChatMessage>>,
         tokens: Option<Vec<Token>>,
         draw: SamplingOverrides,
     },
-    /// Samples aside.
+    /// Samples that do not become part of the rollout.
     Sample {
         tokens: Vec<Token>,
         n: usize,
@@ -205,21 +205,21 @@ pub(super) enum WorkerRequest {
     ShadowExport,
 }
 
-/// Which weights user code asks.
+/// Which weights answer a request of user code.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum WeightsSource {
     /// The policy version that samples the rollout.
     Policy,
-    /// Those made of a borrowed adapter, by their handle.
+    /// Weights exported from a leased adapter, by their handle.
     Exported(u64),
     /// The base model of the run.
     Base,
-    /// Saved ones, by their path on the service.
+    /// Saved weights, by their path on the service.
     Saved(String),
 }
 
-/// A text to learn, as user code made it.
+/// A text to train on, as user code made it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct WorkerDatum {
     pub input: Vec<Token>,
@@ -227,7 +227,7 @@ pub(super) struct WorkerDatum {
     pub weights: Vec<f32>,
 }
 
-/// How an answer is drawn where it is not drawn as the run says.
+/// Sampling parameters that override those of the run. `None` keeps the run's value, except for `seed`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 pub(super) struct SamplingOverrides {
     #[serde(default)]
@@ -238,14 +238,14 @@ pub(super) struct SamplingOverrides {
     pub top_p: Option<f32>,
     #[serde(default)]
     pub top_k: Option<usize>,
-    /// What ends the answer; nothing where it is as the run says.
+    /// What ends the completion; `None` keeps the stop of the run.
     #[serde(default)]
     pub stop: Option<StopOverride>,
     #[serde(default)]
     pub seed: Option<u64>,
 }
 
-/// What ends an answer; the empty list is no stop at all.
+/// What ends a completion; the empty list is no stop at all.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
 pub(super) enum StopOverride {
@@ -253,41 +253,41 @@ pub(super) enum StopOverride {
     Texts(Vec<String>),
 }
 
-/// A chat message as the field writes it.
+/// A chat message in the common JSON form.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
 pub struct ChatMessage {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// Text, parts, or nothing.
+    /// Text, parts or null.
     #[serde(default)]
     pub content: Value,
-    /// Calls of tools that the policy made.
+    /// Tool calls that the policy made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall>>,
-    /// Which call this is the result of.
+    /// Id of the call that this is the result of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
 
-/// A call of a tool.
+/// A tool call of the policy.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
 pub struct ToolCall {
-    /// Its name in the conversation.
+    /// Id of the call within the conversation.
     #[serde(default)]
     pub id: String,
-    /// Always `function`.
+    /// Type of the call, always `function`.
     #[serde(default, rename = "type")]
     pub kind: String,
-    /// What is called.
+    /// Called function with its arguments.
     pub function: ToolFunction,
 }
 
-/// A function with its arguments.
+/// A function call with its arguments.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
 pub struct ToolFunction {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// Its arguments, as JSON in a text.
+    /// Arguments, encoded as a JSON text.
     #[serde(default)]
     pub arguments: String,
 }

@@ -8,18 +8,18 @@ use minds_core::sampling::{Completion, SamplingParams, Stop, StopReason};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A model's reading and writing, and how answers are drawn.
+/// A model's renderer and tokenizer, and its default sampling parameters.
 #[derive(Clone)]
 pub struct ModelProfile {
-    /// How it reads conversations.
+    /// Renders conversations to tokens.
     pub renderer: Arc<dyn Renderer>,
-    /// Text to tokens and back.
+    /// Converts text to tokens and back.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// How answers are drawn where an environment does not say otherwise.
+    /// Sampling parameters unless the environment overrides them.
     pub sampling: SamplingParams,
-    /// Longest sequence, prompt and answer together.
+    /// Maximum sequence length in tokens, prompt and completion together.
     pub context: usize,
-    /// The model's name.
+    /// Name of the base model.
     pub base_model: String,
 }
 
@@ -39,7 +39,7 @@ impl ModelProfile {
         }
     }
 
-    /// The answer to a question for which no weights are needed.
+    /// The response to a request that needs no weights.
     pub(super) fn answer_text_request(&self, op: &WorkerRequest) -> Option<Value> {
         Some(match op {
             WorkerRequest::Encode { text, special } => {
@@ -61,13 +61,13 @@ impl ModelProfile {
         })
     }
 
-    /// How an answer is drawn. `room` is what the context has left.
+    /// Sampling parameters of a completion. `room` is the number of tokens left in the context.
     pub(super) fn params(&self, draw: &SamplingOverrides, room: usize) -> SamplingParams {
         let usual = &self.sampling;
         let stop = match &draw.stop {
             None => usual.stop.clone(),
             Some(StopOverride::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
-            // Besides these, the model's own end stops it.
+            // The model's own stop tokens apply as well.
             Some(StopOverride::Texts(texts)) => Stop::Strings(texts.clone()),
         };
         SamplingParams {

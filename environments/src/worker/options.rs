@@ -7,45 +7,45 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// What becomes of a reward that is no finite number.
+/// What happens to a reward that is not a finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BadReward {
-    /// The rollout has no reward.
+    /// The rollout gets a reward error.
     #[default]
     Fail,
-    /// It counts as 0, as the original harness has it. It is counted in the metrics, and there is a warning.
+    /// It counts as 0, as in the original harness. A metric counts it, and a warning is logged.
     Zero,
 }
 
-/// Which environment, and how it is run.
+/// Id and settings of a Python environment.
 #[derive(Clone, Debug)]
 pub struct PythonOptions {
     /// A folder, a file, or the name of a module.
     pub id: String,
-    /// What its `load_environment` is given.
+    /// Arguments for its `load_environment`.
     pub args: Map<String, Value>,
     /// The interpreter; `None` looks for a `.venv` and then takes `python3`.
     pub python: Option<PathBuf>,
-    /// Processes; `None` starts one and more when there is work for them, up to four.
+    /// Number of processes; `None` starts one, and up to four on demand.
     pub workers: Option<NonZeroUsize>,
-    /// Rollouts that one process plays at a time.
+    /// Rollouts that one process runs at a time.
     pub rollouts_per_worker: NonZeroUsize,
-    /// Longest that loading may take.
+    /// Time limit for loading the environment.
     pub load_timeout: Duration,
-    /// Longest that a rollout may take from its start in a process, its reward included and waits for the service not.
+    /// Time limit of a rollout from its start in a process, including its reward and excluding waits for the service.
     pub rollout_timeout: Duration,
-    /// Variables that are handed on beside the usual ones.
+    /// Environment variables to pass on beside the usual ones.
     pub pass_env: Vec<String>,
-    /// What becomes of a reward that is no number.
+    /// What happens to a reward that is not a finite number.
     pub on_bad_reward: BadReward,
-    /// Seed of the environment's chance.
+    /// Seed of the environment's randomness.
     pub seed: u64,
-    /// Counts its processes that ended unasked, or did not start.
+    /// Counts its processes that ended unexpectedly, or did not start.
     pub worker_exits: Arc<AtomicU64>,
 }
 
 impl PythonOptions {
-    /// The environment of this id, run as usual.
+    /// The environment of this id, with default settings.
     #[must_use]
     pub fn new(id: impl Into<String>, args: Map<String, Value>, seed: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What user code prints: read as fast as it comes, logged, and its end kept for the day on which it is needed.
+//! What user code prints: read as fast as it comes and logged; its last lines are kept for error messages.
 //!
 //! Nothing that is printed can make the printer wait: lines that come too fast are counted instead of logged, and a
 //! line without an end is cut.
@@ -10,11 +10,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::Instant;
 use tracing::debug;
 
-/// Lines kept.
+/// Number of lines kept for error messages.
 const KEPT: usize = 50;
-/// Bytes of a line.
+/// Maximum length of a line, in bytes.
 const LINE: usize = 2000;
-/// Lines logged per second.
+/// Maximum number of lines logged per second.
 const LOGGED: u32 = 100;
 
 /// The last lines of a process.
@@ -38,7 +38,7 @@ impl OutputTail {
         lines.push_back(line);
     }
 
-    /// Reads to the end.
+    /// Reads the stream to its end.
     pub(super) async fn follow(self, worker: Arc<str>, mut stream: impl AsyncRead + Unpin) {
         let mut splitter = LineSplitter::default();
         let mut buffer = vec![0; 1 << 16];
@@ -64,7 +64,7 @@ impl OutputTail {
     }
 }
 
-/// Bytes to lines.
+/// Splits a stream of bytes into lines.
 #[derive(Default)]
 struct LineSplitter {
     open: Vec<u8>,

@@ -1,8 +1,8 @@
 //! The processes of one environment.
 //!
 //! A process that ends is replaced, after a pause that doubles, until too many have ended in too short a time; then the
-//! environment is given up with the last one's words. Every wait for a process ends with one or with those words. All
-//! processes are told to go when the pool is dropped.
+//! environment is given up with the last one's error. Every wait for a process ends with one or with that error. All
+//! processes end when the pool is dropped.
 
 use super::endpoint::ModelEndpoint;
 use super::message::EnvDescription;
@@ -24,16 +24,16 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{error, warn};
 
-/// Most processes that are started without being asked for by number.
+/// Limit of processes that start on demand, unless the config sets the number.
 const MOST_UNASKED: usize = 4;
-/// So many ends …
+/// More process exits than this …
 const MOST_ENDS: usize = 5;
-/// … within this time, for each slot, are too many.
+/// … within this time, in one slot, are too many.
 const WITHIN: Duration = Duration::from_secs(600);
 /// Pause before the first replacement.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why a process is not taken.
+/// Why a process is rejected.
 const OTHER_ROWS: &str = "its rows are not the same whenever it is loaded, so an item would be another task in each \
                           process. They depend on what cannot be set: random.SystemRandom, secrets, uuid4, \
                           os.urandom, the clock, numpy's default_rng imported by its name. Give `load_environment` a \
@@ -42,9 +42,9 @@ const OTHER_ROWS: &str = "its rows are not the same whenever it is loaded, so an
 /// All processes of an environment, on threads of their own.
 pub(super) struct WorkerPool {
     shared: Arc<PoolShared>,
-    /// Taken when it is dropped.
+    /// Taken when the pool is dropped.
     runtime: Option<Runtime>,
-    /// The host's files. Not with what its processes share: that ends in its own time.
+    /// The worker's files. Not part of the shared state, which is dropped at a later time.
     _files: WorkerFiles,
 }
 
@@ -54,13 +54,13 @@ struct PoolShared {
     profile: Arc<ModelProfile>,
     endpoint: Arc<ModelEndpoint>,
     slots: Vec<WorkerSlot>,
-    /// Of the rows of the first process that was loaded.
+    /// Digest of the rows of the first process that was loaded.
     digest: OnceLock<String>,
-    /// Changes whenever a slot does.
+    /// Changes whenever a slot changes.
     changed: watch::Sender<u64>,
 }
 
-/// Where one process works at a time.
+/// A slot for one process at a time.
 struct WorkerSlot {
     state: Mutex<SlotState>,
     /// Wakes an empty slot that is needed.
@@ -82,7 +82,7 @@ impl WorkerSlot {
 }
 
 impl WorkerPool {
-    /// Starts the processes that were asked for by number, or the first one, and waits for them.
+    /// Starts as many processes as the config asks for, or the first one, and waits for them.
     pub(super) fn start(
         options: PythonOptions,
         profile: ModelProfile,
@@ -132,7 +132,7 @@ impl WorkerPool {
         Ok((Self { shared, runtime: Some(runtime), _files: files }, description))
     }
 
-    /// All rows as people are shown them, from the first process.
+    /// All rows for display, from the first process.
     pub(super) fn rows(&self, description: &EnvDescription) -> Result<Vec<serde_json::Value>, EnvError> {
         const AT_ONCE: u64 = 256;
         let failed = |why| EnvError::Python { id: self.shared.options.id.clone(), why };
@@ -161,10 +161,10 @@ impl WorkerPool {
         }
     }
 
-    /// The process with the least to do. Starts another one if there is an empty slot and all have enough to do.
+    /// The least busy process. Starts another one if there is an empty slot and all are busy enough.
     ///
     /// # Errors
-    /// All have been given up; why.
+    /// All have been given up; the error is the cause.
     pub(super) async fn least_busy(&self) -> Result<Arc<WorkerProcess>, String> {
         let mut changed = self.shared.changed.subscribe();
         loop {
@@ -215,8 +215,8 @@ impl WorkerPool {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
-        // The keepers hold the workers; with the runtime goes everything that holds a process's input open, and the
-        // end of its input tells it to go.
+        // The keepers hold the workers. Dropping the runtime drops everything that holds a process's input open, and
+        // the process exits at the end of its input.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -247,7 +247,7 @@ impl PoolShared {
         self.changed.send_modify(|changes| *changes += 1);
     }
 
-    /// Keeps a slot filled, from the first time on which it is wanted.
+    /// Keeps a slot filled, from the first time that it is needed.
     async fn keep(shared: Arc<Self>, slot: usize, first: Option<Arc<WorkerProcess>>) {
         let mut budget = RestartBudget::default();
         let mut next = first;
@@ -286,14 +286,14 @@ impl PoolShared {
     }
 }
 
-/// How many more ends are borne.
+/// Recent exits of a slot, which limit its restarts.
 #[derive(Default)]
 struct RestartBudget {
     ends: VecDeque<Instant>,
 }
 
 impl RestartBudget {
-    /// The pause before a replacement; `None` if there is none.
+    /// The pause before a replacement; `None` if the budget is spent.
     fn spend(&mut self, now: Instant) -> Option<Duration> {
         self.ends.retain(|end| now.duration_since(*end) < WITHIN);
         self.ends.push_back(now);

@@ -1,4 +1,4 @@
-//! A process as the system sees it: its input, its group, and its end.
+//! A process as the operating system sees it: its input, its group, and its end.
 
 use super::frame::FrameError;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -9,13 +9,13 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Most frames that are written at a time.
+/// Maximum number of frames per write.
 const BATCH: usize = 64;
 
-/// Writes frames to a process as long as there are any. What waits is written together: it wakes the process once.
+/// Writes frames to a process until the channel closes. Queued frames are written together: that wakes it once.
 pub(super) async fn write(mut stdin: ChildStdin, mut frames: mpsc::Receiver<Vec<u8>>) {
-    // A process that no longer reads is dead or will be; its end is told elsewhere. When the worker is dropped, so is
-    // its queue of frames, and the end of its input tells the process to go.
+    // A process that no longer reads is dead or about to die; its end is reported elsewhere. When the worker is
+    // dropped, so is its queue of frames, and the process exits at the end of its input.
     let mut waiting = Vec::with_capacity(BATCH);
     while frames.recv_many(&mut waiting, BATCH).await > 0 {
         if stdin.write_all(&waiting.concat()).await.is_err() {
@@ -25,11 +25,11 @@ pub(super) async fn write(mut stdin: ChildStdin, mut frames: mpsc::Receiver<Vec<
     }
 }
 
-/// A process and all that it has started.
+/// A process and all its descendants.
 pub(super) struct ProcessGroup(pub Child);
 
 impl ProcessGroup {
-    /// Waits for the end, or brings it about; why it ended.
+    /// Waits for the process to end, or kills it; returns the cause.
     pub(super) async fn end(
         mut self,
         mut kill: mpsc::Receiver<String>,
@@ -37,7 +37,7 @@ impl ProcessGroup {
     ) -> String {
         let id = self.0.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let end_all = || {
-            // An error says that nobody is left.
+            // An error means that the group is empty.
             id.map(|id| kill_process_group(id, Signal::KILL))
         };
         tokio::pin!(reader);
@@ -60,7 +60,7 @@ impl ProcessGroup {
             }
         };
         end_all();
-        // Everything that it said before it ended is heard before its end is told.
+        // Everything that it wrote before it ended is read before its end is reported.
         if reading {
             drop(timeout(Duration::from_secs(1), reader).await);
         }

@@ -1,7 +1,7 @@
-//! Everything that the policy was asked and answered within one rollout.
+//! Every prompt and completion of the policy within one rollout.
 //!
-//! Tokens are never made from text twice: a prompt that goes on from an answer holds that answer's tokens as they were
-//! sampled, provided that its text is what the renderer would write anyway. Where the renderer writes history anew, as
+//! Tokens are never made from text twice: a prompt that continues a completion holds its tokens as they were
+//! sampled, provided that its text is what the renderer would write anyway. Where the renderer rewrites history, as
 //! those do that drop thoughts, the prompt is the renderer's, and the rollout becomes more than one datum.
 
 use super::model_profile::ModelProfile;
@@ -11,23 +11,23 @@ use minds_core::rollout::Turn;
 use minds_core::sampling::Completion;
 use std::collections::HashMap;
 
-/// The turns of a rollout, by the ids of their answers.
+/// The turns of a rollout, by the ids of their completions.
 #[derive(Default)]
 pub(super) struct RolloutRecord {
     turns: Vec<RecordedTurn>,
-    /// The answer in which each call of a tool stands.
+    /// Index of the completion that contains each tool call.
     calls: HashMap<String, usize>,
 }
 
 struct RecordedTurn {
     id: String,
-    /// What was said up to and including the answer; nothing where tokens were asked with.
+    /// The conversation up to and including the completion; empty if the prompt was given as tokens.
     conversation: Vec<Message>,
     turn: Turn,
 }
 
 impl RecordedTurn {
-    /// What was said before the answer. Where tokens were asked with, their text is what the user said.
+    /// The conversation before the completion. If the prompt was given as tokens, its text is the user message.
     fn opening(&self, profile: &ModelProfile) -> Vec<Message> {
         match self.conversation.split_last() {
             Some((_, before)) => before.to_vec(),
@@ -36,27 +36,27 @@ impl RecordedTurn {
     }
 }
 
-/// What a rollout is made of.
+/// The turns that a rollout consists of.
 #[derive(Debug)]
 pub(super) struct CountedTurns {
-    /// The conversation to which the first answer was given.
+    /// The conversation before the first completion.
     pub opening: Vec<Message>,
-    /// The answers that count.
+    /// The turns that count, in sampling order.
     pub turns: Vec<Turn>,
 }
 
 impl RolloutRecord {
-    /// Answers so far.
+    /// Number of completions so far.
     pub(super) fn len(&self) -> usize {
         self.turns.len()
     }
 
-    /// The text of the answer in which a call stands.
+    /// The text of the completion that contains a tool call.
     pub(super) fn text_of_call(&self, call: &str) -> Option<String> {
         self.calls.get(call).map(|at| self.turns[*at].turn.text.clone())
     }
 
-    /// Remembers in which answer a call stands.
+    /// Remembers which completion contains a tool call.
     pub(super) fn remember_call(&mut self, call: &str) {
         self.calls.insert(call.into(), self.turns.len() - 1);
     }
@@ -76,7 +76,7 @@ impl RolloutRecord {
             .unwrap_or(written)
     }
 
-    /// Takes an answer down; its text.
+    /// Records a completion and returns its text.
     pub(super) fn add(
         &mut self,
         profile: &ModelProfile,
@@ -99,11 +99,11 @@ impl RolloutRecord {
         parsed.text
     }
 
-    /// The turns of these answers, in the order in which they were given, and the conversation before the first of them;
-    /// all turns if no ids are told.
+    /// The turns of these completions, in sampling order, and the conversation before the first of
+    /// them; all turns if `ids` is `None`.
     ///
     /// # Errors
-    /// An id that was never given.
+    /// An id that is not in the record.
     pub(super) fn counted(
         self,
         profile: &ModelProfile,
@@ -122,7 +122,7 @@ impl RolloutRecord {
     }
 }
 
-/// The prompt `messages` as a continuation of an answer, token for token; `None` if its text would not be `written`.
+/// The prompt `messages` as a continuation of a completion, token for token; `None` if its text would not be `written`.
 fn continued(
     profile: &ModelProfile,
     before: &Turn,
@@ -132,7 +132,7 @@ fn continued(
 ) -> Option<Vec<Token>> {
     let tail = after_answer(profile, messages, answered - 1);
     let sampled = &before.completion.tokens;
-    // The answer ends with its stop, with which what follows begins, too.
+    // The completion ends with its stop, which is also the start of what follows.
     let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
     let tokens = [&before.prompt[..], sampled, &tail[overlap..]].concat();
     let same = tokens == written || profile.tokenizer.decode(&tokens) == profile.tokenizer.decode(written);

@@ -1,4 +1,4 @@
-//! Answers that were given before, given again.
+//! Replays completions that were sampled before.
 
 use async_trait::async_trait;
 use minds_core::rollout::Turn;
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// A sampler that knows what it will say.
+/// A sampler that returns recorded completions in order.
 pub(super) struct ReplaySampler {
     answers: Mutex<VecDeque<Completion>>,
     exhausted: AtomicBool,
@@ -20,7 +20,7 @@ impl ReplaySampler {
         Self { answers: Mutex::new(answers), exhausted: false.into() }
     }
 
-    /// Whether more was asked than had been given.
+    /// Whether more completions were requested than recorded.
     pub(super) fn is_exhausted(&self) -> bool {
         self.exhausted.load(Relaxed)
     }

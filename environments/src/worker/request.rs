@@ -13,10 +13,10 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-/// A question that is not answered, by what the asker can do about it.
+/// A request that failed, by what the requester can do about it.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub(super) enum WorkerRequestError {
-    /// The words are those by which programs of the field recognise this case.
+    /// The message is the one by which client programs recognize this case.
     #[error(
         "This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens."
     )]
@@ -55,39 +55,39 @@ impl From<RewardError> for WorkerRequestError {
     }
 }
 
-/// A request for the policy's next answer.
+/// A request for the policy's next completion.
 #[derive(Debug)]
 pub(super) enum CompletionRequest {
-    /// To a conversation.
+    /// Prompt given as a conversation.
     Chat { messages: Vec<ChatMessage>, tools: Vec<Value>, draw: SamplingOverrides },
-    /// To a text.
+    /// Prompt given as plain text.
     Text { text: String, draw: SamplingOverrides },
-    /// To tokens.
+    /// Prompt given as tokens.
     Tokens { tokens: Vec<Token>, draw: SamplingOverrides },
 }
 
-/// Who waits for an answer.
+/// Where the response goes.
 pub(super) enum Requester {
-    /// User code, by its call.
+    /// User code, by its call id.
     Worker(u64),
     /// A program that speaks HTTP.
     Http(oneshot::Sender<Result<Value, WorkerRequestError>>),
 }
 
-/// A question with its result.
+/// A finished request with its result.
 pub(super) struct CompletedRequest {
     pub requester: Requester,
     pub result: Result<RequestOutput, WorkerRequestError>,
 }
 
-/// What came out of a question.
+/// Output of a successful request.
 pub(super) enum RequestOutput {
-    /// An answer of the policy.
+    /// A completion of the policy.
     Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, has_tools: bool },
-    /// A borrowed adapter.
+    /// A leased shadow adapter.
     Adapter(AdapterLease),
-    /// Weights made from one.
+    /// Weights exported from a leased adapter.
     Weights(Arc<dyn SamplingBackend>),
-    /// Anything else.
+    /// Any other output, as JSON.
     Value(Value),
 }

@@ -1,7 +1,7 @@
 //! Answers the requests of one rollout.
 //!
-//! A question becomes a future over the weights of the rollout's session; its result is taken down when it is there. What
-//! user code asks aside, such as log-probs in a reward, is answered and not taken down.
+//! A request becomes a future over the weights of the rollout's session; its result is recorded when it is there. Other
+//! requests of user code, such as logprobs in a reward, are answered and not recorded.
 
 use super::message::{WeightsSource, WorkerDatum, WorkerRequest};
 use super::model_profile::ModelProfile;
@@ -21,13 +21,13 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Most answers in one rollout.
+/// Maximum number of completions in one rollout.
 const MOST_TURNS: usize = 512;
 
-/// Work on a question.
+/// Future of a request in progress.
 pub(super) type RequestFuture<'a> = BoxFuture<'a, Result<RequestOutput, WorkerRequestError>>;
 
-/// The way to weights beside those that play, or to nothing for these.
+/// Resolves to weights other than the policy's, or to `None` for the policy.
 type WeightsFuture<'w> = BoxFuture<'w, Result<Option<Arc<dyn SamplingBackend>>, WorkerRequestError>>;
 
 /// Answers the requests of one rollout.
@@ -38,7 +38,7 @@ pub(super) struct RequestHandler<'a> {
     adapter: Option<AdapterLease>,
     weights: HashMap<u64, Arc<dyn SamplingBackend>>,
     failed: Option<String>,
-    /// The last question that the context could not hold.
+    /// The last request that the context could not hold.
     too_long: Option<WorkerRequestError>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> RequestHandler<'a> {
         Self { profile, rollout, record, adapter: None, weights, failed: None, too_long: None }
     }
 
-    /// How the run draws answers, in the words of the field.
+    /// The run's sampling parameters, under the common API names.
     pub(super) fn sampling(&self) -> Value {
         let usual = &self.profile.sampling;
         let mut all = json!({
@@ -64,12 +64,12 @@ impl<'a> RequestHandler<'a> {
         all
     }
 
-    /// What the service last failed at, if it did.
+    /// The last failure of the service, if any.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failed.as_deref()
     }
 
-    /// What the rollout is made of, at least one turn.
+    /// The turns that the rollout consists of, at least one.
     pub(super) fn counted(self, ids: Option<&[String]>) -> Result<CountedTurns, String> {
         let counted = self.record.counted(self.profile, ids)?;
         if counted.turns.is_empty() {
@@ -79,7 +79,7 @@ impl<'a> RequestHandler<'a> {
         Ok(counted)
     }
 
-    /// Work whose result comes back with its asker. It is given up when the asker goes.
+    /// Adds the requester to a request's result. The request is canceled when the requester is gone.
     pub(super) fn with_requester<'w>(
         &self,
         requester: Requester,
@@ -100,7 +100,7 @@ impl<'a> RequestHandler<'a> {
         .boxed()
     }
 
-    /// Work on a question for the policy's next answer.
+    /// Starts a request for the policy's next completion.
     pub(super) fn complete<'w>(
         &mut self,
         question: CompletionRequest,
@@ -143,7 +143,7 @@ impl<'a> RequestHandler<'a> {
         .boxed())
     }
 
-    /// Work on a question of user code.
+    /// Starts a request of user code.
     pub(super) fn serve<'w>(
         &mut self,
         op: WorkerRequest,
@@ -242,7 +242,7 @@ impl<'a> RequestHandler<'a> {
         }
     }
 
-    /// Takes a result down and puts it into words.
+    /// Records a result and converts it to a response.
     pub(super) fn record_result(
         &mut self,
         result: Result<RequestOutput, WorkerRequestError>,
@@ -308,7 +308,7 @@ impl<'a> RequestHandler<'a> {
             .ok_or_else(|| WorkerRequestError::Invalid("no adapter has been borrowed".into()))
     }
 
-    /// Weights beside those that play, or nothing for these.
+    /// Weights other than the policy's, or `None` for the policy.
     fn weights<'w>(
         &self,
         source: WeightsSource,
@@ -329,7 +329,7 @@ impl<'a> RequestHandler<'a> {
     }
 }
 
-/// Samples that can be trained.
+/// Completions that can be trained.
 fn checked(response: SampleResponse, count: usize) -> Result<Vec<Completion>, WorkerRequestError> {
     let sequences = response.sequences;
     if sequences.len() != count {

@@ -1,7 +1,8 @@
 //! One rollout, from the moment it is handed to a process until its result is there.
 //!
-//! All that the rollout asks, over the pipe or over HTTP, is answered and taken down here, by the weights of its session.
-//! It ends within its limit, in which waits for the service do not count: what does not listen to its cancellation is killed. Dropping the future gives it up.
+//! All requests of the rollout, over the pipe or over HTTP, are answered here by the weights of its session, and
+//! recorded. It ends within its limit, in which waits for the service do not count: one that ignores its
+//! cancellation is killed. Dropping the future gives it up.
 
 use super::clock::{ClockHold, RolloutClock};
 use super::endpoint::ModelEndpoint;
@@ -25,22 +26,22 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-/// How long a cancelled rollout has for its clean-up.
+/// How long a canceled rollout has for its clean-up.
 const GRACE: Duration = Duration::from_secs(2);
-/// Most questions of a rollout that are under way at a time.
+/// Maximum number of concurrent requests of a rollout.
 const MAX_PENDING_REQUESTS: usize = 256;
-/// Most questions of a rollout: time that the service takes is not counted, so a loop without an end must end here.
+/// Maximum number of requests of a rollout: time of the service is not counted, so an endless loop must end here.
 const MAX_REQUESTS: usize = 16_384;
-/// More time for a rollout whose process is held up.
+/// Extra time for a rollout whose process is stalled.
 const STALL_EXTENSION: Duration = Duration::from_secs(5);
-/// How long one that does not listen may go on before its process is killed.
+/// How long a rollout may ignore its cancellation before its process is killed.
 const KILL_AFTER: Duration = Duration::from_secs(60);
 
-/// What is played, and where.
+/// A rollout and the process that runs it.
 pub(super) struct WorkerRollout<'a> {
     pub name: String,
     pub group: &'a str,
-    /// Rollouts of the group that are judged together.
+    /// Number of rollouts of the group whose rewards are compared.
     pub members: usize,
     pub item: u64,
     pub worker: Arc<WorkerProcess>,
@@ -71,7 +72,7 @@ impl RolloutLimits {
     }
 }
 
-/// An answer that the service owes to a rollout.
+/// A response that the service owes to a rollout.
 struct PendingResponse {
     worker: Arc<WorkerProcess>,
     _clock: ClockHold,
@@ -91,7 +92,7 @@ impl Drop for PendingResponse {
 }
 
 impl WorkerRollout<'_> {
-    /// Plays it.
+    /// Runs the rollout to its end, within its time limit.
     pub(super) async fn run(
         self,
         handler: RequestHandler<'_>,
@@ -179,14 +180,14 @@ impl WorkerRollout<'_> {
             return Err(RewardError::Environment(self.worker.exit_cause().await));
         };
         let report = result.map_err(|error| match handler.failure() {
-            // What the service did to the rollout explains what user code says about it.
+            // The failure of the service explains the error that user code raised.
             Some(why) => RewardError::Service(format!(
                 "{why}; the environment then raised {}: {}",
                 error.r#type, error.message
             )),
             None => unreachable::reward_error(&error),
         })?;
-        // A reward of nothing that counts is no reward, and why nothing does explains it.
+        // A reward without counted turns is invalid, and the reason for that explains it.
         let CountedTurns { opening, turns } =
             handler.counted(report.responses.as_deref()).map_err(RewardError::Environment)?;
         let score = self.score(&report)?;
@@ -199,7 +200,7 @@ impl WorkerRollout<'_> {
         Ok(SessionRollout { turns, opening: opening.into(), score })
     }
 
-    /// Work during which the clock stands.
+    /// Wraps a request so that the clock stops until it is done.
     fn hold_clock<'w>(
         &self,
         clock: &Arc<RolloutClock>,
@@ -218,7 +219,7 @@ impl WorkerRollout<'_> {
                 };
                 self.worker.send(&ToWorker::Answer { call, ok, error }).await;
             }
-            // Whoever asked may have gone.
+            // The requester may be gone.
             Requester::Http(answer) => drop(answer.send(result)),
         }
     }
@@ -273,22 +274,22 @@ impl RolloutRegistration {
         ToWorker::Cancel { rollout: &self.name, group: &self.group }
     }
 
-    /// Waits for the end; whatever else it says is not heard.
+    /// Waits for the end of the rollout and ignores its other events.
     async fn ended(&mut self) {
         while !matches!(self.events.recv().await, Some(WorkerEvent::Done(_)) | None) {}
     }
 
-    /// Keeps the permit of a rollout that does not listen until it ends or its process is killed.
+    /// Keeps the permit of a rollout that ignores its cancellation until it ends or its process is killed.
     async fn give_up(mut self, cancelled: Instant, permit: OwnedSemaphorePermit) {
         debug!(rollout = self.name, "does not listen to its cancellation");
         let worker = self.worker.clone();
         let cause = format!("the rollout {} could not be cancelled", self.name);
-        // A blocked event loop serves nobody.
+        // A blocked event loop cannot run other rollouts.
         if worker.loop_stalled_since(cancelled).await {
             worker.kill(cause);
             return;
         }
-        // One that turns serves others meanwhile.
+        // A running event loop still serves other rollouts.
         worker.clone().spawn(async move {
             if tokio::time::timeout(KILL_AFTER, self.ended()).await.is_err() {
                 worker.kill(cause);

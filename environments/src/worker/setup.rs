@@ -1,6 +1,6 @@
-//! Where the host's files lie, which interpreter runs them, and what a process is given.
+//! The location of the worker's files, the interpreter that runs them, and the variables of a process.
 //!
-//! A process gets the variables of a list and those that the config names, never all: what is not in the list cannot
+//! A process gets the variables of a list and those that the config names, never all: one outside the list cannot
 //! leak, least of all the service's key. The probe for a module gets the same
 //! variables as the process that imports it, so that both find the same module.
 
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// The host, as it is shipped.
+/// Source files of the worker, embedded in the binary.
 const FILES: [(&str, &str); 12] = [
     ("__init__.py", include_str!("../../python/minds_host/__init__.py")),
     ("randomness.py", include_str!("../../python/minds_host/randomness.py")),
@@ -31,11 +31,11 @@ const FILES: [(&str, &str); 12] = [
     ("wire.py", include_str!("../../python/minds_host/wire.py")),
 ];
 
-/// The host's folder leaves the path of imports before user code is found.
+/// The worker's folder leaves the import path before user code is found.
 const START: &str = "import sys; sys.path.insert(0, sys.argv[1]); from minds_host import main; \
                      sys.path.remove(sys.argv[1]); main.main()";
 
-/// Ends with 0 if there is a module of this name; it is not imported.
+/// Exits with 0 if there is a module of this name, without importing it.
 const FIND: &str = "import sys; import importlib.util as u; \
                     sys.exit(u.find_spec(sys.argv[1].split('.')[0]) is None)";
 
@@ -74,7 +74,7 @@ const PASSED: [&str; 31] = [
     "NLTK_DATA",
 ];
 
-/// Settings that keep libraries from drawing bars and from taking every core, and sets of texts in one order everywhere.
+/// Settings that turn off progress bars, limit libraries to fewer cores, and fix the order of sets of texts.
 const SET: [(&str, &str); 8] = [
     ("PYTHONHASHSEED", "0"),
     ("PYTHONUNBUFFERED", "1"),
@@ -86,23 +86,23 @@ const SET: [(&str, &str); 8] = [
     ("OPENBLAS_NUM_THREADS", "1"),
 ];
 
-/// Hosts that are asked without a proxy, under both names that libraries read.
+/// Variables that list hosts without a proxy, under both names that libraries read.
 const SPARED: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
-/// What is loaded, and by what.
+/// The module to load, and the interpreter and variables for it.
 #[derive(Debug)]
 pub(super) struct WorkerSetup {
     folder: PathBuf,
     interpreter: PathBuf,
     /// A folder that must be importable, if the environment was named by its path.
     pub(super) path: Option<String>,
-    /// The module.
+    /// Importable name of the module.
     pub(super) module: String,
     variables: WorkerVariables,
 }
 
 impl WorkerSetup {
-    /// Writes the host's files and finds module and interpreter. The files are there as long as the folder is held.
+    /// Writes the worker's files and finds module and interpreter. The files exist as long as the folder is held.
     pub(super) fn new(options: &PythonOptions) -> Result<(Self, WorkerFiles), EnvError> {
         let failed = |error: std::io::Error| EnvError::WorkerSetup(error.to_string());
         let folder = WorkerFiles::create().map_err(failed)?;
@@ -122,7 +122,7 @@ impl WorkerSetup {
         self.interpreter.display().to_string()
     }
 
-    /// A process in a group of its own.
+    /// A command that starts a process in its own group.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.interpreter);
         command
@@ -144,7 +144,7 @@ fn of_this_process(name: &str) -> Option<OsString> {
 
 type WorkerVariables = BTreeMap<String, OsString>;
 
-/// What a process is given, of what `read` finds.
+/// Selects the variables of a process from those that `read` finds.
 fn variables(pass_env: &[String], read: impl Fn(&str) -> Option<OsString>) -> WorkerVariables {
     let names = PASSED.into_iter().chain(pass_env.iter().map(String::as_str));
     let passed = names.filter_map(|name| Some((name.to_owned(), read(name)?)));
@@ -154,7 +154,7 @@ fn variables(pass_env: &[String], read: impl Fn(&str) -> Option<OsString>) -> Wo
     variables
 }
 
-/// Where there is a proxy, takes this machine out of it: there a process asks for the policy.
+/// Excludes this machine from a configured proxy: processes reach the policy's endpoint on it.
 fn spare_this_machine(variables: &mut WorkerVariables) {
     if !variables
         .keys()
@@ -170,7 +170,7 @@ fn spare_this_machine(variables: &mut WorkerVariables) {
             hosts.push(host);
         }
     }
-    // Libraries understand this one only if it stands alone.
+    // Libraries understand `*` only if it stands alone.
     let hosts = if hosts.contains(&"*") { "*".to_owned() } else { hosts.join(",") };
     variables.extend(SPARED.map(|name| (name.to_owned(), hosts.clone().into())));
 }

@@ -1,4 +1,4 @@
-//! Tools as text: how a model is told of them, how its calls are read, and how results come back.
+//! Tools as text: how the prompt describes them, how calls are parsed, and how results come back.
 //!
 //! The form is the one that Qwen's models were trained with (`<tools>`, `<tool_call>`, `<tool_response>`); written into
 //! ordinary messages, it works under every renderer.
@@ -39,7 +39,7 @@ fn spaced(value: &Value) -> String {
     String::from_utf8(bytes).expect("JSON is UTF-8")
 }
 
-/// What the system message says of tools.
+/// The text about tools in the system message.
 fn announcement(tools: &[Value]) -> String {
     let list: Vec<String> = tools.iter().map(spaced).collect();
     format!(
@@ -51,7 +51,7 @@ fn announcement(tools: &[Value]) -> String {
     )
 }
 
-/// Chat messages of the field as ours. `said` gives the text of an answer that was given before, by one of its calls.
+/// Converts chat messages from the common form. `said` gives the text of an earlier completion, by one of its calls.
 pub(super) fn messages(
     all: &[ChatMessage],
     tools: &[Value],
@@ -69,7 +69,7 @@ pub(super) fn messages(
             }
             "tool" => {
                 let response = format!("<tool_response>\n{content}\n</tool_response>");
-                // Results that follow each other are one turn of the user.
+                // Consecutive results are one user turn.
                 match found.last_mut() {
                     Some(last) if last.role == Role::User && last.content.ends_with("</tool_response>") => {
                         last.content = format!("{}\n{response}", last.content);
@@ -112,15 +112,15 @@ fn text(content: &Value) -> String {
     }
 }
 
-/// The type of the first part of a message that is no text, if there is one.
+/// The type of the first part of a message that is not text, if there is one.
 pub(super) fn no_text(all: &[ChatMessage]) -> Option<&str> {
     let mut parts = all.iter().filter_map(|message| message.content.as_array()).flatten();
     let part = parts.find(|part| !part.is_string() && !part["text"].is_string())?;
     Some(part["type"].as_str().unwrap_or("unknown"))
 }
 
-/// The calls in an answer, and the text before them. What looks like a call and cannot be read stays text. `id` names
-/// the answer, and so its calls.
+/// The calls in a completion, and the text before them. An unreadable call stays text. `id` names
+/// the completion, and so its calls.
 pub(super) fn calls(answer: &str, id: &str) -> (String, Vec<ToolCall>) {
     let mut calls = Vec::new();
     let mut rest = answer;

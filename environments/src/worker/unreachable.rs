@@ -1,12 +1,12 @@
 //! Exceptions of user code that say that a service could not answer: a grader behind an HTTP API, for example.
 //!
-//! Neither the rollout nor the environment is at fault then, and the group is played again later. What libraries raise is
-//! known by name here; an exception that user code makes of them is one of its own.
+//! Neither the rollout nor the environment is at fault then, and the group is resampled later. Exceptions of libraries
+//! are known by name here; an exception that user code makes of them is one of its own.
 
 use super::message::PythonError;
 use minds_core::reward::RewardError;
 
-/// No connection, or one that broke: those of Python, httpx, requests, urllib3, aiohttp and the clients of OpenAI and
+/// No connection, or a broken one: errors of Python, httpx, requests, urllib3, aiohttp and the clients of OpenAI and
 /// Anthropic.
 const NO_CONNECTION: &[&str] = &[
     "APIConnectionError",
@@ -32,14 +32,14 @@ const NO_CONNECTION: &[&str] = &[
     "URLError",
 ];
 
-/// An answer that the service is overloaded or has failed.
+/// The service reports that it is overloaded or has failed.
 const NO_SERVICE: &[&str] =
     &["InternalServerError", "OverloadedError", "RateLimitError", "ServiceUnavailableError"];
 
-/// An answer of any status, which the message names.
+/// A response of any status, which the message contains.
 const ANY_STATUS: &[&str] = &["APIStatusError", "ClientResponseError", "HTTPError", "HTTPStatusError"];
 
-/// Why a rollout whose code raised this has no reward.
+/// The reward error of a rollout whose code raised this.
 pub(super) fn reward_error(error: &PythonError) -> RewardError {
     let name = error.r#type.rsplit('.').next().unwrap_or_default();
     let unreachable = NO_CONNECTION.contains(&name)
@@ -54,7 +54,7 @@ pub(super) fn reward_error(error: &PythonError) -> RewardError {
     }
 }
 
-/// Whether the first status in the text is one with which a service says that it cannot answer now.
+/// Whether the first status in the text means that the service is unavailable for now.
 fn says_unavailable(message: &str) -> bool {
     let statuses = message.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| word.len() == 3);
     let status =

@@ -1,14 +1,14 @@
-//! Whether items differ: an environment whose chance was set too early shows one prompt for ever.
+//! Whether items differ: an environment that fixes its random seed too early shows one prompt forever.
 
 use minds_core::environment::SessionRollout;
 use minds_core::ids::Token;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Items that are looked at.
+/// Number of items that are checked.
 pub(super) const CHECKED_ITEMS: usize = 20;
 
-/// The prompts of the first items that were played.
+/// The prompts of the first items that were sampled.
 #[derive(Default)]
 pub(super) struct PromptVariety {
     seen: Mutex<SeenPrompts>,
@@ -18,7 +18,7 @@ pub(super) struct PromptVariety {
 struct SeenPrompts {
     items: HashSet<u64>,
     prompt: Option<Arc<[Token]>>,
-    /// Nothing more is looked at.
+    /// Whether the check has finished.
     is_settled: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The folder of the host's files, for as long as a run needs it.
+//! The folder of the worker's files, for as long as a run needs it.
 //!
 //! A lock marks it as in use. Runs that share a folder for temporary files, in containers of their own or on a
 //! system without `/proc`, see each other's locks where they would not see each other's processes. Where locks are not
@@ -9,15 +9,15 @@ use std::io;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// With which the names of all such folders begin.
+/// Common prefix of the names of these folders.
 const PREFIX: &str = "minds-host-";
-/// Locked by the run that needs the folder.
+/// File that the run locks while it needs the folder.
 const LOCK: &str = "lock";
 
 /// A folder that is removed when this is dropped.
 pub(super) struct WorkerFiles {
     dir: TempDir,
-    /// Released behind the removal.
+    /// Released after the folder is removed.
     _lock: File,
 }
 
@@ -51,7 +51,7 @@ fn sweep(temp: &Path) {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        // Some network file systems lock only what may be written.
+        // Some network file systems lock only writable files.
         let lock = OpenOptions::new().write(true).open(entry.path().join(LOCK));
         if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
             drop(std::fs::remove_dir_all(entry.path()));

@@ -1,8 +1,8 @@
-//! One living process: what it is told, what it says, and how it ends.
+//! One live process: what it receives, what it sends, and how it ends.
 //!
-//! Whatever a process does, everybody who waits for it hears of its end, with its last words. It ends by itself, when
-//! it lies, when it gives no sign of life although its signs do not depend on user code, or when it is killed; and with
-//! it ends everything that it has started.
+//! Whatever a process does, every task that waits for it gets its exit cause and its last output. It ends by itself,
+//! when it breaks the protocol, when it sends no heartbeat although heartbeats do not depend on user code, or when it
+//! is killed; all processes that it has started end with it.
 
 use super::endpoint;
 use super::frame::{self, FrameError};
@@ -25,22 +25,22 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{debug, warn};
 
-/// Between two questions for a sign of life.
+/// Interval between two requests for a heartbeat.
 const BEAT: Duration = Duration::from_secs(5);
-/// Without a sign of life for so long, a process is taken for hung. Its signs need no event loop, only a moment in
+/// Without a heartbeat for this long, a process counts as hung. Its heartbeats need no event loop, only a moment in
 /// which no C code holds the interpreter.
 const SILENCE: Duration = Duration::from_secs(120);
-/// An event loop that is blocked for so long is worth a warning.
+/// An event loop that is blocked for this long is worth a warning.
 const STANDSTILL: Duration = Duration::from_secs(30);
-/// An event loop that has not turned for so long stands still: it turns twice a second when nothing else is to do.
+/// An event loop that has not turned for this long counts as blocked: it turns twice a second when idle.
 const BLOCKED: Duration = Duration::from_secs(2);
-/// Frames that may wait to be written.
+/// Maximum number of frames in the write queue.
 const MAX_QUEUED_FRAMES: usize = 1024;
 
-/// What a rollout hears from its process.
+/// Events of a rollout that its process reports.
 #[derive(Debug)]
 pub(super) enum WorkerEvent {
-    /// User code asks something.
+    /// A request of user code, with its call id.
     Request(u64, WorkerRequest),
     /// The rollout is compared with others of its group, or waits for that.
     Phase(GroupPhase),
@@ -48,26 +48,26 @@ pub(super) enum WorkerEvent {
     Done(Result<RolloutReport, PythonError>),
 }
 
-/// Why a process did not come to life.
+/// Why a process did not start.
 #[derive(Debug)]
 pub(super) enum WorkerStartError {
     /// There is no module of that name.
     NoModule,
-    /// Everything else, in words.
+    /// Any other cause, in words.
     Failed(String),
 }
 
-/// Rows of the data, or why there are none.
+/// Rows of the data, or the exception that prevented them.
 type RowsResult = Result<Vec<Value>, PythonError>;
 
-/// A process with an environment.
+/// A process that has loaded an environment.
 pub(super) struct WorkerProcess {
     pub(super) name: Arc<str>,
-    /// Rollouts that may still be played at the same time.
+    /// Permits for rollouts that run at the same time.
     pub(super) permits: Arc<Semaphore>,
-    /// Rollouts that are played or wait for a permit.
+    /// Number of rollouts that run or wait for a permit.
     pub(super) assigned: AtomicUsize,
-    /// Answers that the service owes to its rollouts.
+    /// Number of responses that the service owes to its rollouts.
     pub(super) pending_responses: AtomicUsize,
     profile: Arc<ModelProfile>,
     frames: mpsc::Sender<Vec<u8>>,
@@ -75,26 +75,26 @@ pub(super) struct WorkerProcess {
     calls: Mutex<HashMap<u64, oneshot::Sender<RowsResult>>>,
     next_call: AtomicU64,
     kill: mpsc::Sender<String>,
-    /// Whether it has been killed, though it may not have ended yet.
+    /// Whether a kill was requested, though it may not have ended yet.
     kill_requested: AtomicBool,
-    /// Where its own tasks run, which outlive those of the rollouts.
+    /// Runtime of its own tasks, which outlive those of the rollouts.
     runtime: Handle,
     exit: watch::Receiver<Option<Arc<str>>>,
-    /// What its programs show where they ask over HTTP. Never printed.
+    /// Token that its programs present in HTTP requests. Never logged.
     token: String,
     heartbeat: watch::Sender<Heartbeat>,
 }
 
-/// Signs of life.
+/// Heartbeats of the process and its event loop.
 struct Heartbeat {
-    /// When it last said anything.
+    /// When its last message arrived.
     heard: Instant,
-    /// How many of its answers to a beat have come, and when its event loop had last turned by the newest of them.
+    /// Number of heartbeats received, and when its event loop had last turned by the newest of them.
     beats: u64,
     turned: Instant,
 }
 
-/// What a process is started with.
+/// Settings for starting a process.
 pub(super) struct WorkerLaunch<'a> {
     pub setup: &'a WorkerSetup,
     pub args: &'a Map<String, Value>,
@@ -151,7 +151,7 @@ impl WorkerProcess {
         let watched = Arc::downgrade(&worker);
         tokio::spawn(async move {
             let cause = group.end(killed, reader).await;
-            // What it printed last may still be on its way; a child that it left behind may hold the pipe open.
+            // Its last output may still be on its way; a child that it left behind may hold the pipe open.
             drop(timeout(Duration::from_secs(1), output).await);
             let last = tail.text();
             let cause = if last.is_empty() { cause } else { format!("{cause}; its last lines:\n{last}") };
@@ -180,7 +180,7 @@ impl WorkerProcess {
         Err(described)
     }
 
-    /// Tells the process something; if it is dead, nobody hears it.
+    /// Sends a message to the process; has no effect if the process is dead.
     pub(super) async fn send(&self, message: &ToWorker<'_>) {
         match frame::encode(message) {
             Some(frame) => drop(self.frames.send(frame).await),
@@ -188,26 +188,26 @@ impl WorkerProcess {
         }
     }
 
-    /// Tells it something without waiting for room.
+    /// Sends a message without waiting for space in the queue; drops it if the queue is full.
     pub(super) fn try_send(&self, message: &ToWorker<'_>) {
         if let Some(frame) = frame::encode(message) {
             drop(self.frames.try_send(frame));
         }
     }
 
-    /// Events of a rollout, until it is left out again.
+    /// Events of a rollout, until it is unregistered.
     pub(super) fn register(&self, rollout: &str) -> mpsc::Receiver<WorkerEvent> {
         let (sender, events) = mpsc::channel(64);
         lock(&self.rollouts).insert(rollout.into(), sender);
         events
     }
 
-    /// Whoever still asks for this rollout is told that it is over.
+    /// Later requests of this rollout get an error: the rollout is over.
     pub(super) fn unregister(&self, rollout: &str) {
         lock(&self.rollouts).remove(rollout);
     }
 
-    /// Rows of the data.
+    /// Rows of the data from `start`, at most `count`.
     pub(super) async fn rows(&self, start: u64, count: u64) -> Result<Vec<Value>, String> {
         let call = self.next_call.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
@@ -220,20 +220,20 @@ impl WorkerProcess {
         }
     }
 
-    /// Ends the process and all that it has started.
+    /// Kills the process and all that it has started.
     pub(super) fn kill(&self, cause: String) {
         self.kill_requested.store(true, Relaxed);
         self.permits.close();
-        // One cause is enough.
+        // The first cause is kept.
         drop(self.kill.try_send(cause));
     }
 
-    /// What its programs show where they ask over HTTP.
+    /// Token that its programs present in HTTP requests.
     pub(super) fn token(&self) -> &str {
         &self.token
     }
 
-    /// Asks whether its event loop has stood still since then. One that cannot say so at once is not said to have.
+    /// Whether its event loop has been blocked since `moment`. One that cannot answer at once counts as not blocked.
     pub(super) async fn loop_stalled_since(&self, moment: Instant) -> bool {
         let mut heartbeat = self.heartbeat.subscribe();
         let before = heartbeat.borrow_and_update().beats;
@@ -242,7 +242,7 @@ impl WorkerProcess {
         matches!(timeout(Duration::from_secs(1), answer).await, Ok(Ok(heartbeat)) if heartbeat.turned < moment)
     }
 
-    /// Whether its event loop stands still while the service owes an answer to one of its rollouts: a blocking call on
+    /// Whether its event loop is blocked while the service owes a response to one of its rollouts: a blocking call on
     /// the loop holds up all of them.
     pub(super) async fn is_stalled(&self) -> bool {
         let turning = Instant::now().checked_sub(BLOCKED);
@@ -253,7 +253,7 @@ impl WorkerProcess {
             }
     }
 
-    /// Waits for the end of the process.
+    /// Waits for the process to end and returns the cause.
     pub(super) async fn exit_cause(&self) -> String {
         let mut exit = self.exit.clone();
         let cause = match exit.wait_for(Option::is_some).await {
@@ -268,7 +268,7 @@ impl WorkerProcess {
         self.kill_requested.load(Relaxed) || self.exit.borrow().is_some()
     }
 
-    /// Work that goes on when the rollout that it is for has been given up.
+    /// Runs a task that continues after its rollout has been given up.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         drop(self.runtime.spawn(work));
     }
@@ -333,7 +333,7 @@ impl WorkerProcess {
         Ok(())
     }
 
-    /// Questions about text are answered here; those to the weights by the rollout that asks.
+    /// Requests about text are answered here; requests to the weights by their rollout.
     async fn handle_request(&self, call: u64, rollout: Option<&str>, op: WorkerRequest) {
         if let Some(answer) = self.profile.answer_text_request(&op) {
             self.send(&ToWorker::Answer { call, ok: Some(answer), error: None }).await;

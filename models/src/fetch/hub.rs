@@ -1,8 +1,8 @@
 //! Fetches a model folder from the Hugging Face hub.
 //!
-//! Files lie as the hub's own client lays them, in `models--<owner>--<name>/snapshots/<commit>`. A fetch that was cut off
-//! resumes: whole files are kept, and a part continues where it ended. The config comes first, so that a model that
-//! cannot be used is refused before its weights are fetched.
+//! Files have the layout of the hub's own client, `models--<owner>--<name>/snapshots/<commit>`. An interrupted fetch
+//! resumes: complete files are kept, and a partial file continues where it ended. The config is fetched first, so that
+//! an unsupported model is refused before its weights are fetched.
 
 use super::{FetchFailure, FetchProgress, FetchStep, attempt, hub_folder};
 use crate::bounded_file::read_small;
@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const ENDPOINT: &str = "https://huggingface.co";
-/// An unreachable hub should be noticed while someone still watches.
+/// Short, so that an unreachable hub is reported soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of silence, not of the whole transfer.
+/// Maximum time without data, not for the whole transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const CONFIG: &str = "config.json";
 const TEXT_FILES: [&str; 5] =
@@ -49,7 +49,7 @@ pub(super) fn fetch(
     })
 }
 
-/// Fetches everything but the weights and returns the snapshot folder; the network may be of any kind.
+/// Fetches everything but the weights and returns the snapshot folder; the architecture may be unsupported.
 pub(super) fn fetch_text(
     name: &str,
     root: &Path,
@@ -64,7 +64,7 @@ pub(super) fn fetch_text(
     })
 }
 
-/// Removes what the hub has delivered of a model.
+/// Removes all fetched files of a model.
 pub(super) fn forget(name: &str, root: &Path) {
     super::remove(&hub_folder(name, root));
 }
@@ -94,7 +94,7 @@ struct HubModel<'a> {
     commit: String,
     /// The files of its top folder; other folders hold other formats of the same weights.
     files: Vec<HubFile>,
-    /// Where they are kept.
+    /// Folder that the files are fetched into.
     snapshot: PathBuf,
 }
 
@@ -106,7 +106,7 @@ struct HubRevision {
 #[derive(Deserialize)]
 struct HubFile {
     path: String,
-    /// Bytes.
+    /// Size of the file in bytes.
     size: u64,
     #[serde(rename = "type")]
     kind: String,
@@ -114,7 +114,7 @@ struct HubFile {
 
 impl<'a> HubModel<'a> {
     async fn find(name: &'a str, root: &Path, endpoint: Option<&'a str>) -> Result<Self, FetchFailure> {
-        // An error means that the process has chosen one already.
+        // An error means that the process has installed a provider already.
         drop(rustls::crypto::ring::default_provider().install_default());
         let client = Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
@@ -151,14 +151,14 @@ impl<'a> HubModel<'a> {
         Ok(model)
     }
 
-    /// A part of the hub's API about this model.
+    /// Requests one endpoint of the hub's API for this model, as JSON.
     async fn ask<T: DeserializeOwned>(&self, part: &str) -> Result<T, FetchFailure> {
         let response = self.get(&format!("{}/api/models/{}/{part}", self.endpoint, self.name), 0).await?;
         let text = self.accept(response, None)?.bytes().await.map_err(|error| failed(&error))?;
         serde_json::from_slice(&text).map_err(|error| failed(&error))
     }
 
-    /// Fetches the files that are wanted and not there yet.
+    /// Fetches the files that `wanted` accepts and that are not complete yet.
     async fn download(
         &self,
         wanted: impl Fn(&str) -> bool,
@@ -181,7 +181,7 @@ impl<'a> HubModel<'a> {
         Ok(())
     }
 
-    /// Continues the part that an earlier fetch left, if any, and renames it when it is whole.
+    /// Continues the partial file of an earlier fetch, if any, and renames it when it is complete.
     async fn download_file(
         &self,
         file: &HubFile,
@@ -217,7 +217,7 @@ impl<'a> HubModel<'a> {
         fs::rename(&part, path).map_err(|error| disk(path, 0, error))
     }
 
-    /// Sends a request, from byte `start` of the answer on.
+    /// Requests `url` from byte `start` on.
     async fn get(&self, url: &str, start: u64) -> Result<Response, FetchFailure> {
         let mut request = self.client.get(url);
         if let Some(token) = token() {
@@ -229,14 +229,14 @@ impl<'a> HubModel<'a> {
         request.send().await.map_err(|error| failed(&error))
     }
 
-    /// The answer, or what its status means for `file` or the model as a whole.
+    /// Returns a successful response, or the error that its status means for `file` or for the whole model.
     fn accept(&self, response: Response, file: Option<&str>) -> Result<Response, FetchFailure> {
         let status = response.status();
         let name = self.name;
         if status.is_success() {
             return Ok(response);
         }
-        // Without a token, the hub answers 401 for names that do not exist as well.
+        // Without a token, the hub also returns 401 for names that do not exist.
         let said = response.headers().get("x-error-code").and_then(|code| code.to_str().ok());
         let (reason, advice) = match (status.as_u16(), said, file) {
             (_, Some("RepoNotFound"), _) | (404, _, None) => (
@@ -258,7 +258,7 @@ impl<'a> HubModel<'a> {
     }
 }
 
-/// `HF_TOKEN`, or what `huggingface-cli login` has stored.
+/// `HF_TOKEN`, or the token that `huggingface-cli login` has stored.
 fn token() -> Option<String> {
     let var = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
     let stored = || {
@@ -283,7 +283,7 @@ fn disk(path: &Path, needed: u64, error: io::Error) -> FetchFailure {
     })
 }
 
-/// A transfer that failed, with its causes: the outermost seldom says that a name did not resolve.
+/// A failed transfer, with all causes: the outermost error rarely says that a name did not resolve.
 fn failed(error: &dyn Error) -> FetchFailure {
     let mut text = error.to_string();
     let mut source = error.source();

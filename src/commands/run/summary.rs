@@ -1,4 +1,4 @@
-//! Sums over a run, and the words for them.
+//! Sums over a run, and the text of its summary.
 
 use minds_core::reward::Metrics;
 use minds_stages::messages::StepRecord;
@@ -7,10 +7,10 @@ use minds_stages::telemetry::names;
 use minds_stages::trainer::StalenessHistogram;
 use std::time::Duration;
 
-/// Steps that are compared at both ends.
+/// Number of first and last steps that are compared.
 pub(super) const WINDOW: usize = 10;
 
-/// Steps after which a run is told that its reward has not moved.
+/// Steps after which a flat reward is reported.
 const STANDSTILL: usize = 50;
 
 /// Share of the time from which waiting for stragglers is reported at the end.
@@ -22,24 +22,24 @@ pub(super) struct RunSummary {
     sampled: f64,
     trained: f64,
     rewards: Vec<f64>,
-    /// Steps of earlier lives.
+    /// Steps before this start of the run.
     before: usize,
     /// Mean staleness of the last step.
     staleness: f64,
-    /// Staleness of all groups trained in this life of the run.
+    /// Staleness of all groups trained since this start of the run.
     histogram: StalenessHistogram,
     /// Seconds in which a complete batch was held back for stragglers while the trainer was idle.
     held: f64,
 }
 
 impl RunSummary {
-    /// Of a run with these steps behind it.
+    /// Creates the sums of a run that resumes after these steps.
     pub(super) fn after(rows: &[Metrics]) -> Self {
         let rewards = rows.iter().filter_map(|row| row.get("env/all/reward/total").copied());
         Self { rewards: rewards.collect(), before: rows.len(), ..Self::default() }
     }
 
-    /// Adds the step to the sums, and what only the outside knows to the step.
+    /// Adds the step to the sums, and the busy times of the stretch to the metrics of the step.
     pub(super) fn add(&mut self, done: &mut StepRecord, stretch: &BusyTimes) {
         self.histogram.add(done.step, &done.groups);
         let metrics = &mut done.metrics;
@@ -64,7 +64,7 @@ impl RunSummary {
         }
     }
 
-    /// Whether, told once, the reward has not moved by more than its noise since the run began.
+    /// Whether the reward has not moved by more than its noise since the run began; true at most once.
     pub(super) fn is_reward_flat(&self) -> bool {
         if self.rewards.len() != STANDSTILL {
             return false;
@@ -76,11 +76,11 @@ impl RunSummary {
         let (first, spread) = moments(&self.rewards[..WINDOW]);
         let (last, last_spread) = moments(&self.rewards[STANDSTILL - WINDOW..]);
         let error = ((spread + last_spread) / WINDOW as f64).sqrt();
-        // A reward that is constant is either perfect or hopeless; both are worth a look.
+        // A constant reward is either perfect or hopeless; both are worth reporting.
         (last - first).abs() <= 2.0 * error
     }
 
-    /// The last step in few words.
+    /// Short text about the last step.
     pub(super) fn progress_line(&self) -> String {
         match self.rewards.last() {
             Some(reward) => format!("reward {reward:.3} · staleness {:.1}", self.staleness),
@@ -88,7 +88,7 @@ impl RunSummary {
         }
     }
 
-    /// What to change where the trainer waited for stragglers for more than 5 % of the time.
+    /// Advice if the trainer waited for stragglers for more than 5 % of the time.
     pub(super) fn straggler_note(&self, max_staleness: u64, shares: &BusyTimes) -> Option<String> {
         let share = self.held / shares.wall;
         (share > WAITED_LONG).then(|| {
@@ -139,10 +139,10 @@ impl RunSummary {
     }
 }
 
-/// A step in a line.
+/// The metrics of a step as one line.
 pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
     let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
-    // None where nothing was trained.
+    // Absent if nothing was trained.
     let kl = metrics.get(names::KL_V2).map_or("–".into(), |kl| format!("{kl:.2e}"));
     format!(
         "step {step:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",

@@ -1,5 +1,5 @@
-//! What the client itself refuses, because servers mishandle it: some hang, some answer with NaN, some spoil the
-//! weights of others.
+//! Requests that the client itself rejects, because servers mishandle them: some hang, some return NaN, some corrupt
+//! the weights of other models.
 
 use super::error::ClientError;
 use crate::types::CheckpointPath;
@@ -9,12 +9,12 @@ use minds_core::loss::Loss;
 use minds_core::sampling::{SampleRequest, SampleResponse, Stop};
 use minds_core::service::LOGPROB_ROUNDING;
 
-/// What is known about the model.
+/// Limits of the model, as far as they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelLimits {
     /// Tokens in the vocabulary.
     pub vocab: Option<usize>,
-    /// Longest sequence.
+    /// Maximum sequence length in tokens.
     pub context: Option<usize>,
 }
 
@@ -66,7 +66,7 @@ impl ModelLimits {
         request.prompt.iter().chain(stops).try_for_each(|token| self.token(*token)).map_err(rejected)
     }
 
-    /// Whether an answer is one to this request.
+    /// Checks that a response fits its request.
     pub(super) fn check_samples(
         &self,
         response: &SampleResponse,
@@ -88,7 +88,7 @@ impl ModelLimits {
     }
 }
 
-/// A name that every server takes and that stays one part of an address.
+/// Checks that every server accepts the name and that it stays a single segment of an address.
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !name.is_empty() && name.chars().all(plain) && !matches!(name, "." | "..") {
@@ -100,12 +100,12 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
     ))
 }
 
-/// Checks what a server names as the place of saved weights, before it is kept as such.
+/// Checks the address of saved weights that a server returns, before the client stores it.
 pub(super) fn check_saved(path: &str) -> Result<(), String> {
     path.parse::<CheckpointPath>().map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// Log-probs may be above 0 by as much as they are rounded, not more.
+/// Checks that no logprob is above 0 by more than rounding explains.
 pub(super) fn check_logprobs<'a>(logprobs: impl IntoIterator<Item = &'a f32>) -> Result<(), String> {
     match logprobs.into_iter().find(|lp| **lp > LOGPROB_ROUNDING) {
         Some(lp) => Err(format!("it holds a log-prob of {lp}, which would be a probability above 1")),

@@ -1,10 +1,10 @@
-//! Large passes in parts. Losses are sums, so the gradients of the parts add up to those of the whole.
+//! Splits large passes into chunks. Losses are sums, so the gradients of the chunks add up to those of the whole.
 
 use crate::types::ClientConfig;
 use minds_core::datum::{Datum, LossInputs};
 use std::ops::Range;
 
-/// Where to cut: in order, whenever the next datum would exceed the server's count or bytes.
+/// Splits in order, whenever the next datum would exceed the server's limit of count or bytes.
 pub(super) fn split(data: &[Datum], config: &ClientConfig) -> Vec<Range<usize>> {
     let mut parts = Vec::new();
     let (mut start, mut bytes) = (0, 0);
@@ -21,7 +21,7 @@ pub(super) fn split(data: &[Datum], config: &ClientConfig) -> Vec<Range<usize>> 
     parts
 }
 
-/// As the SDK estimates: 4 bytes per token, 8 per target, 4 per float.
+/// Estimates the size as the SDK does: 4 bytes per token, 8 per target, 4 per float.
 fn estimate(datum: &Datum) -> usize {
     let floats = match datum.inputs() {
         LossInputs::Weights(_) => 1,

@@ -1,4 +1,4 @@
-//! A server that answers in the end: requests with retries, results with polling.
+//! The connection to a server: requests with retries, results with polling.
 
 use super::error::ClientError;
 use super::limiter::ConcurrencyLimiter;
@@ -23,16 +23,16 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-/// The SDK whose wire is spoken; servers choose their answers by it.
+/// Version of the SDK whose wire format the client uses; servers adapt their responses to it.
 pub(super) const SDK_VERSION: &str = "0.38.0";
 
-/// How often "the request is wrong" is asked again of a poll: some servers say so in passing.
+/// Retries of a poll that fails with "the request is wrong", which some servers return transiently.
 const WRONG_POLLS: u32 = 4;
 
-/// How often "the result is gone" is asked again of a poll before it is believed.
+/// Retries of a poll that fails with "the result is gone".
 const GONE_POLLS: u32 = 3;
 
-/// One server.
+/// Connection to one server, with its retry state.
 pub(super) struct Connection {
     pub(super) transport: HttpTransport,
     pub(super) timeouts: ClientTimeouts,
@@ -43,21 +43,21 @@ pub(super) struct Connection {
     pub(super) sample_limiter: ConcurrencyLimiter,
     pub(super) runtime: Handle,
     cancels: bool,
-    /// Set when the server says that the session is over.
+    /// Set when the server reports that the session has ended.
     pub(super) ended: AtomicBool,
 }
 
-/// A request that the server has taken in.
+/// A request that the server has accepted.
 pub(super) struct SubmittedRequest {
-    /// The name of its result.
+    /// Name of the result on the server.
     pub(super) request_id: String,
-    /// The request, for when the server forgets its result.
+    /// The request, to send again if the server forgets its result.
     pub(super) call: HttpRequest,
-    /// Whether it may have been taken in more than once: the answer to an earlier attempt was lost.
+    /// Whether it may have been accepted more than once: the response to an earlier attempt was lost.
     pub(super) maybe_executed: bool,
 }
 
-/// A result as it came.
+/// A result as it was received.
 pub(super) enum ResultPayload {
     Json(serde_json::Value),
     Protobuf(Bytes),
@@ -67,7 +67,7 @@ pub(super) enum ResultPayload {
 pub(super) enum ResultError {
     /// The server has forgotten it.
     Gone(String),
-    /// Anything else.
+    /// Any other error of the request.
     Error(ClientError),
 }
 
@@ -78,7 +78,7 @@ impl From<ClientError> for ResultError {
 }
 
 impl Connection {
-    /// Asks the server how it wants to be spoken to. One that does not know the question is an old one.
+    /// Requests the client configuration from the server. A server without that endpoint is an old one.
     pub(super) async fn open(options: &ClientOptions) -> Result<Self, ClientError> {
         let transport = HttpTransport::new(options)?;
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(options.seed));
@@ -113,7 +113,7 @@ impl Connection {
         }
         let body = encode(&ask);
         let call = HttpRequest::post("client/dynamic_config", body, options.timeouts.request);
-        // It has a default, so one failure decides nothing.
+        // The configuration has a default, so a failure is harmless.
         if let Ok(reply) = connection.transport.send(&call).await {
             let config: DynamicConfig = serde_json::from_slice(&reply.body).unwrap_or_default();
             connection.cancels = reply.status == 200 && config.sample_cancel_enabled;
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// A request to a path; `limit` bounds the time until its result is there.
+    /// Retry state of a request to a path; `limit` bounds the time until its result is ready.
     pub(super) fn attempts<'a>(&'a self, what: &'a str, path: &str, limit: Option<Duration>) -> Attempts<'a> {
         let billing = self.config.billing_exception_max_pause_duration_sec;
         let context = RetryContext {
@@ -152,7 +152,7 @@ impl Connection {
         Attempts::new(what, operation(path), context, limit)
     }
 
-    /// Refuses to go on in a session that the server has ended.
+    /// Fails if the server has ended the session.
     pub(super) fn check_alive(&self, what: &str) -> Result<(), ClientError> {
         if self.ended.load(Ordering::Relaxed) {
             return Err(ClientError::lost(what, "the server has ended the session"));
@@ -160,7 +160,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A request in JSON with its answer in JSON, over as many attempts as it takes.
+    /// Sends a JSON request with retries and parses the JSON response.
     pub(super) async fn post<T: DeserializeOwned>(
         &self,
         what: &str,
@@ -213,7 +213,7 @@ impl Connection {
         }
     }
 
-    /// Sends a request whose answer names its result.
+    /// Sends a request whose response names its result.
     pub(super) async fn submit(
         &self,
         what: &str,
@@ -229,13 +229,13 @@ impl Connection {
         })
     }
 
-    /// Reads an answer in JSON.
+    /// Parses a response in JSON.
     pub(super) fn read<T: DeserializeOwned>(&self, reply: &HttpResponse) -> Result<T, String> {
-        // What does not fit is quoted in the error, whatever it is.
+        // The error quotes the invalid input, so it may contain secrets.
         serde_json::from_slice(&reply.body).map_err(|e| self.transport.redact(&e.to_string()))
     }
 
-    /// A request whose answer says nothing.
+    /// Sends a request whose response body is irrelevant.
     pub(super) async fn request_empty(&self, what: &str, call: HttpRequest) -> Result<(), ClientError> {
         let mut attempts = self.attempts(what, &call.path, None);
         let call = self.with_idempotency_key(call);
@@ -245,7 +245,7 @@ impl Connection {
             match self.attempt(what, &call, not_found, &attempts).await {
                 ResponseOutcome::Accepted(_) => return Ok(()),
                 ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
-                // An earlier attempt, whose answer was lost, has deleted it.
+                // An earlier attempt, whose response was lost, has deleted it.
                 ResponseOutcome::Gone(_)
                     if not_found == NotFoundMeaning::Deleted && attempts.maybe_executed() =>
                 {
@@ -260,7 +260,7 @@ impl Connection {
         }
     }
 
-    /// One attempt.
+    /// Sends one attempt, without retries.
     pub(super) async fn attempt(
         &self,
         what: &str,
@@ -275,7 +275,7 @@ impl Connection {
     async fn send(&self, call: &HttpRequest) -> Result<HttpResponse, String> {
         let asked = Instant::now();
         let reply = self.transport.send(call).await;
-        // A server that refuses for load keeps requests waiting as one does that is not there.
+        // An overloaded server delays requests like an unreachable one.
         let answered = reply.as_ref().is_ok_and(|reply| reply.status < 500 && reply.status != 429);
         match self.outage.record(operation(&call.path), asked, answered) {
             None => {}
@@ -297,7 +297,7 @@ impl Connection {
         reply
     }
 
-    /// The request under a name that stays the same over all attempts.
+    /// Adds an idempotency key that stays the same over all attempts.
     pub(super) fn with_idempotency_key(&self, call: HttpRequest) -> HttpRequest {
         match call.method {
             Method::GET => call,
@@ -311,7 +311,7 @@ impl Connection {
         }
     }
 
-    /// Waits for a result. One that `read` cannot make sense of is asked for again: it may have suffered on its way.
+    /// Waits for a result. If `read` cannot parse it, requests it again: it may be damaged in transit.
     pub(super) async fn retrieve<T>(
         &self,
         what: &str,
@@ -331,7 +331,7 @@ impl Connection {
                 .header("x-tinker-request-iteration", reqwest::header::HeaderValue::from(iteration));
             call.large = true;
             iteration += 1;
-            // These come as protobuf from newer servers; older ones do not look at what is accepted.
+            // Newer servers send these as protobuf; older ones ignore the `accept` header.
             if matches!(kind, "Sample" | "Forward" | "ForwardBackward")
                 && self.wire.now() == WireFormat::Protobuf
             {
@@ -397,7 +397,7 @@ impl Connection {
                     }
                     sleep(self.timeouts.poll_interval).await;
                 }
-                // The request was taken in, so what cannot be done here is to tell its result.
+                // The server accepted the request, so only its result is unavailable.
                 ResponseOutcome::Failed(ClientError::Unsupported { detail, .. }) => {
                     return Err(ResultError::Error(ClientError::Unreadable { what: what.into(), detail }));
                 }
@@ -406,8 +406,9 @@ impl Connection {
         }
     }
 
-    /// Waits for the result of a numbered request. If the server has forgotten it, the request is sent once more under its
-    /// number: a server that knows the number does not execute it again, and names the result that it still has, if any.
+    /// Waits for the result of a numbered request. If the server has forgotten it, sends the request once more under
+    /// the same number: a server that knows the number does not execute it again, and returns the result if it still
+    /// has it.
     pub(super) async fn result<T>(
         &self,
         what: &str,
@@ -435,7 +436,7 @@ impl Connection {
         RetryReason::Unreadable(self.transport.redact(why))
     }
 
-    /// A server that answers at once that a result is not there must not be asked at once again.
+    /// Pauses before the next poll if the server responded at once without a result.
     async fn pause_between_polls(
         &self,
         attempts: &mut Attempts<'_>,
@@ -450,7 +451,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the server that nobody waits for a sample any more, where it wants to know.
+    /// Cancels a sample, if the server supports cancellation.
     pub(super) async fn cancel(&self, request_id: String) {
         if !self.cancels {
             return;

@@ -1,100 +1,100 @@
-//! Failures of the client, by what the caller can do.
+//! Errors of the client, by what the caller can do about them.
 
 use minds_core::service::BackendError;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why there is no answer.
+/// Why a request has no result.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ClientError {
     /// The options are wrong: change them.
     #[error("{0}")]
     Options(String),
-    /// The key is missing, wrong or not allowed to do this: get another.
+    /// The API key is missing, wrong or lacks permission: use another one.
     #[error("{what} was denied (status {status}): {detail}")]
     Denied {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// The answer's status.
+        /// HTTP status of the response.
         status: u16,
-        /// What the server said.
+        /// Error message of the server.
         detail: String,
     },
-    /// The request is wrong: it was not sent, or the server refused it. Never retried.
+    /// The request is invalid: it was not sent, or the server rejected it. Never retried.
     #[error("{what}: {detail}")]
     Rejected {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// What is wrong.
+        /// Explanation of what is invalid.
         detail: String,
     },
-    /// The server does not offer this: do without.
+    /// The server does not support this operation.
     #[error("{what} is not offered: {detail}")]
     Unsupported {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// What the server said.
+        /// Error message of the server.
         detail: String,
     },
-    /// The request was executed and failed on the server's side: another one may succeed.
+    /// The request was executed and failed on the server: another one may succeed.
     #[error("{what} failed on the server: {detail}")]
     Failed {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// What the server said.
+        /// Error message of the server.
         detail: String,
     },
-    /// The server answers, and what it answers makes no sense, however often it is asked for.
+    /// The server responds, but the response stays unreadable over all attempts.
     #[error("the answer to {what} is unreadable: {detail}")]
     Unreadable {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// What is wrong with it.
+        /// Explanation of what is unreadable.
         detail: String,
     },
-    /// There is no telling whether the request was carried out, and to ask for it once more could carry it out twice. If
-    /// it changes the model: resume from the last saved state.
+    /// It is unknown whether the request was executed, and a retry could execute it twice. If it changes the model:
+    /// resume from the last checkpoint.
     #[error("{what} may have been carried out or not: {detail}")]
     InDoubt {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// Why nobody knows.
+        /// Why the outcome is unknown.
         detail: String,
     },
-    /// The server answers, and the result is not there after the time that it may take.
+    /// The server responds, but the result is not ready within its time limit.
     #[error("waited {}s for {what}, which did not come in {attempts} attempts; the last one: {why}", waited.as_secs())]
     TimedOut {
-        /// What was waited for.
+        /// Operation whose result was awaited.
         what: String,
-        /// How long.
+        /// Time that the client waited.
         waited: Duration,
-        /// How often it was asked for.
+        /// Number of attempts that were made.
         attempts: u32,
-        /// What happened last.
+        /// Error of the last attempt.
         why: String,
     },
-    /// The server did not answer, or refused for load, for the longest that it is waited for. That limit is one for all
-    /// requests: a higher layer that retries would wait for it again.
+    /// The server did not respond, or was overloaded, for the whole outage limit. All requests share that limit: a
+    /// higher layer that retries would wait for it again.
     #[error(
         "{what}: the server has not answered for {}s, as long as it is waited for, in {attempts} attempts; the last one: {why}",
         waited.as_secs()
     )]
     Unreachable {
-        /// What was asked for.
+        /// Operation that was requested, for messages.
         what: String,
-        /// How long the server has not answered.
+        /// Time since the server last responded.
         waited: Duration,
-        /// How often it was asked for.
+        /// Number of attempts that were made.
         attempts: u32,
-        /// What happened last.
+        /// Error of the last attempt.
         why: String,
     },
-    /// The session, the model or the order of its requests is lost: make a new one from the last saved state.
+    /// The session, the model or the order of its requests is lost: create a new one from the last checkpoint.
     #[error("{what} is lost: {detail}")]
     Lost {
-        /// What is gone.
+        /// Name of the lost object, for messages.
         what: String,
-        /// How that is known.
+        /// How the client detected the loss.
         detail: String,
     },
 }
@@ -104,8 +104,8 @@ impl ClientError {
         Self::Rejected { what: what.into(), detail: detail.into() }
     }
 
-    /// Whether the server may or may not have what the request wanted to put into the order of its model: what follows
-    /// would run without it, so that nothing may follow.
+    /// Whether it is unknown if the server has the request in the order of its model. Later requests could run without
+    /// it, so they are not sent.
     pub(super) fn breaks_order(&self) -> bool {
         match self {
             Self::Failed { .. }
@@ -120,7 +120,7 @@ impl ClientError {
         }
     }
 
-    /// The same about a change of the model that the server had taken in.
+    /// Converts the error of an accepted request that changes the model.
     pub(super) fn for_model_change(self, what: &str) -> Self {
         match self {
             Self::TimedOut { .. } | Self::Unreachable { .. } | Self::Unreadable { .. } => {

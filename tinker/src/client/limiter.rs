@@ -1,28 +1,28 @@
-//! How many requests may be in flight, learned from the server.
+//! Limits the requests in flight, adapting to the server's load.
 //!
-//! Additive increase, multiplicative decrease (Chiu & Jain 1989): each round of successes allows one more request, a
-//! refusal for load halves the number, once for all requests that were in flight together. Requests wait in the order in
-//! which they came. Growth hands the new permits to the requests that wait, without waiting for another one to end.
+//! Additive increase, multiplicative decrease (Chiu & Jain 1989): each round of successes allows one more request. An
+//! overload response halves the limit, once for all requests that were in flight together. Requests wait in FIFO order.
+//! Growth hands new permits to waiting requests at once, without waiting for another request to end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Semaphore;
 
-/// A number of permits that follows the server's load.
+/// A pool of permits that adapts to the server's load.
 pub(super) struct ConcurrencyLimiter {
     permits: Semaphore,
     state: Mutex<LimiterState>,
 }
 
 struct LimiterState {
-    /// Permits there may be; a fraction counts toward the next one.
+    /// Limit of permits; a fraction counts toward the next one.
     allowed: f64,
     ceiling: usize,
-    /// Permits that the semaphore has given out or holds, those of `excess` not counted.
+    /// Permits that the semaphore has issued or holds, without those of `excess`.
     size: usize,
-    /// Permits in use that are not returned to the semaphore: the number was cut while they were out.
+    /// Permits in use that will not return to the semaphore: the limit was cut while they were in use.
     excess: usize,
     in_flight: usize,
-    /// Grows with each cut; a permit remembers under which it was given.
+    /// Number of cuts so far; a permit records the epoch of its issue.
     epoch: u64,
 }
 
@@ -34,9 +34,9 @@ impl ConcurrencyLimiter {
         Self { permits: Semaphore::new(ceiling), state: Mutex::new(state) }
     }
 
-    /// Waits for a permit, first come, first served.
+    /// Waits for a permit, in FIFO order.
     pub(super) async fn acquire(&self) -> RequestPermit<'_> {
-        // The semaphore is never closed, so there is no error. What was acquired is given back by `RequestPermit` alone.
+        // The semaphore is never closed, so there is no error. Only `RequestPermit` returns what was acquired.
         if let Ok(permit) = self.permits.acquire().await {
             permit.forget();
         }
@@ -51,11 +51,11 @@ impl ConcurrencyLimiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, LimiterState> {
-        // Each change of the numbers is complete in itself.
+        // Every critical section leaves the numbers consistent, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the semaphore as large as `allowed` says.
+    /// Resizes the semaphore to `allowed`.
     fn resize(&self, state: &mut LimiterState) {
         let size = (state.allowed as usize).clamp(1, state.ceiling);
         if size > state.size {
@@ -71,25 +71,25 @@ impl ConcurrencyLimiter {
     }
 }
 
-/// Permission for one request, given back when dropped.
+/// Permit for one request, returned on drop.
 pub(super) struct RequestPermit<'a> {
     limiter: &'a ConcurrencyLimiter,
     epoch: u64,
 }
 
 impl RequestPermit<'_> {
-    /// The server took the request.
+    /// Records that the server accepted the request.
     pub(super) fn succeeded(&self) {
         let mut state = self.limiter.lock();
         state.allowed = (state.allowed + 1.0 / state.allowed).min(state.ceiling as f64);
         self.limiter.resize(&mut state);
     }
 
-    /// The server is full.
+    /// Records that the server is overloaded.
     pub(super) fn refused(&self) {
         let mut state = self.limiter.lock();
         if self.epoch == state.epoch {
-            // What was really in flight is the server's measure, not what was allowed.
+            // Halves what was actually in flight, which may be less than the limit.
             state.allowed = (state.allowed.min(state.in_flight as f64) / 2.0).max(1.0);
             state.epoch += 1;
             self.limiter.resize(&mut state);

@@ -1,13 +1,13 @@
-//! What the client counts, for Prometheus: requests as they went over the network, polls and tries included.
+//! Prometheus metrics of the client: requests on the network, including polls and retries.
 //!
-//! Names and help texts stand in this file alone. Labels are bounded: the operations of the API, and statuses.
+//! This file alone defines names and help texts. Labels are bounded: the operations of the API, and statuses.
 
 use super::retry::RetryReason;
 use prometheus::core::Collector;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, exponential_buckets};
 use std::time::Duration;
 
-/// The counters and histograms of a client. Cheap to clone; counts wherever it is cloned to.
+/// Counters and histograms of a client. Clones are cheap and share their counts.
 #[derive(Clone, Debug)]
 pub struct ClientMetrics {
     requests: IntCounterVec,
@@ -21,7 +21,7 @@ impl Default for ClientMetrics {
     fn default() -> Self {
         let counters =
             |name, help, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels).expect(NAMES);
-        // From 1 ms to 65 s: longer, a server holds no poll.
+        // From 1 ms to 65 s: no server holds a poll longer.
         let buckets = exponential_buckets(0.001, 2.0, 17).expect(NAMES);
         let seconds = HistogramOpts::new(
             "minds_client_request_seconds",
@@ -45,7 +45,7 @@ impl Default for ClientMetrics {
 }
 
 impl ClientMetrics {
-    /// All of them, to be registered.
+    /// All collectors, to be registered.
     #[must_use]
     pub fn collectors(&self) -> Vec<Box<dyn Collector>> {
         let Self { requests, seconds, retries } = self.clone();
@@ -59,7 +59,7 @@ impl ClientMetrics {
         self.seconds.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// A client begins to count: none of its requests was repeated so far.
+    /// Initializes the retry counters of a new client to 0.
     pub(super) fn begin(&self) {
         for why in REASONS {
             self.retries.with_label_values(&[why]);
@@ -71,10 +71,10 @@ impl ClientMetrics {
     }
 }
 
-/// All words of [`why`].
+/// All label values of [`why`].
 const REASONS: [&str; 5] = ["failed", "busy", "billing", "conflict", "unreadable"];
 
-/// Why a request is repeated, in a word.
+/// Label value for the reason of a retry.
 fn why(reason: &RetryReason) -> &'static str {
     match reason {
         RetryReason::Failed(_) => "failed",
@@ -85,7 +85,7 @@ fn why(reason: &RetryReason) -> &'static str {
     }
 }
 
-/// What a path asks for, without the names of runs and checkpoints in it.
+/// Operation of a path, without the names of runs and checkpoints.
 pub(super) fn operation(path: &str) -> &'static str {
     const KNOWN: &[&str] = &[
         "asample",

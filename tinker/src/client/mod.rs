@@ -1,8 +1,8 @@
 //! A client of the Tinker API.
 //!
-//! Training requests of one model run in the order of the calls, whatever the network does; every request may be asked
-//! again without being executed twice by a server that keeps `seq_id`s; every wait has a name and an end. All I/O happens
-//! on the runtime that [`Client::connect`] was called on, so answers may be awaited anywhere.
+//! Training requests of one model run in the order of the calls, despite network failures. A server that keeps
+//! `seq_id`s executes a retried request only once. Every wait has a name and a time limit. All I/O happens on the
+//! runtime that [`Client::connect`] was called on, so results may be awaited on any runtime.
 
 mod checks;
 mod chunks;
@@ -48,10 +48,10 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use transport::HttpRequest;
 
-/// The answer to a request that is already under way; it may be dropped.
+/// Result of a request that is already queued or in flight; it may be dropped.
 pub type ClientFuture<T> = Pin<Box<dyn Future<Output = Result<T, ClientError>> + Send + 'static>>;
 
-/// A session with a server. Clones share it; it is kept alive until the last of them and of what they made is gone.
+/// A session with a server. Clones share it; it stays alive until the last clone and all its models and samplers drop.
 #[derive(Clone)]
 pub struct Client(Arc<ClientSession>);
 
@@ -59,7 +59,7 @@ pub(crate) struct ClientSession {
     connection: Arc<Connection>,
     id: String,
     models: AtomicU64,
-    /// The models that were made, for servers that do not give them up with the session.
+    /// Models to unload at the end, for servers that do not release them with the session.
     created_models: Mutex<Vec<String>>,
     samplers: AtomicU64,
     heartbeat: AbortHandle,
@@ -75,7 +75,7 @@ impl Client {
     /// Connects and opens a session. Must be called on a tokio runtime, which does all of the client's work.
     ///
     /// # Errors
-    /// Wrong options, a key that is not accepted, a server that does not answer.
+    /// Invalid options, a rejected key, or a server that does not respond.
     pub async fn connect(options: &ClientOptions) -> Result<Self, ClientError> {
         let connection = Arc::new(Connection::open(options).await?);
         let request = CreateSessionRequest {
@@ -105,36 +105,36 @@ impl Client {
         })))
     }
 
-    /// The server's address.
+    /// Address of the server, without a trailing slash.
     #[must_use]
     pub fn server(&self) -> String {
         self.0.connection.transport.server()
     }
 
-    /// The session's name on the server.
+    /// Name of the session on the server.
     #[must_use]
     pub fn session_id(&self) -> &str {
         &self.0.id
     }
 
-    /// The wire as far as it is known: before the first pass it is a guess.
+    /// Wire format of the server; a guess before the first pass.
     #[must_use]
     pub fn wire(&self) -> WireFormat {
         self.0.connection.wire.now()
     }
 
-    /// What the server offers.
+    /// Queries the capabilities of the server.
     ///
     /// # Errors
-    /// No answer, or no such question.
+    /// No response, or a server without this endpoint.
     pub async fn capabilities(&self) -> Result<ServerCapabilities, ClientError> {
         self.run(|c| async move { c.get("the server's capabilities", "get_server_capabilities").await }).await
     }
 
-    /// A new adapter.
+    /// Creates a new adapter.
     ///
     /// # Errors
-    /// The server refuses the model or the adapter, or does not answer.
+    /// The server rejects the model or the adapter, or does not respond.
     pub async fn create_training(
         &self,
         base_model: &str,
@@ -162,10 +162,10 @@ impl Client {
         Ok(TrainingClient::start(self.0.clone(), model.model_id, limits))
     }
 
-    /// An adapter that goes on from a saved state, made as that one was made.
+    /// Creates an adapter from a checkpoint, with the configuration of the saved one.
     ///
     /// # Errors
-    /// The state is not there or cannot be read, or the server does not answer.
+    /// The checkpoint is missing or unreadable, or the server does not respond.
     pub async fn create_training_from(
         &self,
         path: &str,
@@ -193,7 +193,7 @@ impl Client {
                 let submitted = c.submit(what, call, NotFoundMeaning::Rejected).await?;
                 let _: serde_json::Value =
                     json_result(&c, what, "LoadWeights", &submitted, c.timeouts.training).await?;
-                // Asks whether it is there under the name that follows from its number.
+                // Checks that the model exists under the name that follows from its number.
                 let ask = GetInfoRequest { model_id: model_id.clone(), ..GetInfoRequest::default() };
                 c.post::<GetInfoResponse>(what, "get_info", &ask, NotFoundMeaning::Rejected).await?;
                 Ok(model_id)
@@ -201,7 +201,7 @@ impl Client {
         };
         match with_new_id(&self.0, load).await {
             Ok(model_id) => Ok(TrainingClient::start(self.0.clone(), model_id, limits)),
-            // Servers of older SDKs want a model to load into.
+            // Servers of older SDKs require an existing model to load into.
             Err(ClientError::Rejected { .. }) => self.create_and_load(path, with_optimizer, limits).await,
             Err(error) => Err(error),
         }
@@ -226,10 +226,10 @@ impl Client {
         Ok(training)
     }
 
-    /// What saved weights are made of.
+    /// Describes saved weights: base model and adapter.
     ///
     /// # Errors
-    /// They are not there, or the server does not answer.
+    /// The weights do not exist, or the server does not respond.
     pub async fn weights_info(&self, path: &str) -> Result<WeightsInfoResponse, ClientError> {
         let ask = WeightsInfoRequest { tinker_path: path.into() };
         self.run(
@@ -238,10 +238,10 @@ impl Client {
         .await
     }
 
-    /// A sampler over the base model.
+    /// Creates a sampler over the base model.
     ///
     /// # Errors
-    /// The server does not have it, or does not answer.
+    /// The server does not have the model, or does not respond.
     pub async fn base_sampler(
         &self,
         base_model: &str,
@@ -250,10 +250,10 @@ impl Client {
         SamplingClient::open(self.0.clone(), Some(base_model.into()), None, limits).await
     }
 
-    /// A sampler over saved weights.
+    /// Creates a sampler over saved weights.
     ///
     /// # Errors
-    /// They are not there, or the server does not answer.
+    /// The weights do not exist, or the server does not respond.
     pub async fn sampler_from(&self, path: &str, limits: ModelLimits) -> Result<SamplingClient, ClientError> {
         checks::check_path("a sampler over saved weights", path)?;
         SamplingClient::open(self.0.clone(), None, Some(path.into()), limits).await
@@ -280,7 +280,7 @@ impl ClientSession {
         work: impl Future<Output = Result<T, ClientError>> + Send + 'static,
     ) -> Result<T, ClientError> {
         self.connection.check_alive("the request")?;
-        // An abandoned request is not half done: the task goes on.
+        // The task continues if the caller drops the future, so no request stays half done.
         match self.connection.runtime.spawn(work).await {
             Ok(result) => result,
             Err(_) => Err(ClientError::lost("the request", "the client's runtime has stopped")),
@@ -288,10 +288,10 @@ impl ClientSession {
     }
 }
 
-/// Models and samplers that are made anew, under another number, when it is unknown whether they were made.
+/// Retries under a new number when it is unknown whether a model or sampler was created.
 const MAX_RECREATIONS: u32 = 2;
 
-/// Makes a model or a sampler. If it is in doubt whether it was made, another one is made under another number: an
+/// Creates a model or a sampler. If it is unknown whether it was created, creates another one under a new number: an
 /// unused one has no effect.
 async fn with_new_id<T: Send + 'static>(
     session: &ClientSession,
@@ -309,7 +309,7 @@ async fn with_new_id<T: Send + 'static>(
     }
 }
 
-/// Waits for a result that comes in JSON from every server.
+/// Waits for a result that every server sends as JSON.
 async fn json_result<T: serde::de::DeserializeOwned>(
     connection: &Connection,
     what: &str,
@@ -324,7 +324,7 @@ async fn json_result<T: serde::de::DeserializeOwned>(
     connection.result(what, kind, submitted, limit, read).await.map_err(|error| result_error(what, error))
 }
 
-/// Why there is no result of a request that was taken in.
+/// Converts the error of an accepted request.
 fn result_error(what: &str, error: ResultError) -> ClientError {
     match error {
         ResultError::Gone(why) => {
@@ -335,7 +335,7 @@ fn result_error(what: &str, error: ResultError) -> ClientError {
     }
 }
 
-/// Tells the server that the session is in use, until either of them ends it.
+/// Sends heartbeats until the client or the server ends the session.
 async fn keep_alive(connection: Weak<Connection>, session_id: String, timeouts: ClientTimeouts) {
     let body = encode(&HeartbeatRequest { session_id, ..HeartbeatRequest::default() });
     let call = HttpRequest::post("session_heartbeat", body, timeouts.heartbeat);

@@ -4,31 +4,31 @@ use super::metrics::ClientMetrics;
 use super::secret::Secret;
 use std::time::Duration;
 
-/// The variable that SDKs read the key from.
+/// Environment variable that SDKs read the API key from.
 pub const API_KEY_ENV: &str = "TINKER_API_KEY";
 
-/// How a client connects. The defaults are those of the official SDK wherever it has one.
+/// Options of a client. The defaults are those of the official SDK where it has any.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// The server, with a path in front of `/api/v1` if it has one.
+    /// Address of the server, with the path in front of `/api/v1`, if any.
     pub base_url: String,
-    /// The key, if the server wants one.
+    /// API key, if the server requires one.
     pub api_key: Option<Secret>,
-    /// Allows plain http to other machines than this one. The key is readable on the way.
+    /// Allows plain HTTP to other machines, which exposes the API key on the network.
     pub allow_insecure: bool,
-    /// Words to find the session by.
+    /// Tags to find the session by.
     pub tags: Vec<String>,
-    /// Most samples in flight; the server may allow fewer.
+    /// Maximum number of samples in flight; the server may allow fewer.
     pub max_samples_in_flight: usize,
-    /// Most bytes of the result of a pass or a sample, unpacked.
+    /// Maximum size of the result of a pass or a sample, in bytes after decompression.
     pub max_result_bytes: usize,
-    /// Most bytes of any other answer, unpacked. A list of saved weights with their metadata is the largest.
+    /// Maximum size of any other response, in bytes after decompression. Lists of checkpoints are the largest.
     pub max_answer_bytes: usize,
-    /// Seed of the jitter of back-off.
+    /// Seed of the backoff jitter.
     pub seed: u64,
-    /// How long things may take.
+    /// Time limits of the client.
     pub timeouts: ClientTimeouts,
-    /// What is counted.
+    /// Prometheus metrics of the client.
     pub metrics: ClientMetrics,
 }
 
@@ -51,31 +51,31 @@ impl ClientOptions {
     }
 }
 
-/// How long things may take. Every wait of the client is one of these.
+/// Time limits of the client. Every wait has one of these limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClientTimeouts {
-    /// To open a connection.
+    /// Limit to open a connection.
     pub connect: Duration,
-    /// Until a server has answered for the first time: one that is not there should be noticed while someone watches.
+    /// Limit for the first response of a server, short so that a wrong address fails early.
     pub first_response: Duration,
-    /// For the answer to one request.
+    /// Limit for the response to one request.
     pub request: Duration,
-    /// For the answer to one poll; longer than servers hold polls, which is 20 to 30 s.
+    /// Limit for the response to one poll; longer than servers hold polls, which is 20 to 30 s.
     pub poll: Duration,
-    /// For a server that does not answer, or refuses for load: on end, over all attempts, and counted once for all
-    /// requests that wait for it.
+    /// Limit of an outage, in which the server does not respond or is overloaded: without a break, over all attempts,
+    /// and counted once for all waiting requests.
     pub outage: Duration,
-    /// Until the result of a training request is there, the time without a server not counted.
+    /// Limit for the result of a training request, excluding outages.
     pub training: Duration,
-    /// Until a sample is there, the time without a server not counted.
+    /// Limit for the result of a sample, excluding outages.
     pub sample: Duration,
-    /// Between two heartbeats.
+    /// Interval between two heartbeats of the session.
     pub heartbeat: Duration,
     /// First pause after a failure; it doubles with each.
     pub backoff: Duration,
-    /// Longest pause after a failure.
+    /// Maximum pause after a failure.
     pub max_backoff: Duration,
-    /// Shortest time between two polls of one result, should the server answer at once that it is not there.
+    /// Minimum time between two polls of one result, for servers that respond at once without it.
     pub poll_interval: Duration,
     /// Pause after "payment required".
     pub billing_pause: Duration,

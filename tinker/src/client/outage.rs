@@ -1,23 +1,23 @@
-//! Since when the server has not answered, by kind of request: the one clock that an outage has.
+//! Tracks outages of the server by kind of request, with one clock per outage.
 //!
-//! A request that begins late in an outage does not wait longer than one that met its beginning. Requests of another kind
-//! that are answered do not end it: a server may serve its training and not its samplers. Once requests of one kind have
-//! been given up, those of every other kind are given up with their first failure, so that limits do not add up. A silence is logged once when
-//! it has lasted a while, and once when it is over.
+//! A request that begins late in an outage does not wait longer than one that began earlier. Successes of another kind
+//! do not end the outage: a server may serve training but not sampling. After requests of one kind are given up, those
+//! of every other kind are given up at their first failure, so that limits do not add up. An outage is logged once
+//! after it has lasted for `LOG_AFTER`, and once when it is over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Silence that is worth a log line.
+/// Minimum duration of an outage that is logged.
 const LOG_AFTER: Duration = Duration::from_secs(15);
 
-/// A failure so long after the one before is the beginning of another silence: requests that were failing have ended
-/// since, and nothing is known of the time between.
+/// A failure this long after the previous one begins a new outage: the requests that were failing have ended since, and
+/// nothing is known about the time between.
 const NEW_OUTAGE_AFTER: Duration = Duration::from_secs(180);
 
-/// The silences of a server that last.
+/// Current outages of a server, by operation.
 #[derive(Default)]
 pub(super) struct OutageTracker(Mutex<HashMap<&'static str, OutageState>>);
 
@@ -28,17 +28,17 @@ struct OutageState {
     given_up: bool,
 }
 
-/// What is worth telling.
+/// Events of an outage to be logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OutageEvent {
-    /// It has been silent for so long.
+    /// The outage has lasted for this time.
     Ongoing(Duration),
-    /// It is back, after so long.
+    /// The outage is over; it lasted for this time.
     Over(Duration),
 }
 
 impl OutageTracker {
-    /// Enters whether a request of this kind, sent at `asked`, met with an answer; says so if that is worth telling.
+    /// Records whether a request of this kind, sent at `asked`, had a response. Returns an event to be logged, if any.
     pub(super) fn record(
         &self,
         operation: &'static str,
@@ -66,25 +66,25 @@ impl OutageTracker {
         Some(OutageEvent::Ongoing(lasts))
     }
 
-    /// Since when no request of this kind has been answered; `None` if the latest was.
+    /// Start of the outage for this kind of request; `None` if the latest request had a response.
     pub(super) fn since(&self, operation: &str) -> Option<Instant> {
         self.lock().get(operation).map(|outage| outage.since)
     }
 
-    /// Enters that a request of this kind was given up.
+    /// Records that a request of this kind was given up.
     pub(super) fn give_up(&self, operation: &str) {
         if let Some(outage) = self.lock().get_mut(operation) {
             outage.given_up = true;
         }
     }
 
-    /// Whether requests have been given up, and none of their kind has been answered since.
+    /// Whether requests were given up and none of their kind had a response since.
     pub(super) fn given_up(&self) -> bool {
         self.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, OutageState>> {
-        // Each entry is complete in itself.
+        // Every critical section leaves the map consistent, so a poisoned lock is usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! One pass on its way out, in the form that the server reads.
+//! Encodes one pass in the wire format of the server.
 
 use super::chunks;
 use super::connection::{Connection, encode};
@@ -13,7 +13,7 @@ use prost::Message as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Data and loss, not yet written.
+/// Data and loss of a pass, not yet encoded.
 pub(super) struct PassRequest {
     pub(super) data: Arc<[Datum]>,
     pub(super) loss: Loss,
@@ -25,7 +25,7 @@ impl PassRequest {
         chunks::split(&self.data, config)
     }
 
-    /// Writes one part.
+    /// Encodes one chunk as a request.
     pub(super) fn call(
         &self,
         connection: &Connection,

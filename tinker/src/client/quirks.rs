@@ -1,11 +1,11 @@
-//! What a server does unlike others, known by the name that it gives itself.
+//! Deviations of known servers, identified by the name that they report.
 
 use super::Client;
 use super::transport::{HttpRequest, HttpResponse};
 use reqwest::Method;
 use serde::Deserialize;
 
-/// How SkyRL introduces itself at its root, whatever computes behind it.
+/// Name that SkyRL reports at its root, for all of its backends.
 const SKYRL: &str = "Tinker API Mock";
 
 #[derive(Deserialize)]
@@ -14,18 +14,18 @@ struct ServerRoot {
 }
 
 impl Client {
-    /// Whether a sampler goes on drawing from the weights that it was made of while their model is trained on.
+    /// Whether a sampler keeps its weights while their model is trained further.
     ///
-    /// SkyRL has one place for both: sampling from older weights puts them back into training, or draws from the newer
-    /// ones under the older name. With such a server, nothing may be drawn from a sampler once an optimizer step was
-    /// made after it. A server that does not introduce itself is taken to be a plain one.
+    /// SkyRL shares one copy for both: sampling from older weights puts them back into training, or draws from the
+    /// newer ones under the older name. With such a server, do not use a sampler after a later optimizer step. A server
+    /// that does not report a name is assumed to keep samplers.
     pub async fn keeps_samplers(&self) -> bool {
         let connection = self.0.connection.clone();
         let asked = connection.runtime.clone().spawn(async move {
             let call = HttpRequest::bare(Method::GET, "../../", connection.timeouts.request);
             connection.transport.send(&call).await
         });
-        // The question has a default, so a failure decides nothing.
+        // The query has a default, so a failure is harmless.
         !matches!(asked.await, Ok(Ok(reply)) if is_skyrl(&reply))
     }
 }

@@ -1,8 +1,8 @@
-//! The order of one model's requests.
+//! Keeps the requests of one model in order.
 //!
-//! A call puts its request into the queue, and that is its place. One task takes them out, numbers them and sends each
-//! until it is accepted, never two at a time; it does not wait for results. A request whose fate is unknown when the time limit
-//! ends breaks the order for good: what follows would run without it, so it is refused instead.
+//! A call puts its request into the queue, which fixes its position. One task numbers the requests and sends each until
+//! it is accepted, one at a time; it does not wait for results. If it is unknown at the time limit whether a request
+//! was accepted, the order is broken for good: later requests would run without it, so the queue rejects them.
 
 use super::connection::{Connection, SubmittedRequest};
 use super::error::ClientError;
@@ -16,21 +16,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
-/// What is to be sent.
+/// A request to be sent in order.
 pub(super) enum TrainingRequest {
-    /// A pass, perhaps in parts.
+    /// A pass, sent in one or more chunks.
     Pass(PassRequest),
-    /// Anything that is one request in JSON, written once its number is known.
+    /// Any other request, encoded as JSON once its number is known.
     Json {
         path: &'static str,
         not_found: NotFoundMeaning,
-        /// Whether the model is another one after it.
+        /// Whether the request changes the model.
         changes: bool,
         body: Box<dyn FnOnce(i64) -> Bytes + Send>,
     },
 }
 
-/// The requests as the server has taken them in, one per part.
+/// The accepted requests, one per chunk.
 pub(super) type SubmitResult = Result<Vec<SubmittedRequest>, ClientError>;
 
 struct QueueEntry {
@@ -39,7 +39,7 @@ struct QueueEntry {
     accepted: oneshot::Sender<SubmitResult>,
 }
 
-/// The way into the order. The task ends when the last of these is gone and everything is sent.
+/// Handle to the queue. The task ends after the last handle is dropped and all requests are sent.
 #[derive(Clone)]
 pub(super) struct RequestQueue(mpsc::UnboundedSender<QueueEntry>);
 
@@ -51,10 +51,10 @@ impl RequestQueue {
         Self(entries)
     }
 
-    /// Takes a place in the order.
+    /// Appends a request to the queue.
     pub(super) fn push(&self, what: String, request: TrainingRequest) -> oneshot::Receiver<SubmitResult> {
         let (accepted, receiver) = oneshot::channel();
-        // If the task is gone, so is the sender in the entry, which the receiver notices.
+        // If the task has ended, the sender in the entry is dropped, which the receiver detects.
         if self.0.send(QueueEntry { what, request, accepted }).is_err() {
             tracing::debug!("a request was queued after the client's runtime had stopped");
         }
@@ -66,7 +66,7 @@ struct QueueTask {
     connection: Arc<Connection>,
     model_id: String,
     next: i32,
-    /// Which request broke the order, and how.
+    /// The request that broke the order, and its error.
     broken: Option<String>,
 }
 
@@ -81,14 +81,14 @@ impl QueueTask {
                     Err(error) => Err(error),
                 },
             };
-            // Whether weights were saved or not is the same to what follows.
+            // A save has no effect on later requests.
             if let Err(error) = &result
                 && error.breaks_order()
                 && (changes || !matches!(error, ClientError::InDoubt { .. }))
             {
                 self.broken.get_or_insert_with(|| error.to_string());
             }
-            // Whoever asked may have left; the request was sent all the same.
+            // The caller may have dropped the receiver; the request was sent anyway.
             if accepted.send(result).is_err() {
                 tracing::debug!(what, "nobody waits for this request");
             }
@@ -120,7 +120,7 @@ impl QueueTask {
         }
     }
 
-    /// Sends one part until it is accepted.
+    /// Sends one chunk with retries until it is accepted.
     async fn send_chunk(
         &self,
         what: &str,
@@ -145,8 +145,8 @@ impl QueueTask {
         }
     }
 
-    /// One attempt on the wire that the server speaks; while that is a guess, the other one is tried too. Should both
-    /// be refused, the likelier one knows why.
+    /// Sends one attempt in the server's wire format; while that is a guess, tries the other one too. If both are
+    /// rejected, returns the rejection of the likelier one.
     async fn try_wires(
         &self,
         chunk: &PassChunk<'_>,
@@ -161,8 +161,9 @@ impl QueueTask {
             Some(other) if rejection.may_be_the_wire() => match self.try_wire(chunk, other, attempts).await {
                 Err(ChunkRejection::Failed(_)) => Err(rejection),
                 Err(rejection) => {
-                    // It is still open whether this wire is the right one, so it is the first to be tried next time. Second
-                    // again, it might never get through: SkyRL 0.3.0 resets a connection after a pass that it cannot read.
+                    // It is still open whether this wire is the right one, so it is the first to be tried next time.
+                    // Second again, it might never get through: SkyRL 0.3.0 resets a connection after a pass that it
+                    // cannot read.
                     self.connection.wire.prefer(other);
                     Err(rejection)
                 }
@@ -206,7 +207,7 @@ impl QueueTask {
     }
 }
 
-/// One request of a pass.
+/// One chunk of a pass, sent as one request.
 struct PassChunk<'a> {
     what: &'a str,
     pass: &'a PassRequest,
@@ -214,14 +215,14 @@ struct PassChunk<'a> {
     seq_id: i32,
 }
 
-/// Why a request was not accepted.
+/// Why a chunk was not accepted.
 enum ChunkRejection {
     Retry(RetryReason),
     Failed(ClientError),
 }
 
 impl ChunkRejection {
-    /// A server that cannot read a wire says that the request is wrong, or falls over it.
+    /// Whether the wire format may be the cause: a server that cannot read it rejects the request, or fails.
     fn may_be_the_wire(&self) -> bool {
         match self {
             Self::Failed(error) => {

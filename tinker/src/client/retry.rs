@@ -3,8 +3,8 @@
 //! A request carries its own identity (a `seq_id`, or the number of a model or sampler in its session), so asking
 //! again is safe even when only the answer was lost. Errors of the caller are never asked again.
 //!
-//! A server that does not answer has one clock ([`OutageTracker`]) and one limit ([`ClientTimeouts::outage`]), however many requests
-//! wait for it: all of them are given up when it runs out, and those that begin later with their first failure.
+//! An outage has one clock ([`OutageTracker`]) and one limit ([`ClientTimeouts::outage`]) for all waiting requests: all
+//! of them are given up when it runs out, and those that begin later at their first failure.
 
 use super::error::ClientError;
 use super::metrics::ClientMetrics;
@@ -38,18 +38,18 @@ pub(super) enum NotFoundMeaning {
     Forgotten,
 }
 
-/// Why to ask again.
+/// Reason to retry a request.
 #[derive(Debug)]
 pub(super) enum RetryReason {
     /// The network or the server failed.
     Failed(String),
     /// The server is full and may say for how long.
     Busy(String, Option<Duration>),
-    /// Somebody has to pay first.
+    /// The server requires payment (status 402).
     Billing(String),
-    /// A conflict that may be one with ourselves.
+    /// A conflict, possibly with an earlier attempt of this request.
     Conflict(String),
-    /// The answer makes no sense.
+    /// The response cannot be read.
     Unreadable(String),
 }
 
@@ -61,7 +61,7 @@ pub(super) enum ResponseOutcome {
     Failed(ClientError),
 }
 
-/// Reads the status.
+/// Classifies a response by its status.
 pub(super) fn classify(
     transport: &HttpTransport,
     what: &str,

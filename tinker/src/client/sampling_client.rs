@@ -29,12 +29,12 @@ pub struct SamplingClient {
     limits: ModelLimits,
 }
 
-/// Log-probs of chosen tokens at each prompt position.
+/// Logprobs of chosen tokens at each prompt position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetLogprobs {
     /// Row after row, one row per position that predicts a token; NaN where no token was asked for.
     pub values: Vec<f32>,
-    /// Tokens per row.
+    /// Number of tokens per row.
     pub k: usize,
 }
 
@@ -98,7 +98,7 @@ impl SamplingClient {
         ClientError::Failed { what: what.into(), detail: format!("the answer of {server} is wrong: {why}") }
     }
 
-    /// Log-prob of each token given those before it; the first has none.
+    /// Logprob of each token given those before it; the first has none.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -110,7 +110,7 @@ impl SamplingClient {
         })
     }
 
-    /// Log-probs of chosen tokens at each prompt position: `targets` has one row of `k` for each token of the prompt but
+    /// Logprobs of chosen tokens at each prompt position: `targets` has one row of `k` for each token of the prompt but
     /// the first, `None` for no token. Only newer servers have it.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ async fn submit<'a>(
         if matches!(reason, RetryReason::Busy(..)) {
             permit.refused();
         }
-        // Whoever pauses leaves the room to others.
+        // A request that pauses returns its permit.
         drop(permit);
         attempts.back_off(reason).await?;
         permit = connection.sample_limiter.acquire().await;
@@ -261,7 +261,7 @@ fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleR
     Ok(response)
 }
 
-/// Cancels a sample that nobody waits for.
+/// Cancels a sample when its caller drops it.
 struct CancelOnDrop<'a> {
     connection: &'a Arc<Connection>,
     request_id: Option<String>,
@@ -277,7 +277,7 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// A task that ends with whoever waits for it.
+/// A task that is aborted when its handle drops.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
 impl<T> AbortOnDrop<T> {

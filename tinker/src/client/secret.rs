@@ -7,13 +7,13 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps a key.
+    /// Wraps a key or token.
     #[must_use]
     pub fn new(key: impl Into<String>) -> Self {
         Self(key.into())
     }
 
-    /// The key itself, for whoever has to send or compare it.
+    /// The key itself, to be sent or compared.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

@@ -40,7 +40,7 @@ pub struct TrainingClient {
 
 /// Weights to sample from, as they were when they were asked for.
 pub struct ExportedSampler {
-    /// Draws from them.
+    /// Sampler over the exported weights.
     pub sampler: SamplingClient,
     /// Where they are kept, if they are.
     pub path: Option<String>,
@@ -59,7 +59,7 @@ impl TrainingClient {
         &self.model_id
     }
 
-    /// Losses without gradients.
+    /// Computes losses and logprobs without gradients.
     pub fn forward(&self, data: Vec<Datum>, loss: Loss) -> ClientFuture<ForwardOutput> {
         self.pass(data, loss, true)
     }
@@ -100,8 +100,8 @@ impl TrainingClient {
                 false => error,
             })?;
             let mut forward = ForwardOutput::merged(parts);
-            // Whoever asks for a pass without gradients asks for its log-probs. One with gradients has been carried out,
-            // and what it says of them is for the caller to judge: it cannot be taken back.
+            // A pass without gradients exists for its logprobs, so they are checked. A pass with gradients cannot be
+            // undone, so the caller decides what to do about its logprobs.
             if forward_only {
                 checks::check_logprobs(forward.logprobs.iter().flatten()).map_err(|why| {
                     let detail = format!("the answer of {} is wrong: {why}", connection.transport.server());
@@ -139,7 +139,7 @@ impl TrainingClient {
         })
     }
 
-    /// Saves weights and optimizer under a name; answers with the path.
+    /// Saves weights and optimizer under a name; returns the path.
     pub fn save_state(&self, name: &str) -> ClientFuture<String> {
         let what = "save_state";
         if let Err(error) = checks::check_name(what, name) {
@@ -300,7 +300,7 @@ impl TrainingClient {
         })
     }
 
-    /// Fetches a result as soon as it is there, not only when it is awaited, and stops when nobody will await it.
+    /// Fetches a result as soon as it is ready, even before it is awaited, and stops when the future is dropped.
     fn under_way<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, ClientError>> + Send + 'static,

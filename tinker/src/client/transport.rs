@@ -20,11 +20,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A request.
+/// An HTTP request to the server.
 #[derive(Clone)]
 pub(super) struct HttpRequest {
     pub(super) method: Method,
-    /// Below `/api/v1/`.
+    /// Path relative to `/api/v1/`.
     pub(super) path: String,
     pub(super) body: Option<Bytes>,
     pub(super) content_type: &'static str,

@@ -27,7 +27,7 @@ use thiserror::Error;
 /// What cannot cross between the wire and core.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ConvertError {
-    /// It is malformed or out of range: whoever wrote it must change it.
+    /// The value is malformed or out of range: its sender must change it.
     #[error("{0}")]
     Invalid(String),
     /// It is well formed, and this side has no such thing.

@@ -9,7 +9,7 @@ use minds_core::loss::Loss;
 use minds_core::service::ForwardOutput;
 use std::collections::BTreeMap;
 
-/// The tensor that carries log-probs.
+/// The tensor that carries logprobs.
 const LOGPROBS: &str = "logprobs";
 
 /// What SDKs call results made of named tensors.
@@ -39,7 +39,7 @@ pub fn forward_to_proto(forward: &ForwardOutput) -> proto::ProtoForwardBackwardO
     }
 }
 
-/// A result in JSON. A log-prob that is not a number becomes `null`.
+/// A result in JSON. A logprob that is not a number becomes `null`.
 #[must_use]
 pub fn forward_to_json(forward: &ForwardOutput) -> types::WireForwardBackwardOutput {
     let record = |row: &Vec<f32>| BTreeMap::from([(LOGPROBS.to_owned(), TensorData::float32(row.clone()))]);
@@ -53,7 +53,7 @@ pub fn forward_to_json(forward: &ForwardOutput) -> types::WireForwardBackwardOut
 /// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
 ///
 /// # Errors
-/// Records that contradict themselves, or have no log-probs.
+/// Records that contradict themselves, or have no logprobs.
 pub fn forward_from_proto(output: &proto::ProtoForwardBackwardOutput) -> Result<ForwardOutput, ConvertError> {
     let mut logprobs = Vec::new();
     for record in &output.loss_fn_outputs {
@@ -83,7 +83,7 @@ pub fn forward_from_proto(output: &proto::ProtoForwardBackwardOutput) -> Result<
 /// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
 ///
 /// # Errors
-/// An output without log-probs.
+/// An output without logprobs.
 pub fn forward_from_json(output: &types::WireForwardBackwardOutput) -> Result<ForwardOutput, ConvertError> {
     let read = |record: &BTreeMap<String, TensorData>| {
         let tensor = record.get(LOGPROBS).ok_or_else(no_logprobs)?;
@@ -93,7 +93,7 @@ pub fn forward_from_json(output: &types::WireForwardBackwardOutput) -> Result<Fo
     Ok(ForwardOutput { logprobs, metrics: output.metrics.clone() })
 }
 
-/// The summed loss by its definition, for servers that do not report it. Positions without a log-prob count nothing.
+/// The summed loss by its definition, for servers that do not report it. Positions without a logprob count nothing.
 #[must_use]
 pub fn loss_sum(data: &[Datum], logprobs: &[Vec<f32>], loss: Loss) -> f64 {
     let of_datum = |(datum, row): (&Datum, &Vec<f32>)| -> f64 {

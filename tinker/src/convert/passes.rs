@@ -14,12 +14,12 @@ const WEIGHTS: &str = "weights";
 const LOGPROBS: &str = "logprobs";
 const ADVANTAGES: &str = "advantages";
 
-/// A pass, checked.
+/// A pass whose data and loss are valid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedPass {
     /// What to learn from; never empty.
     pub data: Vec<Datum>,
-    /// How.
+    /// Loss of the pass, with its settings.
     pub loss: Loss,
 }
 

@@ -126,10 +126,10 @@ pub fn sample_response_to_proto(response: &SampleResponse) -> proto::ProtoSample
     }
 }
 
-/// Reads an answer about a prompt of `prompt_len` tokens. Some servers leave the first prompt log-prob out.
+/// Reads an answer about a prompt of `prompt_len` tokens. Some servers leave the first prompt logprob out.
 ///
 /// # Errors
-/// Lengths that contradict each other, no log-probs, an unknown reason for the end.
+/// Lengths that contradict each other, no logprobs, an unknown reason for the end.
 pub fn sample_response_from_proto(
     response: &proto::ProtoSampleResponse,
     prompt_len: usize,
@@ -189,7 +189,7 @@ pub fn sample_response_to_json(response: &SampleResponse) -> types::WireSampleRe
 /// Reads an answer about a prompt of `prompt_len` tokens, as [`sample_response_from_proto`] does.
 ///
 /// # Errors
-/// Lengths that contradict each other, or no log-probs.
+/// Lengths that contradict each other, or no logprobs.
 pub fn sample_response_from_json(
     response: &types::WireSampleResponse,
     prompt_len: usize,

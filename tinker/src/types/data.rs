@@ -1,14 +1,14 @@
-//! Prompts, tensors and data in JSON.
+//! JSON forms of prompts, tensors and data.
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A prompt in pieces.
+/// A prompt as a sequence of chunks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
-    /// The pieces, in order.
+    /// Chunks of the prompt, in order.
     pub chunks: Vec<WireChunk>,
 }
 
@@ -24,34 +24,34 @@ impl ModelInput {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", try_from = "ChunkAsSent")]
 pub enum WireChunk {
-    /// Text as tokens.
+    /// Text, already encoded as tokens.
     EncodedText {
-        /// Token ids.
+        /// Token ids of the text.
         tokens: Vec<u32>,
     },
     /// An image in base64.
     Image {
-        /// The file.
+        /// Bytes of the image file, in base64.
         data: String,
-        /// `png` or `jpeg`.
+        /// Image format, `png` or `jpeg`.
         format: String,
-        /// Tokens that it takes, if the caller knows.
+        /// Number of tokens that the image takes, if the caller knows.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_tokens: Option<u32>,
     },
-    /// An image by address.
+    /// An image, referenced by its address.
     ImageAssetPointer {
-        /// Where it is.
+        /// Address of the image file.
         location: String,
-        /// `png` or `jpeg`.
+        /// Image format, `png` or `jpeg`.
         format: String,
-        /// Tokens that it takes, if the caller knows.
+        /// Number of tokens that the image takes, if the caller knows.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_tokens: Option<u32>,
     },
-    /// Sound in base64.
+    /// Sound, encoded in base64.
     Dmel {
-        /// The sound.
+        /// Bytes of the sound, in base64.
         dmel: String,
     },
 }
@@ -102,19 +102,19 @@ impl TryFrom<ChunkAsSent> for WireChunk {
 /// One example in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireDatum {
-    /// What the model reads.
+    /// Input tokens of the model.
     pub model_input: ModelInput,
-    /// What its loss reads.
+    /// Tensors that the loss reads, by name.
     pub loss_fn_inputs: BTreeMap<String, TensorData>,
 }
 
-/// Numbers of a tensor, row after row.
+/// Numbers of a tensor in row-major order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TensorValues {
-    /// Of dtype `int64`.
+    /// Numbers of dtype `int64`.
     Int64(Vec<i64>),
-    /// Of dtype `float32`.
+    /// Numbers of dtype `float32`.
     Float32(Vec<f32>),
 }
 
@@ -122,9 +122,9 @@ pub enum TensorValues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireDType {
-    /// Whole numbers.
+    /// Signed integers of 64 bits.
     Int64,
-    /// Real numbers.
+    /// Floating-point numbers of 32 bits.
     Float32,
 }
 
@@ -132,9 +132,9 @@ pub enum WireDType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "TensorAsSent")]
 pub struct TensorData {
-    /// The numbers; of a sparse tensor those that are there.
+    /// All numbers; of a sparse tensor only the stored ones.
     pub data: TensorValues,
-    /// Their type.
+    /// Element type of the numbers.
     pub dtype: WireDType,
     /// The dense shape; one dimension if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,13 +148,13 @@ pub struct TensorData {
 }
 
 impl TensorData {
-    /// A row of whole numbers.
+    /// A one-dimensional tensor of integers.
     #[must_use]
     pub fn int64(data: Vec<i64>) -> Self {
         Self::row(data.len(), TensorValues::Int64(data), WireDType::Int64)
     }
 
-    /// A row of real numbers.
+    /// A one-dimensional tensor of floats.
     #[must_use]
     pub fn float32(data: Vec<f32>) -> Self {
         Self::row(data.len(), TensorValues::Float32(data), WireDType::Float32)
@@ -282,7 +282,7 @@ impl<'de> Deserialize<'de> for JsonNumber {
                 Ok(JsonNumber::Real(value))
             }
 
-            /// What JSON writers make of NaN.
+            /// JSON writers replace NaN with `null`.
             fn visit_unit<E>(self) -> Result<JsonNumber, E> {
                 Ok(JsonNumber::Real(f64::NAN))
             }

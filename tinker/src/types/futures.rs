@@ -1,15 +1,15 @@
-//! Promises and how their results are fetched.
+//! Handles of pending results, and the forms in which results are polled.
 
 use super::literal::{nullable, tag};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The answer to everything that takes time: the result is fetched with `POST retrieve_future`.
+/// Response to every long-running request: the result is fetched with `POST retrieve_future`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FutureHandle {
     /// Name of the result; always a string.
     pub request_id: String,
-    /// Model it is about.
+    /// Model that the request addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
     /// For samples: one name per sample, which newer SDKs insist on.
@@ -17,52 +17,52 @@ pub struct FutureHandle {
     pub sample_sequence_ids: Option<Vec<String>>,
 }
 
-/// `POST retrieve_future`
+/// Request body of `POST retrieve_future`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RetrieveFutureRequest {
-    /// Which result.
+    /// Name of the result, [`FutureHandle::request_id`].
     pub request_id: String,
     /// Whether [`FutureAnswer::Metadata`] may come instead of a large result.
     #[serde(default, deserialize_with = "nullable")]
     pub allow_metadata_only: bool,
 }
 
-/// `POST cancel_future`
+/// Request body of `POST cancel_future`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CancelFutureRequest {
-    /// Which result nobody waits for.
+    /// Name of the result that is no longer needed.
     pub request_id: String,
 }
 
-/// Why a result is not there yet.
+/// Why a result is not ready yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueState {
-    /// It is being worked on.
+    /// The request is being executed.
     #[default]
     Active,
-    /// The server is full.
+    /// The server has no free capacity.
     PausedCapacity,
-    /// The caller asks for too much.
+    /// The caller exceeds its rate limit.
     PausedRateLimit,
-    /// A word that is not known here.
+    /// A state that this crate does not know.
     #[serde(other)]
     Unknown,
 }
 
-/// Answer to a poll that came too early. Sent with status 408, or with 200.
+/// Response to a poll whose result is not ready. Sent with status 408, or with 200.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TryAgain {
-    /// Which answer this is.
+    /// Value of `type`, which marks this response.
     #[serde(rename = "type", default)]
     pub tag: tag::TryAgain,
-    /// Which result.
+    /// Name of the result, [`FutureHandle::request_id`].
     #[serde(default, deserialize_with = "nullable")]
     pub request_id: String,
-    /// Why not yet.
+    /// Why the result is not ready.
     #[serde(default, deserialize_with = "nullable")]
     pub queue_state: QueueState,
-    /// In words.
+    /// Explanation of the queue state, for messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_state_reason: Option<String>,
 }
@@ -71,11 +71,11 @@ pub struct TryAgain {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureCategory {
-    /// The caller's.
+    /// The caller sent a bad request.
     User,
-    /// The server's.
+    /// The server failed to execute the request.
     Server,
-    /// Nobody knows.
+    /// The cause is unknown or was not sent.
     #[default]
     #[serde(other)]
     Unknown,
@@ -84,22 +84,22 @@ pub enum FailureCategory {
 /// A request that was executed and failed. Sent with status 200; the key `error` marks it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestFailed {
-    /// What is wrong.
+    /// Error message of the server.
     pub error: String,
     /// Whose fault it is.
     #[serde(default, deserialize_with = "nullable")]
     pub category: FailureCategory,
 }
 
-/// A result that is there and so large that it has to be asked for again.
+/// Response to a poll whose result is ready, but too large to be sent unasked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompleteMetadata {
-    /// Which answer this is.
+    /// Value of `status`, which marks this response.
     pub status: CompleteStatus,
-    /// Which result.
+    /// Name of the result, if the server sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// Bytes to expect.
+    /// Size of the result in bytes.
     #[serde(default, deserialize_with = "nullable")]
     pub response_payload_size: u64,
 }
@@ -108,28 +108,28 @@ pub struct CompleteMetadata {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompleteStatus {
-    /// The result is there.
+    /// The result is ready to be fetched.
     CompleteMetadata,
 }
 
-/// What a JSON answer to a poll means.
+/// Meaning of a JSON response to a poll.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FutureAnswer {
-    /// Not yet.
+    /// The result is not ready yet.
     Pending(TryAgain),
-    /// There, and large.
+    /// The result is ready, but large.
     Metadata(CompleteMetadata),
-    /// Failed.
+    /// The request was executed and failed.
     Failed(RequestFailed),
-    /// The result itself.
+    /// The result itself, still as JSON.
     Done(Value),
 }
 
 impl FutureAnswer {
-    /// Tells the four apart.
+    /// Parses a response to a poll.
     ///
     /// # Errors
-    /// JSON that is none of them.
+    /// The body is not JSON, or has a marker of one of the forms without its fields.
     pub fn parse(body: &[u8]) -> Result<Self, serde_json::Error> {
         let value: Value = serde_json::from_slice(body)?;
         if value.get("error").is_some_and(|error| !error.is_null()) {

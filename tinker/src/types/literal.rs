@@ -1,16 +1,16 @@
-//! The `type` fields: one unit type per literal, so that none can be misspelt or forgotten.
+//! The `type` fields: one unit type per literal, so that no literal can be misspelled or omitted.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// Reads `null` as the default, as old SDKs mean it.
+/// Reads `null` as the default, as old SDKs intend.
 pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a number that steers training. `null` is what JSON writers make of NaN, and is refused.
+/// Reads a number that controls training. Rejects `null`, which JSON writers put in place of NaN.
 pub(super) fn real<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let written = Option::deserialize(deserializer)?;
     written.ok_or_else(|| {
@@ -18,7 +18,7 @@ pub(super) fn real<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     })
 }
 
-/// Reads numbers of which some may be `null`: what JSON writers make of NaN.
+/// Reads numbers, with `null` as NaN.
 pub(super) fn reals<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<f32>>, D::Error> {
     let written = Option::<Vec<Option<f32>>>::deserialize(from)?;
     Ok(written.map(|all| all.into_iter().map(|real| real.unwrap_or(f32::NAN)).collect()))

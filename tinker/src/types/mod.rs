@@ -1,9 +1,9 @@
 //! The wire forms of the Tinker API.
 //!
-//! JSON is read leniently and written fully: every field that an old SDK leaves out or sends as `null` has its
-//! default, but for the numbers of an optimizer step, of which `null` is refused. Unknown fields are passed over, and
-//! what is written carries its defaults and its `type`. Protobuf ([`proto`]) is what newer SDKs use for passes and
-//! results; its tensors share the memory of the body.
+//! JSON is read leniently and written fully: a field that an old SDK omits or sends as `null` takes its default, except
+//! for the numbers of an optimizer step, where `null` is rejected. Unknown fields are ignored. Written JSON contains
+//! the defaults and the `type`. Newer SDKs use protobuf ([`proto`]) for passes and results; its tensors share the
+//! memory of the body.
 
 mod data;
 mod futures;
@@ -29,7 +29,7 @@ pub use sessions::*;
 pub use training::*;
 pub use weights::*;
 
-/// Where every address of the API begins.
+/// Path prefix of every API endpoint.
 pub const PREFIX: &str = "/api/v1";
 
 /// Media type of JSON bodies.
@@ -38,5 +38,5 @@ pub const JSON: &str = "application/json";
 /// Media type of protobuf bodies.
 pub const PROTOBUF: &str = "application/x-protobuf";
 
-/// Header that carries the key.
+/// HTTP header that carries the API key.
 pub const API_KEY_HEADER: &str = "x-api-key";

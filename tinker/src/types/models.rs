@@ -1,19 +1,19 @@
-//! Adapters: made, described, given up.
+//! Requests that create, describe and unload adapters.
 
 use super::literal::tag;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// `POST create_model`
+/// Request body of `POST create_model`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateModelRequest {
-    /// Session it belongs to.
+    /// Session that the model belongs to.
     pub session_id: String,
-    /// Number within the session, from 0; asking twice with one number gives the same model.
+    /// Number within the session, from 0; a repeated request with the same number returns the same model.
     pub model_seq_id: u64,
-    /// What it adapts.
+    /// Name of the base model.
     pub base_model: String,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
     /// The adapter; `None` would train the whole model.
@@ -22,25 +22,25 @@ pub struct CreateModelRequest {
     /// The optimizer, AdamW if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_config: Option<OptimizerConfig>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateModel,
 }
 
-/// What an adapter is made of.
+/// Shape of an adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "LoraConfigAsSent")]
 pub struct LoraConfig {
-    /// Inner width.
+    /// Rank of the adapter's matrices.
     pub rank: usize,
-    /// Seed of its random half.
+    /// Seed of the randomly initialized matrices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// Whether the output layer has one.
+    /// Whether the output layer has an adapter.
     pub train_unembed: bool,
-    /// Whether feed-forward layers have one.
+    /// Whether feed-forward layers have an adapter.
     pub train_mlp: bool,
-    /// Whether attention has one.
+    /// Whether attention layers have an adapter.
     pub train_attn: bool,
 }
 
@@ -72,13 +72,13 @@ impl From<LoraConfigAsSent> for LoraConfig {
     }
 }
 
-/// Which optimizer a model has.
+/// Optimizer of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerConfig {
-    /// Its name, `adamw` for the usual one.
+    /// Name of the optimizer; `adamw` by default.
     #[serde(rename = "type")]
     pub name: String,
-    /// Its settings.
+    /// Settings of the optimizer, by name.
     #[serde(flatten)]
     pub settings: Map<String, Value>,
 }
@@ -89,58 +89,58 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// Result of `create_model`.
+/// Result of `POST create_model`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateModelResponse {
-    /// Name of the model.
+    /// Name of the model on the server.
     pub model_id: String,
-    /// Which result this is.
+    /// Value of `type`, which marks this result.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateModel,
 }
 
-/// `POST get_info`
+/// Request body of `POST get_info`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GetInfoRequest {
-    /// Which model.
+    /// Name of the model on the server.
     pub model_id: String,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::GetInfo,
 }
 
-/// Answer to `POST get_info`.
+/// Response to `POST get_info`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GetInfoResponse {
-    /// Which answer this is.
+    /// Value of `type`, which marks this response.
     #[serde(rename = "type", default)]
     pub tag: tag::GetInfo,
-    /// Which model.
+    /// Name of the model on the server.
     pub model_id: String,
-    /// What it adapts.
+    /// Description of the base model.
     pub model_data: ModelData,
     /// Whether it is an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_lora: Option<bool>,
-    /// Its rank.
+    /// Rank of the adapter, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_rank: Option<usize>,
     /// Name of the base model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_name: Option<String>,
-    /// Its optimizer.
+    /// Optimizer of the model, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_config: Option<OptimizerConfig>,
 }
 
-/// A base model in a few words.
+/// Short description of a base model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelData {
-    /// Its architecture.
+    /// Architecture of the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arch: Option<String>,
-    /// Its name, which samplers and tokenizers are asked for by.
+    /// Name of the base model, as samplers and tokenizers are requested by.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_name: Option<String>,
     /// Name of the tokenizer where it differs.
@@ -151,9 +151,9 @@ pub struct ModelData {
 /// `POST unload_model`, and its result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UnloadModel {
-    /// Which model is not needed any more.
+    /// Name of the model to unload.
     pub model_id: String,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::UnloadModel,
 }

@@ -1,13 +1,13 @@
 //! Numbers as the little-endian bytes that the wire carries.
 //!
-//! On a little-endian machine nothing is converted: numbers become bytes by sharing their memory, and bytes become
-//! numbers by a look at the same memory where it is aligned, by one copy of the whole where it is not.
+//! A little-endian machine converts nothing: numbers become bytes by sharing their memory, and bytes become numbers by
+//! borrowing the same memory where it is aligned, or by one copy where it is not.
 
 use bytemuck::Pod;
 use bytes::Bytes;
 use std::borrow::Cow;
 
-/// A number of the wire.
+/// A number type of the wire format.
 pub trait WireNumber: Pod + Send + Sync {
     /// The same number with its bytes reversed.
     #[must_use]
@@ -38,20 +38,20 @@ impl WireNumber for f32 {
     }
 }
 
-/// Bytes that are no whole count of numbers.
+/// The length of the bytes is not a multiple of the number's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes are no whole count of numbers of {size} bytes")]
 pub struct ByteLengthError {
-    /// Bytes there are.
+    /// Length of the input in bytes.
     pub len: usize,
-    /// Bytes per number.
+    /// Size of one number in bytes.
     pub size: usize,
 }
 
 /// Reads bytes as numbers.
 ///
 /// # Errors
-/// The length is no multiple of the number's.
+/// The length is not a multiple of the number's size.
 pub fn read<T: WireNumber>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError> {
     let size = size_of::<T>();
     if !bytes.len().is_multiple_of(size) {
@@ -67,7 +67,7 @@ pub fn read<T: WireNumber>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError
     })
 }
 
-/// Writes numbers as bytes, by sharing the memory of whatever holds them.
+/// Writes numbers as bytes that share the memory of `owner`.
 #[must_use]
 pub fn share<T: WireNumber, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
     struct AsBytes<T, O>(O, std::marker::PhantomData<fn() -> T>);

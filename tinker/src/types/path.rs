@@ -4,22 +4,22 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Most bytes of an address.
+/// Maximum length of an address in bytes.
 const LONGEST: usize = 1024;
 
-/// What is saved.
+/// Purpose of saved weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CheckpointKind {
-    /// Weights and optimizer.
+    /// Weights and optimizer, to resume training.
     Training,
     /// Weights to sample from.
     Sampler,
-    /// Weights to take away.
+    /// Weights to download from the server.
     External,
 }
 
 impl CheckpointKind {
-    /// How it is named in an address.
+    /// Name of the kind in an address.
     #[must_use]
     pub fn segment(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl CheckpointKind {
         }
     }
 
-    /// How it is named as a `checkpoint_type`.
+    /// Name of the kind as a `checkpoint_type`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,24 +40,24 @@ impl CheckpointKind {
     }
 }
 
-/// An address, taken apart.
+/// A parsed address of saved weights.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CheckpointPath {
-    /// The model that was saved.
+    /// Training run whose model was saved.
     pub run: String,
-    /// What is saved. Some servers leave it out for samplers' weights.
+    /// Kind of the weights. Some servers omit it for sampler weights.
     pub kind: Option<CheckpointKind>,
-    /// Under which name.
+    /// Name that the weights were saved under.
     pub name: String,
 }
 
-/// Not an address of weights.
+/// The text is not an address of saved weights.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("`{0}` is no address of saved weights: tinker://RUN/weights/NAME is one")]
 pub struct PathError(pub String);
 
 impl CheckpointPath {
-    /// Kind and name, as REST addresses want them.
+    /// Kind and name, as REST addresses contain them.
     #[must_use]
     pub fn checkpoint_id(&self) -> String {
         match self.kind {
@@ -73,7 +73,7 @@ impl FromStr for CheckpointPath {
     fn from_str(text: &str) -> Result<Self, PathError> {
         let wrong = || PathError(text.into());
         let parts: Vec<&str> = text.strip_prefix("tinker://").ok_or_else(wrong)?.split('/').collect();
-        // These have a meaning of their own in addresses of the web, or none in a name.
+        // These characters are reserved in URLs or invalid in a name.
         let foreign = |c: char| c.is_control() || c.is_whitespace() || "?#%\\\"<>".contains(c);
         let bad = |part: &str| part.is_empty() || matches!(part, "." | "..") || part.contains(foreign);
         if text.len() > LONGEST || parts.iter().any(|part| bad(part)) {

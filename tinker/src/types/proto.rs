@@ -1,7 +1,7 @@
-//! The protobuf forms, package `tinker_public`, written by hand from the field numbers.
+//! Protobuf messages of the package `tinker_public`, written by hand from the field numbers.
 //!
-//! Packed tensors are little-endian bytes without alignment; see [`super::numbers`]. Decoding from [`bytes::Bytes`] shares
-//! the body's memory, so a tensor costs nothing until it is read.
+//! Packed tensors are little-endian bytes without alignment; see [`super::numbers`]. Decoding from [`bytes::Bytes`]
+//! shares the body's memory, so a tensor costs nothing until it is read.
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub enum ProtoStopReason {
     /// A stop token or string.
     Stop = 0,
-    /// All tokens are there.
+    /// The maximum number of tokens is reached.
     Length = 1,
 }
 
@@ -21,15 +21,15 @@ pub enum ProtoStopReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum ProtoDType {
-    /// Not said, which is an error.
+    /// Unset, which is an error.
     Unspecified = 0,
-    /// 4 bytes.
+    /// Floats of 4 bytes each.
     Float32 = 1,
-    /// 8 bytes.
+    /// Signed integers of 8 bytes each.
     Int64 = 2,
-    /// 4 bytes, read as int64.
+    /// Signed integers of 4 bytes each, read as int64.
     Int32 = 3,
-    /// 2 bytes, read as float32.
+    /// Floats of 2 bytes each, read as float32.
     Bfloat16 = 4,
 }
 
@@ -39,7 +39,7 @@ pub struct ProtoSampleResponse {
     /// One entry per sample.
     #[prost(message, repeated, tag = "1")]
     pub sequences: Vec<ProtoSampledSequence>,
-    /// f32 per prompt token, NaN for none.
+    /// One f32 per prompt token; NaN where there is no logprob.
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub prompt_logprobs: Option<Bytes>,
     /// The most likely tokens at each prompt position.
@@ -48,7 +48,7 @@ pub struct ProtoSampleResponse {
     /// Prompt tokens that needed no computation.
     #[prost(int32, tag = "4")]
     pub prompt_cache_hit_tokens: i32,
-    /// Log-probs of tokens that were asked for.
+    /// Logprobs of the requested target tokens.
     #[prost(message, optional, tag = "5")]
     pub target_prompt_logprobs: Option<ProtoTensor>,
     /// Alternatives drawn at each prompt position.
@@ -59,24 +59,24 @@ pub struct ProtoSampleResponse {
 /// Alternatives drawn at each prompt position.
 #[derive(Clone, PartialEq, Message)]
 pub struct PromptAltTokens {
-    /// Which.
+    /// Token ids of the alternatives.
     #[prost(message, optional, tag = "1")]
     pub tokens: Option<ProtoTensor>,
-    /// How likely.
+    /// Logprobs of the alternatives.
     #[prost(message, optional, tag = "2")]
     pub logprobs: Option<ProtoTensor>,
 }
 
-/// One sample.
+/// One sample of a response.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoSampledSequence {
-    /// Why it ended.
+    /// Why the sample ended, a [`ProtoStopReason`].
     #[prost(enumeration = "ProtoStopReason", tag = "1")]
     pub stop_reason: i32,
-    /// i32 each.
+    /// Token ids, 4 bytes (i32) each.
     #[prost(bytes = "bytes", tag = "2")]
     pub tokens: Bytes,
-    /// f32 each; empty for none.
+    /// Logprob of each token, 4 bytes (f32) each; empty for none.
     #[prost(bytes = "bytes", optional, tag = "3")]
     pub logprobs: Option<Bytes>,
     /// The most likely tokens at each position.
@@ -93,29 +93,29 @@ pub struct TopkLogprobs {
     /// f32 each, row after row.
     #[prost(bytes = "bytes", tag = "2")]
     pub logprobs: Bytes,
-    /// Tokens per row.
+    /// Number of tokens per row.
     #[prost(uint32, tag = "3")]
     pub k: u32,
-    /// Rows.
+    /// Number of rows, one per position.
     #[prost(uint32, tag = "4")]
     pub length: u32,
 }
 
 impl TopkLogprobs {
-    /// Log-prob of a place that holds no token.
+    /// Logprob of an entry that holds no token.
     pub const MISSING: f32 = -99999.0;
 }
 
-/// Numbers by row and column.
+/// A sparse matrix in CSR form.
 #[derive(Clone, PartialEq, Message)]
 pub struct SparseCsr {
-    /// Those that are there.
+    /// The stored numbers, row after row.
     #[prost(bytes = "bytes", tag = "1")]
     pub values: Bytes,
-    /// i64: where each row begins.
+    /// Index of the first number of each row, 8 bytes (i64) each.
     #[prost(bytes = "bytes", tag = "2")]
     pub crow_indices: Bytes,
-    /// i64: the column of each.
+    /// Column of each number, 8 bytes (i64) each.
     #[prost(bytes = "bytes", tag = "3")]
     pub col_indices: Bytes,
 }
@@ -123,13 +123,13 @@ pub struct SparseCsr {
 /// A tensor of a datum.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoTensor {
-    /// Its numbers.
+    /// Numbers of the tensor, dense or sparse.
     #[prost(oneof = "Encoding", tags = "1, 2")]
     pub encoding: Option<Encoding>,
-    /// Their type.
+    /// Element type, a [`ProtoDType`].
     #[prost(enumeration = "ProtoDType", tag = "3")]
     pub dtype: i32,
-    /// The dense shape.
+    /// Shape of the dense tensor.
     #[prost(int64, repeated, tag = "4")]
     pub shape: Vec<i64>,
 }
@@ -140,7 +140,7 @@ pub enum Encoding {
     /// All of them, row after row.
     #[prost(bytes = "bytes", tag = "1")]
     Dense(Bytes),
-    /// Those that are not padding.
+    /// All numbers except the padding.
     #[prost(message, tag = "2")]
     SparseCsr(SparseCsr),
 }
@@ -148,13 +148,13 @@ pub enum Encoding {
 /// Tensors of many data, end to end.
 #[derive(Clone, PartialEq, Message)]
 pub struct BatchedTensor {
-    /// All numbers.
+    /// Numbers of all data, concatenated.
     #[prost(bytes = "bytes", tag = "1")]
     pub data: Bytes,
-    /// i64: byte offsets into `data`, one more than there are data.
+    /// Byte offsets into `data` (i64), one more than the number of data.
     #[prost(bytes = "bytes", tag = "2")]
     pub offsets: Bytes,
-    /// Type of the numbers.
+    /// Element type, a [`ProtoDType`].
     #[prost(enumeration = "ProtoDType", tag = "3")]
     pub dtype: i32,
     /// Shape of one element of the leading dimension.
@@ -165,13 +165,13 @@ pub struct BatchedTensor {
 /// Named tensors of many data.
 #[derive(Clone, PartialEq, Message)]
 pub struct ArrayRecord {
-    /// Unused.
+    /// Type tag of the record, unused.
     #[prost(string, tag = "1")]
     pub type_tag: String,
-    /// The tensors.
+    /// Tensors of the record, by name.
     #[prost(btree_map = "string, message", tag = "2")]
     pub fields: BTreeMap<String, BatchedTensor>,
-    /// How many data.
+    /// Number of data in the record.
     #[prost(int64, tag = "3")]
     pub num_datums: i64,
 }
@@ -179,39 +179,39 @@ pub struct ArrayRecord {
 /// Result of a pass.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoForwardBackwardOutput {
-    /// What the outputs are, `ArrayRecord`.
+    /// Type of the outputs, `ArrayRecord`.
     #[prost(string, tag = "1")]
     pub loss_fn_output_type: String,
-    /// Their tensors; the data of several records follow each other.
+    /// Tensors of the outputs; the data of several records are concatenated.
     #[prost(message, repeated, tag = "2")]
     pub loss_fn_outputs: Vec<ArrayRecord>,
-    /// Numbers; the part behind the colon of each name says how chunks are put together.
+    /// Metrics by name; the suffix after the colon says how chunks are combined.
     #[prost(btree_map = "string, double", tag = "3")]
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// `POST forward_backward`
+/// Request body of `POST forward_backward`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoForwardBackwardRequest {
-    /// Which model.
+    /// Name of the model to train.
     #[prost(string, tag = "1")]
     pub model_id: String,
-    /// Place in the model's order; 0 for none.
+    /// Position in the model's request order; 0 for none.
     #[prost(int32, tag = "2")]
     pub seq_id: i32,
-    /// What to learn from.
+    /// Training data of the pass.
     #[prost(message, repeated, tag = "3")]
     pub data: Vec<ProtoDatum>,
     /// Name of the loss.
     #[prost(string, tag = "4")]
     pub loss_fn: String,
-    /// Its settings, as older servers read them.
+    /// Settings of the loss, in the form of older servers.
     #[prost(btree_map = "string, double", tag = "5")]
     pub loss_fn_config: BTreeMap<String, f64>,
-    /// Whether gradients are left alone.
+    /// Whether the pass computes losses without gradients.
     #[prost(bool, tag = "6")]
     pub forward_only: bool,
-    /// Its settings.
+    /// Settings of the loss, by name.
     #[prost(btree_map = "string, message", tag = "7")]
     pub loss_fn_config_v2: BTreeMap<String, LossConfigValue>,
 }
@@ -219,7 +219,7 @@ pub struct ProtoForwardBackwardRequest {
 /// A setting of a loss.
 #[derive(Clone, PartialEq, Message)]
 pub struct LossConfigValue {
-    /// Number or text.
+    /// Value of the setting, number or text.
     #[prost(oneof = "LossConfig", tags = "1, 2")]
     pub value: Option<LossConfig>,
 }
@@ -227,27 +227,27 @@ pub struct LossConfigValue {
 /// Value of a setting.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum LossConfig {
-    /// A number.
+    /// A setting that is a number.
     #[prost(double, tag = "1")]
     Number(f64),
-    /// A text.
+    /// A setting that is text.
     #[prost(string, tag = "2")]
     Text(String),
 }
 
-/// One example.
+/// One example of a pass.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoDatum {
-    /// What the model reads.
+    /// Input of the model, in chunks.
     #[prost(message, repeated, tag = "1")]
     pub model_input: Vec<ProtoChunk>,
-    /// What its loss reads.
+    /// Tensors that the loss reads, by name.
     #[prost(btree_map = "string, message", tag = "2")]
     pub loss_fn_inputs: BTreeMap<String, ProtoTensor>,
-    /// Where its tokens came from.
+    /// Provenance of the input tokens.
     #[prost(message, repeated, tag = "3")]
     pub model_input_spans: Vec<ProvenanceSpan>,
-    /// Where its targets came from.
+    /// Provenance of the target tokens.
     #[prost(message, repeated, tag = "4")]
     pub loss_fn_input_spans: Vec<ProvenanceSpan>,
 }
@@ -255,18 +255,18 @@ pub struct ProtoDatum {
 /// A stretch of tokens that the server has seen before.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProvenanceSpan {
-    /// Where.
+    /// Where the server has seen the tokens.
     #[prost(oneof = "Provenance", tags = "1, 2")]
     pub span: Option<Provenance>,
 }
 
-/// Where a stretch was seen.
+/// Where a stretch of tokens was seen.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Provenance {
-    /// In a prompt.
+    /// Part of a prompt's tokens.
     #[prost(message, tag = "1")]
     PromptTokens(ProtoSpan),
-    /// In a sample.
+    /// Part of a sample's tokens.
     #[prost(message, tag = "2")]
     SampledTokens(ProtoSpan),
 }
@@ -274,18 +274,18 @@ pub enum Provenance {
 /// A stretch of one sequence.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoSpan {
-    /// Which sequence.
+    /// Name of the sequence on the server.
     #[prost(string, tag = "1")]
     pub sequence_id: String,
-    /// From where.
+    /// Offset of the stretch's first token.
     #[prost(int64, tag = "2")]
     pub offset: i64,
-    /// How long.
+    /// Length of the stretch in tokens.
     #[prost(int64, tag = "3")]
     pub length: i64,
 }
 
-/// One piece of a prompt.
+/// One chunk of a prompt.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoChunk {
     /// Text, image or sound.
@@ -293,38 +293,38 @@ pub struct ProtoChunk {
     pub chunk: Option<ChunkKind>,
 }
 
-/// What a piece is.
+/// Content of a chunk.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum ChunkKind {
-    /// Text as tokens.
+    /// Text, already encoded as tokens.
     #[prost(message, tag = "1")]
     EncodedText(EncodedTextChunk),
-    /// An image.
+    /// An image with its format.
     #[prost(message, tag = "2")]
     Image(ImageChunk),
-    /// Sound.
+    /// Sound, as encoded bytes.
     #[prost(message, tag = "3")]
     Dmel(DmelChunk),
 }
 
-/// Text as tokens.
+/// Text, already encoded as tokens.
 #[derive(Clone, PartialEq, Message)]
 pub struct EncodedTextChunk {
-    /// i32 each.
+    /// Token ids, 4 bytes (i32) each.
     #[prost(bytes = "bytes", tag = "1")]
     pub tokens: Bytes,
 }
 
-/// An image.
+/// An image with its format.
 #[derive(Clone, PartialEq, Message)]
 pub struct ImageChunk {
-    /// The file.
+    /// Bytes of the image file.
     #[prost(bytes = "bytes", tag = "1")]
     pub data: Bytes,
-    /// `png` or `jpeg`.
+    /// Image format, `png` or `jpeg`.
     #[prost(string, tag = "2")]
     pub format: String,
-    /// Tokens that it takes, if the caller knows.
+    /// Number of tokens that the image takes, if the caller knows.
     #[prost(int32, optional, tag = "3")]
     pub expected_tokens: Option<i32>,
     /// Size to scale it to.
@@ -335,18 +335,18 @@ pub struct ImageChunk {
 /// Size of an image.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct ImageDimensions {
-    /// Pixels across.
+    /// Width of the image in pixels.
     #[prost(uint32, tag = "1")]
     pub width: u32,
-    /// Pixels down.
+    /// Height of the image in pixels.
     #[prost(uint32, tag = "2")]
     pub height: u32,
 }
 
-/// Sound.
+/// Sound, as encoded bytes.
 #[derive(Clone, PartialEq, Message)]
 pub struct DmelChunk {
-    /// The sound.
+    /// Bytes of the encoded sound.
     #[prost(bytes = "bytes", tag = "1")]
     pub dmel: Bytes,
 }

@@ -1,40 +1,40 @@
-//! What is kept on a server, and lists of it.
+//! Training runs, checkpoints and sessions that a server keeps, and lists of them.
 
 use super::literal::nullable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Answer to `GET training_runs/{id}`.
+/// Response to `GET training_runs/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingRun {
-    /// Its name, which is the model's.
+    /// Name of the run, which is the model's.
     pub training_run_id: String,
-    /// What was trained.
+    /// Name of the base model.
     pub base_model: String,
-    /// Whose it is.
+    /// Owner of the training run.
     pub model_owner: String,
-    /// Whether it is an adapter.
+    /// Whether the model is an adapter.
     pub is_lora: bool,
-    /// When it was last used, RFC 3339.
+    /// Time of the last request, RFC 3339.
     pub last_request_time: String,
-    /// Whether it is beyond repair.
+    /// Whether the model is damaged beyond repair.
     #[serde(default, deserialize_with = "nullable")]
     pub corrupted: bool,
     /// Rank of the adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_rank: Option<usize>,
-    /// The last saved state.
+    /// The last checkpoint with optimizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<WireCheckpoint>,
     /// The last weights saved for sampling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sampler_checkpoint: Option<WireCheckpoint>,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
 }
 
-/// Saved weights.
+/// Saved weights as a list names them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireCheckpoint {
     /// Kind and name, `weights/x`.
@@ -43,15 +43,15 @@ pub struct WireCheckpoint {
     pub checkpoint_type: String,
     /// When it was saved, RFC 3339.
     pub time: String,
-    /// Where it is.
+    /// Address of the weights, `tinker://…`.
     pub tinker_path: String,
-    /// How large it is.
+    /// Size of the checkpoint in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Whether everybody may read it.
+    /// Whether all users may read the checkpoint.
     #[serde(default, deserialize_with = "nullable")]
     pub public: bool,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
     /// When it will be deleted, RFC 3339.
@@ -59,64 +59,64 @@ pub struct WireCheckpoint {
     pub expires_at: Option<String>,
 }
 
-/// Where a page of a list lies in the whole.
+/// Position of a page in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PageCursor {
     /// Entries before this page.
     pub offset: usize,
-    /// Most entries per page.
+    /// Maximum number of entries per page.
     pub limit: usize,
-    /// Entries in all.
+    /// Number of entries in the whole list.
     pub total_count: usize,
 }
 
-/// Answer to `GET training_runs`.
+/// Response to `GET training_runs`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingRunList {
-    /// One page.
+    /// Training runs of one page.
     pub training_runs: Vec<TrainingRun>,
-    /// Where it lies.
+    /// Position of the page in the list.
     #[serde(default, deserialize_with = "nullable")]
     pub cursor: PageCursor,
 }
 
-/// Answer to `GET checkpoints` and `GET training_runs/{id}/checkpoints`.
+/// Response to `GET checkpoints` and `GET training_runs/{id}/checkpoints`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointList {
-    /// One page.
+    /// Checkpoints of one page.
     pub checkpoints: Vec<WireCheckpoint>,
-    /// Where it lies.
+    /// Position of the page in the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<PageCursor>,
 }
 
-/// Answer to `GET sessions/{id}`.
+/// Response to `GET sessions/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionInfo {
-    /// Models made in it.
+    /// Models created in the session.
     pub training_run_ids: Vec<String>,
-    /// Samplers made in it.
+    /// Samplers created in the session.
     pub sampler_ids: Vec<String>,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
-    /// Name for people.
+    /// Human-readable name of the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
 }
 
-/// Answer to `GET sessions`.
+/// Response to `GET sessions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionList {
-    /// Names of one page.
+    /// Names of the sessions of one page.
     pub sessions: Vec<String>,
 }
 
-/// `PUT training_runs/{id}/checkpoints/{checkpoint}/ttl`
+/// Request body of `PUT training_runs/{id}/checkpoints/{checkpoint}/ttl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SetTtlRequest {
-    /// Seconds to keep it from now; `None`, written as `null`, keeps it for ever.
+    /// Seconds to keep the checkpoint from now on; `None`, written as `null`, keeps it forever.
     pub ttl_seconds: Option<u64>,
 }

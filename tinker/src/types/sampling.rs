@@ -7,58 +7,58 @@ use serde::{Deserialize, Serialize};
 /// `POST create_sampling_session`: over weights if there is a path, else over a base model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateSamplingSessionRequest {
-    /// Session it belongs to.
+    /// Session that the sampler belongs to.
     pub session_id: String,
-    /// Number within the session, shared with samplers made by `save_weights_for_sampler`.
+    /// Number within the session, from one count with samplers of `save_weights_for_sampler`.
     pub sampling_session_seq_id: u64,
     /// Base model to sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// Weights to sample.
+    /// Address of the weights to sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateSamplingSession,
 }
 
-/// Answer to `POST create_sampling_session`.
+/// Response to `POST create_sampling_session`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateSamplingSessionResponse {
-    /// Which answer this is.
+    /// Value of `type`, which marks this response.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateSamplingSession,
     /// Name of the sampler.
     pub sampling_session_id: String,
 }
 
-/// Answer to `GET samplers/{id}`.
+/// Response to `GET samplers/{id}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireSampler {
     /// Name of the sampler.
     pub sampler_id: String,
-    /// What it samples.
+    /// Name of the base model.
     pub base_model: String,
-    /// With which weights.
+    /// Address of the weights; `None` for the base model.
     #[serde(default)]
     pub model_path: Option<String>,
 }
 
-/// `POST asample`
+/// Request body of `POST asample`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireSampleRequest {
-    /// Samples to draw.
+    /// Number of samples to draw.
     #[serde(default = "one")]
     pub num_samples: i64,
-    /// What to continue.
+    /// Prompt that the samples continue.
     pub prompt: ModelInput,
-    /// How to draw.
+    /// Sampling parameters of the request.
     #[serde(default, deserialize_with = "nullable")]
     pub sampling_params: WireSamplingParams,
-    /// Which sampler.
+    /// Name of the sampler, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_id: Option<String>,
-    /// Number within the sampler; asking twice with one number gives the same samples.
+    /// Number within the sampler; a repeated request with the same number returns the same samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
     /// Base model, for requests without a sampler.
@@ -67,7 +67,7 @@ pub struct WireSampleRequest {
     /// Weights, for requests without a sampler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
-    /// Whether to return the log-prob of each prompt token.
+    /// Whether to return the logprob of each prompt token.
     #[serde(default, deserialize_with = "nullable")]
     pub prompt_logprobs: bool,
     /// How many of the most likely tokens to return at each prompt position.
@@ -76,19 +76,19 @@ pub struct WireSampleRequest {
     /// How many of the most likely tokens to return at each sampled position.
     #[serde(default, deserialize_with = "nullable")]
     pub topk_sample_logprobs: i64,
-    /// Tokens whose log-prob is wanted at each prompt position, `[len - 1, k]`, -1 for none.
+    /// Tokens whose logprob is requested at each prompt position, `[len - 1, k]`, -1 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_prompt_logprobs: Option<TensorData>,
     /// Alternatives to draw at each prompt position.
     #[serde(default, deserialize_with = "nullable")]
     pub prompt_alt_tokens_k: i64,
-    /// Return only the last so many prompt log-probs.
+    /// Number of prompt logprobs to return, from the end; all if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs_last_n: Option<i64>,
     /// Whether the server keeps what `stable_reinforce` needs.
     #[serde(default, deserialize_with = "nullable")]
     pub record_stability_info: bool,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::Sample,
 }
@@ -119,22 +119,22 @@ impl Default for WireSampleRequest {
     }
 }
 
-/// How tokens are drawn.
+/// Sampling parameters of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "SamplingParamsAsSent")]
 pub struct WireSamplingParams {
-    /// Most tokens; up to the context's end if not given.
+    /// Maximum number of tokens; up to the end of the context if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<i64>,
-    /// Makes samples repeatable.
+    /// Seed that makes samples reproducible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
-    /// What ends a sample; `None` is the model's own end, an empty list is nothing at all.
+    /// Stop condition; `None` is the model's own end token, an empty list stops at nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop: Option<WireStop>,
-    /// Softmax temperature.
+    /// Temperature of the softmax; 1 by default.
     pub temperature: f64,
-    /// Most likely tokens to keep; -1 for all.
+    /// Number of most likely tokens to keep; -1 for all.
     pub top_k: i64,
     /// Probability mass to keep; 1 for all.
     pub top_p: f64,
@@ -170,7 +170,7 @@ impl From<SamplingParamsAsSent> for WireSamplingParams {
     }
 }
 
-/// What ends a sample early. An empty list is read as [`WireStop::Tokens`].
+/// Stop condition of a sample. An empty list is read as [`WireStop::Tokens`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum WireStop {
@@ -178,7 +178,7 @@ pub enum WireStop {
     Tokens(Vec<u32>),
     /// Any of these strings.
     Strings(Vec<String>),
-    /// This string.
+    /// Exactly this one string.
     String(String),
 }
 
@@ -186,24 +186,24 @@ pub enum WireStop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireStopReason {
-    /// Something of [`WireStop`].
+    /// A stop condition, [`WireStop`], was met.
     Stop,
-    /// It has all its tokens, or the context is full.
+    /// The maximum number of tokens is reached, or the context is full.
     Length,
 }
 
-/// Tokens with log-probs, best first.
+/// Tokens with their logprobs, most likely first.
 pub type WireTopK = Vec<(u32, f32)>;
 
 /// Result of `asample` in JSON. Newer SDKs take only [`super::proto::ProtoSampleResponse`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireSampleResponse {
-    /// Which result this is.
+    /// Value of `type`, which marks this result.
     #[serde(rename = "type", default)]
     pub tag: tag::Sample,
     /// One entry per sample.
     pub sequences: Vec<WireSampledSequence>,
-    /// Log-prob of each prompt token; the first has none.
+    /// Logprob of each prompt token; the first has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position; the first has none.
@@ -214,11 +214,11 @@ pub struct WireSampleResponse {
 /// One sample in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireSampledSequence {
-    /// Why it ended.
+    /// Why the sample ended.
     pub stop_reason: WireStopReason,
-    /// Its tokens.
+    /// Tokens of the sample.
     pub tokens: Vec<u32>,
-    /// Log-prob of each; NaN, which is `null`, where there is none.
+    /// Logprob of each token; NaN, written as `null`, where there is none.
     #[serde(default, deserialize_with = "reals", skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<f32>>,
     /// The most likely tokens at each position: only in protobuf with other servers.

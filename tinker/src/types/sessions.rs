@@ -1,4 +1,4 @@
-//! Start-up, sessions and what a server says about itself.
+//! Start-up, sessions and capabilities of a server.
 
 use super::literal::{nullable, tag};
 use serde::{Deserialize, Serialize};
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientConfigRequest {
-    /// Version of the SDK that asks.
+    /// Version of the requesting SDK.
     pub sdk_version: String,
 }
 
-/// What a server may change about its clients. Everything has a default, so `{}` is a whole answer.
+/// Settings of clients that a server controls. Every field has a default, so `{}` is a complete response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientConfig {
@@ -22,13 +22,13 @@ pub struct ClientConfig {
     pub proto_compress_fwdbwd: bool,
     /// Whether chunks of one pass may be sent at once.
     pub parallel_fwdbwd_chunks: bool,
-    /// Most data per request.
+    /// Maximum number of data per request.
     pub fwdbwd_max_chunk_len: usize,
-    /// Most estimated bytes per request.
+    /// Maximum estimated bytes per request.
     pub fwdbwd_max_chunk_bytes_count: usize,
     /// Longest pause for billing, in seconds.
     pub billing_exception_max_pause_duration_sec: f64,
-    /// Most samples in flight per sampler.
+    /// Maximum number of samples in flight per sampler.
     pub sample_max_concurrent_requests: usize,
     /// Whether finished samples are announced by `retrieve_futures`.
     pub sample_use_retrieve_futures: bool,
@@ -52,15 +52,15 @@ impl Default for ClientConfig {
     }
 }
 
-/// Answer to `POST client/dynamic_config`.
+/// Response to `POST client/dynamic_config`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DynamicConfig {
-    /// Seconds until it is asked again.
+    /// Seconds until the client requests it again.
     pub refresh_interval_sec: f64,
-    /// Whether samples that nobody waits for may be cancelled.
+    /// Whether the server accepts the cancellation of samples.
     pub sample_cancel_enabled: bool,
-    /// Most of them per request.
+    /// Maximum number of cancellations per request.
     pub sample_cancel_max_batch_size: usize,
 }
 
@@ -70,79 +70,79 @@ impl Default for DynamicConfig {
     }
 }
 
-/// Answer to `POST auth/token`. It has no `Debug`: the token is a secret.
+/// Response to `POST auth/token`. It has no `Debug`: the token is a secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct AuthToken {
-    /// What takes the key's place.
+    /// Token that replaces the API key.
     pub jwt: String,
 }
 
-/// `POST create_session`
+/// Request body of `POST create_session`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateSessionRequest {
-    /// Words to find it by.
+    /// Tags to find the session by.
     #[serde(default, deserialize_with = "nullable")]
     pub tags: Vec<String>,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, deserialize_with = "nullable")]
     pub user_metadata: Map<String, Value>,
-    /// Version of the SDK that asks.
+    /// Version of the requesting SDK.
     #[serde(default, deserialize_with = "nullable")]
     pub sdk_version: String,
-    /// Whose it is.
+    /// Project that the session belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
-    /// Name for people.
+    /// Human-readable name of the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateSession,
 }
 
-/// Answer to `POST create_session`.
+/// Response to `POST create_session`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateSessionResponse {
-    /// Which answer this is.
+    /// Value of `type`, which marks this response.
     #[serde(rename = "type", default)]
     pub tag: tag::CreateSession,
     /// Name of the session.
     pub session_id: String,
-    /// To be logged.
+    /// Message to log as information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info_message: Option<String>,
-    /// To be logged as a warning.
+    /// Message to log as a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning_message: Option<String>,
-    /// To be logged as an error.
+    /// Message to log as an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_message: Option<String>,
 }
 
-/// `POST session_heartbeat`
+/// Request body of `POST session_heartbeat`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatRequest {
     /// Session that is still in use.
     pub session_id: String,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::SessionHeartbeat,
 }
 
-/// Answer to `POST session_heartbeat`.
+/// Response to `POST session_heartbeat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatResponse {
-    /// Which answer this is.
+    /// Value of `type`, which marks this response.
     #[serde(rename = "type", default)]
     pub tag: tag::SessionHeartbeat,
 }
 
-/// `POST sessions/{id}/finish`
+/// Request body of `POST sessions/{id}/finish`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FinishSessionRequest {
-    /// How it ended.
+    /// How the session ended.
     pub reason: FinishReason,
-    /// More about it; written even when there is none.
+    /// Details of the end; written even when there are none.
     #[serde(default)]
     pub detail: Option<String>,
 }
@@ -151,41 +151,41 @@ pub struct FinishSessionRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FinishReason {
-    /// As planned.
+    /// The session ended as planned.
     Success,
-    /// With a fault.
+    /// The session ended with an error.
     Errored,
-    /// By a signal.
+    /// A signal ended the session.
     Interrupted,
 }
 
-/// `POST telemetry`. The events may hold anything, keys included: they must not be logged.
+/// Request body of `POST telemetry`. The events may contain secrets such as keys: never log them.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TelemetryRequest {
-    /// What happened.
+    /// Events to report, of any form.
     pub events: Vec<Value>,
-    /// Operating system.
+    /// Operating system of the client.
     pub platform: String,
-    /// Version of the SDK that reports.
+    /// Version of the reporting SDK.
     pub sdk_version: String,
-    /// Session it belongs to.
+    /// Session that the events belong to.
     pub session_id: Option<String>,
 }
 
-/// Answer to `POST telemetry`. Old SDKs hold back every error until they get exactly this.
+/// Response to `POST telemetry`. Old SDKs hold back every error until they receive exactly this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum TelemetryResponse {
-    /// Taken.
+    /// The server accepted the events.
     #[default]
     Accepted,
 }
 
-/// Answer to `GET get_server_capabilities`.
+/// Response to `GET get_server_capabilities`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerCapabilities {
-    /// What it serves; may be empty.
+    /// Models that the server offers; may be empty.
     pub supported_models: Vec<SupportedModel>,
 }
 
@@ -193,10 +193,10 @@ pub struct ServerCapabilities {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SupportedModel {
-    /// Name to ask for it by.
+    /// Name of the model in requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_name: Option<String>,
-    /// Longest sequence.
+    /// Maximum sequence length in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_context_length: Option<usize>,
     /// Whether adapters can be trained on it.
@@ -205,29 +205,29 @@ pub struct SupportedModel {
     /// Whether it can be sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampleable: Option<bool>,
-    /// Tokens in its vocabulary: an addition of ours that other clients pass over.
+    /// Tokens in the vocabulary: an extension of this crate that other clients ignore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<usize>,
 }
 
-/// Answer to `GET healthz`.
+/// Response to `GET healthz`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Health {
-    /// It is there.
+    /// The server is up.
     #[default]
     Ok,
 }
 
-/// Body of a refusal, as FastAPI writes it.
+/// Body of an error response, as FastAPI writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// What is wrong: a text, or a list of findings.
+    /// Error message: a text, or a list of findings.
     pub detail: Value,
 }
 
 impl ErrorBody {
-    /// A refusal in words.
+    /// An error body with a text.
     #[must_use]
     pub fn new(detail: impl Into<String>) -> Self {
         Self { detail: Value::String(detail.into()) }

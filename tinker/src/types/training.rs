@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// `POST forward_backward` of older SDKs.
+/// Request body of `POST forward_backward` from older SDKs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireForwardBackwardRequest {
-    /// The pass.
+    /// Data and loss of the pass.
     pub forward_backward_input: PassInput,
-    /// Which model.
+    /// Name of the model to train.
     pub model_id: String,
-    /// Place in the model's order.
+    /// Position in the model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
 }
 
-/// `POST forward` of older SDKs.
+/// Request body of `POST forward` from older SDKs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForwardRequest {
-    /// The pass.
+    /// Data and loss of the pass.
     pub forward_input: PassInput,
-    /// Which model.
+    /// Name of the model to train.
     pub model_id: String,
-    /// Place in the model's order.
+    /// Position in the model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
 }
@@ -33,11 +33,11 @@ pub struct ForwardRequest {
 /// Data and loss of a pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassInput {
-    /// What to learn from.
+    /// Training data of the pass.
     pub data: Vec<WireDatum>,
     /// Name of the loss.
     pub loss_fn: String,
-    /// Its settings.
+    /// Settings of the loss, by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_fn_config: Option<BTreeMap<String, f64>>,
 }
@@ -45,26 +45,26 @@ pub struct PassInput {
 /// Result of a pass in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireForwardBackwardOutput {
-    /// What the outputs are, `ArrayRecord`.
+    /// Type of the outputs, `ArrayRecord`.
     pub loss_fn_output_type: String,
     /// Named tensors, one set per datum.
     pub loss_fn_outputs: Vec<BTreeMap<String, TensorData>>,
-    /// Numbers; the part behind the colon of each name says how chunks are put together.
+    /// Metrics by name; the suffix after the colon says how chunks are combined.
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// `POST optim_step`
+/// Request body of `POST optim_step`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OptimStepRequest {
-    /// Which model.
+    /// Name of the model to train.
     pub model_id: String,
-    /// Place in the model's order.
+    /// Position in the model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::OptimStep,
-    /// Settings of AdamW.
+    /// Settings of the AdamW optimizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adam_params: Option<WireAdamParams>,
     /// Settings of another optimizer.
@@ -72,11 +72,11 @@ pub struct OptimStepRequest {
     pub optimizer_params: Option<Map<String, Value>>,
 }
 
-/// Settings of AdamW. What is not sent is the default; `null` is refused, since a NaN arrives as one.
+/// Settings of AdamW. Absent fields take the default; `null` is rejected, since a NaN arrives as `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WireAdamParams {
-    /// Step size.
+    /// Learning rate of this step.
     #[serde(deserialize_with = "real")]
     pub learning_rate: f64,
     /// Decay of the first moment.
@@ -85,13 +85,13 @@ pub struct WireAdamParams {
     /// Decay of the second moment.
     #[serde(deserialize_with = "real")]
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Term added to the root of the second moment.
     #[serde(deserialize_with = "real")]
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Coefficient of the decoupled weight decay.
     #[serde(deserialize_with = "real")]
     pub weight_decay: f64,
-    /// Largest global gradient norm; 0 for none.
+    /// Maximum global gradient norm; 0 disables clipping.
     #[serde(deserialize_with = "real")]
     pub grad_clip_norm: f64,
 }
@@ -110,10 +110,10 @@ impl Default for WireAdamParams {
     }
 }
 
-/// Result of `optim_step`.
+/// Result of `POST optim_step`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OptimStepResponse {
-    /// Numbers such as `grad_norm`.
+    /// Metrics by name, such as `grad_norm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<BTreeMap<String, f64>>,
 }

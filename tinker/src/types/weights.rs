@@ -5,169 +5,169 @@ use super::models::OptimizerConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// `POST save_weights`
+/// Request body of `POST save_weights`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsRequest {
-    /// Which model.
+    /// Name of the model to save.
     pub model_id: String,
-    /// Name to save under.
+    /// Name to save the weights under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Place in the model's order.
+    /// Position in the model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
-    /// Seconds to keep it; for ever if not given.
+    /// Seconds to keep the weights; forever if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// Whether a name may be taken again.
+    /// Whether existing weights of that name may be overwritten.
     #[serde(default, deserialize_with = "nullable")]
     pub overwrite: bool,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::SaveWeights,
 }
 
-/// Result of `save_weights`.
+/// Result of `POST save_weights`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsResponse {
-    /// Where the weights are.
+    /// Address of the saved weights.
     pub path: String,
-    /// Which result this is.
+    /// Value of `type`, which marks this result.
     #[serde(rename = "type", default)]
     pub tag: tag::SaveWeights,
 }
 
-/// `POST save_weights_for_sampler`: with a `path` they are kept, without they live as long as their sampler.
+/// Request body of `POST save_weights_for_sampler`. Without a `path`, the weights live as long as their sampler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsForSamplerRequest {
-    /// Which model.
+    /// Name of the model to save.
     pub model_id: String,
-    /// Name to save under.
+    /// Name to save the weights under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Number of the sampler to be made, from the count of the session.
+    /// Number of the new sampler within the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_seq_id: Option<u64>,
-    /// Whether they stay as they are.
+    /// Whether the weights may change later.
     #[serde(default, deserialize_with = "nullable")]
     pub kind: SaveKind,
-    /// Place in the model's order.
+    /// Position in the model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
-    /// Seconds to keep them; for ever if not given.
+    /// Seconds to keep the weights; forever if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::SaveWeightsForSampler,
 }
 
-/// Whether a sampler's weights may move.
+/// Whether a sampler's weights may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SaveKind {
-    /// They stay as they were at the call.
+    /// The weights stay as they were at the call.
     #[default]
     Snapshot,
-    /// They may become newer ones.
+    /// Newer weights may replace them.
     Inflight,
 }
 
-/// Result of `save_weights_for_sampler`.
+/// Result of `POST save_weights_for_sampler`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsForSamplerResponse {
-    /// Where they are kept.
+    /// Address of the weights, if they are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The sampler over them, if they are not kept.
+    /// Sampler over the weights, if they are not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_id: Option<String>,
-    /// Which result this is.
+    /// Value of `type`, which marks this result.
     #[serde(rename = "type", default)]
     pub tag: tag::SaveWeightsForSampler,
 }
 
-/// `POST load_weights`: into a model (`model_id`), or into a new one (`session_id` and `model_seq_id`).
+/// Request body of `POST load_weights`: into a model (`model_id`) or a new one (`session_id` and `model_seq_id`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadWeightsRequest {
     /// Model to load into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
-    /// Place in that model's order.
+    /// Position in that model's request order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<i64>,
-    /// Session of the model to be made.
+    /// Session of the model to create.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
-    /// Its number within the session.
+    /// Number of the new model within the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_seq_id: Option<u64>,
-    /// Where the weights are.
+    /// Address of the saved weights.
     pub path: String,
-    /// Whether the optimizer's moments come too; otherwise it starts afresh.
+    /// Whether to load the optimizer's moments too; otherwise they start from zero.
     #[serde(default, deserialize_with = "nullable")]
     pub optimizer: bool,
-    /// What they adapt.
+    /// Name of the base model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// Anything.
+    /// Arbitrary metadata of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Map<String, Value>>,
-    /// The optimizer of the model to be made.
+    /// Optimizer of the model to create.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_config: Option<OptimizerConfig>,
-    /// Which request this is.
+    /// Value of `type`, which marks this request.
     #[serde(rename = "type", default)]
     pub tag: tag::LoadWeights,
 }
 
-/// Result of `load_weights`.
+/// Result of `POST load_weights`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadWeightsResponse {
-    /// Where they came from.
+    /// Address that the weights were loaded from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Which model has them.
+    /// Model that the weights were loaded into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
-    /// Which result this is.
+    /// Value of `type`, which marks this result.
     #[serde(rename = "type", default)]
     pub tag: tag::LoadWeights,
 }
 
-/// `POST weights_info`
+/// Request body of `POST weights_info`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WeightsInfoRequest {
-    /// Which weights.
+    /// Address of the saved weights.
     pub tinker_path: String,
 }
 
-/// Answer to `POST weights_info`.
+/// Response to `POST weights_info`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WeightsInfoResponse {
-    /// What they adapt.
+    /// Name of the base model.
     pub base_model: String,
-    /// Whether they are an adapter.
+    /// Whether the weights are an adapter.
     pub is_lora: bool,
-    /// Its rank.
+    /// Rank of the adapter, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_rank: Option<usize>,
-    /// Whether the output layer has one.
+    /// Whether the output layer has an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_unembed: Option<bool>,
-    /// Whether feed-forward layers have one.
+    /// Whether feed-forward layers have an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_mlp: Option<bool>,
-    /// Whether attention has one.
+    /// Whether attention layers have an adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_attn: Option<bool>,
-    /// Its optimizer.
+    /// Optimizer of the model, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_config: Option<OptimizerConfig>,
 }

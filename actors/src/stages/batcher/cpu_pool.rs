@@ -1,7 +1,7 @@
-//! Threads for sums that would hold an actor's thread for over a millisecond.
+//! Threads for computations that would hold an actor's thread for over a millisecond.
 //!
-//! The queue is bounded: whoever submits waits for room. A job that panics gives its caller an error; the thread
-//! lives on.
+//! The queue is bounded: submitting waits for a permit. A job that panics gives its caller an error; the thread
+//! survives.
 
 use crate::mailbox::panic_message;
 use crossbeam_channel::{Sender, bounded};
@@ -15,7 +15,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Why a job has no result.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CpuPoolError {
-    /// The job panicked.
+    /// The job panicked; its message.
     #[error("a computation panicked: {0}")]
     Panicked(String),
     /// The pool has been shut down.
@@ -43,7 +43,7 @@ impl CpuPool {
                 .name(format!("minds-cpu-{n}"))
                 .spawn(move || jobs.iter().for_each(|job| job()))?;
         }
-        // As many permits as the channel has places: a job with a permit never blocks on the channel.
+        // As many permits as the channel has capacity: a job with a permit never blocks on the channel.
         Ok(Self { queue: Some((sender, Arc::new(Semaphore::new(threads)))) })
     }
 
@@ -70,7 +70,7 @@ impl CpuPool {
         let (answer, result) = oneshot::channel();
         let job = Box::new(move || {
             drop(permit);
-            // The caller may have gone; then nobody misses the result.
+            // The caller may have gone; then the result is dropped.
             drop(answer.send(guarded()));
         });
         queue.send(job).map_err(|_| CpuPoolError::Closed)?;

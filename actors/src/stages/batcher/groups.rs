@@ -1,4 +1,4 @@
-//! The books of the batcher: members by group, and complete groups by age. Pure.
+//! Groups in the batcher: open ones by member, ready ones by age. Does no I/O.
 
 use super::{BatcherOptions, ConstantGroups, LossWeighting};
 use crate::messages::{
@@ -23,19 +23,19 @@ pub struct OpenGroups {
 
 type RolloutOutcome = Result<RewardedRollout, RolloutFailure>;
 
-/// A group all of whose members have come back.
+/// A group whose members have all been scored or have failed.
 pub struct CompleteGroup {
-    /// The group.
+    /// The group that is complete.
     pub group: Arc<Group>,
     members: BTreeMap<u32, RolloutOutcome>,
 }
 
 impl OpenGroups {
-    /// Enters a member; gives the group back when it was the last. A member that comes twice counts once.
+    /// Adds a member; returns the group when it was the last. A member that arrives twice counts once.
     pub fn add(&mut self, scored: ScoredRollout) -> Option<CompleteGroup> {
         let ScoredRollout { group, member, outcome } = scored;
         if !self.open.contains_key(&group.id) {
-            // A group that lost a member can never be complete; it is gone once nobody else holds it.
+            // A group that lost a member can never be complete; it is gone once this is its only reference.
             self.open.retain(|_, (group, _)| group.strong_count() > 0);
         }
         let (_, members) =
@@ -111,7 +111,7 @@ impl CompleteGroup {
         let filtered = constant && options.constant != ConstantGroups::Keep;
         let mut data = Vec::new();
         let mut masked_tokens = 0;
-        // Without a penalty, equal rewards teach nothing.
+        // Without a penalty, equal rewards give no gradient.
         if !filtered && (!constant || options.kl_penalty > 0.0) {
             let penalty = penalty(&members, options.kl_penalty);
             for member in members.iter() {
@@ -159,18 +159,18 @@ pub struct ReadyGroups {
 }
 
 impl ReadyGroups {
-    /// Enters a group.
+    /// Adds a group in the order of its oldest weights.
     pub fn add(&mut self, group: TrainingGroup) {
         self.ready.insert((group.oldest, group.group.id), group);
     }
 
-    /// Groups that wait.
+    /// Number of groups that wait for their batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ready.len()
     }
 
-    /// Takes all that are older than a test allows.
+    /// Takes all groups for which `too_old` returns true.
     pub fn take_old(&mut self, too_old: impl Fn(PolicyVersion) -> bool) -> Vec<TrainingGroup> {
         let mut old = Vec::new();
         while let Some(entry) = self.ready.first_entry()
@@ -181,7 +181,7 @@ impl ReadyGroups {
         old
     }
 
-    /// Takes the `count` oldest.
+    /// Takes the `count` oldest groups.
     pub fn take(&mut self, count: usize) -> Vec<TrainingGroup> {
         std::iter::from_fn(|| self.ready.pop_first()).take(count).map(|(_, group)| group).collect()
     }

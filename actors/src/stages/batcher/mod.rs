@@ -1,10 +1,10 @@
-//! Joins members into groups, and groups into batches.
+//! Joins rollouts into groups, and groups into batches.
 //!
 //! A group is complete when every member has left the scorer. Advantages are centred over those that have a reward,
 //! by member, never by position. Data are built as each group completes, on the pool of threads. A batch holds the
-//! oldest complete groups at the moment when the trainer has room; it may leave in parts, each as soon as it is full.
-//! No group is trained that is too old: either a batch waits until every group that is left behind can still be trained
-//! in time, or groups that have grown too old are dropped and played again.
+//! oldest complete groups at the moment when the trainer has room; it may be sent in minibatches, each when it is full.
+//! No group is trained that is too stale: either a batch waits until every group that is left behind can still be
+//! trained in time, or groups that have become too stale are dropped and sampled again.
 
 mod cpu_pool;
 mod groups;
@@ -41,33 +41,33 @@ pub struct BatcherOptions {
     pub constant: ConstantGroups,
     /// Fewest members with a reward for the group to be trained; never fewer than two of a larger group.
     pub min_members: NonZeroUsize,
-    /// What counts as much as what.
+    /// How tokens and sequences are weighted in the loss.
     pub weighting: LossWeighting,
-    /// What a nat of drift from the reference costs; 0 where there is no reference.
+    /// Penalty per nat of drift from the reference; 0 where there is no reference.
     pub kl_penalty: f32,
-    /// Equal parts in which a batch is sent.
+    /// Minibatches of equal size in which a batch is sent.
     pub minibatches: NonZeroUsize,
-    /// How groups are kept from growing too old.
+    /// How groups are kept from becoming too stale.
     pub staleness: StalenessHandling,
 }
 
-/// What counts as much as what in the loss.
+/// How tokens and sequences are weighted in the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LossWeighting {
-    /// Each token as much as any other.
+    /// Every token has the same weight.
     #[default]
     Token,
-    /// Each sequence as much as any other: its tokens share its advantage (Shao et al. 2024, "DeepSeekMath", eq. 3).
+    /// Every sequence has the same weight: its tokens share its advantage (Shao et al. 2024, "DeepSeekMath", eq. 3).
     Sequence,
 }
 
-/// How groups are kept from growing too old.
+/// How groups are kept from becoming too stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StalenessHandling {
-    /// The trainer waits for stragglers; nothing is thrown away.
+    /// The trainer waits for stragglers; no group is dropped.
     #[default]
     Wait,
-    /// The trainer goes on; what has grown too old is dropped, counted and played again.
+    /// The trainer does not wait; groups that have become too stale are dropped, counted and sampled again.
     Drop,
 }
 
@@ -83,19 +83,19 @@ pub enum ConstantGroups {
     Replace,
 }
 
-/// The fourth stage.
+/// The fourth stage: joins rollouts into groups, computes advantages, and sends batches.
 pub struct AdvantageBatcher {
     /// How groups become batches.
     pub options: BatcherOptions,
     /// Threads for building data.
     pub pool: CpuPool,
-    /// Where the stage tells how it is.
+    /// Where the stage publishes its snapshot.
     pub board: StageBoard,
-    /// To the trainer.
+    /// Mailbox of the trainer.
     pub batches: MailboxSender<Batch>,
-    /// The newest weights.
+    /// The newest published weights.
     policy: watch::Receiver<Arc<Policy>>,
-    /// Groups with members still out.
+    /// Groups with members still being sampled or scored.
     open: OpenGroups,
     /// Groups that wait for their batch.
     ready: ReadyGroups,
@@ -107,7 +107,7 @@ pub struct AdvantageBatcher {
 }
 
 impl AdvantageBatcher {
-    /// Nothing collected yet.
+    /// A batcher without any groups.
     #[must_use]
     pub fn new(
         options: BatcherOptions,
@@ -137,7 +137,7 @@ impl Handler<StageMessage<ScoredRollout>> for AdvantageBatcher {
     type Result = ();
 
     fn handle(&mut self, message: StageMessage<ScoredRollout>, ctx: &mut Self::Context) {
-        // What is collected here is bounded by the credits; the permit can go at once.
+        // The credits bound what is collected here; the permit can be dropped at once.
         let (scored, _permit) = message.open();
         if let Some(complete) = self.open.add(scored) {
             self.build(complete, ctx);
@@ -179,7 +179,7 @@ impl AdvantageBatcher {
         self.offer(ctx);
     }
 
-    /// Hands the next part of a batch over as soon as the trainer has room. It is put together only then, so that it
+    /// Sends the next minibatch as soon as the trainer has room. It is put together only then, so that it
     /// holds the oldest groups of that moment.
     fn offer(&mut self, ctx: &mut Context<Self>) {
         let BatcherOptions { groups_per_batch, minibatches, staleness, .. } = self.options;
@@ -195,7 +195,7 @@ impl AdvantageBatcher {
             let begun = Instant::now();
             match staleness {
                 StalenessHandling::Wait => staleness_gate.wait(count).await,
-                // Before the weights are there that can play what replaces it, nothing is too old.
+                // Before the weights that can sample the replacement are published, no group is too stale.
                 StalenessHandling::Drop => {
                     drop(policy.wait_for(|policy| !staleness_gate.too_old(policy.version)).await)
                 }
@@ -205,7 +205,7 @@ impl AdvantageBatcher {
         };
         ctx.spawn(room.into_actor(self).map(move |(room, held_since), stage, ctx| {
             stage.sending = false;
-            // Without room for ever, the run is over: what is ready stays until the stage is dropped.
+            // If there is never room again, the run is over: ready groups stay until the stage is dropped.
             let Some(room) = room else { return };
             if staleness == StalenessHandling::Drop {
                 for old in stage.ready.take_old(|version| stage.staleness_gate.too_old(version)) {

@@ -1,7 +1,7 @@
-//! When a batch may leave: the trainer waits for stragglers rather than let them grow older than the run allows.
+//! When a batch may leave: the trainer waits for stragglers rather than exceed the staleness limit.
 //!
-//! A group played by version `v` is trained at step `v + max_staleness` at the latest. A part of a batch leaves only if
-//! those it leaves behind can all keep that, with so many groups to a step.
+//! A group sampled by version `v` is trained at step `v + max_staleness` at the latest. A minibatch leaves only if all
+//! groups that stay can still meet that limit, with `groups_per_batch` groups per step.
 
 use crate::ledger::{GroupProgress, Ledger};
 use minds_core::ids::PolicyVersion;
@@ -9,11 +9,11 @@ use minds_core::ids::PolicyVersion;
 /// What the next batch has to wait for.
 #[derive(Clone)]
 pub struct StalenessGate {
-    /// Knows which weights play what.
+    /// Holds the version that samples each group.
     pub ledger: Ledger,
-    /// Steps by which the weights that played a group may lie behind those that it trains.
+    /// Most optimizer steps between the weights that sampled a group and those that it trains.
     pub max_staleness: u64,
-    /// Groups per step.
+    /// Number of groups per optimizer step.
     pub groups_per_batch: usize,
     /// The step at which the run began.
     pub first: u64,
@@ -32,7 +32,7 @@ impl StalenessGate {
         self.first + (self.left / self.groups_per_batch) as u64 - self.ledger.refused_batches()
     }
 
-    /// Whether a group that those weights played is too old now.
+    /// Whether a group that those weights sampled is too stale now.
     pub(super) fn too_old(&self, version: PolicyVersion) -> bool {
         self.step() > version.0 + self.max_staleness
     }
@@ -46,7 +46,7 @@ impl StalenessGate {
         ready.sort_unstable();
         let mut left: Vec<u64> = ready.into_iter().skip(count).chain(playing).collect();
         left.sort_unstable();
-        // Those left behind follow in the order of their age, so many to a step.
+        // The groups that stay follow in the order of their age, `groups_per_batch` per step.
         let place = self.left % self.groups_per_batch + count;
         left.iter().zip(place..).all(|(version, place)| {
             let trained = self.step() + (place / self.groups_per_batch) as u64;

@@ -1,8 +1,8 @@
-//! Adapters on loan: for rewards that train something aside by themselves.
+//! Adapter leases: for rewards that train an adapter themselves.
 //!
-//! A loan takes one of the pool's places from the moment it is given until it is dropped. The adapter starts from the
-//! weights that played, like a measurement's; whatever its borrower did to it, the next one starts as if nothing had
-//! happened.
+//! A lease takes one of the pool's permits from the moment it is granted until it is dropped. The adapter starts from
+//! the weights that sampled the rollout, like a measurement's; whatever the leaseholder did to it, the next lease
+//! starts from clean weights.
 
 use super::{NAME, ShadowTrainer, release};
 use crate::mailbox::{StageMessage, catch_panic};
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// Reward → ShadowTrainer: an adapter is wanted.
+/// Reward → ShadowTrainer: a request for an adapter.
 pub struct AdapterLeaseRequest {
-    /// The weights to start from; the base model if there are none.
+    /// The weights to start from; `None` for the base model.
     pub origin: Option<Arc<ShadowOrigin>>,
-    /// Where the adapter goes.
+    /// Where the adapter is sent.
     pub reply: oneshot::Sender<Result<AdapterLease, RewardError>>,
 }
 
@@ -39,7 +39,7 @@ impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
             };
             let result = leasing.await;
             stage.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
-            // An asker that has given up gives the adapter back by dropping it.
+            // If the requester has given up, dropping the lease returns the adapter.
             drop(reply.send(result));
             drop(permit);
         });
@@ -76,11 +76,11 @@ impl ShadowTrainer {
     }
 }
 
-/// A place in the pool, taken by a borrower.
+/// Holds a permit of the pool for the duration of a lease.
 struct LeaseGuard {
     stage: ShadowTrainer,
     training: Arc<dyn TrainingBackend>,
-    /// The stage's: a borrower may be anywhere.
+    /// Runtime of the stage: the lease may be dropped on any thread.
     runtime: Handle,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -89,7 +89,7 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         let (stage, training, permit) = (self.stage.clone(), self.training.clone(), self.permit.take());
         let _within = self.runtime.enter();
-        // A step uses up the gradients that the borrower has left; the next start undoes it.
+        // A step uses up the gradients that the lease has left; the next start undoes it.
         let cleaned = training.optim_step(AdamParams::default());
         drop(self.runtime.spawn(async move {
             match cleaned.await {

@@ -1,12 +1,12 @@
-//! Answers: what would one gradient step on this text do to the log-prob of that probe?
+//! Measures what one gradient step on a text would do to the logprob of a probe.
 //!
 //! A small pool of long-lived shadow adapters measures it, never the adapter in training. Before every measurement a
-//! shadow loads the weights that it is to start from, with a fresh optimizer, so an answer does not depend on what was
-//! asked before. No more adapters are ever alive than the pool allows; they are made when they are first needed, one
-//! that failed is given up and replaced, and all go with the stage. A question gets exactly one reply, a number or the
-//! reason why there is none.
+//! shadow loads the weights that it is to start from, with a fresh optimizer, so a result does not depend on earlier
+//! measurements. The pool bounds how many adapters are alive; they are created when they are first needed, one
+//! that failed is given up and replaced, and all are released with the stage. A request gets exactly one reply, a
+//! number or the reason why there is none.
 //!
-//! A reward may also borrow one of them ([`AdapterLeaseRequest`]) and do as it likes with it.
+//! A reward may also lease one of them ([`AdapterLeaseRequest`]) and train it freely.
 //!
 //! A start is the weights of one version of the policy ([`ShadowOrigin`]), or the base model, to which a fresh adapter is
 //! equal before its step.
@@ -40,7 +40,7 @@ use tracing::{debug, warn};
 
 const NAME: &str = "shadow_trainer";
 
-/// What a measurement is made of.
+/// Adapters and optimizer of measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShadowTrainerOptions {
     /// Most shadow adapters at a time, and so most measurements.
@@ -48,29 +48,29 @@ pub struct ShadowTrainerOptions {
     /// Shape and seed of every shadow. One seed: all shadows start from the same weights. Shadows of a policy have its
     /// shape.
     pub lora: LoraSpec,
-    /// The one step.
+    /// Optimizer settings of the measured step.
     pub adam: AdamParams,
     /// What to do when the service fails.
     pub retry: Retry,
 }
 
-/// Reward → ShadowTrainer: a text to learn and a probe to watch.
+/// Reward → ShadowTrainer: a text to train on and a probe to measure.
 pub struct LogprobDeltaRequest {
-    /// The weights to start from; the base model if there are none.
+    /// The weights to start from; `None` for the base model.
     pub origin: Option<Arc<ShadowOrigin>>,
-    /// What the step is made on; its weights say which tokens are learnt.
+    /// What the step trains on; its weights select the trained tokens.
     pub text: Datum,
-    /// What stands before the probe.
+    /// The prefix of the probe.
     pub probe_prefix: Arc<[Token]>,
-    /// The tokens whose log-probs are summed.
+    /// The tokens whose logprobs are summed.
     pub probe_target: Arc<[Token]>,
-    /// Since when it waits.
+    /// When the request was made.
     pub asked: Instant,
-    /// Where the answer goes.
+    /// Where the result is sent.
     pub reply: oneshot::Sender<Result<LogprobDelta, RewardError>>,
 }
 
-/// The stage. Cheap to clone: each measurement is made by a task of its own. Give its mailbox at least as many places
+/// The stage. Cheap to clone: each measurement is made by a task of its own. Give its mailbox at least as much capacity
 /// as there are adapters.
 #[derive(Clone)]
 pub struct ShadowTrainer {
@@ -83,13 +83,13 @@ pub struct ShadowTrainer {
     permits: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Arc<dyn TrainingBackend>>>>,
     shadow_checkpoints: Arc<ShadowCheckpoints>,
-    /// What a fresh adapter is, once somebody starts from the base model.
+    /// The fresh adapter, saved once a measurement starts from the base model.
     base: Arc<OnceCell<Arc<ShadowOrigin>>>,
 }
 
 impl ShadowTrainer {
-    /// No adapter yet. `ShadowCheckpoints` holds the states that only shadows need; measurement times are reported with the
-    /// numbers of `queries`.
+    /// No adapter yet. `ShadowCheckpoints` holds the checkpoints that only shadows need; measurement times are reported
+    /// with the numbers of `queries`.
     #[must_use]
     pub fn new(
         options: ShadowTrainerOptions,
@@ -106,13 +106,13 @@ impl ShadowTrainer {
         Self { options, service, board, activity, meter, permits, idle, shadow_checkpoints, base }
     }
 
-    /// Launches the stage, and leads the questions of those rewards to it that ask through `queries`. Also says how
-    /// its mailbox is doing.
+    /// Launches the stage, and connects it to the rewards that query through `queries`. Also returns the gauge of
+    /// its mailbox.
     ///
     /// # Panics
-    /// Another stage answers these already.
+    /// Another stage is attached to `queries` already.
     pub fn attach(self, queries: &QueryBudget) -> (StageHandle, MailboxGauge) {
-        // One more than there are adapters may wait at the stage; the others wait where they ask.
+        // One more than there are adapters may wait at the stage; the others wait at their sender.
         let capacity = self.options.adapters.saturating_add(1);
         let (measures, receiver) = mailbox("measures", capacity);
         let gauge = measures.gauge();
@@ -147,7 +147,7 @@ impl Handler<StageMessage<LogprobDeltaRequest>> for ShadowTrainer {
                 s.busy -= 1;
                 if result.is_ok() { s.done += 1 } else { s.failed += 1 }
             });
-            // The asker may have given up; then nobody misses the answer.
+            // The requester may have given up; then the reply is dropped.
             drop(measure.reply.send(result));
             drop(permit);
         });
@@ -173,9 +173,9 @@ impl ShadowTrainer {
             self.meter.note(waited, begun.elapsed());
         }
         match &result {
-            // A request that was refused has not harmed it.
+            // A request that was refused has not changed the adapter.
             Ok(_) | Err(RewardError::Environment(_)) => self.lock().push(shadow),
-            // The permit is kept meanwhile: its successor must not live beside it. A shadow that panicked is not put
+            // The permit is kept meanwhile: its successor must not exist beside it. A shadow that panicked is not put
             // back either.
             Err(missing) => {
                 warn!(%missing, "shadow adapter given up");
@@ -185,10 +185,10 @@ impl ShadowTrainer {
         result
     }
 
-    /// Waits for the measurements under way, makes no more, and leaves nothing on the service.
+    /// Waits for the measurements under way, starts no more, and deletes everything of the stage from the service.
     pub async fn close(&self) {
         let all = u32::try_from(self.options.adapters.get()).unwrap_or(u32::MAX);
-        // An error says that it is closed already.
+        // An error means that it is closed already.
         drop(self.permits.acquire_many(all).await);
         self.permits.close();
         let idle = std::mem::take(&mut *self.lock());
@@ -203,7 +203,7 @@ impl ShadowTrainer {
         self.options.retry.run("create_training", create).await
     }
 
-    /// What a fresh shadow is.
+    /// Origin of a fresh shadow, saved once.
     async fn base(&self, shadow: &dyn TrainingBackend) -> Result<Arc<ShadowOrigin>, BackendError> {
         let save = || async {
             let (state, export) = (shadow.save_state("shadow-start"), shadow.export_sampler(None));
@@ -224,7 +224,7 @@ impl ShadowTrainer {
             None => self.base(shadow).await?,
         };
         let path = origin.path().await?;
-        // The order is fixed here; the answers are waited for below, while the probe is measured before the step.
+        // The order is fixed here; the results are awaited below, while the probe is measured before the step.
         let reset = shadow.load_state(&path, false);
         let pass = shadow.forward_backward(vec![text.clone()], Loss::CrossEntropy);
         let step = shadow.optim_step(self.options.adam);
@@ -257,7 +257,7 @@ async fn release(shadow: &dyn TrainingBackend) {
     }
 }
 
-/// Summed log-prob of the probe's target.
+/// Summed logprob of the probe's target.
 async fn summed(
     retry: Retry,
     sampler: Arc<dyn SamplingBackend>,

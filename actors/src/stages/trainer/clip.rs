@@ -28,7 +28,7 @@ pub(super) struct RunningClip {
 pub(super) struct ClippedGradient {
     /// Norm of the gradient before clipping.
     pub(super) norm: f64,
-    /// Largest norm allowed.
+    /// Largest norm allowed for this optimizer step.
     pub(super) limit: f64,
 }
 
@@ -47,7 +47,7 @@ impl RunningClip {
 
     /// Records an optimizer step that was submitted under the current limit; `Some` if its gradient was clipped.
     pub(super) fn record(&mut self, step: &OptimStep) -> Option<ClippedGradient> {
-        // SkyRL puts its name before the number's.
+        // SkyRL prefixes the metric with its own name.
         let norm = step.metrics.iter().find(|(name, _)| name.rsplit('/').next() == Some("grad_norm"));
         let norm = norm.map(|(_, norm)| *norm).filter(|norm| norm.is_finite())?;
         let limit = self.limit();

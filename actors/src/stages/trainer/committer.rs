@@ -1,4 +1,4 @@
-//! Closes steps in order: publishes their weights, gives credits back, keeps checkpoints.
+//! Commits steps in order: publishes their weights, returns credits, saves checkpoints.
 
 use super::gradient_accumulation::GradientAccumulation;
 use super::{SavedCheckpoint, TrainerLinks, TrainerOptions, step_metrics};
@@ -18,23 +18,23 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 
-/// A step whose results are in.
+/// A step whose results have arrived.
 pub(super) struct CompletedStep {
     pub(super) step: u64,
-    /// The optimizer's settings.
+    /// The optimizer's settings in this step.
     pub(super) adam: AdamParams,
-    /// Gradient norms of the optimizer steps until this one.
+    /// Gradient norms of the optimizer steps up to this one.
     pub(super) gradient_norms: Vec<f64>,
     pub(super) accumulated: GradientAccumulation,
     /// The weights, if they are to be published.
     pub(super) export: Option<Pending<Export>>,
-    /// Name and answer of a save that was submitted after the step.
+    /// Name and path of a save that was submitted after the step.
     pub(super) state: Option<(String, SharedPath)>,
-    /// Answer of a save that only shadows need.
+    /// Path of a save that only shadows need.
     pub(super) shadow_state: Option<Pending<String>>,
 }
 
-/// What the newest weights have behind them.
+/// What the newest weights were trained on.
 struct CheckpointContents {
     settled: SettledPositions,
     saved_groups: Vec<SavedGroup>,
@@ -66,13 +66,13 @@ impl CheckpointContents {
     }
 }
 
-/// What the trainer leaves to be closed.
+/// What the trainer submits to the committer.
 pub(super) enum CommitRequest {
-    /// A step to be closed.
+    /// A step to be committed.
     Commit(Box<CompletedStep>),
-    /// The run is over: save what there is. `why` if it is not as asked.
+    /// The run is over: save a checkpoint. `why` is the cause, if it was not requested.
     End { step: u64, gradient_norms: Vec<f64>, why: Option<String> },
-    /// The run cannot go on.
+    /// The run cannot continue; the cause.
     Failed(String),
 }
 
@@ -83,13 +83,13 @@ pub(super) struct StepCommitter {
     first: u64,
     /// The latest step that was saved.
     saved: Option<u64>,
-    /// How often rewards had asked at the step before.
+    /// Query counts at the previous step.
     reading: QueryCounts,
 }
 
 impl StepCommitter {
     pub(super) fn new(options: TrainerOptions, links: TrainerLinks, first: u64) -> Self {
-        // Nothing is left to do for a run that went on from its last step, and that step is saved.
+        // A run resumed from its last step has nothing left to do, and that step is saved.
         let saved = (first >= options.max_steps).then_some(first);
         Self { options, links, first, saved, reading: QueryCounts::default() }
     }
@@ -104,7 +104,7 @@ impl StepCommitter {
                 CommitRequest::End { step, gradient_norms, why } => self.end(step, gradient_norms, why).await,
                 CommitRequest::Failed(why) => PipelineEvent::Failed(why),
             };
-            // The outside may have gone; then nobody waits for the event.
+            // The receiver of events may be gone; then the event is dropped.
             drop(self.links.events.send(last).await);
             return;
         }
@@ -158,7 +158,7 @@ impl StepCommitter {
                 .await?;
         }
         if let Some(shadow_checkpoints) = self.links.shadow_checkpoints.clone() {
-            // Beside the line: a slow deletion must not hold the next weights back.
+            // In a task of its own: a slow deletion must not delay the next weights.
             tokio::spawn(async move { shadow_checkpoints.sweep().await });
         }
         Ok(())
@@ -173,7 +173,7 @@ impl StepCommitter {
     }
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
-    /// only weights that work: it is to go on from them.
+    /// only weights that work, because it is to be resumed from them.
     async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<String>) -> PipelineEvent {
         let nothing_done = why.is_some() && step == self.first;
         let saving = if self.saved == Some(step) || nothing_done {
@@ -191,7 +191,7 @@ impl StepCommitter {
         }
     }
 
-    /// Whether the weights give finite log-probs. A service that does not answer gets the benefit of the doubt.
+    /// Whether the weights give finite logprobs. A service that does not answer gets the benefit of the doubt.
     async fn works(&self) -> bool {
         // Every vocabulary has these tokens.
         let probe: Arc<[Token]> = [0, 1].into();
@@ -206,7 +206,7 @@ impl StepCommitter {
     }
 
     async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), String> {
-        // What is settled from here on is not part of these weights.
+        // Groups settled from here on are not part of these weights.
         let behind = self.behind(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
@@ -215,7 +215,7 @@ impl StepCommitter {
         let (state_path, Export { sampler, path: sampler_path }) =
             both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
         if self.links.policy.borrow().version.0 < step {
-            // With a `publish_every` that does not divide the steps, nobody else has seen the last weights.
+            // With a `publish_every` that does not divide the steps, the last weights are not published yet.
             let origin = self
                 .links
                 .shadow_checkpoints
@@ -226,7 +226,7 @@ impl StepCommitter {
         self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path))).await
     }
 
-    /// From now on these weights play.
+    /// From now on these weights sample.
     fn publish(&self, step: u64, sampler: Arc<dyn SamplingBackend>, origin: Option<Arc<ShadowOrigin>>) {
         let policy = Policy::new(PolicyVersion(step), sampler, self.links.queries.clone(), origin);
         self.links.policy.send_replace(Arc::new(policy));

@@ -1,4 +1,4 @@
-//! What the parts of a step have left so far.
+//! What the minibatches of a step have produced so far.
 
 use super::BatchOutcome;
 use crate::ledger::GroupOutcome;
@@ -7,14 +7,14 @@ use minds_core::datum::Datum;
 use minds_core::service::{BackendError, ForwardOutput, OptimStep};
 use std::time::Duration;
 
-/// The parts of one step, put together.
+/// The minibatches of one step, accumulated.
 #[derive(Default)]
 pub(super) struct GradientAccumulation {
     /// Groups that are part of the step.
     pub(super) groups: Vec<TrainingGroup>,
-    /// What was trained on, in the order of `forward`; empty when no group had anything to teach.
+    /// What was trained on, in the order of `forward`; empty when no group had a learning signal.
     pub(super) data: Vec<Datum>,
-    /// The passes, if there were any.
+    /// Outputs of the passes, if there were any.
     forwards: Vec<ForwardOutput>,
     /// The last optimizer step, if there was one.
     pub(super) optim: Option<OptimStep>,
@@ -22,20 +22,20 @@ pub(super) struct GradientAccumulation {
     pub(super) gradients: bool,
     /// Optimizer steps whose gradients were clipped at the running limit.
     pub(super) clipped: u32,
-    /// Groups, data and passes that earlier optimizer steps of the batch have behind them.
+    /// Groups, data and passes that belong to earlier optimizer steps of the batch.
     behind: [usize; 3],
-    /// Why a part was refused, the first cause.
+    /// Why a minibatch was refused, the first cause.
     pub(super) refused: Option<String>,
-    /// From submission to results.
+    /// Time from submission to results.
     pub(super) train: Duration,
-    /// Waiting for parts.
+    /// Time spent waiting for minibatches.
     pub(super) idle: Duration,
-    /// The share of it in which a part was complete and was held back for stragglers.
+    /// The share of `idle` in which a minibatch was complete and held back for stragglers.
     pub(super) held: Duration,
 }
 
 impl GradientAccumulation {
-    /// A part whose gradients are made.
+    /// Adds a minibatch whose gradients have been computed.
     pub(super) fn add(&mut self, groups: Vec<TrainingGroup>, data: Vec<Datum>, forward: ForwardOutput) {
         self.groups.extend(groups);
         self.data.extend(data);
@@ -43,7 +43,7 @@ impl GradientAccumulation {
         self.gradients = true;
     }
 
-    /// The gradients so far were made a step.
+    /// Records the optimizer step that used up the gradients so far.
     pub(super) fn stepped(&mut self, optim: OptimStep) {
         self.optim = Some(optim);
         self.gradients = false;
@@ -64,7 +64,7 @@ impl GradientAccumulation {
         self.refuse(&lost, error);
     }
 
-    /// A part that has no gradients.
+    /// Fails the groups of a minibatch that the service refused.
     pub(super) fn refuse(&mut self, groups: &[TrainingGroup], error: &BackendError) {
         fail(groups, &refused(error));
         self.refused.get_or_insert_with(|| error.to_string());
@@ -80,7 +80,7 @@ impl GradientAccumulation {
         })
     }
 
-    /// The passes as one.
+    /// Takes all passes, merged into one.
     pub(super) fn take_forward(&mut self) -> Option<ForwardOutput> {
         let forwards = std::mem::take(&mut self.forwards);
         (!forwards.is_empty()).then(|| ForwardOutput::merged(forwards))

@@ -1,11 +1,11 @@
 //! Turns batches into optimizer steps and publishes the new weights.
 //!
-//! A batch may come in parts; each is submitted when it arrives, and an optimizer step follows after so many of them.
-//! The last part's `forward_backward`, `optim_step` and the export are submitted back to back; the next batch goes out
-//! as soon as the step's result is in, while the export is still being made. A part that the service refuses leaves
-//! the weights untouched, but for what an optimizer step without gradients does, and its groups with the verdict
-//! "failed"; so does an optimizer step that the service refuses, with the groups of its gradients. Credits come back
-//! after the new weights are published, so that a group opened with them samples from the new weights.
+//! A batch may arrive in minibatches; each is submitted on arrival, and `substeps` optimizer steps are made per batch.
+//! The last one's `forward_backward`, `optim_step` and the export are submitted back to back; the next batch is
+//! submitted as soon as the step's result arrives, while the export is still being made. A minibatch that the service
+//! refuses leaves the weights untouched, but for what an optimizer step without gradients does, and its groups with the
+//! outcome "failed"; so does an optimizer step that the service refuses, with the groups of its gradients. Credits are
+//! returned after the new weights are published, so that a group opened with them samples from the new weights.
 
 mod clip;
 mod committer;
@@ -45,20 +45,20 @@ use tracing::{error, warn};
 
 const NAME: &str = "trainer";
 
-/// What a step is made of.
+/// How a batch becomes optimizer steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainerOptions {
-    /// The loss.
+    /// Loss of the policy, with its settings.
     pub loss: Loss,
     /// The optimizer's settings, at the full step size.
     pub adam: AdamParams,
-    /// How the step size changes.
+    /// Schedule of the step size.
     pub rate: LearningRateSchedule,
-    /// Optimizer steps made of a batch: one after each so many of its parts, of which there are a multiple.
+    /// Optimizer steps per batch, at equal intervals; divides the number of minibatches.
     pub substeps: NonZeroUsize,
     /// Steps between two publications of the weights.
     pub publish_every: NonZeroU64,
-    /// Gap between sampled and trained log-probs (`optim/kl_sample_train_v2`) above which there is an alarm.
+    /// Gap between sampled and trained logprobs (`optim/kl_sample_train_v2`) above which an alarm is raised.
     pub kl_alarm: Option<f64>,
     /// Gradients are clipped at this multiple of the largest norm of the last 16 optimizer steps; 0 for no such limit.
     /// `adam.grad_clip_norm`, where it is set, takes its place.
@@ -74,60 +74,60 @@ pub struct TrainerOptions {
     pub max_refused: u32,
 }
 
-/// A state that a run can go on from.
+/// A checkpoint that a run can resume from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedCheckpoint {
-    /// Name on the service.
+    /// Name of the checkpoint on the service.
     pub name: String,
-    /// Steps done.
+    /// Optimizer steps done before the save.
     pub step: u64,
-    /// Weights and optimizer.
+    /// Path of the weights and the optimizer's state.
     pub state_path: String,
-    /// Weights to sample from.
+    /// Path of the sampler weights, if they were saved.
     pub sampler_path: Option<String>,
-    /// Which positions of the schedule these weights have behind them.
+    /// Positions of the schedule settled with these weights.
     pub settled: SettledPositions,
     /// Groups that were ready and not yet trained.
     pub saved_groups: Vec<SavedGroup>,
-    /// What has become of the groups of this life of the run.
+    /// Counts of group outcomes in this part of the run.
     pub counts: GroupCounts,
-    /// What environments have learnt, by their name in metrics.
+    /// What environments have learned, by their name in metrics.
     pub memories: BTreeMap<String, serde_json::Value>,
     /// Gradient norms of the latest optimizer steps, the oldest first; the running limit follows them.
     pub gradient_norms: Vec<f64>,
 }
 
-/// Pipeline → Trainer: save and end; the cause, if it is not as asked.
+/// Pipeline → Trainer: save and end; the cause, if it was not requested.
 pub struct FinishRequest(pub Option<String>);
 
-/// What the trainer stands on.
+/// What the trainer is connected to.
 #[derive(Clone)]
 pub struct TrainerLinks {
     /// The adapter in training.
     pub training: Arc<dyn TrainingBackend>,
-    /// Where new weights are published.
+    /// Publishes new weights to the other stages.
     pub policy: watch::Sender<Arc<Policy>>,
-    /// The rewards' questions.
+    /// Limits and counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
-    /// Where every version is kept for shadows, if they start from the policy.
+    /// Keeps every version for shadows, if they start from the policy.
     pub shadow_checkpoints: Option<Arc<ShadowCheckpoints>>,
-    /// The environments.
+    /// The components of the mixture, by index.
     pub components: Arc<[Arc<MixtureComponent>]>,
-    /// The book of groups.
+    /// The ledger of all groups.
     pub ledger: Ledger,
-    /// Who is busy when.
+    /// Busy times of the stages.
     pub activity: Activity,
-    /// What is counted.
+    /// Counters of the pipeline for Prometheus.
     pub meters: PipelineMeters,
-    /// Where the stage tells how it is.
+    /// Where the stage publishes its snapshot.
     pub board: StageBoard,
-    /// To the outside.
+    /// Receives step records and checkpoints.
     pub events: mpsc::Sender<PipelineEvent>,
     /// Turns true when the run stops.
     pub stop: watch::Receiver<bool>,
 }
 
-/// The fifth stage.
+/// The fifth stage: trains batches and publishes weights.
 pub struct Trainer {
     options: TrainerOptions,
     links: TrainerLinks,
@@ -136,27 +136,27 @@ pub struct Trainer {
     clip: RunningClip,
     agreement: LogprobAgreement,
     idle_since: Instant,
-    /// The parts of the next step that have been submitted.
+    /// The minibatches of the next step that have been submitted.
     accumulated: GradientAccumulation,
     closing: mpsc::Sender<CommitRequest>,
-    /// Set when the last word has gone to the committer.
+    /// Set when the final request has been sent to the committer.
     over: bool,
-    /// Batches that came after the stop. They are kept as long as the stage: given up, their groups would count as
+    /// Batches that arrived after the stop. They are kept as long as the stage: given up, their groups would count as
     /// failed in the last checkpoint. For the same reason the stage never stops by itself, which would drop what
     /// is in its mailbox.
     parked: Vec<Batch>,
 }
 
 impl Trainer {
-    /// A trainer whose weights have `step` steps behind them, the latest of which had gradients of these norms, and the
-    /// task that closes its steps, to be run beside it.
+    /// A trainer whose weights have `step` steps behind them, the latest of which had these gradient norms, and the
+    /// task that commits its steps, to be run beside it.
     pub fn new(
         options: TrainerOptions,
         links: TrainerLinks,
         step: u64,
         gradient_norms: &[f64],
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        // Two steps can wait to be closed; then the next one waits too.
+        // Two steps can wait to be committed; then the next one waits too.
         let (closing, finished) = mpsc::channel(2);
         let committer = StepCommitter::new(options.clone(), links.clone(), step).run(finished);
         let trainer = Self {
@@ -207,7 +207,7 @@ impl Handler<StageMessage<Batch>> for Trainer {
         let mut accumulated = std::mem::take(&mut self.accumulated);
         accumulated.idle += self.idle_since.elapsed();
         if let Some(since) = batch.held_since {
-            // What it was held back while the trainer was busy cost nothing.
+            // Holding back a batch while the trainer is busy costs nothing.
             accumulated.held += since.max(self.idle_since).elapsed();
         }
         self.links.board.update(NAME, |s| s.busy = 1);
@@ -260,19 +260,19 @@ impl Trainer {
         }
     }
 
-    /// Saves and ends, after all steps before; `why` if it is not as asked.
+    /// Saves and ends, after all earlier steps; `why` is the cause, if it was not requested.
     fn end(&mut self, why: Option<String>, ctx: &mut Context<Self>) {
         let gradient_norms = self.clip.norms();
         self.tell(CommitRequest::End { step: self.step, gradient_norms, why }, ctx);
     }
 
-    /// Says the last word.
+    /// Sends the final request to the committer.
     fn tell(&mut self, last: CommitRequest, ctx: &mut Context<Self>) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
         let closing = self.closing.clone();
-        // The committer is gone only if it panicked, and then the run has ended with its words.
+        // The committer is gone only if it panicked, and then the run has ended with its panic message.
         ctx.wait(async move { drop(closing.send(last).await) }.into_actor(self));
     }
 }
@@ -288,7 +288,7 @@ enum LogprobAgreement {
 }
 
 enum BatchOutcome {
-    /// More parts of the step are to come.
+    /// More minibatches of the step will follow.
     Accumulating(Box<GradientAccumulation>),
     Stepped,
     Refused(String),
@@ -321,7 +321,7 @@ impl StepInProgress {
         let due = |every: u64| last && every > 0 && (self.step + 1).is_multiple_of(every);
         let save = due(self.options.save_every);
         let publish = save || due(self.options.publish_every.get());
-        // A service gives each name once, and a batch that was refused has used its own up.
+        // A service accepts each name once, and a batch that was refused has used up its own.
         let name = match self.refused {
             0 => format!("{:06}", self.step + 1),
             n => format!("{:06}-{n}", self.step + 1),
@@ -331,11 +331,11 @@ impl StepInProgress {
         let training = &self.links.training;
         let started = Instant::now();
         let busy = self.links.activity.enter(ActivityKind::Training);
-        // No group has anything to teach: momentum alone would move the weights, so there is no step of Adam.
+        // No group has a learning signal: momentum alone would move the weights, so there is no step of Adam.
         let teaches = accumulated.gradients || !data.is_empty();
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
-        // A gap means a wrong service or template: the weights are to be as they were.
+        // A gap means a wrong service or template: the weights must stay unchanged.
         if let LogprobAgreement::Unknown { since } = self.agreement
             && let Some(pending) = forward.take()
         {
@@ -364,7 +364,7 @@ impl StepInProgress {
             },
             Some(Err(error)) => {
                 accumulated.refuse(&groups, &error);
-                // The service may still carry out a pass that was given up.
+                // The service may still execute a pass that was given up.
                 if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
                 {
                     return accumulated.give_up(&error);
@@ -374,7 +374,7 @@ impl StepInProgress {
         }
         if let Some(optim) = optim {
             match optim.await {
-                // After a refused part there may have been nothing to step with; then the step changed nothing.
+                // After a refused minibatch there may have been no gradients; then the step changed nothing.
                 Ok(optim) if accumulated.gradients => {
                     if let Some(clipped) = self.clip.record(&optim) {
                         self.report(clipped);
@@ -453,7 +453,7 @@ impl StepInProgress {
     }
 }
 
-/// Says which group's log-probs are not finite: the weights, or the gradients by now, are not either.
+/// Names the group whose logprobs are not finite: then the weights or the gradients are not finite either.
 fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<String> {
     let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
     let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());

@@ -1,4 +1,4 @@
-//! How stale the groups of steps were.
+//! Staleness of the groups of steps.
 
 use crate::messages::TrainingGroup;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The numbers of one step.
+//! The metrics of one step.
 
 use super::TrainerOptions;
 use super::gradient_accumulation::GradientAccumulation;
@@ -91,11 +91,11 @@ pub(super) fn metrics(
     for (name, groups) in by_name {
         environment(&format!("env/{name}"), groups.into_iter(), &mut out);
     }
-    // What the service calls as the run calls its own numbers does not replace them.
+    // A metric of the service never replaces one of the run under the same name.
     for (name, value) in forward.into_iter().flat_map(|forward| &forward.metrics) {
         out.entry(name.clone()).or_insert(*value);
     }
-    // No number that is none goes into files that others read.
+    // Drops non-finite metrics: JSON has no NaN.
     out.retain(|name, value| {
         if !value.is_finite() {
             warn!(step, name, value, "a number of this step is not finite and is left out");
@@ -105,9 +105,9 @@ pub(super) fn metrics(
     out
 }
 
-/// `q - p` for every token that was sampled: log-prob at sampling time minus log-prob before the step. A target
-/// whose log-prob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare; nor has one
-/// whose log-prob is none.
+/// `q - p` for every token that was sampled: logprob at sampling time minus logprob before the step. A target
+/// whose logprob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare; nor has
+/// one whose trained logprob is invalid.
 pub(super) fn gaps<'a>(data: impl Iterator<Item = (&'a Datum, &'a Vec<f32>)>) -> Vec<f64> {
     let mut gaps = Vec::new();
     for (datum, now) in data {

@@ -1,4 +1,4 @@
-//! Results that were promised.
+//! Fetching and cancelling pending results.
 
 use super::RouteResult;
 use crate::server::body::{SmallBody, accepted_format};
@@ -10,7 +10,7 @@ use axum::response::IntoResponse as _;
 use minds_tinker::types::{CancelFutureRequest, RetrieveFutureRequest, TryAgain};
 use std::sync::Arc;
 
-/// Holds the request until there is a result; clients come back at once, without a pause of their own.
+/// Long poll: waits until there is a result, because clients poll again without a pause.
 pub(super) async fn retrieve(
     State(server): State<Arc<ServerState>>,
     headers: HeaderMap,

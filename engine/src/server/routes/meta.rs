@@ -1,4 +1,4 @@
-//! What clients ask before they begin, and what they tell.
+//! Health, configuration, capabilities and telemetry.
 
 use super::RouteResult;
 use crate::server::api_error::ApiError;
@@ -27,7 +27,7 @@ pub(super) async fn dynamic_config(SmallBody(body): SmallBody) -> RouteResult {
     Ok(json(&DynamicConfig { sample_cancel_enabled: true, ..DynamicConfig::default() }))
 }
 
-/// Old clients hold every error back until their telemetry is taken, so it always is. It may hold keys: nobody looks.
+/// Old clients report no error until their telemetry is accepted, so it always is. It may hold keys: it is discarded.
 pub(super) async fn telemetry(body: Result<SmallBody, ApiError>) -> Response {
     drop(body);
     json(&TelemetryResponse::Accepted)

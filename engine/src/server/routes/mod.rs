@@ -1,4 +1,4 @@
-//! The addresses of the API.
+//! HTTP routes of the API.
 
 mod futures;
 mod meta;
@@ -31,10 +31,10 @@ use serde::de::DeserializeOwned;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// The answer of a handler.
+/// Response or error of a handler.
 type RouteResult = Result<Response, ApiError>;
 
-/// All addresses.
+/// Router with all paths of the API.
 pub(super) fn router(server: Arc<ServerState>) -> Router {
     let api = Router::new()
         .route("/client/config", post(meta::config))
@@ -84,8 +84,8 @@ pub(super) fn router(server: Arc<ServerState>) -> Router {
         .with_state(server)
 }
 
-/// Lets in who has the key. A page in a browser can reach a server on its own machine, so without a key it is kept
-/// out, also where it reaches it by a name of its own.
+/// Requires the API key. A web page in a browser can reach a server on the same machine, so a server without a key
+/// refuses requests from web pages, including those that use DNS rebinding.
 async fn authorize(State(server): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let error = match &server.options().api_key {
@@ -112,7 +112,7 @@ async fn authorize(State(server): State<Arc<ServerState>>, request: Request, nex
     }
 }
 
-/// A bug costs the request that met it.
+/// Turns a panic in a handler into a status 500, so that only that request fails.
 async fn catch_panics(request: Request, next: Next) -> Response {
     let address = request.uri().path().to_owned();
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
@@ -121,15 +121,15 @@ async fn catch_panics(request: Request, next: Next) -> Response {
     })
 }
 
-/// Where a request stands among those of its model.
+/// Model of a request, and its number among the requests of that model.
 #[derive(Deserialize)]
 struct SequencedRequest {
     model_id: String,
     seq_id: Option<i64>,
 }
 
-/// Reads a request of a model. One that says its place and nothing else that can be read is refused, and uses its
-/// number up all the same: the requests behind it do not wait for it.
+/// Parses a request of a model. If only its model and number can be parsed, the request is refused but its number still
+/// counts as arrived, so that later requests do not wait for it.
 fn numbered<T: DeserializeOwned>(
     server: &ServerState,
     body: &RequestBody,
@@ -140,7 +140,7 @@ fn numbered<T: DeserializeOwned>(
             && let Ok(handle) = server.model(&model_id)
         {
             let error = BackendError::Rejected(error.detail.clone());
-            // Its result is the error that the client gets at once; nobody fetches it.
+            // The client gets the error at once and does not fetch this result.
             drop(handle.submit(
                 &server.futures,
                 number,
@@ -151,7 +151,7 @@ fn numbered<T: DeserializeOwned>(
     })
 }
 
-/// The answer to a request whose result is fetched later.
+/// Response to a request whose result is fetched later.
 fn future_response(request_id: String, model_id: &str) -> Response {
     json(&FutureHandle { request_id, model_id: Some(model_id.into()), sample_sequence_ids: None })
 }

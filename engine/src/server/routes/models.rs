@@ -1,4 +1,4 @@
-//! Models in training: made, described, given up.
+//! Models in training: create, describe, unload.
 
 use super::{RouteResult, future_response};
 use crate::embedded::EmbeddedTraining;
@@ -41,7 +41,7 @@ pub(super) async fn create(
     Ok(future_response(request_id, &id))
 }
 
-/// Makes a model, unless its number has one. Answers with its name and the promise of it.
+/// Creates a model, unless its number has one. Returns its id and the id of the request that creates it.
 pub(super) fn open(
     server: &Arc<ServerState>,
     session: &str,
@@ -56,7 +56,7 @@ pub(super) fn open(
         }
         let reservation = server.models.reserve(spec)?;
         let promise = server.futures.promise(session, 0)?;
-        // Newer clients compute this name themselves.
+        // Newer clients compute this id themselves.
         let id = format!("{session}:train:{number}");
         let known = (id.clone(), promise.id());
         entry.models.insert(number, known.clone());
@@ -94,7 +94,7 @@ pub(super) async fn info(State(server): State<Arc<ServerState>>, SmallBody(body)
     }))
 }
 
-/// Gives a model up, after the requests that came before. One that has gone is given up again: the first answer may
+/// Unloads a model after the requests that arrived before. Unloading it again succeeds, because the first response may
 /// have been lost.
 pub(super) async fn unload(
     State(server): State<Arc<ServerState>>,
@@ -117,7 +117,7 @@ pub(super) async fn unload(
     Ok(future_response(request_id, &model))
 }
 
-/// Refuses other base models.
+/// Refuses every base model except the served one.
 pub(super) fn check_base(server: &ServerState, name: &str) -> Result<(), ApiError> {
     let own = server.service.base_name();
     if name == own {
@@ -126,7 +126,7 @@ pub(super) fn check_base(server: &ServerState, name: &str) -> Result<(), ApiErro
     Err(ApiError::bad_request(format!("the base model `{}` is not served here, `{own}` is", printable(name))))
 }
 
-/// Refuses other optimizers.
+/// Refuses every optimizer except AdamW; no configuration means AdamW.
 pub(super) fn check_optimizer(config: Option<&OptimizerConfig>) -> Result<(), ApiError> {
     match config {
         Some(config) if config.name != OptimizerConfig::default().name => Err(ApiError::bad_request(

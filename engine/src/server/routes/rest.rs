@@ -1,4 +1,4 @@
-//! What is kept on disk, in lists.
+//! Lists of training runs and checkpoints on disk, and their deletion.
 
 use super::RouteResult;
 use super::weights::{checkpoint_address, expiry, kind_name};
@@ -23,10 +23,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Most entries of a page.
+/// Maximum number of entries per page.
 const LONGEST_PAGE: usize = 1000;
 
-/// The part of a list that is asked for.
+/// The part of a list that a request asks for.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PageQuery {
@@ -48,7 +48,7 @@ impl PageQuery {
     }
 }
 
-/// Works on the disk, away from the threads that answer.
+/// Runs `work` on a blocking thread, because it accesses the disk.
 pub(super) async fn with_store<T: Send + 'static>(
     server: &Arc<ServerState>,
     work: impl FnOnce(&CheckpointStore) -> Result<T, CheckpointError> + Send + 'static,
@@ -133,7 +133,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// `PUT …/ttl`
+/// Handles `PUT …/ttl`; without `ttl_seconds` the checkpoint never expires.
 pub(super) async fn set_ttl(
     State(server): State<Arc<ServerState>>,
     PathParams((run, rest)): PathParams<(String, String)>,
@@ -151,14 +151,14 @@ pub(super) async fn set_ttl(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Publishing and archives.
+/// Refuses to publish or archive a checkpoint, with status 400.
 pub(super) async fn not_offered() -> RouteResult {
     Err(ApiError::bad_request(
         "this server does not publish or pack checkpoints: they lie in its data folder, in PEFT's format",
     ))
 }
 
-/// Deletes the checkpoints whose time is over.
+/// Deletes the checkpoints that have expired.
 pub(in crate::server) async fn delete_expired(server: &Arc<ServerState>) {
     if server.service.store().is_err() {
         return;
@@ -171,7 +171,7 @@ pub(in crate::server) async fn delete_expired(server: &Arc<ServerState>) {
         let mut deleted = Vec::new();
         for run in store.runs()? {
             for StoredCheckpoint { address, .. } in store.list(&run)? {
-                // One that cannot be deleted must not keep the others.
+                // A checkpoint that cannot be deleted must not prevent the deletion of others.
                 match store.remove_if(&address, over) {
                     Ok(true) => deleted.push(address.to_string()),
                     Ok(false) | Err(CheckpointError::Missing(_)) => {}
@@ -195,7 +195,7 @@ pub(in crate::server) async fn delete_expired(server: &Arc<ServerState>) {
 }
 
 fn checkpoint_entry(store: &CheckpointStore, entry: StoredCheckpoint) -> WireCheckpoint {
-    // Without readable notes it is still a checkpoint.
+    // A checkpoint whose notes cannot be read is still listed.
     let notes = store.read(&entry.address, read_notes).unwrap_or_default();
     WireCheckpoint {
         checkpoint_id: entry.address.id(),
@@ -233,7 +233,7 @@ fn training_run_entry(
     })
 }
 
-/// In RFC 3339; what lies beyond the calendar is its last moment.
+/// Formats a time as RFC 3339; one that cannot be represented becomes the latest possible.
 fn time(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

@@ -1,4 +1,4 @@
-//! Samplers and samples.
+//! Samplers and sample requests.
 
 use super::RouteResult;
 use super::models::check_base;
@@ -20,10 +20,10 @@ use minds_tinker::types::{
 };
 use std::sync::Arc;
 
-/// Most likely tokens that may be asked for at each position.
+/// Maximum number of most likely tokens per position that a request may ask for.
 const MOST_LIKELY: usize = 256;
 
-/// Only names the sampler; its weights are loaded when the first sample is drawn.
+/// Only registers the sampler; its weights are loaded on the first sample request.
 pub(super) async fn create(
     State(server): State<Arc<ServerState>>,
     SmallBody(body): SmallBody,
@@ -43,12 +43,12 @@ pub(super) async fn create(
     Ok(json(&CreateSamplingSessionResponse { sampling_session_id: id, ..Default::default() }))
 }
 
-/// The name of a session's sampler.
+/// Id of a sampler from its session and number.
 pub(super) fn sampler_id(session: &str, number: u64) -> String {
     format!("{session}:sample:{number}")
 }
 
-/// Weights that are there, or an error.
+/// Source for a saved checkpoint; an error if it does not exist.
 async fn saved(server: &Arc<ServerState>, path: &str) -> Result<SamplerSource, ApiError> {
     let address: CheckpointAddress = path.parse().map_err(BackendError::from)?;
     with_store(server, move |store| store.read(&address, |_| Ok(()))).await?;
@@ -146,10 +146,10 @@ fn check(
     }
 }
 
-/// Most bytes that the result can take in memory.
+/// Upper bound on the memory of the result, in bytes.
 fn result_bytes(request: &SampleRequest, context: usize) -> usize {
     const PAIR: usize = size_of::<(u32, f32)>();
-    // A token with its log-prob, and a list of likely ones.
+    // A token with its logprob, and a list of the most likely tokens.
     let position = |k: usize| PAIR + if k > 0 { size_of::<Vec<(u32, f32)>>() + k * PAIR } else { 0 };
     let prompt = request.prompt.len();
     let sampled = request.params.max_tokens.min(context.saturating_sub(prompt));
@@ -176,7 +176,7 @@ async fn draw(
     weights.sample(request).await
 }
 
-/// Leaves the log-probs of the last `n` prompt tokens.
+/// Removes all prompt logprobs except those of the last `last` tokens; `None` keeps all.
 fn only_last(mut response: SampleResponse, last: Option<i64>) -> SampleResponse {
     if let (Some(logprobs), Some(n)) = (&mut response.prompt_logprobs, last) {
         let dropped = logprobs.len().saturating_sub(usize::try_from(n).unwrap_or(usize::MAX));

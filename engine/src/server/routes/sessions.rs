@@ -1,4 +1,4 @@
-//! Sessions.
+//! Sessions: create, heartbeat, finish, list.
 
 use super::RouteResult;
 use super::rest::PageQuery;
@@ -27,7 +27,7 @@ pub(super) async fn create(
     Ok(json(&CreateSessionResponse { session_id, ..Default::default() }))
 }
 
-/// A 410 tells newer clients to stop.
+/// Newer clients stop on the status 410 of a session that has ended.
 pub(super) async fn heartbeat(
     State(server): State<Arc<ServerState>>,
     SmallBody(body): SmallBody,
@@ -38,7 +38,7 @@ pub(super) async fn heartbeat(
     Ok(json(&HeartbeatResponse::default()))
 }
 
-/// Ending a session that has ended is fine: the first answer may have been lost.
+/// Ending a session again succeeds, because the first response may have been lost.
 pub(super) async fn finish(
     State(server): State<Arc<ServerState>>,
     PathParams(id): PathParams<String>,

@@ -12,7 +12,7 @@ use minds_tinker::convert::{CheckedPass, ConvertError, adam_from_wire, pass_from
 use minds_tinker::types::{ForwardRequest, OptimStepRequest, WireForwardBackwardRequest, proto};
 use std::sync::Arc;
 
-/// A pass as it was sent.
+/// A pass as the client sent it.
 struct ReceivedPass {
     model: String,
     number: Option<i64>,
@@ -46,7 +46,7 @@ pub(super) async fn forward_backward(
     .await
 }
 
-/// Only older clients know this address.
+/// Only older clients use this path.
 pub(super) async fn forward(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
     submit(server, body, |server, body| {
         let request: ForwardRequest = numbered(server, body, kind::FORWARD)?;

@@ -1,4 +1,4 @@
-//! Weights: saved, loaded, described.
+//! Weights: save, load, describe.
 
 use super::rest::with_store;
 use super::sampling::sampler_id;
@@ -62,7 +62,7 @@ pub(super) async fn save_for_sampler(
     Ok(future_response(request_id, handle.id()))
 }
 
-/// Into a model, or into a new one of the weights' own form.
+/// Loads weights into an existing model, or into a new one with the LoRA spec of the weights.
 pub(super) async fn load(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
     let request: LoadWeightsRequest = numbered(&server, &body, kind::LOAD_WEIGHTS)?;
     if let Some(id) = &request.model_id {
@@ -130,7 +130,7 @@ fn notes(
     Ok(CheckpointNotes { expires: ttl_seconds.map(|ttl| expiry(server, ttl)), user_metadata })
 }
 
-/// Refuses to remember more than a remark.
+/// Refuses metadata of more than `most` bytes of JSON.
 pub(super) fn check_metadata(metadata: &impl Serialize, most: usize) -> Result<(), String> {
     let bytes = serde_json::to_vec(metadata).map_err(|e| e.to_string())?.len();
     if bytes <= most {
@@ -139,19 +139,19 @@ pub(super) fn check_metadata(metadata: &impl Serialize, most: usize) -> Result<(
     Err(format!("user_metadata, names and tags take {bytes} bytes, at most {most} are kept"))
 }
 
-/// The second, since 1970, in which a checkpoint of this age is over.
+/// Time at which a checkpoint with this time to live expires, in seconds since 1970.
 pub(super) fn expiry(server: &ServerState, ttl_seconds: u64) -> u64 {
     let now = (server.options().wall_clock)().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     now.as_secs().saturating_add(ttl_seconds)
 }
 
-/// The address of a checkpoint from its run and its id, `weights/<name>`.
+/// Address of a checkpoint from its run and its id, such as `weights/<name>`.
 pub(super) fn checkpoint_address(run: &str, checkpoint: &str) -> Result<CheckpointAddress, ApiError> {
     let address = format!("tinker://{run}/{checkpoint}").parse();
     Ok(address.map_err(BackendError::from)?)
 }
 
-/// How the kind of a checkpoint is named in lists.
+/// Name of the kind of a checkpoint in lists.
 pub(super) fn kind_name(kind: CheckpointPurpose) -> &'static str {
     match kind {
         CheckpointPurpose::Training => "training",

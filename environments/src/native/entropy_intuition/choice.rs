@@ -27,7 +27,7 @@ pub struct ChoiceSpread {
     pub mass: f64,
 }
 
-/// The spread of a choice with these log-probs, one for each allowed number; `None` without any, or if one is NaN or
+/// The spread of a choice with these logprobs, one for each allowed number; `None` without any, or if one is NaN or
 /// above 0, or if all are impossible.
 #[must_use]
 pub fn spread(logprobs: &[f64]) -> Option<ChoiceSpread> {
@@ -92,7 +92,7 @@ impl NumberNode {
         }
     }
 
-    /// The log-prob of each allowed number below this place, which has the log-prob `so_far` and stands after `prefix`.
+    /// The logprob of each allowed number below this place, which has the logprob `so_far` and stands after `prefix`.
     fn ask<'a>(
         &'a self,
         scene: &'a ScoringContext<'a>,
@@ -103,7 +103,7 @@ impl NumberNode {
         async move {
             let leads_to_allowed = |node: &NumberNode| node.numbers.iter().any(|n| allowed.contains(n));
             match &self.numbers[..] {
-                // Only one number goes on from here: what follows decides nothing more.
+                // Only one number continues from here, so further tokens do not change its probability.
                 [number] => return Ok(vec![(*number, so_far)]),
                 _ if !leads_to_allowed(self) => return Ok(Vec::new()),
                 _ => {}
@@ -126,7 +126,7 @@ impl NumberNode {
     }
 }
 
-/// The log-prob of each of these tokens after `prefix`.
+/// The logprob of each of these tokens after `prefix`.
 async fn next(
     scene: &ScoringContext<'_>,
     prefix: &[Token],
@@ -135,7 +135,7 @@ async fn next(
     let prefix: Arc<[Token]> = prefix.into();
     let likely = match scene.oracle.next_tokens(prefix.clone(), TOP).await {
         Ok(likely) => likely,
-        // A service without such lists is asked for each token.
+        // A service without such lists is queried for each token.
         Err(RewardError::Environment(_) | RewardError::Unsupported(_)) => Arc::default(),
         Err(other) => return Err(other),
     };

@@ -38,7 +38,7 @@ pub use choice::{ChoiceSpread, spread};
 
 const ID: &str = "entropy_intuition";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo =
     EnvInfo { id: ID, about: "choose a number and predict the entropy of the own choice", args: ARGS, load };
 
@@ -132,7 +132,7 @@ impl Environment for EntropyIntuition {
         Some(json!({ "number": number, "feeling": feeling, "entropy": entropy }))
     }
 
-    /// The spread is asked for even where the answer is invalid: a service that fails must not take the valid episodes
+    /// Queries the spread even if the answer is invalid: a service that fails must not take the valid rollouts
     /// out of a group and leave the others.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let question = self.questions.get(scene.item.index % ITEMS);
@@ -157,9 +157,9 @@ impl Environment for EntropyIntuition {
     }
 }
 
-/// Three right lines.
+/// An answer of three valid lines: `NUMBER`, `FEELING` and `ENTROPY`.
 struct EntropyIntuitionAnswer<'a> {
-    /// The number, where it fits a machine number; one that does not is allowed nowhere.
+    /// The number, if it fits an `i64`; a larger one is never allowed.
     number: Option<i64>,
     feeling: &'a str,
     entropy: f64,
@@ -173,7 +173,7 @@ impl<'a> EntropyIntuitionAnswer<'a> {
     }
 }
 
-/// See the table of the module.
+/// Reward by the table of the module.
 fn reward(
     parsed: Option<&EntropyIntuitionAnswer<'_>>,
     question: &NumberQuestion,

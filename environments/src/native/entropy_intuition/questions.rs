@@ -13,13 +13,13 @@ pub(super) const ALL: RangeInclusive<i64> = 1..=100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QuestionMode {
-    /// One number is right.
+    /// A product; only one number is allowed.
     Product,
     /// Primes or even numbers of a range.
     Subset,
-    /// A range with a wish.
+    /// A range with a stated preference.
     Biased,
-    /// A range.
+    /// A plain range of numbers.
     Uniform,
 }
 
@@ -104,7 +104,7 @@ fn subset(draws: &mut impl Rng) -> (String, Vec<i64>, RangeInclusive<i64>) {
     (text, range.clone().filter(|n| n % 2 == 0).collect(), range)
 }
 
-/// A range of so many numbers.
+/// A random range whose size is drawn from `sizes`.
 fn range(sizes: RangeInclusive<i64>, draws: &mut impl Rng) -> RangeInclusive<i64> {
     let size = draws.random_range(sizes);
     let low = draws.random_range(*ALL.start()..=*ALL.end() - size + 1);

@@ -1,8 +1,8 @@
 //! Stand for a word with five numbers, so that a listener who reads them expects the word.
 //!
-//! The answer is exactly five whole numbers from 0 to 999. The listener, as chat, is told the numbers and nothing else:
+//! The answer is exactly five whole numbers from 0 to 999. The listener, as chat, gets the numbers and nothing else:
 //! they are written again from the parsed values, so no other character of the answer reaches it. With `lp` the mean
-//! log-prob per token of the word,
+//! logprob per token of the word,
 //!
 //! `gain = lp(answer) - mean of lp over four fixed sequences`
 //!
@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 const ID: &str = "ghost_trace";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "stand for a word with five numbers that let a listener expect it",
@@ -78,7 +78,7 @@ enum WordSplit {
 const TRAIN: &str = include_str!("words.txt");
 const HELD_OUT: &str = include_str!("held_out.txt");
 
-/// What stands for a word.
+/// The five numbers that stand for a word.
 type NumberSequence = [u32; 5];
 
 const SYSTEM: &str = "You describe a word with five whole numbers from 0 to 999, so that a reader can guess the word. \
@@ -117,7 +117,7 @@ fn format_numbers(sequence: NumberSequence) -> String {
     sequence.map(|number| number.to_string()).join(", ")
 }
 
-/// Mean log-prob per token of the word, for a listener who is told the numbers.
+/// Mean logprob per token of the word, for a listener who is given the numbers.
 async fn word_logprob(
     scene: &ScoringContext<'_>,
     word: &str,
@@ -154,8 +154,8 @@ impl Environment for GhostTrace {
         whole_numbers::<5>(answer, 0..=999).map(|sequence| json!(sequence))
     }
 
-    /// The reference is asked for even where the answer is invalid: a service that fails must not take the valid
-    /// episodes out of a group and leave the others.
+    /// Queries the reference even if the answer is invalid: a service that fails must not take the valid
+    /// rollouts out of a group and leave the others.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let word = self.words[(scene.item.index % self.items) as usize];
         let sequence = whole_answer(&scene).and_then(|text| whole_numbers(text, 0..=999));

@@ -1,9 +1,9 @@
 //! Solve the task of another environment, and predict what one training step would do to an unrelated answer.
 //!
 //! The policy is shown the inner task and a probe, a question with its answer, and replies with a line
-//! `PREDICTION: <number>` and then `ANSWER: <inner answer>`. The truth is the change of the probe's log-prob, summed over
-//! its tokens, after one gradient step on a text; the oracle must be able to take that step
-//! ([`Oracle::logprob_delta`](minds_core::environment::Oracle::logprob_delta)), else every reward is missing.
+//! `PREDICTION: <number>` and then `ANSWER: <inner answer>`. The truth is the change of the probe's logprob, summed
+//! over its tokens, after one gradient step on a text; the oracle must be able to take that step
+//! ([`Oracle::logprob_delta`](minds_core::environment::Oracle::logprob_delta)), else every rollout has a reward error.
 //!
 //! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
 //!
@@ -12,7 +12,7 @@
 //!
 //! What one may expect: truths are nearly symmetric about 0, and with the policy's `own` answer as the text they differ
 //! inside a group because the answers differ, not because a prediction was better. Always answering 0 earns most of
-//! the bonus. `bonus_of_zero` and `bonus_of_mean` say how much; report the bonus minus the larger of them. With the
+//! the bonus. `bonus_of_zero` and `bonus_of_mean` show how much; report the bonus minus the larger of them. With the
 //! `right` answer as the text, one truth serves a whole group and only predictions tell its members apart.
 
 mod prompt;
@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 const ID: &str = "gradient_intuition";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "solve another task and predict what a training step on it would change; needs a shadow trainer",
@@ -91,7 +91,7 @@ struct GradientIntuitionOptions {
     spread: f64,
 }
 
-/// What the step is taken on.
+/// Text that the gradient step trains on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StepText {
@@ -144,7 +144,7 @@ impl GradientIntuition {
         (self.inner.item(inner), self.probes.get(inner.wrapping_add(round)))
     }
 
-    /// The rollout as the inner environment would have seen it. What cannot be read becomes an answer that was cut off.
+    /// The rollout as the inner environment would have seen it. An unreadable answer becomes one that was cut off.
     fn unwrapped(rollout: &Rollout) -> Rollout {
         let mut rollout = rollout.clone();
         for turn in &mut rollout.turns {
@@ -175,7 +175,7 @@ impl GradientIntuition {
     }
 }
 
-/// What an answer says: a prediction, and an answer to the inner task.
+/// A parsed answer: a prediction, and an answer to the inner task.
 struct GradientIntuitionAnswer<'a> {
     prediction: f64,
     answer: &'a str,
@@ -247,7 +247,7 @@ impl Environment for GradientIntuition {
         self.scales.restore_memory(truths).map_err(|why| wrong(&why))
     }
 
-    /// The step is measured even where the answer is invalid: a service that fails must not take the valid episodes out
+    /// Measures the step even if the answer is invalid: a service that fails must not take the valid rollouts out
     /// of a group and leave the others.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let (inner_item, probe) = self.pair(scene.item.index);

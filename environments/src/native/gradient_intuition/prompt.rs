@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 
 const PROBES: &str = include_str!("probes.toml");
 
-/// A question with the answer whose log-prob is watched.
+/// A question with the answer whose logprob is watched.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IntuitionProbe {
@@ -73,8 +73,8 @@ impl IntuitionProbes {
         &self.probes[(index % self.len) as usize]
     }
 
-    /// The inner conversation, as messages and not as text in one message: its system line goes on with what is asked
-    /// here, each of its examples gets a probe and a prediction of its own, and its question the probe of the item.
+    /// The inner conversation, as messages and not as text in one message: its system line is extended by the question
+    /// of this task, each of its examples gets a probe and a prediction, and its question the probe of the item.
     pub(super) fn wrap(&self, inner: &[Message], probe: &IntuitionProbe, own: bool) -> Vec<Message> {
         let learnt = if own { "your answer" } else { "the right answer" };
         let asked = format!(

@@ -1,7 +1,7 @@
 //! How large truths are: the running spread that errors are measured by.
 //!
 //! This is the one thing in an environment that changes. It starts from a spread that the config assumes, which counts
-//! like that many truths already seen, and follows what is measured; a run that goes on takes it up from the checkpoint.
+//! like that many truths already seen, and follows what is measured; a resumed run restores it from the checkpoint.
 //! A truth of a group that was under way at the save is measured again, and counts twice. The members of a group share
 //! the scale that stood when the first of them was scored, so that their order does not matter.
 
@@ -20,18 +20,18 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TruthScale {
     pub(super) mean: f64,
-    /// Above 0.
+    /// Standard deviation of the truths, above 0.
     pub(super) sd: f64,
 }
 
 impl TruthScale {
-    /// From 0 to 1: 1 for the truth, 0 at an error of `tolerance` standard deviations and beyond.
+    /// Bonus from 0 to 1: 1 for the truth, 0 at an error of `tolerance` standard deviations and beyond.
     pub(super) fn bonus(self, prediction: f64, truth: f64, tolerance: f64) -> f64 {
         (1.0 - (prediction - truth).abs() / (tolerance * self.sd)).max(0.0)
     }
 }
 
-/// What is kept of all truths.
+/// Running statistics of all truths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct TruthStatistics {
     count: f64,
@@ -60,7 +60,7 @@ impl TruthScales {
         self.lock().truths
     }
 
-    /// Goes on from these truths instead of the assumed spread.
+    /// Resumes from these truths instead of the assumed spread.
     pub(super) fn restore_memory(&self, truths: TruthStatistics) -> Result<(), &'static str> {
         let TruthStatistics { count, mean, squares } = truths;
         if !(count >= 1.0 && count.is_finite() && mean.is_finite() && squares >= 0.0 && squares.is_finite()) {
@@ -80,7 +80,7 @@ impl TruthScales {
     }
 
     fn lock(&self) -> MutexGuard<'_, ScaleState> {
-        // The state is whole after every step, so a panic elsewhere does not spoil it.
+        // The state is consistent after every step, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The task `in_context`: say by how much a lesson changes the log-prob of one target.
+//! The task `in_context`: say by how much a lesson changes the logprob of one target.
 //!
 //! Items are pairs of a lesson and a probe. Even items ask a related probe, odd ones the control of the same lesson,
 //! so that a schedule which lets them take turns shows both kinds in equal parts: their truths differ by a factor of
@@ -21,10 +21,10 @@ use std::num::NonZeroU64;
 const SYSTEM: &str =
     "You predict how a lesson changes what a reader expects. Reply with a JSON array holding one number.";
 
-/// An answer that is not an array of one number. Every valid answer earns more.
+/// Reward of an answer that is not an array of one number. Every valid answer earns more.
 const INVALID: f32 = 0.0;
 
-/// Related probes and controls.
+/// Two strata: related probes and controls.
 const STRATA: NonZeroU64 = NonZeroU64::MIN.saturating_add(1);
 
 pub(super) struct InContextTask {
@@ -114,7 +114,7 @@ impl Environment for InContextTask {
         lone_number(answer).map(Value::from)
     }
 
-    /// The truth is asked for even where the answer is invalid: it is a metric of every rollout, and a service that
+    /// Queries the truth even if the answer is invalid: it is a metric of every rollout, and a service that
     /// fails must not take the valid ones out of a group and leave the others.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let (lesson, probe) = self.pair(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;

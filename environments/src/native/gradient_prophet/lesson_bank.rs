@@ -1,7 +1,7 @@
 //! The lessons, checked once when they are read.
 //!
-//! Whoever holds a [`LessonBank`] may rely on this: every lesson has at least two probes, exactly one of them a control;
-//! every kind has the same number of lessons, and lessons come with their kinds in rotation; no probe stands twice in
+//! A [`LessonBank`] guarantees that every lesson has at least two probes, exactly one of them a control;
+//! every kind has the same number of lessons, and lessons come with their kinds in rotation; no probe occurs twice in
 //! a lesson, no lesson twice in the bank, and no example is among the lessons.
 
 use super::ID;
@@ -31,7 +31,7 @@ const LESSONS: &str = concat!(
 pub(super) struct LessonProbe {
     pub(super) question: String,
     pub(super) target: String,
-    /// Has nothing to do with the lesson.
+    /// Whether the probe is unrelated to the lesson.
     #[serde(default)]
     pub(super) control: bool,
 }
@@ -69,7 +69,7 @@ pub(super) struct LessonBank {
     pub(super) examples: Vec<LessonExample>,
     /// With kinds in rotation: lesson `i` is of kind `i % kinds`.
     pub(super) lessons: Vec<Lesson>,
-    /// Number of kinds.
+    /// Number of distinct lesson kinds.
     pub(super) kinds: usize,
 }
 
@@ -94,7 +94,7 @@ impl LessonBank {
         check_lessons(&lessons).map_err(wrong)?;
         check_examples(&examples, &lessons).map_err(wrong)?;
         let (mut lessons, kinds) = in_rotation(lessons).map_err(wrong)?;
-        // Otherwise the place of a probe would give it away: the file lists the control last.
+        // Without the shuffle, the place of a probe would give it away: the file lists the control last.
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         for lesson in &mut lessons {
             lesson.probes.shuffle(&mut rng);

@@ -6,10 +6,10 @@
 //!
 //! | task | answer | truth | reward | invalid |
 //! |---|---|---|---|---|
-//! | `in_context` | `[number]` | change of the target's log-prob | `1 / (1 + (error / width)^2)`, in (0, 1] | 0 |
+//! | `in_context` | `[number]` | change of the target's logprob | `1 / (1 + (error / width)^2)`, in (0, 1] | 0 |
 //! | `surprise` | `[order of the probes]` | order by KL(posterior ∥ prior) of the first token | Spearman, in [-1, 1] | -1 |
 //!
-//! A query that fails makes the reward missing; it is never left out, nor replaced by a number.
+//! A query that fails makes a reward error; it is never left out, nor replaced by a number.
 
 mod in_context;
 mod lesson_bank;
@@ -34,7 +34,7 @@ use surprise::SurpriseTask;
 
 const ID: &str = "gradient_prophet";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "predict what a lesson does to the log-probs of the model's own answers",
@@ -95,12 +95,12 @@ fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, E
     })
 }
 
-/// What the reader is asked without the lesson.
+/// The prompt without the lesson.
 fn prior(probe: &LessonProbe) -> [Message; 1] {
     [Message::user(&*probe.question)]
 }
 
-/// What the reader is asked after the lesson.
+/// The prompt after the lesson.
 fn posterior(lesson: &Lesson, probe: &LessonProbe) -> [Message; 3] {
     [Message::user(&*lesson.question), Message::assistant(&*lesson.answer), Message::user(&*probe.question)]
 }

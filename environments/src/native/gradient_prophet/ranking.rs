@@ -3,7 +3,7 @@
 use minds_core::ids::Token;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A list of next tokens with their log-probs, best first.
+/// A list of next tokens with their logprobs, best first.
 type TopTokens = [(Token, f32)];
 
 /// The least probability that is left to tokens outside a list, so that rounding cannot make it 0.
@@ -13,7 +13,7 @@ const LEAST_REST: f64 = 1e-6;
 ///
 /// It is taken over the union of the two lists and one bucket for every other token. A token that stands in one list
 /// only is given, on the other side, the smallest probability listed there (it cannot have more), or an equal share of
-/// what that list leaves over to it, to its like and to the bucket, if that is less. Equal lists give 0; a log-prob
+/// what that list leaves over to it, to its like and to the bucket, if that is less. Equal lists give 0; a logprob
 /// that is NaN gives NaN.
 #[must_use]
 pub fn divergence(posterior: &TopTokens, prior: &TopTokens) -> f64 {

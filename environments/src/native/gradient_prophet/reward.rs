@@ -19,7 +19,7 @@ pub enum RewardForm {
 }
 
 impl RewardForm {
-    /// The true change, from the summed log-probs of a target of `tokens` tokens.
+    /// The true change, from the summed logprobs of a target of `tokens` tokens.
     #[must_use]
     pub fn truth(self, prior: f64, posterior: f64, tokens: usize) -> f64 {
         match self {
@@ -52,9 +52,9 @@ impl RewardForm {
 /// The one answer that would have earned most had it been given to every item, and what it would have earned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestConstant {
-    /// The answer.
+    /// The constant prediction, in the unit of the form.
     pub answer: f64,
-    /// Its mean reward.
+    /// Its mean reward over all truths.
     pub reward: f64,
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 const SYSTEM: &str = "You order probes by how much a lesson changes what a reader answers to them. Reply with a JSON \
                       array of the probe numbers, the most changed first.";
 
-/// An answer that is not a permutation. The exact reverse of the truth is the only valid answer that earns as little.
+/// Reward of an answer that is not a permutation. The only valid answer with this reward is the exact reverse.
 const INVALID: f32 = -1.0;
 
 /// Next tokens asked for; 20 hold nearly all of a first token's probability.
@@ -128,8 +128,8 @@ impl Environment for SurpriseTask {
         permutation(answer, self.lesson(item.index)?.probes.len()).map(|order| json!(order))
     }
 
-    /// The surprises are asked for even where the answer is invalid: a service that fails must not take the valid
-    /// episodes out of a group and leave the others. Nor must surprises that are all equal; where some are, these share
+    /// Queries the surprises even if the answer is invalid: a service that fails must not take the valid
+    /// rollouts out of a group and leave the others. Nor must surprises that are all equal; where some are, these share
     /// the mean of their ranks.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let lesson = self.lesson(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;

@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 const ID: &str = "self_prediction";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "solve a sum and say how sure you are; rewards need no model",
@@ -87,10 +87,10 @@ enum Calibration {
 }
 
 impl Calibration {
-    /// The least share that the logarithm sees: a single sure mistake must not outweigh all else.
+    /// Lower bound of the share in the logarithm: a single confident mistake must not outweigh all else.
     const LEAST: f64 = 0.01;
 
-    /// From 0 to 1.
+    /// Calibration score from 0 to 1.
     fn score(self, confidence: f64, correct: bool) -> f64 {
         match self {
             Self::Brier => 1.0 - (confidence - flag(correct)).powi(2),
@@ -171,14 +171,14 @@ impl Environment for SelfPrediction {
     }
 }
 
-/// What an answer says, as far as it can be read.
+/// The parts of an answer that can be read.
 struct SelfPredictionAnswer {
     answer: Integer,
     confidence: Option<f64>,
 }
 
 impl SelfPredictionAnswer {
-    /// Both lines, or the first alone. A confidence that is none is as good as missing.
+    /// Both lines, or the first alone. An invalid confidence counts as absent.
     fn parse(text: &str) -> Option<Self> {
         if let Some([answer]) = labelled(text, ["FINAL ANSWER"]) {
             return Some(Self { answer: Integer::parse(answer)?, confidence: None });

@@ -43,7 +43,7 @@ impl SumOperation {
 
 use SumOperation::{Minus, Plus, Times};
 
-/// One sum.
+/// One arithmetic question with two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SumQuestion {
     left: u64,
@@ -51,7 +51,7 @@ pub(super) struct SumQuestion {
     right: u64,
 }
 
-/// Shown to the policy with their results.
+/// Questions shown to the policy with their results.
 pub(super) const EXAMPLES: [SumQuestion; 4] = [
     SumQuestion { left: 6, operation: Plus, right: 5 },
     SumQuestion { left: 17, operation: Times, right: 13 },
@@ -89,7 +89,7 @@ pub(super) struct SumQuestions {
 }
 
 enum QuestionSource {
-    /// All there are, operations in rotation.
+    /// All questions of the level, operations in rotation.
     All(Vec<SumQuestion>),
     Drawn {
         seed: u64,
@@ -129,7 +129,7 @@ impl SumQuestions {
                 let operation = self.operations[(index % count) as usize];
                 let is_large = index / count % 20 < 3;
                 let range = if is_large { 10_000_000..=1_000_000_000_000 } else { 0..=999 };
-                // An example is drawn again, so that it is never asked.
+                // A draw that hits an example is repeated, so that no example is ever asked.
                 (0..)
                     .map(|attempt| {
                         let mut draws = seeded_rng([*seed, index, attempt, 0]);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 const ID: &str = "target_number";
 
-/// What the registry knows of it.
+/// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "name a number near a target, as a JSON array; rewards need no model",

@@ -1,6 +1,6 @@
-//! Requests for the policy's next answer, in the field's two forms.
+//! Requests for the policy's next completion, in the two standard forms.
 //!
-//! Unknown keys are let pass: programs send whatever their library knows.
+//! Unknown keys are accepted: programs send whatever their library knows.
 
 use super::super::message::{ChatMessage, SamplingOverrides, StopOverride};
 use super::super::request::{CompletionRequest, WorkerRequestError};
@@ -42,7 +42,7 @@ impl CompletionBody {
             Value::Null => None,
             Value::String(text) => Some(StopOverride::Texts(vec![text.clone()])),
             list => serde_json::from_value::<Vec<String>>(list.clone())
-                // In this form the empty list adds nothing to the model's own end.
+                // In this form the empty list adds nothing to the model's own stop tokens.
                 .map(|texts| (!texts.is_empty()).then_some(StopOverride::Texts(texts)))
                 .map_err(|_| WorkerRequestError::Invalid("stop must be a text or a list of texts".into()))?,
         };
@@ -50,7 +50,7 @@ impl CompletionBody {
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
             temperature: self.temperature,
             top_p: self.top_p,
-            // The field says -1 or 0 for all.
+            // In these APIs, -1 or 0 means all tokens.
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
             stop,
             seed: None,

@@ -1,8 +1,8 @@
-//! The policy behind the API that the field's environments speak, on this machine only.
+//! The policy behind the API that existing environments use, on this machine only.
 //!
 //! Every rollout has an address of its own, `/r/<rollout>/v1`, and every process a token of its own. A request is
-//! answered by the weights of its rollout, and only as long as the rollout is played. A program that hangs up gives its
-//! request up.
+//! answered by the weights of its rollout, and only while the rollout runs. A program that closes its connection
+//! cancels its request.
 
 mod chat;
 mod reply;
@@ -29,22 +29,22 @@ use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
-/// Most bytes of a request.
+/// Maximum size of a request body, in bytes.
 const BODY: usize = 64 << 20;
 
-/// A question with the place where its answer goes.
+/// A request with the channel for its response.
 pub(super) type EndpointRequest = (CompletionRequest, oneshot::Sender<Result<Value, WorkerRequestError>>);
 
-/// Where rollouts are asked for over HTTP.
+/// Serves completion requests of rollouts over HTTP.
 pub(super) struct ModelEndpoint {
     address: SocketAddr,
     profile: Arc<ModelProfile>,
     rollouts: Mutex<HashMap<String, EndpointRollout>>,
 }
 
-/// A rollout that is being played.
+/// A rollout that is being sampled.
 struct EndpointRollout {
-    /// What its process shows. Never printed.
+    /// Token that its process must present. Never logged.
     token: String,
     requests: mpsc::Sender<EndpointRequest>,
 }
@@ -56,7 +56,7 @@ impl ModelEndpoint {
         let address = listener.local_addr()?;
         let endpoint = Arc::new(Self { address, profile, rollouts: Mutex::default() });
         let router = router(endpoint.clone());
-        // An answer is small and waited for: it must not wait for more.
+        // Responses are small and latency matters, so Nagle's algorithm is off.
         let listener = listener.tap_io(|stream| {
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "a connection keeps its delay");
@@ -70,24 +70,24 @@ impl ModelEndpoint {
         Ok(endpoint)
     }
 
-    /// Where a rollout asks.
+    /// Base URL of a rollout's requests.
     pub(super) fn url(&self, rollout: &str) -> String {
         format!("http://{}/r/{rollout}/v1", self.address)
     }
 
-    /// The questions of a rollout, until it leaves. `token` is what its process shows.
+    /// Requests of a rollout, until it is unregistered. Its process must present `token`.
     pub(super) fn register(&self, rollout: &str, token: &str) -> mpsc::Receiver<EndpointRequest> {
         let (requests, calls) = mpsc::channel(64);
         self.lock().insert(rollout.into(), EndpointRollout { token: token.into(), requests });
         calls
     }
 
-    /// Whoever asks from now on is told that the rollout is over.
+    /// Later requests of this rollout get an error: the rollout is over.
     pub(super) fn unregister(&self, rollout: &str) {
         self.lock().remove(rollout);
     }
 
-    /// Lets in who shows the token of the rollout's process.
+    /// Accepts only requests with the token of the rollout's process.
     fn authenticate(&self, rollout: String, token: &[u8]) -> Result<EndpointCaller, (StatusCode, String)> {
         let rollouts = self.lock();
         let Some(found) = rollouts.get(&rollout) else {
@@ -109,14 +109,14 @@ fn over(rollout: &str) -> WorkerRequestError {
     WorkerRequestError::Invalid(format!("the rollout {rollout} is over"))
 }
 
-/// A program that plays a rollout, and has shown that it does.
+/// A program that belongs to a rollout and has presented its token.
 struct EndpointCaller {
     rollout: String,
     requests: mpsc::Sender<EndpointRequest>,
 }
 
 impl EndpointCaller {
-    /// Has a question answered.
+    /// Sends a request to its rollout and waits for the response.
     async fn ask(&self, request: CompletionRequest) -> Result<Value, WorkerRequestError> {
         let (answer, answered) = oneshot::channel();
         let over = || over(&self.rollout);
@@ -155,7 +155,7 @@ async fn models(_: EndpointCaller, State(endpoint): State<Arc<ModelEndpoint>>) -
     reply::json(StatusCode::OK, &json!({ "object": "list", "data": [card] }))
 }
 
-/// A token for a process: 256 bits of the operating system's randomness.
+/// An access token for a process: 256 bits of the operating system's randomness.
 pub(super) fn random_token() -> std::io::Result<String> {
     let mut bytes = [0; 32];
     SysRng.try_fill_bytes(&mut bytes).map_err(|e| std::io::Error::other(e.to_string()))?;

@@ -1,7 +1,7 @@
-//! Answers in the field's forms, whole or as a stream of events.
+//! Responses in the standard forms, whole or as a stream of events.
 //!
-//! Prompt ids, sampled ids and log-probs stand where the field's libraries look for them; they are for cross-checks
-//! only: what is trained is what was taken down on this side.
+//! Prompt ids, sampled ids and logprobs stand where client libraries look for them; they are for cross-checks
+//! only: training uses the tokens that were recorded on this side.
 
 use super::super::request::WorkerRequestError;
 use axum::http::{StatusCode, header};
@@ -13,7 +13,7 @@ pub(super) fn json(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-/// An error in the form that the field's libraries read.
+/// An error in the form that client libraries read.
 pub(super) fn error(status: StatusCode, message: &str) -> Response {
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let error = json!({ "message": message, "type": kind, "param": null, "code": status.as_u16() });
@@ -21,7 +21,7 @@ pub(super) fn error(status: StatusCode, message: &str) -> Response {
 }
 
 impl IntoResponse for WorkerRequestError {
-    /// The words must be the first in the body: some releases look for them there.
+    /// The message must be the first in the body: some releases look for it there.
     fn into_response(self) -> Response {
         let status = match self {
             Self::TooLong { .. } | Self::Invalid(_) => StatusCode::BAD_REQUEST,
@@ -37,8 +37,8 @@ fn usage(answer: &Value) -> Value {
     json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
 }
 
-/// An answer without any text is an error to the field's libraries, and a rollout that ends with an error teaches
-/// nothing; a space is an answer that earns what silence should.
+/// Client libraries treat a completion without any text as an error, and a rollout that ends with an error teaches
+/// nothing; a space is a completion that earns what silence should.
 fn content(answer: &Value) -> Value {
     let has_calls = answer["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
     match answer["content"].as_str() {
@@ -69,7 +69,7 @@ fn logprobs(answer: &Value) -> Value {
     json!({ "content": entries, "refusal": null })
 }
 
-/// The whole answer to a conversation.
+/// The whole response to a chat request.
 pub(super) fn chat(model: &str, answer: &Value) -> Value {
     json!({
         "id": answer["id"],
@@ -88,7 +88,7 @@ pub(super) fn chat(model: &str, answer: &Value) -> Value {
     })
 }
 
-/// The whole answer to a text.
+/// The whole response to a text request.
 pub(super) fn completion(model: &str, answer: &Value) -> Value {
     let names: Vec<String> =
         answer["tokens"].as_array().into_iter().flatten().map(|token| format!("token_id:{token}")).collect();
@@ -109,7 +109,7 @@ pub(super) fn completion(model: &str, answer: &Value) -> Value {
     })
 }
 
-/// The answer as events: who speaks, what is said, why it ended, and what it cost if that is asked for.
+/// The response as events: role, content, finish reason, and the usage if that is asked for.
 pub(super) fn stream(model: &str, answer: &Value, with_usage: bool) -> Response {
     let chunk = |choices: Value, usage: Value| {
         let mut chunk = json!({
