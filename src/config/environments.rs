@@ -1,4 +1,4 @@
-//! The environments of a config: their names, their shares, and how Python packages are run.
+//! What the config says of environments: which there are, their shares, and how those that are Python packages are run.
 
 use super::choose;
 use super::file::{ConfigFile, EnvConfig};
@@ -10,18 +10,18 @@ use std::time::Duration;
 /// Most characters of an environment's name.
 const MOST_NAME: usize = 100;
 
-/// Resolved settings of one environment.
+/// One environment.
 #[derive(Clone, Debug)]
 pub struct EnvPlan {
     /// Its table in the config, such as `envs[1]`.
     pub key: String,
-    /// Name of the environment in metrics.
+    /// Name in metrics.
     pub name: String,
-    /// Relative share of the run; 0 for evaluation only.
+    /// Share of the run.
     pub weight: f64,
-    /// The environment's id, its arguments, and how to run it if it is a Python package.
+    /// Which one, its arguments, and how it is run if it is a Python package.
     pub options: PythonOptions,
-    /// A key that only Python packages accept, if the config sets one.
+    /// A key that only Python packages have, if one is written.
     pub only_python: Option<&'static str>,
 }
 

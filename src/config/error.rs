@@ -1,4 +1,4 @@
-//! Errors of a config. Each names the place of the value, the key, the value and what would be valid.
+//! Complaints about a config. Each names where the value was written, the key, what stands there and what would be right.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("failed to read the config {}: {source}", path.display())]
     Read {
-        /// Path of the config file.
+        /// Which file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// What the system said.
         source: std::io::Error,
     },
-    /// The text is not valid TOML, or a key or a value is invalid or conflicts with others.
+    /// It is no TOML, or a key or a value is wrong, or does not go with others.
     #[error("{place}: {message}{}", excerpt.as_ref().map(ToString::to_string).unwrap_or_default())]
     Wrong {
         /// `file:line:column` as far as it is known; else the variable, the override or the flag.
         place: String,
-        /// The key, its value and what would be valid.
+        /// The key, what stands there and what would be right.
         message: String,
-        /// The line of the value, if it is in the file.
+        /// The line.
         excerpt: Option<ConfigExcerpt>,
     },
 }
@@ -29,18 +29,18 @@ pub enum ConfigError {
 /// A line of a file with a part of it underlined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigExcerpt {
-    /// Line number, counted from 1.
+    /// Its number, from 1.
     pub line: usize,
-    /// Text of the whole line.
+    /// The line.
     pub text: String,
-    /// Characters before the underlined part.
+    /// Characters before the part.
     pub before: usize,
-    /// Characters of the underlined part.
+    /// Characters of the part.
     pub length: usize,
 }
 
 impl fmt::Display for ConfigExcerpt {
-    /// Formats the excerpt as a compiler does, beginning with a newline.
+    /// As a compiler shows it, from a new line on.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.line.to_string();
         let gutter = " ".repeat(number.len());

@@ -1,140 +1,140 @@
-//! The config file as written: the keys of the original harness with their aliases, and additional keys.
+//! The config as it is written: the keys of the original harness with their aliases, and ours beside them.
 //!
-//! Unknown keys are rejected; defaults of missing keys are resolved in [`super::plan`]. The comments on the keys
-//! become the descriptions that editors show ([`super::schema`]).
+//! Nothing is decided here. Unknown keys are refused; what a missing key means is said in [`super::plan`]. The comments
+//! are what editors show ([`super::schema`]).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// All tables of a config file.
+/// A whole file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
-    /// The run folder; by default a new one under `outputs/`.
+    /// The run folder.
     pub output_dir: Option<PathBuf>,
-    /// The environment of a run without a mixture.
+    /// The environment.
     pub env: Option<EnvConfig>,
     /// A mixture of environments; if there are any, `env` is not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub envs: Vec<EnvConfig>,
-    /// Batches, optimizer steps, loss and sampling.
+    /// Batches and steps.
     #[serde(default)]
     pub trainer: TrainerConfig,
-    /// The base model that is trained.
+    /// What is trained.
     pub model: Option<BaseModelConfig>,
-    /// The service that samples and trains.
+    /// Who computes.
     #[serde(default)]
     pub tinker: TinkerConfig,
     /// The optimizer beyond its learning rate.
     #[serde(default)]
     pub optim: OptimConfig,
-    /// How rewards are computed, and their limits.
+    /// Rewards.
     #[serde(default)]
     pub scorer: ScorerConfig,
-    /// Shadow adapters, which measure gradient steps for rewards.
+    /// Measured gradient steps.
     #[serde(default)]
     pub shadow: ShadowConfig,
-    /// Size of the evaluations during a run.
+    /// Evaluations.
     #[serde(default)]
     pub eval: EvalConfig,
     /// The run as a whole.
     #[serde(default)]
     pub run: RunConfig,
-    /// Formats in which the run's metrics are written.
+    /// What is written down.
     #[serde(default)]
     pub log: LogConfig,
-    /// Sizes of the embedded engine.
+    /// The embedded engine.
     #[serde(default)]
     pub engine: EngineConfig,
-    /// Address of metrics and dashboard. No run depends on it, so no run folder keeps it.
+    /// Where the run can be looked at. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub metrics: MetricsConfig,
-    /// The scripted service of `simulate`. No run depends on it, so no run folder keeps it.
+    /// What `simulate` plays against. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub simulate: SimulateConfig,
 }
 
-/// Keys of the `[run]` table.
+/// `[run]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// Time after which the run stops and saves.
+    /// Time after which it stops and saves.
     pub deadline: Option<String>,
-    /// How long groups may wait for a response from a service, for example one that a reward queries.
+    /// How long groups may go without an answer from a service, one that a reward asks for example.
     pub give_up_after: Option<String>,
 }
 
-/// Keys of the `[log]` table.
+/// `[log]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// Whether the run writes TensorBoard event files into its folder.
+    /// Whether TensorBoard finds the run's numbers in its folder.
     pub tensorboard: Option<bool>,
 }
 
-/// Keys of the `[env]` and `[[envs]]` tables.
+/// `[env]` and `[[envs]]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvConfig {
-    /// Name of a built-in environment, or folder, file or module of a Python package.
+    /// Name or path.
     pub id: String,
-    /// Name of the environment in metrics.
+    /// Name in metrics.
     pub name: Option<String>,
     /// Share of the run, in a mixture.
     #[serde(alias = "ratio")]
     pub weight: Option<f64>,
     /// Interpreter of a Python environment.
     pub python: Option<PathBuf>,
-    /// Worker processes of a Python environment.
+    /// Its processes.
     pub workers: Option<usize>,
-    /// Rollouts that one worker process runs at a time.
+    /// Rollouts that one of them plays at a time.
     pub rollouts_per_worker: Option<usize>,
-    /// Seconds that loading the environment may take.
+    /// Seconds that loading it may take.
     pub load_timeout_s: Option<u64>,
-    /// Seconds that a rollout may take, including its reward but not the time spent waiting for the service.
+    /// Seconds that a rollout may take, its reward included and waits for the service not.
     pub rollout_timeout_s: Option<u64>,
-    /// Environment variables that the worker processes get in addition to the usual ones.
+    /// Environment variables that it is given beside the usual ones.
     pub pass_env: Option<Vec<String>>,
-    /// How a reward that is not a finite number is handled.
+    /// What becomes of a reward that is no number.
     pub on_bad_reward: Option<String>,
-    /// Arguments that are passed to the environment.
+    /// Handed to the environment.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, serde_json::Value>")]
     pub args: toml::Table,
 }
 
-/// Keys of the `[trainer]` table.
+/// `[trainer]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
-    /// Rollouts of each group of an item.
+    /// Rollouts per group.
     pub rollouts_per_example: Option<u32>,
     /// Groups per optimizer step.
     #[serde(alias = "batch_size")]
     pub groups_per_batch: Option<usize>,
-    /// Optimizer steps of the whole run.
+    /// Optimizer steps.
     #[serde(alias = "num_batches")]
     pub total_batches: Option<u64>,
     /// Seed of items, samples and the adapter.
     pub seed: Option<u64>,
-    /// Steps by which the sampling weights may lie behind those in training.
+    /// Steps by which the weights that play may lie behind those in training.
     #[serde(alias = "max_steps_off_policy")]
     pub async_off_policy_steps: Option<u64>,
-    /// Largest staleness: steps by which the weights that sampled a group may lie behind those that it trains.
+    /// Steps by which the weights that played a group may lie behind those that it trains.
     pub max_staleness: Option<u64>,
-    /// How the staleness of groups is kept within its limit.
+    /// How groups are kept from growing too old.
     pub staleness: Option<String>,
-    /// Optimizer steps per batch.
+    /// Optimizer steps made of a batch.
     pub num_substeps: Option<usize>,
-    /// Minibatches in which the data of an optimizer step is sent.
+    /// Parts in which what an optimizer step is made of is sent.
     pub stream_minibatches: Option<usize>,
     /// Steps between two publications of the weights.
     pub publish_every: Option<u64>,
-    /// Step size of the optimizer.
+    /// Step size.
     pub learning_rate: Option<f64>,
-    /// Name of the loss function.
+    /// The loss.
     pub loss_fn: Option<String>,
     /// Settings of the loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -146,61 +146,61 @@ pub struct TrainerConfig {
     pub lora_alpha: Option<f64>,
     /// How rewards become advantages.
     pub advantage: Option<String>,
-    /// How a group with failed members is handled.
+    /// What becomes of a group some of whose members failed.
     pub on_member_failure: Option<String>,
-    /// Fewest members with a reward that a group needs to be trained.
+    /// Fewest members with a reward for a group to be trained.
     pub min_members: Option<usize>,
-    /// Which units have equal weight in the loss.
+    /// What counts as much as what in the loss.
     pub loss_weighting: Option<String>,
-    /// Gap between sampled and trained logprobs above which an alarm is raised.
+    /// Gap between sampled and trained log-probs above which there is an alarm.
     pub kl_alarm: Option<f64>,
-    /// Mean gap in nats between sampled and trained logprobs of the first step at which the run ends.
+    /// Mean gap in nats between the sampled and the trained logprobs of the first step from which the run ends.
     pub max_first_gap: Option<f64>,
-    /// Penalty per nat of drift from the reference.
+    /// What a nat of drift from the reference costs.
     pub kl_penalty_coef: Option<f64>,
-    /// The reference weights of the drift penalty.
+    /// The weights that the policy is not to leave.
     pub kl_reference: Option<String>,
-    /// How groups whose rewards are all equal are handled.
+    /// What becomes of groups whose rewards are all equal.
     pub constant_groups: Option<String>,
-    /// Optimizer steps between two checkpoints.
+    /// Steps between checkpoints.
     pub save_every: Option<u64>,
-    /// Number of newest checkpoints to keep.
+    /// Newest states to keep.
     pub keep_states: Option<usize>,
-    /// Time after which a server deletes a checkpoint by itself.
+    /// Time after which a server deletes a state by itself.
     pub state_ttl: Option<String>,
-    /// Steps between evaluations; after all steps, the final weights are evaluated too.
+    /// Steps between evaluations; when all steps are done, their weights are evaluated too.
     pub eval_every: Option<u64>,
-    /// Sampling parameters of the completions.
+    /// Sampling.
     #[serde(default)]
     pub args: SamplingConfig,
 }
 
-/// Keys of the `[trainer.args]` table.
+/// `[trainer.args]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplingConfig {
-    /// Most tokens per completion.
+    /// Most tokens per answer.
     pub max_new_tokens: Option<usize>,
-    /// Softmax temperature of sampling.
+    /// Softmax temperature.
     pub temperature: Option<f32>,
-    /// Number of most likely tokens to sample from.
+    /// Most likely tokens to keep.
     pub top_k: Option<usize>,
-    /// Probability mass of the most likely tokens to sample from.
+    /// Probability mass to keep.
     pub top_p: Option<f32>,
 }
 
-/// Keys of the `[model]` table.
+/// `[model]`
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseModelConfig {
     /// Name, folder, GGUF file or `tiny-random`.
     pub base_model: String,
-    /// Renderer of conversations into tokens of the model.
+    /// How the model reads conversations.
     #[serde(alias = "renderer")]
     pub renderer_name: Option<String>,
 }
 
-/// Keys of the `[tinker]` table.
+/// `[tinker]`
 #[derive(Clone, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TinkerConfig {
@@ -213,7 +213,7 @@ pub struct TinkerConfig {
     pub api_key_env: Option<String>,
     /// Allows plain http to other machines.
     pub allow_insecure: Option<bool>,
-    /// How long to wait for a server that does not respond.
+    /// How long a server that does not answer is waited for.
     pub outage: Option<String>,
     /// Whether the model need not be in the server's list.
     pub any_model: Option<bool>,
@@ -232,7 +232,7 @@ impl std::fmt::Debug for TinkerConfig {
     }
 }
 
-/// Keys of the `[optim]` table.
+/// `[optim]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
@@ -242,158 +242,158 @@ pub struct OptimConfig {
     pub beta2: Option<f64>,
     /// Added to the root of the second moment.
     pub eps: Option<f64>,
-    /// Coefficient of the decoupled weight decay.
+    /// Decoupled weight decay.
     pub weight_decay: Option<f64>,
     /// Largest global gradient norm.
     pub grad_clip_norm: Option<f64>,
     /// Largest global gradient norm, as a multiple of the largest of the last 16 optimizer steps.
     pub grad_clip_multiple: Option<f64>,
-    /// Schedule by which the step size decays.
+    /// How the step size falls.
     pub lr_schedule: Option<String>,
-    /// Steps over which the step size grows from 0.
+    /// Steps over which it grows from nothing.
     pub warmup_steps: Option<u64>,
-    /// Final step size as a share of the full one.
+    /// What is left of it at the end, as a share.
     pub lr_floor: Option<f64>,
 }
 
-/// Keys of the `[scorer]` table.
+/// `[scorer]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerConfig {
     /// Rewards computed at a time.
     pub workers: Option<usize>,
-    /// The weights that answer logprob queries of rewards.
+    /// Whose log-probs count.
     pub policy: Option<String>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<u64>,
-    /// Logprob queries in flight at a time.
+    /// Log-prob queries under way at a time.
     pub concurrency: Option<usize>,
-    /// Most logprob queries sent between two steps.
+    /// Most log-prob queries sent between two steps.
     pub queries_per_step: Option<u64>,
 }
 
-/// Keys of the `[shadow]` table.
+/// `[shadow]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShadowConfig {
-    /// Number of shadow adapters, and therefore of measurements at a time.
+    /// Adapters for measuring, and so measurements at a time.
     pub adapters: Option<usize>,
-    /// LoRA rank of the shadow adapters.
+    /// Their rank.
     pub rank: Option<usize>,
-    /// Step size of the measured gradient step.
+    /// Size of the one step.
     pub learning_rate: Option<f64>,
-    /// The weights that shadow adapters start from.
+    /// The weights that they start from.
     pub from: Option<String>,
 }
 
-/// Keys of the `[eval]` table.
+/// `[eval]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Rollouts of each environment of weight 0.
+    /// Episodes of each environment of weight 0.
     pub episodes: Option<u64>,
-    /// Rollouts in flight at a time.
+    /// Episodes under way at a time.
     pub concurrency: Option<usize>,
 }
 
-/// Keys of the `[engine]` table.
+/// `[engine]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Compute threads; the number of cores if not given.
+    /// Threads; the number of cores if not given.
     pub threads: Option<usize>,
     /// Memory for keys and values of sequences being sampled, in MiB.
     pub kv_cache_mib: Option<usize>,
-    /// Most sequences that are decoded together.
+    /// Sequences decoded together.
     pub max_rows: Option<usize>,
 }
 
-/// Keys of the `[metrics]` table.
+/// `[metrics]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Address and port that serve Prometheus and the dashboard, or `off`.
+    /// Where Prometheus and browsers are answered: an address with its port, or `off`.
     pub addr: Option<String>,
-    /// The environment variable with the token that clients on other machines must send.
+    /// The environment variable with the token that others than this machine have to know.
     pub token_env: Option<String>,
 }
 
-/// Keys of the `[simulate]` table.
+/// `[simulate]`
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulateConfig {
-    /// Optimizer steps of the simulated run.
+    /// Optimizer steps.
     pub steps: Option<u64>,
-    /// Time that one sample takes, in seconds.
+    /// One sample.
     pub sample: Option<LatencyConfig>,
-    /// Samples and queries that the service processes at a time.
+    /// Samples and queries that the service works on at a time.
     pub sampling_slots: Option<usize>,
-    /// Time that one reward takes without its queries.
+    /// What one reward does on its own.
     pub reward: Option<LatencyConfig>,
-    /// Logprob queries of one reward.
+    /// Log-prob queries of one reward.
     pub queries: Option<usize>,
-    /// Time that one logprob query takes.
+    /// One of them.
     pub query: Option<LatencyConfig>,
-    /// Time of a forward and backward pass over a whole batch.
+    /// A pass over a whole batch.
     pub forward_backward: Option<LatencyConfig>,
-    /// Time that an optimizer step takes.
+    /// An optimizer step.
     pub optim_step: Option<LatencyConfig>,
-    /// Time to make a sampler of new weights.
+    /// Making a sampler of new weights.
     pub export: Option<LatencyConfig>,
-    /// Time to save a checkpoint.
+    /// Saving a state.
     pub save: Option<LatencyConfig>,
-    /// Share of the requests for samples and logprobs that fail.
+    /// Share of the requests for samples and log-probs that fail.
     pub failures: Option<f64>,
-    /// Share of the requests for samples that never get a response.
+    /// Share of the requests for samples that are never answered.
     pub hangs: Option<f64>,
-    /// Share of the samples with a logprob that is not finite.
+    /// Share of the samples with a log-prob that is no number.
     pub not_finite: Option<f64>,
     /// Share of the rewards that fail for good.
     pub missing: Option<f64>,
-    /// Time windows in which the service is faulty.
+    /// What goes wrong when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultConfig>,
 }
 
-/// A time in seconds, either constant or drawn from a distribution.
+/// A time in seconds, always the same or spread.
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(
     untagged,
     expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
 )]
 pub enum LatencyConfig {
-    /// A constant number of seconds.
+    /// Always the same.
     Seconds(f64),
-    /// A distribution of times in seconds.
+    /// Spread.
     Spread(LatencySpreadConfig),
 }
 
-/// A distribution of times.
+/// A time that differs from case to case.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatencySpreadConfig {
-    /// Mean in seconds, without the tail.
+    /// Its mean without the tail.
     pub mean: f64,
-    /// Kind of the distribution.
+    /// Its distribution.
     pub spread: Option<String>,
-    /// Standard deviation of the logarithm.
+    /// Of the logarithm.
     pub sigma: Option<f64>,
-    /// Share of the cases in the tail, which take longer.
+    /// Share of the cases that take longer.
     pub tail_share: Option<f64>,
-    /// Factor by which the cases in the tail take longer.
+    /// So many times as long.
     pub tail_factor: Option<f64>,
 }
 
-/// Keys of a `[[simulate.faults]]` table.
+/// `[[simulate.faults]]`
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultConfig {
-    /// Start of the fault, in seconds from the start of the run.
+    /// Seconds from the start.
     pub at_s: f64,
-    /// Seconds that the fault lasts.
+    /// Seconds that it lasts.
     pub for_s: f64,
-    /// Kind of the fault.
+    /// What happens.
     pub what: String,
-    /// Factor by which a slow service takes longer.
+    /// How much slower everything is.
     pub factor: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! What is trained and how: the loss, the optimizer, the adapter, and the sampling of completions.
+//! What is trained and how: the loss, the optimizer, the adapter, and how answers are drawn.
 
 use super::file::ConfigFile;
 use super::{at_least_one, choose, one_of};
@@ -20,30 +20,30 @@ pub(super) const ESTIMATORS: &[(&str, Estimator)] = &[
 /// Most samples that one request can ask for.
 const MOST_ROLLOUTS: u32 = 4096;
 
-/// A key and the problem with its value.
+/// A key and what is wrong with it.
 type KeyProblem = (String, String);
 
-/// Resolved settings of training and sampling.
+/// What is trained and how, decided.
 pub(super) struct LearningPlan {
-    /// Rollouts of each group of an item.
+    /// Rollouts per group.
     pub group_size: NonZeroU32,
-    /// Loss function with its settings.
+    /// The loss.
     pub loss: Loss,
-    /// Adam parameters before the schedule applies.
+    /// The optimizer.
     pub adam: AdamParams,
-    /// Shape and seed of the trained adapter.
+    /// The adapter.
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
-    /// How completions are sampled.
+    /// How answers are drawn.
     pub sampling: SamplingParams,
 }
 
 impl LearningPlan {
-    /// Checks the keys and fills in defaults.
+    /// Decides.
     ///
     /// # Errors
-    /// The invalid key, and what is wrong with it.
+    /// The key that is wrong, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, seed: u64) -> Result<Self, KeyProblem> {
         let trainer = &file.trainer;
         let bad = |key: &str, problem: String| (key.to_owned(), problem);

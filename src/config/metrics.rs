@@ -1,32 +1,32 @@
-//! Address of metrics and dashboard, and who may read them.
+//! Where the run can be looked at, and by whom.
 
 use super::file::MetricsConfig;
 use super::variables::ProcessVariables;
 use minds_tinker::client::Secret;
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// Default port of metrics and dashboard.
+/// The usual port.
 pub const PORT: u16 = 9464;
 
-/// The value that turns the server off.
+/// The word that turns it off.
 const OFF: &str = "off";
 
-/// Minimum length of a token; shorter ones can be guessed.
+/// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-/// Resolved settings of the `[metrics]` table.
+/// `[metrics]`, decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsPlan {
-    /// Address that serves Prometheus and the dashboard; `None` if turned off.
+    /// Where Prometheus and browsers are answered; `None` nowhere.
     pub addr: Option<SocketAddr>,
-    /// Whether the config sets the address; the default one is given up if it is in use.
+    /// Whether the config names it; the usual one gives way to whoever was there first.
     pub is_written: bool,
-    /// The token that clients on other machines must send.
+    /// What those from other machines have to know.
     pub token: Option<Secret>,
 }
 
 impl MetricsPlan {
-    /// Checks the table; an error is a key and its problem.
+    /// Decides; an error is a key and its problem.
     pub(super) fn decide(
         file: &MetricsConfig,
         variables: &ProcessVariables,

@@ -1,4 +1,4 @@
-//! The meaning of a config: every value resolved and checked.
+//! What a config means: every value decided and checked.
 
 use super::batching::BatchingPlan;
 use super::environments::{EnvPlan, environments};
@@ -29,7 +29,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A run with every setting resolved and checked.
+/// A run, decided.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// The config's file, for messages.
@@ -40,9 +40,9 @@ pub struct RunPlan {
     pub stem: String,
     /// The run folder, if it was named.
     pub output_dir: Option<PathBuf>,
-    /// Environments with their shares of the run.
+    /// Environments with their share.
     pub envs: Vec<EnvPlan>,
-    /// Rollouts of each group of an item.
+    /// Rollouts per group.
     pub group_size: NonZeroU32,
     /// How groups become optimizer steps.
     pub batching: BatchingPlan,
@@ -50,68 +50,68 @@ pub struct RunPlan {
     pub max_steps: u64,
     /// Seed of items, samples and the adapter.
     pub seed: u64,
-    /// Loss function with its settings.
+    /// The loss.
     pub loss: Loss,
-    /// Adam parameters before the schedule applies.
+    /// The optimizer.
     pub adam: AdamParams,
-    /// Shape and seed of the trained adapter.
+    /// The adapter.
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
     /// Time after which the run stops and saves.
     pub deadline: Option<Duration>,
-    /// How long groups may wait for a response from a service before the run fails.
+    /// How long groups may go without an answer from a service before that is a failure.
     pub give_up_after: Duration,
     /// Whether event files are written for TensorBoard.
     pub tensorboard: bool,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
-    /// Number of newest checkpoints to keep; `None` for all.
+    /// Newest states to keep; `None` for all.
     pub keep_states: Option<NonZeroUsize>,
-    /// Time after which the server deletes a checkpoint by itself; `None` for never.
+    /// Time after which the server deletes a state by itself; `None` for never.
     pub state_ttl: Option<Duration>,
-    /// How completions are sampled.
+    /// How answers are drawn.
     pub sampling: SamplingParams,
-    /// Base model: a name, a folder, a GGUF file or `tiny-random`.
+    /// The base model.
     pub base_model: String,
-    /// Name of the renderer, if the config sets it.
+    /// How it reads conversations, if it was named.
     pub renderer: Option<String>,
-    /// The service that samples and trains.
+    /// Who computes.
     pub service: ServicePlan,
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
-    /// The weights that answer logprob queries of rewards.
+    /// Whose log-probs count.
     pub oracle: OraclePlan,
-    /// Limits on the logprob queries of rewards.
+    /// How often rewards may ask for log-probs.
     pub queries: QueryLimits,
-    /// Number of shadow adapters, which measure gradient steps.
+    /// Adapters that measure gradient steps.
     pub shadows: NonZeroUsize,
-    /// LoRA shape of the shadow adapters.
+    /// Their shape.
     pub shadow_lora: LoraSpec,
-    /// Optimizer parameters of the measured step.
+    /// Their step.
     pub shadow_adam: AdamParams,
-    /// Weights that shadow adapters start from.
+    /// Where they start.
     pub shadow_from: ShadowFrom,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
-    /// Rollouts of each environment in an evaluation.
+    /// Episodes of each environment in an evaluation.
     pub eval_episodes: NonZeroU64,
-    /// Evaluation rollouts in flight at a time.
+    /// Of these, under way at a time.
     pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
-    /// Address and token of metrics and dashboard.
+    /// Where the run can be looked at.
     pub metrics: MetricsPlan,
-    /// The scripted service of `simulate`.
+    /// What `simulate` plays against.
     pub simulate: SimulatePlan,
     /// The config with all overrides, as it is kept in the run folder.
     pub resolved: ConfigFile,
-    /// Warnings that do not prevent a run.
+    /// What the user should know but need not change.
     pub warnings: Vec<String>,
 }
 
 impl RunPlan {
-    /// Reads the config of a `run` command and resolves every value.
+    /// Reads the config of a `run` command and decides everything.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -233,16 +233,16 @@ impl RunPlan {
         Ok(Self { warnings: plan.collect_warnings(), ..plan })
     }
 
-    /// The error about a key that turned out to be invalid after the plan was made.
+    /// The complaint about a key that turned out to be wrong after the plan was made.
     #[must_use]
     pub fn wrong(&self, key: &str, problem: impl std::fmt::Display) -> ConfigError {
         self.locations.wrong(key, problem)
     }
 
-    /// Rejects settings that `eval` accepts and training cannot use.
+    /// Refuses what `eval` takes and training cannot use.
     ///
     /// # Errors
-    /// The temperature is 0, so sampling is deterministic.
+    /// Samples are drawn without chance.
     pub fn can_train(&self) -> Result<(), ConfigError> {
         if self.sampling.temperature == 0.0 {
             let problem = "is 0: without chance there is nothing to learn from; `eval` takes it";
@@ -251,8 +251,8 @@ impl RunPlan {
         Ok(())
     }
 
-    /// Limits completions to half of the context if their limit is the whole context or more, so that prompts have the
-    /// other half. Returns whether it changed the limit; the last of the warnings then says so.
+    /// Shortens answers that are to be at least as long as all that the model reads: to half of it, so that prompts have
+    /// the other half. Says whether it did; the last of the warnings then tells it.
     pub fn fit_answers(&mut self, context: usize) -> bool {
         let asked = self.sampling.max_tokens;
         if asked < context {
@@ -278,7 +278,7 @@ impl RunPlan {
         oracle.into_iter().chain(self.batching.kl_reference.clone()).collect()
     }
 
-    /// Warnings that do not prevent a run.
+    /// What the user should know but need not change.
     fn collect_warnings(&self) -> Vec<String> {
         let mut concerns = Vec::new();
         if self.eval_every > 0 && self.envs.iter().all(|env| env.weight > 0.0) {
@@ -338,13 +338,13 @@ impl RunPlan {
         concerns
     }
 
-    /// Whether the config looks like one for the original harness: it names packages by their folders, and
+    /// Whether the config looks like one that was written for the original harness: it names packages by their folders, and
     /// the variable of the key.
     fn is_from_the_original(&self) -> bool {
         self.resolved.tinker.api_key_env.is_some() && self.envs.iter().all(|env| is_path(&env.options.id))
     }
 
-    /// Missing keys whose default differs in the original harness.
+    /// Keys that the config leaves out and that have another default in the original harness.
     fn other_defaults(&self) -> Vec<String> {
         let mut others = Vec::new();
         if self.resolved.trainer.learning_rate.is_none() {
@@ -371,10 +371,10 @@ impl RunPlan {
     }
 }
 
-/// Most rollouts of one environment in an evaluation.
+/// Most episodes of one environment in an evaluation.
 const MOST_EPISODES: u64 = 1_000_000;
 
-/// Fewest checkpoints to keep: the last one may be damaged.
+/// Fewest checkpoints that can be kept: the last one may turn out to be damaged.
 const LEAST_STATES: usize = 2;
 
 fn keep_states(written: usize) -> Result<Option<NonZeroUsize>, String> {

@@ -1,4 +1,4 @@
-//! Queries that rewards may make: the weights, the limits, and the shadow adapters for gradient steps.
+//! What rewards may ask: whose log-probs, how often, and what one gradient step would change.
 
 use super::environments::LONGEST_S;
 use super::file::ConfigFile;
@@ -9,14 +9,14 @@ use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
-/// The weights that answer logprob queries of rewards.
+/// Whose log-probs count in rewards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OraclePlan {
     /// The version that sampled the group.
     Sampled,
     /// The newest version when the reward is computed.
     Latest,
-    /// The base model without an adapter.
+    /// The base model.
     Base,
     /// Saved sampler weights, by their path on the service.
     Pinned(String),
@@ -25,43 +25,43 @@ pub enum OraclePlan {
 /// The weights that shadow adapters start from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowFrom {
-    /// The policy version that sampled the rollout.
+    /// The version of the policy that played.
     Policy,
-    /// The base model without an adapter.
+    /// The base model.
     Base,
 }
 
-/// Most logprob queries in flight.
+/// Most log-prob queries under way.
 const MOST_QUERIES: usize = 4096;
 /// Most rewards computed at a time.
 const MOST_SCORERS: usize = 65_536;
-/// Most shadow adapters beside the one in training.
+/// Most adapters beside the one in training.
 const MOST_SHADOWS: usize = 64;
 pub(super) const ORACLES: &[(&str, OraclePlan)] =
     &[("sampled", OraclePlan::Sampled), ("latest", OraclePlan::Latest), ("base", OraclePlan::Base)];
 pub(super) const SHADOW_FROM: &[(&str, ShadowFrom)] =
     &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
 
-/// A key and the problem with its value.
+/// A key and what is wrong with it.
 type StaticKeyProblem = (&'static str, String);
 
-/// Resolved limits and weights of reward queries.
+/// What rewards may ask, decided.
 pub(super) struct RewardPlan {
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
-    /// The weights that answer logprob queries.
+    /// Whose log-probs count.
     pub oracle: OraclePlan,
-    /// Limits on logprob queries.
+    /// How often they may be asked for.
     pub queries: QueryLimits,
     /// Longest that one reward may take.
     pub timeout: Duration,
 }
 
 impl RewardPlan {
-    /// Checks the keys and fills in defaults.
+    /// Decides.
     ///
     /// # Errors
-    /// The invalid key, and what is wrong with it.
+    /// The key that is wrong, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile) -> Result<Self, StaticKeyProblem> {
         let scorer = &file.scorer;
         let oracle = match scorer.policy.as_deref() {
@@ -84,7 +84,7 @@ impl RewardPlan {
         let queries = QueryLimits {
             concurrency,
             per_step: NonZeroU64::new(scorer.queries_per_step.unwrap_or(0)),
-            // Half of the reward's own limit, so that the error names the cause.
+            // The reward's own limit comes later, so that the cause is told.
             wait_limit: timeout / 2,
         };
         let scorers = count("scorer.workers", scorer.workers.unwrap_or(16))?;
@@ -104,27 +104,27 @@ fn oracle(written: &str) -> Result<OraclePlan, String> {
     })
 }
 
-/// Resolved settings of the shadow adapters, which measure gradient steps.
+/// The adapters that measure gradient steps, decided.
 pub(super) struct ShadowPlan {
-    /// Number of shadow adapters.
+    /// How many.
     pub adapters: NonZeroUsize,
-    /// LoRA shape of the shadow adapters.
+    /// Their shape.
     pub lora: LoraSpec,
-    /// Optimizer parameters of the measured step.
+    /// Their step.
     pub adam: AdamParams,
-    /// Weights that shadow adapters start from.
+    /// Where they start.
     pub from: ShadowFrom,
 }
 
 impl ShadowPlan {
-    /// Checks the keys; `policy` is the adapter shape of the policy.
+    /// Decides, beside a policy of this shape.
     ///
     /// # Errors
-    /// The invalid key, and what is wrong with it.
+    /// The key that is wrong, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, policy: &LoraSpec, seed: u64) -> Result<Self, StaticKeyProblem> {
         let shadow = &file.shadow;
         let from = choose(shadow.from.as_deref(), SHADOW_FROM).map_err(|problem| ("shadow.from", problem))?;
-        // A copy of the policy has the policy's shape.
+        // A copy of the policy has its shape.
         let lora = match (from, shadow.rank) {
             (ShadowFrom::Policy, Some(rank)) if rank != policy.rank => {
                 let problem = format!(

@@ -1,4 +1,4 @@
-//! Validated `[simulate]` table: behavior of a scripted service and scripted rewards.
+//! `[simulate]`: what a scripted service and scripted rewards do, checked.
 
 use super::file::{self, LatencyConfig, SimulateConfig};
 use super::{at_least_one, choose};
@@ -7,76 +7,76 @@ use rand_distr::{Distribution as _, Exp1, LogNormal, StandardUniform};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Longest time in seconds, and largest factor.
+/// Longest time, and largest factor.
 const MOST_SECONDS: f64 = 1e6;
 /// Most steps of a simulation.
 const MOST_STEPS: u64 = 1_000_000;
 /// Most queries of a reward.
 const MOST_QUERIES: usize = 1000;
 
-/// Timing and faults of a scripted service and scripted rewards.
+/// A scripted service and scripted rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatePlan {
-    /// Optimizer steps of the simulated run.
+    /// Optimizer steps.
     pub steps: u64,
-    /// Time that one sample takes.
+    /// One sample.
     pub sample: SimulatedLatency,
-    /// Samples and logprob queries that the service processes at a time; `None` for no limit.
+    /// Samples and log-prob queries that the service works on at a time; `None` for all that are asked.
     pub slots: Option<NonZeroUsize>,
-    /// Time that one reward takes without its queries.
+    /// What one reward does on its own.
     pub reward: SimulatedLatency,
-    /// Logprob queries of one reward, sent together.
+    /// Log-prob queries of one reward, sent together.
     pub queries: usize,
-    /// Time that one logprob query takes.
+    /// One of them.
     pub query: SimulatedLatency,
-    /// Time of a forward and backward pass over a whole batch; a minibatch takes its share.
+    /// A pass over a whole batch; a part of it takes its share.
     pub forward_backward: SimulatedLatency,
-    /// Time that an optimizer step takes.
+    /// An optimizer step.
     pub optim_step: SimulatedLatency,
-    /// Time to make a sampler of new weights.
+    /// Making a sampler of new weights.
     pub export: SimulatedLatency,
-    /// Time to save a checkpoint.
+    /// Saving a state.
     pub save: SimulatedLatency,
-    /// Rate of each random fault.
+    /// How often what goes wrong.
     pub rates: FaultRates,
-    /// Time windows in which the service is faulty.
+    /// What goes wrong when.
     pub faults: Vec<FaultWindow>,
 }
 
-/// Rates of random faults, as shares of all requests or rewards.
+/// Shares of all that is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultRates {
-    /// Requests for samples and logprobs that fail and may be retried.
+    /// Requests for samples and log-probs that fail and may be asked again.
     pub failures: f64,
-    /// Requests for samples that never get a response.
+    /// Requests for samples that are never answered.
     pub hangs: f64,
-    /// Samples with a logprob that is not finite.
+    /// Samples with a log-prob that is no number.
     pub not_finite: f64,
     /// Rewards that fail for good.
     pub missing: f64,
 }
 
-/// A stretch of time in which the service is faulty.
+/// A stretch of time in which the service is not itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultWindow {
-    /// Start of the window, since the start of the run.
+    /// Its beginning, since the start.
     pub at: Duration,
-    /// End of the window, since the start of the run.
+    /// Its end.
     pub until: Duration,
-    /// The fault during the window.
+    /// What happens in it.
     pub fault: SimulatedFault,
 }
 
-/// Kind of a fault of the service.
+/// What is wrong with the service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SimulatedFault {
-    /// No responses until the end of the window: a client retries until then.
+    /// It answers nothing until the end of the window: a client keeps asking, and waits so long.
     Away,
-    /// Everything that begins in the window takes longer by this factor.
+    /// Everything that begins in it takes so many times as long.
     Slow(f64),
 }
 
-/// A distribution of times in seconds.
+/// A time that differs from case to case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedLatency {
     mean: f64,
@@ -93,13 +93,13 @@ enum LatencyDistribution {
 }
 
 impl SimulatedLatency {
-    /// A constant number of seconds.
+    /// Always the same number of seconds.
     #[must_use]
     pub fn constant(seconds: f64) -> Self {
         Self { mean: seconds, spread: LatencyDistribution::Constant, tail_share: 0.0, tail_factor: 1.0 }
     }
 
-    /// Draws the time in seconds of the case with this key: equal keys give equal times.
+    /// The time, in seconds, of the case with this key: equal keys take equal times.
     #[must_use]
     pub fn draw(&self, key: [u64; 4]) -> f64 {
         let mut chance = seeded_rng(key);
@@ -113,7 +113,7 @@ impl SimulatedLatency {
         self.mean * factor * part
     }
 
-    /// Mean in seconds, including the tail.
+    /// Its mean, in seconds, with the tail.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.mean * (1.0 + self.tail_share * (self.tail_factor - 1.0))
@@ -145,7 +145,7 @@ impl SimulatedLatency {
                 if !(0.0..=4.0).contains(&sigma) {
                     return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
                 }
-                // A factor of mean 1, so that `mean` stays the mean.
+                // Of mean 1, so that `mean` is the mean.
                 let one = LogNormal::new(-sigma * sigma / 2.0, sigma);
                 LatencyDistribution::Lognormal(one.map_err(|error| error.to_string())?)
             }
@@ -171,10 +171,10 @@ pub(super) const FAULTS: &[(&str, SimulatedFault)] =
     &[("away", SimulatedFault::Away), ("slow", SimulatedFault::Slow(10.0))];
 
 impl SimulatePlan {
-    /// Checks the table and fills in defaults.
+    /// Decides.
     ///
     /// # Errors
-    /// The invalid key, and what is wrong with it.
+    /// The key that is wrong, and what is wrong with it.
     pub fn decide(file: &SimulateConfig) -> Result<Self, (String, String)> {
         let latency = |key: &str, written: &Option<LatencyConfig>, default: f64| {
             let written = written.as_ref();
@@ -224,7 +224,7 @@ impl SimulatePlan {
         })
     }
 
-    /// The first fault window that covers this time after the start.
+    /// What is wrong with the service at this time after the start.
     #[must_use]
     pub fn fault(&self, at: Duration) -> Option<&FaultWindow> {
         self.faults.iter().find(|window| (window.at..window.until).contains(&at))
