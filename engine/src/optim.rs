@@ -7,8 +7,8 @@ use crate::error::EngineError;
 use crate::real::Real;
 use minds_core::optim::AdamParams;
 
-/// A weight of this size makes every forward pass overflow: its square exceeds the range of `f32`. A step that
-/// reaches it, from a learning rate of 1e30 for example, is refused.
+/// Weights from here on are refused, as a learning rate of 1e30 makes them: just below the square root of the largest `f32`
+/// (1.845e19), above which a product of two of them overflows.
 const LARGEST_WEIGHT: f64 = 1.8e19;
 
 /// Moments of AdamW, in the order of [`Adapter::values`].
