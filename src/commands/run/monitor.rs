@@ -187,11 +187,12 @@ impl<'a> RunMonitor<'a> {
     fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), CommandError> {
         let SavedCheckpoint { step, state_path, .. } = saved;
         self.folder.add_checkpoint(saved).or_exit(ProcessExit::Failed)?;
-        print_line!("saved        step {step} as {state_path}");
+        // Before the line, so that the dashboard has the checkpoint once the line is read.
         if let Some(kept) = self.folder.last() {
             self.view.add_checkpoint(kept);
         }
         self.view.add_event(EventLevel::Info, format!("saved step {step} as {state_path}"));
+        print_line!("saved        step {step} as {state_path}");
         self.retention.set_expiry(saved);
         let oldest = self.pipeline.ledger().oldest_version();
         self.retention.prune(self.folder, oldest).or_exit(ProcessExit::Failed)
