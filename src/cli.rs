@@ -1,4 +1,4 @@
-//! The command line, as typed.
+//! Definition of the command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -16,7 +16,7 @@ pub struct Cli {
     /// How the log on standard error is written.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     pub log_format: LogFormat,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -24,26 +24,26 @@ pub struct Cli {
 /// How the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text for human readers.
     #[default]
     Text,
     /// One JSON object a line; what `run` prints becomes part of it.
     Json,
 }
 
-/// The verbs.
+/// All commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Trains from a config, or goes on with an unfinished run.
+    /// Trains from a config, or resumes an unfinished run.
     Run(RunArgs),
     /// Says what a config means and whether it would start, and tries the service and the model.
     Check(CheckArgs),
     /// Measures weights on the environments of weight 0, without training.
     Eval(EvalArgs),
-    /// Environments: what there is, what they show the model, and what an answer would earn.
+    /// Lists environments, shows their prompts, and scores completions.
     #[command(subcommand)]
     Envs(EnvsCommand),
-    /// Plays a config's line in virtual time against a scripted service, and compares it with its bound.
+    /// Runs a config's pipeline in virtual time against a scripted service, and compares it with its bound.
     Simulate(SimulateArgs),
     /// Makes one page of a run folder, or a picture of its curves.
     Report(ReportArgs),
@@ -56,10 +56,10 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Prints the completions of a shell.
     Completions {
-        /// Which shell.
+        /// Shell to print completions for.
         shell: Shell,
     },
-    /// Prints the manual page, or writes one for each verb.
+    /// Prints the manual page, or writes one for each command.
     Man {
         /// Writes into this folder.
         #[arg(long, value_name = "DIR")]
@@ -67,10 +67,10 @@ pub enum Command {
     },
 }
 
-/// `run`
+/// Arguments of the `run` command.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// The TOML config.
+    /// Path of the TOML config.
     pub config: PathBuf,
     /// Overrides a key, for example `--set model.base_model=./my-model`. The value is TOML; what is not, is text.
     #[arg(long, value_name = "KEY=VALUE")]
@@ -84,26 +84,26 @@ pub struct RunArgs {
     /// Seed of items, samples and the adapter.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// How it goes on and when it stops.
+    /// How the run resumes and when it stops.
     #[command(flatten)]
     pub resume_args: ResumeArgs,
 }
 
 impl RunArgs {
-    /// The same config for another verb.
+    /// The same config for another command.
     #[must_use]
     pub fn for_config(config: PathBuf, set: Vec<String>, seed: Option<u64>) -> Self {
         Self { config, set, output_dir: None, max_steps: None, seed, resume_args: ResumeArgs::default() }
     }
 }
 
-/// How a run goes on and when it stops.
+/// How a run resumes and when it stops.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ResumeArgs {
-    /// Whether to go on with an earlier run.
+    /// Whether to resume an earlier run.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub resume: ResumeMode,
-    /// Goes on with a run of another config; what differs is told.
+    /// Resumes a run of another config; the differences are reported.
     #[arg(long)]
     pub force: bool,
     /// Stops after this time as Ctrl-C does, for example `90m` or `6h`; else `[run] deadline`.
@@ -111,22 +111,22 @@ pub struct ResumeArgs {
     pub deadline: Option<String>,
 }
 
-/// Whether to go on with an earlier run.
+/// Whether to resume an earlier run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ResumeMode {
-    /// With the run of the run folder, if it has one.
+    /// Resumes the run of the run folder, if it has one.
     #[default]
     Auto,
-    /// With the newest unfinished run of this config under `outputs/`.
+    /// Resumes the newest unfinished run of this config under `outputs/`.
     Latest,
-    /// Never: a run folder that has been used is refused.
+    /// Never resumes: a run folder that has been used is rejected.
     Never,
 }
 
-/// `check`
+/// Arguments of the `check` command.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// The TOML config.
+    /// Path of the TOML config.
     #[arg(required_unless_present = "schema")]
     pub config: Option<PathBuf>,
     /// Overrides a key, as in `run`.
@@ -135,7 +135,7 @@ pub struct CheckArgs {
     /// The run folder, as in `run`.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
-    /// Asks nobody and fetches nothing.
+    /// Sends no requests and fetches nothing.
     #[arg(long)]
     pub offline: bool,
     /// One JSON object with every number.
@@ -146,17 +146,17 @@ pub struct CheckArgs {
     pub schema: bool,
 }
 
-/// `doctor`
+/// Arguments of the `doctor` command.
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// The TOML config whose needs are looked at; else those of the shipped configs.
+    /// The TOML config whose requirements are checked; else those of the shipped configs.
     pub config: Option<PathBuf>,
     /// Overrides a key, as in `run`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
 
-/// `eval`
+/// Arguments of the `eval` command.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
     /// The TOML config. Without an environment of weight 0, all are measured.
@@ -175,44 +175,44 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
-/// `envs`
+/// Commands below the `envs` command.
 #[derive(Debug, Subcommand)]
 pub enum EnvsCommand {
-    /// Lists the environments.
+    /// Lists all built-in environments.
     List,
     /// Describes one: its arguments, its reward, and what it shows the model.
     Show {
-        /// The environment, and how it is set.
+        /// The environment and its arguments.
         #[command(flatten)]
         env: EnvArgs,
     },
-    /// Prints the first items that a run of this seed plays.
+    /// Prints the first items that a run of this seed samples.
     Sample {
-        /// The environment, and how it is set.
+        /// The environment and its arguments.
         #[command(flatten)]
         env: EnvArgs,
-        /// How many.
+        /// Number of items to print.
         #[arg(short, long, value_name = "N", default_value_t = 3)]
         n: u64,
         /// One JSON object a line: `index`, `prompt`, `answer` where there is one, and `info`.
         #[arg(long)]
         json: bool,
     },
-    /// Scores an answer written by hand with the base model on the embedded engine, and shows every number in it.
+    /// Scores a handwritten completion with the base model on the embedded engine, and shows every part of the score.
     Score {
-        /// The environment, and how it is set.
+        /// The environment and its arguments.
         #[command(flatten)]
         env: EnvArgs,
         /// The item, as `sample` numbers it.
         #[arg(long, value_name = "I")]
         index: u64,
-        /// The answer: the text itself, `@FILE` for a file's, `-` for what standard input brings.
+        /// The completion: the text itself, `@FILE` for the text of a file, `-` for standard input.
         #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
         completion: String,
-        /// The model that is asked for log-probs.
+        /// The model that answers logprob queries.
         #[arg(long, value_name = "MODEL", default_value = "HuggingFaceTB/SmolLM2-135M-Instruct")]
         model: String,
-        /// How the model reads conversations; else the one that belongs to the model.
+        /// Renderer of conversations; else the one that belongs to the model.
         #[arg(long, value_name = "NAME")]
         renderer: Option<String>,
         /// One JSON object: `reward` or null, `reward_error` with its cause or null, `parse`, `queries`, `metrics`.
@@ -221,7 +221,7 @@ pub enum EnvsCommand {
     },
 }
 
-/// An environment as the `envs` verbs name it.
+/// An environment as the `envs` commands name it.
 #[derive(Args, Debug)]
 pub struct EnvArgs {
     /// Its name; of a Python package, its folder, file or module.
@@ -232,12 +232,12 @@ pub struct EnvArgs {
     /// Sets an argument, for example `--set shots=2`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Orders its data where the order is free.
+    /// Seed of the order of its data, where the order is free.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// `simulate`
+/// Arguments of the `simulate` command.
 #[derive(Args, Debug)]
 pub struct SimulateArgs {
     /// The TOML config; its `[simulate]` says what the service and the rewards do.
@@ -259,35 +259,35 @@ pub struct SimulateArgs {
     pub json: bool,
 }
 
-/// `report`
+/// Arguments of the `report` command.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// The run folder; its run may be going on.
+    /// The run folder; its run may still be active.
     #[arg(value_name = "RUN_DIR")]
     pub folder: PathBuf,
     /// Where to write: a file, which is replaced, or `-` for standard output. Without it: `report.html` or `report.png`
     /// in the run folder.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// What to make.
+    /// Format of the report.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub format: ReportFormat,
-    /// Draws the rollouts that are shown at random.
+    /// Seed of the random choice of the rollouts that are shown.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// What a report is.
+/// File format of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
-    /// One page that stands alone.
+    /// One self-contained HTML page.
     #[default]
     Html,
-    /// The most telling curves, for a README or a paper.
+    /// The most informative curves, for a README or a paper.
     Png,
 }
 
-/// `serve`
+/// Arguments of the `serve` command.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// Address to listen at; port 0 takes a free one. Anything but this machine itself needs a key.
@@ -299,7 +299,7 @@ pub struct ServeArgs {
     /// Environment variable with the key that clients must send.
     #[arg(long, value_name = "VARIABLE")]
     pub api_key_env: Option<String>,
-    /// Lets everybody in who can reach the address.
+    /// Accepts every client that can reach the address, without a key.
     #[arg(long, conflicts_with = "api_key_env")]
     pub allow_anyone: bool,
     /// Where checkpoints are kept.
@@ -317,7 +317,7 @@ pub struct ServeArgs {
     /// Most MiB of sampler weights.
     #[arg(long, value_name = "MIB", default_value = "2048")]
     pub sampler_mib: NonZeroUsize,
-    /// Minutes after which a session ends that gives no sign of life.
+    /// Minutes without a heartbeat after which a session ends.
     #[arg(long, value_name = "MINUTES", default_value = "30")]
     pub session_minutes: NonZeroUsize,
     /// Seed of samples without one, and of the weights of `tiny-random`.
@@ -325,7 +325,7 @@ pub struct ServeArgs {
     pub seed: u64,
 }
 
-/// `models`
+/// Commands below the `models` command.
 #[derive(Debug, Subcommand)]
 pub enum ModelsCommand {
     /// Lists the models in the cache, and those that can be had by name.

@@ -1,4 +1,4 @@
-//! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that decide it, checked together.
+//! How groups become optimizer steps: the keys of `[trainer]` and `[optim]` that set it, checked together.
 
 use super::file::{ConfigFile, OptimConfig, TrainerConfig};
 use super::{at_least_one, choose};
@@ -6,48 +6,48 @@ use minds_core::optim::{LearningRateDecay, LearningRateSchedule};
 use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
 use std::num::{NonZeroU64, NonZeroUsize};
 
-/// How groups become steps, decided.
+/// Resolved settings of how groups become optimizer steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchingPlan {
-    /// Groups per step.
+    /// Groups in the batch of a step.
     pub groups_per_batch: NonZeroUsize,
-    /// Batches that may be under way beside the one in training.
+    /// Batches that may be in flight beside the one in training.
     pub max_steps_off_policy: u64,
-    /// Steps by which the weights that played a group may lie behind those that it trains.
+    /// Largest staleness: steps by which the weights that sampled a group may lie behind those that it trains.
     pub max_staleness: u64,
-    /// How groups are kept from growing too old.
+    /// How the staleness of groups is kept within its limit.
     pub staleness: StalenessHandling,
-    /// Equal parts in which a batch is sent.
+    /// Equal minibatches in which a batch is sent.
     pub parts: NonZeroUsize,
-    /// Optimizer steps made of a batch.
+    /// Optimizer steps per batch.
     pub substeps: NonZeroUsize,
     /// Steps between two publications of the weights.
     pub publish_every: NonZeroU64,
-    /// Fewest members with a reward for a group to be trained.
+    /// Fewest members with a reward that a group needs to be trained.
     pub min_members: NonZeroUsize,
-    /// How often a member whose play failed is played once more.
+    /// How often a failed member is resampled.
     pub replays: u32,
-    /// What becomes of groups whose rewards are all equal.
+    /// How groups whose rewards are all equal are handled.
     pub constant: ConstantGroups,
-    /// What counts as much as what in the loss.
+    /// Which units have equal weight in the loss.
     pub weighting: LossWeighting,
     /// How the step size changes.
     pub rate: LearningRateSchedule,
-    /// Gap between sampled and trained log-probs above which there is an alarm.
+    /// Gap between sampled and trained logprobs above which an alarm is raised.
     pub kl_alarm: Option<f64>,
-    /// Mean gap between sampled and trained logprobs of the first step from which the run ends, nats; 0 for none.
+    /// Mean gap in nats between sampled and trained logprobs of the first step at which the run ends; 0 for no limit.
     pub max_first_gap: f64,
     /// Multiple of the largest recent gradient norm at which gradients are clipped; 0 for no such limit.
     pub clip_multiple: f64,
-    /// What a nat of drift from the reference costs; 0 for no reference.
+    /// Penalty per nat of drift from the reference; 0 for no reference.
     pub kl_penalty: f32,
-    /// Sampler weights that are the reference; `None` for the base model.
+    /// Sampler weights of the reference; `None` for the base model.
     pub kl_reference: Option<String>,
 }
 
 /// Most groups in flight.
 const MOST_CREDITS: u64 = 1 << 14;
-/// Most steps that anything may lie behind.
+/// Largest value of keys that count steps of staleness.
 const MOST_STEPS: u64 = 1000;
 /// Mean gap in nats from which sampler and trainer cannot hold the same model: a factor of 1.6 in probability.
 const MAX_FIRST_GAP: f64 = 0.5;
@@ -57,16 +57,16 @@ const CLIP_MULTIPLE: f64 = 4.0;
 /// `async_off_policy_steps`; the bound makes the trainer wait for stragglers, and with this one a step takes at most 3 %
 /// longer than without a bound, for the heaviest tails of docs/simulate.md.
 const STALENESS_PER_BATCH: u64 = 64;
-/// What may become of a group some of whose members failed.
+/// Ways to handle a group with failed members.
 pub(super) const ON_MEMBER_FAILURE: [&str; 3] = ["survivors", "retry", "drop"];
-/// How often a failed member is played once more where that is wanted.
+/// How often a failed member is resampled with `on_member_failure = "retry"`.
 const REPLAYS: u32 = 2;
 
 impl BatchingPlan {
-    /// Decides for groups of so many members.
+    /// Checks the keys for groups of `group_size` members.
     ///
     /// # Errors
-    /// The key that is wrong, and what is wrong with it.
+    /// The invalid key, and what is wrong with it.
     pub fn decide(file: &ConfigFile, group_size: u32) -> Result<Self, (&'static str, String)> {
         let trainer = &file.trainer;
         let count = |key, value: usize| at_least_one(value).map_err(|problem| (key, problem));
@@ -175,7 +175,7 @@ impl BatchingPlan {
     }
 }
 
-/// The running limit of gradients. A norm that the config names takes its place.
+/// Multiple for the running limit of gradient norms. A norm in the config replaces it.
 fn clip_multiple(optim: &OptimConfig) -> Result<f64, (&'static str, String)> {
     let key = "optim.grad_clip_multiple";
     match optim.grad_clip_multiple {
@@ -190,7 +190,7 @@ fn clip_multiple(optim: &OptimConfig) -> Result<f64, (&'static str, String)> {
     }
 }
 
-/// Fewest members with a reward, and how often a failed one is played once more.
+/// Fewest members with a reward, and how often a failed one is resampled.
 fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&'static str, String)> {
     let all = NonZeroUsize::new(group_size as usize).unwrap_or(NonZeroUsize::MIN);
     // Three of four: few enough for a fault here and there, enough for a baseline.
@@ -213,7 +213,7 @@ fn members(file: &ConfigFile, group_size: u32) -> Result<(NonZeroUsize, u32), (&
     }
 }
 
-/// What drift costs, and the weights that it is measured from if they are not the base model's.
+/// Penalty per nat of drift, and the reference weights if they are not the base model's.
 fn reference(trainer: &TrainerConfig) -> Result<(f32, Option<String>), (&'static str, String)> {
     let coef = trainer.kl_penalty_coef.unwrap_or(0.0);
     if !(0.0..=1e3).contains(&coef) {

@@ -1,4 +1,4 @@
-//! What the config says of environments: which there are, their shares, and how those that are Python packages are run.
+//! The environments of a config: their names, their shares, and how Python packages are run.
 
 use super::choose;
 use super::file::{ConfigFile, EnvConfig};
@@ -10,18 +10,18 @@ use std::time::Duration;
 /// Most characters of an environment's name.
 const MOST_NAME: usize = 100;
 
-/// One environment.
+/// Resolved settings of one environment.
 #[derive(Clone, Debug)]
 pub struct EnvPlan {
     /// Its table in the config, such as `envs[1]`.
     pub key: String,
-    /// Name in metrics.
+    /// Name of the environment in metrics.
     pub name: String,
-    /// Share of the run.
+    /// Relative share of the run; 0 for evaluation only.
     pub weight: f64,
-    /// Which one, its arguments, and how it is run if it is a Python package.
+    /// The environment's id, its arguments, and how to run it if it is a Python package.
     pub options: PythonOptions,
-    /// A key that only Python packages have, if one is written.
+    /// A key that only Python packages accept, if the config sets one.
     pub only_python: Option<&'static str>,
 }
 

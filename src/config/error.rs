@@ -1,4 +1,4 @@
-//! Complaints about a config. Each names where the value was written, the key, what stands there and what would be right.
+//! Errors of a config. Each names the place of the value, the key, the value and what would be valid.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("failed to read the config {}: {source}", path.display())]
     Read {
-        /// Which file.
+        /// Path of the config file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// It is no TOML, or a key or a value is wrong, or does not go with others.
+    /// The text is not valid TOML, or a key or a value is invalid or conflicts with others.
     #[error("{place}: {message}{}", excerpt.as_ref().map(ToString::to_string).unwrap_or_default())]
     Wrong {
         /// `file:line:column` as far as it is known; else the variable, the override or the flag.
         place: String,
-        /// The key, what stands there and what would be right.
+        /// The key, its value and what would be valid.
         message: String,
-        /// The line.
+        /// The line of the value, if it is in the file.
         excerpt: Option<ConfigExcerpt>,
     },
 }
@@ -29,18 +29,18 @@ pub enum ConfigError {
 /// A line of a file with a part of it underlined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigExcerpt {
-    /// Its number, from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// The line.
+    /// Text of the whole line.
     pub text: String,
-    /// Characters before the part.
+    /// Characters before the underlined part.
     pub before: usize,
-    /// Characters of the part.
+    /// Characters of the underlined part.
     pub length: usize,
 }
 
 impl fmt::Display for ConfigExcerpt {
-    /// As a compiler shows it, from a new line on.
+    /// Formats the excerpt as a compiler does, beginning with a newline.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.line.to_string();
         let gutter = " ".repeat(number.len());

@@ -1,140 +1,140 @@
-//! The config as it is written: the keys of the original harness with their aliases, and ours beside them.
+//! The config file as written: the keys of the original harness with their aliases, and additional keys.
 //!
-//! Nothing is decided here. Unknown keys are refused; what a missing key means is said in [`super::plan`]. The comments
-//! are what editors show ([`super::schema`]).
+//! Unknown keys are rejected; defaults of missing keys are resolved in [`super::plan`]. The comments on the keys
+//! become the descriptions that editors show ([`super::schema`]).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// A whole file.
+/// All tables of a config file.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
-    /// The run folder.
+    /// The run folder; by default a new one under `outputs/`.
     pub output_dir: Option<PathBuf>,
-    /// The environment.
+    /// The environment of a run without a mixture.
     pub env: Option<EnvConfig>,
     /// A mixture of environments; if there are any, `env` is not read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub envs: Vec<EnvConfig>,
-    /// Batches and steps.
+    /// Batches, optimizer steps, loss and sampling.
     #[serde(default)]
     pub trainer: TrainerConfig,
-    /// What is trained.
+    /// The base model that is trained.
     pub model: Option<BaseModelConfig>,
-    /// Who computes.
+    /// The service that samples and trains.
     #[serde(default)]
     pub tinker: TinkerConfig,
     /// The optimizer beyond its learning rate.
     #[serde(default)]
     pub optim: OptimConfig,
-    /// Rewards.
+    /// How rewards are computed, and their limits.
     #[serde(default)]
     pub scorer: ScorerConfig,
-    /// Measured gradient steps.
+    /// Shadow adapters, which measure gradient steps for rewards.
     #[serde(default)]
     pub shadow: ShadowConfig,
-    /// Evaluations.
+    /// Size of the evaluations during a run.
     #[serde(default)]
     pub eval: EvalConfig,
     /// The run as a whole.
     #[serde(default)]
     pub run: RunConfig,
-    /// What is written down.
+    /// Formats in which the run's metrics are written.
     #[serde(default)]
     pub log: LogConfig,
-    /// The embedded engine.
+    /// Sizes of the embedded engine.
     #[serde(default)]
     pub engine: EngineConfig,
-    /// Where the run can be looked at. No run depends on it, so no run folder keeps it.
+    /// Address of metrics and dashboard. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub metrics: MetricsConfig,
-    /// What `simulate` plays against. No run depends on it, so no run folder keeps it.
+    /// The scripted service of `simulate`. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
     pub simulate: SimulateConfig,
 }
 
-/// `[run]`
+/// Keys of the `[run]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// Time after which it stops and saves.
+    /// Time after which the run stops and saves.
     pub deadline: Option<String>,
-    /// How long groups may go without an answer from a service, one that a reward asks for example.
+    /// How long groups may wait for a response from a service, for example one that a reward queries.
     pub give_up_after: Option<String>,
 }
 
-/// `[log]`
+/// Keys of the `[log]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// Whether TensorBoard finds the run's numbers in its folder.
+    /// Whether the run writes TensorBoard event files into its folder.
     pub tensorboard: Option<bool>,
 }
 
-/// `[env]` and `[[envs]]`
+/// Keys of the `[env]` and `[[envs]]` tables.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvConfig {
-    /// Name or path.
+    /// Name of a built-in environment, or folder, file or module of a Python package.
     pub id: String,
-    /// Name in metrics.
+    /// Name of the environment in metrics.
     pub name: Option<String>,
     /// Share of the run, in a mixture.
     #[serde(alias = "ratio")]
     pub weight: Option<f64>,
     /// Interpreter of a Python environment.
     pub python: Option<PathBuf>,
-    /// Its processes.
+    /// Worker processes of a Python environment.
     pub workers: Option<usize>,
-    /// Rollouts that one of them plays at a time.
+    /// Rollouts that one worker process runs at a time.
     pub rollouts_per_worker: Option<usize>,
-    /// Seconds that loading it may take.
+    /// Seconds that loading the environment may take.
     pub load_timeout_s: Option<u64>,
-    /// Seconds that a rollout may take, its reward included and waits for the service not.
+    /// Seconds that a rollout may take, including its reward but not the time spent waiting for the service.
     pub rollout_timeout_s: Option<u64>,
-    /// Environment variables that it is given beside the usual ones.
+    /// Environment variables that the worker processes get in addition to the usual ones.
     pub pass_env: Option<Vec<String>>,
-    /// What becomes of a reward that is no number.
+    /// How a reward that is not a finite number is handled.
     pub on_bad_reward: Option<String>,
-    /// Handed to the environment.
+    /// Arguments that are passed to the environment.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, serde_json::Value>")]
     pub args: toml::Table,
 }
 
-/// `[trainer]`
+/// Keys of the `[trainer]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
-    /// Rollouts per group.
+    /// Rollouts of each group of an item.
     pub rollouts_per_example: Option<u32>,
     /// Groups per optimizer step.
     #[serde(alias = "batch_size")]
     pub groups_per_batch: Option<usize>,
-    /// Optimizer steps.
+    /// Optimizer steps of the whole run.
     #[serde(alias = "num_batches")]
     pub total_batches: Option<u64>,
     /// Seed of items, samples and the adapter.
     pub seed: Option<u64>,
-    /// Steps by which the weights that play may lie behind those in training.
+    /// Steps by which the sampling weights may lie behind those in training.
     #[serde(alias = "max_steps_off_policy")]
     pub async_off_policy_steps: Option<u64>,
-    /// Steps by which the weights that played a group may lie behind those that it trains.
+    /// Largest staleness: steps by which the weights that sampled a group may lie behind those that it trains.
     pub max_staleness: Option<u64>,
-    /// How groups are kept from growing too old.
+    /// How the staleness of groups is kept within its limit.
     pub staleness: Option<String>,
-    /// Optimizer steps made of a batch.
+    /// Optimizer steps per batch.
     pub num_substeps: Option<usize>,
-    /// Parts in which what an optimizer step is made of is sent.
+    /// Minibatches in which the data of an optimizer step is sent.
     pub stream_minibatches: Option<usize>,
     /// Steps between two publications of the weights.
     pub publish_every: Option<u64>,
-    /// Step size.
+    /// Step size of the optimizer.
     pub learning_rate: Option<f64>,
-    /// The loss.
+    /// Name of the loss function.
     pub loss_fn: Option<String>,
     /// Settings of the loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -146,61 +146,61 @@ pub struct TrainerConfig {
     pub lora_alpha: Option<f64>,
     /// How rewards become advantages.
     pub advantage: Option<String>,
-    /// What becomes of a group some of whose members failed.
+    /// How a group with failed members is handled.
     pub on_member_failure: Option<String>,
-    /// Fewest members with a reward for a group to be trained.
+    /// Fewest members with a reward that a group needs to be trained.
     pub min_members: Option<usize>,
-    /// What counts as much as what in the loss.
+    /// Which units have equal weight in the loss.
     pub loss_weighting: Option<String>,
-    /// Gap between sampled and trained log-probs above which there is an alarm.
+    /// Gap between sampled and trained logprobs above which an alarm is raised.
     pub kl_alarm: Option<f64>,
-    /// Mean gap in nats between the sampled and the trained logprobs of the first step from which the run ends.
+    /// Mean gap in nats between sampled and trained logprobs of the first step at which the run ends.
     pub max_first_gap: Option<f64>,
-    /// What a nat of drift from the reference costs.
+    /// Penalty per nat of drift from the reference.
     pub kl_penalty_coef: Option<f64>,
-    /// The weights that the policy is not to leave.
+    /// The reference weights of the drift penalty.
     pub kl_reference: Option<String>,
-    /// What becomes of groups whose rewards are all equal.
+    /// How groups whose rewards are all equal are handled.
     pub constant_groups: Option<String>,
-    /// Steps between checkpoints.
+    /// Optimizer steps between two checkpoints.
     pub save_every: Option<u64>,
-    /// Newest states to keep.
+    /// Number of newest checkpoints to keep.
     pub keep_states: Option<usize>,
-    /// Time after which a server deletes a state by itself.
+    /// Time after which a server deletes a checkpoint by itself.
     pub state_ttl: Option<String>,
-    /// Steps between evaluations; when all steps are done, their weights are evaluated too.
+    /// Steps between evaluations; after all steps, the final weights are evaluated too.
     pub eval_every: Option<u64>,
-    /// Sampling.
+    /// Sampling parameters of the completions.
     #[serde(default)]
     pub args: SamplingConfig,
 }
 
-/// `[trainer.args]`
+/// Keys of the `[trainer.args]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplingConfig {
-    /// Most tokens per answer.
+    /// Most tokens per completion.
     pub max_new_tokens: Option<usize>,
-    /// Softmax temperature.
+    /// Softmax temperature of sampling.
     pub temperature: Option<f32>,
-    /// Most likely tokens to keep.
+    /// Number of most likely tokens to sample from.
     pub top_k: Option<usize>,
-    /// Probability mass to keep.
+    /// Probability mass of the most likely tokens to sample from.
     pub top_p: Option<f32>,
 }
 
-/// `[model]`
+/// Keys of the `[model]` table.
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseModelConfig {
     /// Name, folder, GGUF file or `tiny-random`.
     pub base_model: String,
-    /// How the model reads conversations.
+    /// Renderer of conversations into tokens of the model.
     #[serde(alias = "renderer")]
     pub renderer_name: Option<String>,
 }
 
-/// `[tinker]`
+/// Keys of the `[tinker]` table.
 #[derive(Clone, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TinkerConfig {
@@ -213,7 +213,7 @@ pub struct TinkerConfig {
     pub api_key_env: Option<String>,
     /// Allows plain http to other machines.
     pub allow_insecure: Option<bool>,
-    /// How long a server that does not answer is waited for.
+    /// How long to wait for a server that does not respond.
     pub outage: Option<String>,
     /// Whether the model need not be in the server's list.
     pub any_model: Option<bool>,
@@ -232,7 +232,7 @@ impl std::fmt::Debug for TinkerConfig {
     }
 }
 
-/// `[optim]`
+/// Keys of the `[optim]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
@@ -242,158 +242,158 @@ pub struct OptimConfig {
     pub beta2: Option<f64>,
     /// Added to the root of the second moment.
     pub eps: Option<f64>,
-    /// Decoupled weight decay.
+    /// Coefficient of the decoupled weight decay.
     pub weight_decay: Option<f64>,
     /// Largest global gradient norm.
     pub grad_clip_norm: Option<f64>,
     /// Largest global gradient norm, as a multiple of the largest of the last 16 optimizer steps.
     pub grad_clip_multiple: Option<f64>,
-    /// How the step size falls.
+    /// Schedule by which the step size decays.
     pub lr_schedule: Option<String>,
-    /// Steps over which it grows from nothing.
+    /// Steps over which the step size grows from 0.
     pub warmup_steps: Option<u64>,
-    /// What is left of it at the end, as a share.
+    /// Final step size as a share of the full one.
     pub lr_floor: Option<f64>,
 }
 
-/// `[scorer]`
+/// Keys of the `[scorer]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerConfig {
     /// Rewards computed at a time.
     pub workers: Option<usize>,
-    /// Whose log-probs count.
+    /// The weights that answer logprob queries of rewards.
     pub policy: Option<String>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<u64>,
-    /// Log-prob queries under way at a time.
+    /// Logprob queries in flight at a time.
     pub concurrency: Option<usize>,
-    /// Most log-prob queries sent between two steps.
+    /// Most logprob queries sent between two steps.
     pub queries_per_step: Option<u64>,
 }
 
-/// `[shadow]`
+/// Keys of the `[shadow]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShadowConfig {
-    /// Adapters for measuring, and so measurements at a time.
+    /// Number of shadow adapters, and therefore of measurements at a time.
     pub adapters: Option<usize>,
-    /// Their rank.
+    /// LoRA rank of the shadow adapters.
     pub rank: Option<usize>,
-    /// Size of the one step.
+    /// Step size of the measured gradient step.
     pub learning_rate: Option<f64>,
-    /// The weights that they start from.
+    /// The weights that shadow adapters start from.
     pub from: Option<String>,
 }
 
-/// `[eval]`
+/// Keys of the `[eval]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Episodes of each environment of weight 0.
+    /// Rollouts of each environment of weight 0.
     pub episodes: Option<u64>,
-    /// Episodes under way at a time.
+    /// Rollouts in flight at a time.
     pub concurrency: Option<usize>,
 }
 
-/// `[engine]`
+/// Keys of the `[engine]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Threads; the number of cores if not given.
+    /// Compute threads; the number of cores if not given.
     pub threads: Option<usize>,
     /// Memory for keys and values of sequences being sampled, in MiB.
     pub kv_cache_mib: Option<usize>,
-    /// Sequences decoded together.
+    /// Most sequences that are decoded together.
     pub max_rows: Option<usize>,
 }
 
-/// `[metrics]`
+/// Keys of the `[metrics]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Where Prometheus and browsers are answered: an address with its port, or `off`.
+    /// Address and port that serve Prometheus and the dashboard, or `off`.
     pub addr: Option<String>,
-    /// The environment variable with the token that others than this machine have to know.
+    /// The environment variable with the token that clients on other machines must send.
     pub token_env: Option<String>,
 }
 
-/// `[simulate]`
+/// Keys of the `[simulate]` table.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulateConfig {
-    /// Optimizer steps.
+    /// Optimizer steps of the simulated run.
     pub steps: Option<u64>,
-    /// One sample.
+    /// Time that one sample takes, in seconds.
     pub sample: Option<LatencyConfig>,
-    /// Samples and queries that the service works on at a time.
+    /// Samples and queries that the service processes at a time.
     pub sampling_slots: Option<usize>,
-    /// What one reward does on its own.
+    /// Time that one reward takes without its queries.
     pub reward: Option<LatencyConfig>,
-    /// Log-prob queries of one reward.
+    /// Logprob queries of one reward.
     pub queries: Option<usize>,
-    /// One of them.
+    /// Time that one logprob query takes.
     pub query: Option<LatencyConfig>,
-    /// A pass over a whole batch.
+    /// Time of a forward and backward pass over a whole batch.
     pub forward_backward: Option<LatencyConfig>,
-    /// An optimizer step.
+    /// Time that an optimizer step takes.
     pub optim_step: Option<LatencyConfig>,
-    /// Making a sampler of new weights.
+    /// Time to make a sampler of new weights.
     pub export: Option<LatencyConfig>,
-    /// Saving a state.
+    /// Time to save a checkpoint.
     pub save: Option<LatencyConfig>,
-    /// Share of the requests for samples and log-probs that fail.
+    /// Share of the requests for samples and logprobs that fail.
     pub failures: Option<f64>,
-    /// Share of the requests for samples that are never answered.
+    /// Share of the requests for samples that never get a response.
     pub hangs: Option<f64>,
-    /// Share of the samples with a log-prob that is no number.
+    /// Share of the samples with a logprob that is not finite.
     pub not_finite: Option<f64>,
     /// Share of the rewards that fail for good.
     pub missing: Option<f64>,
-    /// What goes wrong when.
+    /// Time windows in which the service is faulty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultConfig>,
 }
 
-/// A time in seconds, always the same or spread.
+/// A time in seconds, either constant or drawn from a distribution.
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(
     untagged,
     expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
 )]
 pub enum LatencyConfig {
-    /// Always the same.
+    /// A constant number of seconds.
     Seconds(f64),
-    /// Spread.
+    /// A distribution of times in seconds.
     Spread(LatencySpreadConfig),
 }
 
-/// A time that differs from case to case.
+/// A distribution of times.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatencySpreadConfig {
-    /// Its mean without the tail.
+    /// Mean in seconds, without the tail.
     pub mean: f64,
-    /// Its distribution.
+    /// Kind of the distribution.
     pub spread: Option<String>,
-    /// Of the logarithm.
+    /// Standard deviation of the logarithm.
     pub sigma: Option<f64>,
-    /// Share of the cases that take longer.
+    /// Share of the cases in the tail, which take longer.
     pub tail_share: Option<f64>,
-    /// So many times as long.
+    /// Factor by which the cases in the tail take longer.
     pub tail_factor: Option<f64>,
 }
 
-/// `[[simulate.faults]]`
+/// Keys of a `[[simulate.faults]]` table.
 #[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultConfig {
-    /// Seconds from the start.
+    /// Start of the fault, in seconds from the start of the run.
     pub at_s: f64,
-    /// Seconds that it lasts.
+    /// Seconds that the fault lasts.
     pub for_s: f64,
-    /// What happens.
+    /// Kind of the fault.
     pub what: String,
-    /// How much slower everything is.
+    /// Factor by which a slow service takes longer.
     pub factor: Option<f64>,
 }

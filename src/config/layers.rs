@@ -1,4 +1,4 @@
-//! One config from its layers: the file, then variables, then overrides, then flags. The later one counts.
+//! Merges the layers of a config: the file, then variables, then overrides, then flags. The later one wins.
 
 use super::error::ConfigError;
 use super::file::ConfigFile;
@@ -9,7 +9,7 @@ use crate::cli;
 use serde_path_to_error::deserialize;
 use toml::de::DeTable;
 
-/// Longest value that a complaint repeats, in characters.
+/// Longest value that an error message repeats, in characters.
 const LONGEST_VALUE: usize = 40;
 
 /// Reads the config of a `run` command, with where each value came from.
@@ -51,7 +51,7 @@ pub(super) fn read(
     Ok((file, locations))
 }
 
-/// The table with every key known and of its type.
+/// Deserializes the table; unknown keys and wrong types are errors.
 fn typed(table: toml::Table, locations: &ConfigLocations) -> Result<ConfigFile, ConfigError> {
     if let Some((key, message)) = schema::unknown_key(&table) {
         return Err(locations.unknown(&key, message));
@@ -65,7 +65,7 @@ fn typed(table: toml::Table, locations: &ConfigLocations) -> Result<ConfigFile, 
     })
 }
 
-/// What serde says of the value at a path, as its writer would say it: the key, and what is wrong with it.
+/// Translates serde's message about the value at a path: the key, and what is wrong with it.
 fn explain(table: &toml::Value, path: &str, message: &str) -> (String, String) {
     let quoted = |start: &str| message.strip_prefix(start)?.split('`').next();
     let within = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
@@ -113,7 +113,7 @@ fn show(value: &toml::Value) -> String {
     }
 }
 
-/// What a type of ours is in a config.
+/// Describes the type that serde expected in terms of a config.
 fn in_words(expected: &str) -> &str {
     match expected {
         "u32" | "u64" | "usize" => "a whole number that is not negative",

@@ -1,4 +1,4 @@
-//! What is trained and how: the loss, the optimizer, the adapter, and how answers are drawn.
+//! What is trained and how: the loss, the optimizer, the adapter, and the sampling of completions.
 
 use super::file::ConfigFile;
 use super::{at_least_one, choose, one_of};
@@ -20,30 +20,30 @@ pub(super) const ESTIMATORS: &[(&str, Estimator)] = &[
 /// Most samples that one request can ask for.
 const MOST_ROLLOUTS: u32 = 4096;
 
-/// A key and what is wrong with it.
+/// A key and the problem with its value.
 type KeyProblem = (String, String);
 
-/// What is trained and how, decided.
+/// Resolved settings of training and sampling.
 pub(super) struct LearningPlan {
-    /// Rollouts per group.
+    /// Rollouts of each group of an item.
     pub group_size: NonZeroU32,
-    /// The loss.
+    /// Loss function with its settings.
     pub loss: Loss,
-    /// The optimizer.
+    /// Adam parameters before the schedule applies.
     pub adam: AdamParams,
-    /// The adapter.
+    /// Shape and seed of the trained adapter.
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
-    /// How answers are drawn.
+    /// How completions are sampled.
     pub sampling: SamplingParams,
 }
 
 impl LearningPlan {
-    /// Decides.
+    /// Checks the keys and fills in defaults.
     ///
     /// # Errors
-    /// The key that is wrong, and what is wrong with it.
+    /// The invalid key, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, seed: u64) -> Result<Self, KeyProblem> {
         let trainer = &file.trainer;
         let bad = |key: &str, problem: String| (key.to_owned(), problem);

@@ -1,7 +1,7 @@
-//! Where each value of a config was written: a line of the file, a variable, an override or a flag.
+//! Origin of each value of a config: a line of the file, a variable, an override or a flag.
 //!
-//! A complaint is about a key; this finds what its reader has to change. A line that may hold a key of the service is
-//! named and not shown.
+//! An error is about a key; this module finds the place to change. A line that may hold a key of the service is
+//! named but not shown.
 
 use super::error::{ConfigError, ConfigExcerpt};
 use super::overrides::{canonical, names_of};
@@ -13,26 +13,26 @@ use toml::de::{DeString, DeTable, DeValue};
 
 /// Longest line that is shown, in characters.
 const LONGEST_LINE: usize = 160;
-/// What a line that is not shown may hold, in small letters: keys, and addresses into which somebody wrote one.
+/// Lowercase texts that mark a line as secret: names of keys, and addresses that may contain one.
 const SECRET: [&str; 8] = ["key", "token =", "token=", "secret", "password", "tml-", "base_url", "@"];
 
-/// The places of one config.
+/// The origins of the values of one config.
 #[derive(Clone)]
 pub struct ConfigLocations {
     file: String,
     text: Arc<str>,
-    /// What something else than the file gave: the key with its first name, and by what. The last one counts.
+    /// Values from other layers than the file: the key with its first name, and the layer. The last one wins.
     given: Vec<(String, String)>,
 }
 
 impl fmt::Debug for ConfigLocations {
-    /// Without the text, which may hold a key.
+    /// Omits the text, which may hold a key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigLocations").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
-/// What of a key is underlined.
+/// The part of an entry that is underlined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HighlightedPart {
     Key,
@@ -40,30 +40,30 @@ enum HighlightedPart {
 }
 
 impl ConfigLocations {
-    /// Of a file with this text.
+    /// The origins for a file with this text.
     #[must_use]
     pub fn new(file: String, text: &str) -> Self {
         Self { file, text: text.into(), given: Vec::new() }
     }
 
-    /// Notes that something else than the file has given a key.
+    /// Records that another layer than the file has set a key.
     pub fn give(&mut self, key: &str, by: impl Into<String>) {
         self.given.push((canonical(key), by.into()));
     }
 
-    /// The complaint about a text that is no TOML.
+    /// The error about text that is not valid TOML.
     #[must_use]
     pub fn syntax(&self, error: &toml::de::Error) -> ConfigError {
         self.at(error.span(), format!("this is no TOML: {}", error.message()))
     }
 
-    /// The complaint about the value of a key.
+    /// The error about the value of a key.
     #[must_use]
     pub fn wrong(&self, key: &str, problem: impl fmt::Display) -> ConfigError {
         self.complain(key, HighlightedPart::Value, format!("`{key}` {problem}"))
     }
 
-    /// The complaint about a key that is none.
+    /// The error about an unknown key.
     #[must_use]
     pub fn unknown(&self, key: &str, message: String) -> ConfigError {
         self.complain(key, HighlightedPart::Key, message)
@@ -93,13 +93,13 @@ impl ConfigLocations {
         let small = line.to_lowercase();
         let shown =
             line.chars().count() <= LONGEST_LINE && !SECRET.iter().any(|secret| small.contains(secret));
-        // A control character could play tricks on a terminal.
+        // Control characters could corrupt the terminal.
         let text = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let excerpt = shown.then_some(ConfigExcerpt { line: number, text, before, length });
         ConfigError::Wrong { place: format!("{}:{number}:{}", self.file, before + 1), message, excerpt }
     }
 
-    /// The bytes of a key or of its value; if it is not written, those of the table that it would be in.
+    /// The byte range of a key or of its value; for a missing key, that of the table it would be in.
     fn find(&self, key: &str, part: HighlightedPart) -> Option<Range<usize>> {
         let document = DeTable::parse(&self.text).ok()?;
         let mut here: Option<&DeTable<'_>> = Some(document.get_ref());
@@ -116,7 +116,7 @@ impl ConfigLocations {
             found = Some(match (part, element) {
                 (_, Some(element)) => element.span(),
                 (HighlightedPart::Key, None) => written.span(),
-                // The header of a table says more than all that is in it.
+                // The header of a table is clearer than its whole content.
                 (HighlightedPart::Value, None) if here.is_some() => written.span(),
                 (HighlightedPart::Value, None) => value.span(),
             });
@@ -125,7 +125,7 @@ impl ConfigLocations {
     }
 }
 
-/// What a table has under this name, or one that means the same.
+/// The entry of a table under this name or a synonym.
 fn entry<'t, 'i>(
     table: &'t DeTable<'i>,
     name: &str,
@@ -133,7 +133,7 @@ fn entry<'t, 'i>(
     table.iter().find(|(key, _)| names_of(name).any(|name| name == key.get_ref().as_ref()))
 }
 
-/// Whether the value of this key is kept to itself.
+/// Whether the value of this key is secret.
 #[must_use]
 pub(super) fn is_secret(key: &str) -> bool {
     let small = key.to_lowercase();

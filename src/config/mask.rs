@@ -1,22 +1,22 @@
-//! Keys and passwords in a config, hidden from those who look at a run or read its report.
+//! Hides keys and passwords of a config from the dashboard and reports.
 //!
-//! The arguments of an environment are whatever its author named them, so a value is judged by its name: what is called a
-//! key, a token, a secret or a password is not shown, at any depth.
+//! The author of an environment chooses the names of its arguments, so the name decides: a value whose name ends in
+//! key, token, secret or password is not shown, at any depth.
 
 use super::file::ConfigFile;
 use toml::{Table, Value};
 
-/// Ends of the names of what is not shown. Many tokens are a number, as in `max_tokens`.
+/// Name endings of hidden values. The plural `tokens` is missing, because it names counts, as in `max_tokens`.
 const ENDS: [&str; 7] = ["key", "keys", "token", "secret", "secrets", "password", "passwords"];
-/// What is shown instead.
+/// Text that is shown instead.
 const HIDDEN: &str = "…";
 
-/// Hides what the arguments of environments call so; no other table of a config holds a key.
+/// Hides secrets in the arguments of environments; no other table of a config holds a key.
 pub fn mask_args(config: &mut ConfigFile) {
     config.env.iter_mut().chain(&mut config.envs).for_each(|env| mask(&mut env.args));
 }
 
-/// Hides the values of all such names.
+/// Hides all values with such names.
 pub fn mask(table: &mut Table) {
     for (name, value) in table.iter_mut() {
         let name = name.to_lowercase();

@@ -1,32 +1,32 @@
-//! Where the run can be looked at, and by whom.
+//! Address of metrics and dashboard, and who may read them.
 
 use super::file::MetricsConfig;
 use super::variables::ProcessVariables;
 use minds_tinker::client::Secret;
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// The usual port.
+/// Default port of metrics and dashboard.
 pub const PORT: u16 = 9464;
 
-/// The word that turns it off.
+/// The value that turns the server off.
 const OFF: &str = "off";
 
-/// Shorter ones can be guessed.
+/// Minimum length of a token; shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-/// `[metrics]`, decided.
+/// Resolved settings of the `[metrics]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsPlan {
-    /// Where Prometheus and browsers are answered; `None` nowhere.
+    /// Address that serves Prometheus and the dashboard; `None` if turned off.
     pub addr: Option<SocketAddr>,
-    /// Whether the config names it; the usual one gives way to whoever was there first.
+    /// Whether the config sets the address; the default one is given up if it is in use.
     pub is_written: bool,
-    /// What those from other machines have to know.
+    /// The token that clients on other machines must send.
     pub token: Option<Secret>,
 }
 
 impl MetricsPlan {
-    /// Decides; an error is a key and its problem.
+    /// Checks the table; an error is a key and its problem.
     pub(super) fn decide(
         file: &MetricsConfig,
         variables: &ProcessVariables,

@@ -1,7 +1,7 @@
 //! From a TOML file to a plan.
 //!
-//! [`file`] mirrors what is written, [`layers`] puts file, variables, overrides and flags on top of each other, [`plan`] is
-//! what it means: resolved and checked, without an `Option` that stands for a default. A complaint says where the value
+//! [`file`] mirrors the written keys, [`layers`] merges file, variables, overrides and flags, [`plan`] is
+//! the meaning: resolved and checked, without an `Option` that stands for a default. An error names where the value
 //! was written ([`locations`]). A config that makes a plan starts.
 
 pub mod batching;
@@ -25,7 +25,7 @@ pub use plan::RunPlan;
 use std::num::NonZeroUsize;
 pub use variables::ProcessVariables;
 
-/// The value of a name; the first one when nothing is written.
+/// The value of a name; the first one if no name is given.
 fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, String> {
     let Some(name) = written else { return Ok(known[0].1.clone()) };
     let names = || known.iter().map(|(known, _)| *known);
@@ -36,7 +36,7 @@ fn choose<T: Clone>(written: Option<&str>, known: &[(&str, T)]) -> Result<T, Str
         .ok_or_else(|| format!("is \"{name}\", it must be {}", one_of(name, names())))
 }
 
-/// The names that are allowed, and which of them was meant.
+/// Lists the allowed names, and suggests the nearest one.
 fn one_of<'a>(written: &str, names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     let meant = error::nearest(written, names.iter().copied());

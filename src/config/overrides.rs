@@ -3,10 +3,10 @@
 use super::error::ConfigError;
 use super::locations::is_secret;
 
-/// Most parts of a key.
+/// Most dotted parts of a key.
 const DEEPEST: usize = 32;
 
-/// Keys that mean the same: an override under one name replaces what the file says under the other.
+/// Synonymous keys: an override under one name replaces the file's value under the other.
 /// They are the aliases of [`super::file`].
 const SYNONYMS: [[&str; 2]; 6] = [
     ["weight", "ratio"],
@@ -31,12 +31,12 @@ pub(super) fn names_of(name: &str) -> impl Iterator<Item = &str> {
     std::iter::once(name).chain(pair.into_iter().flatten().copied().filter(move |other| *other != name))
 }
 
-/// Keys that mean the same, in pairs: the first name and the other.
+/// Synonymous keys in pairs: the first name and the other.
 pub(super) fn synonyms() -> impl Iterator<Item = (&'static str, &'static str)> {
     SYNONYMS.iter().map(|[first, other]| (*first, *other))
 }
 
-/// Writes one override into the table and gives its key. The value is read as TOML; what is not TOML is text.
+/// Writes one override into the table and returns its key. The value is parsed as TOML; if that fails, it is text.
 ///
 /// # Errors
 /// The override has no `=`, an empty part in its key, or would put a key into something that is not a table.
@@ -51,7 +51,7 @@ pub fn apply(table: &mut toml::Table, set: &str) -> Result<String, ConfigError> 
     Ok(parts.join("."))
 }
 
-/// An override as it may be shown: one that may hold a key of the service, without its value.
+/// An override that is safe to show: without its value if that may hold a key of the service.
 #[must_use]
 pub(super) fn shown(set: &str) -> String {
     match set.split_once('=') {
@@ -60,7 +60,7 @@ pub(super) fn shown(set: &str) -> String {
     }
 }
 
-/// Writes a value under a key with its tables, in place of what is there under any of its names.
+/// Writes a value under a key with its tables, replacing the value under any of its names.
 ///
 /// # Errors
 /// One of the tables is something else, or they are too many; in words.

@@ -1,4 +1,4 @@
-//! What a config means: every value decided and checked.
+//! The meaning of a config: every value resolved and checked.
 
 use super::batching::BatchingPlan;
 use super::environments::{EnvPlan, environments};
@@ -29,7 +29,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A run, decided.
+/// A run with every setting resolved and checked.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// The config's file, for messages.
@@ -40,9 +40,9 @@ pub struct RunPlan {
     pub stem: String,
     /// The run folder, if it was named.
     pub output_dir: Option<PathBuf>,
-    /// Environments with their share.
+    /// Environments with their shares of the run.
     pub envs: Vec<EnvPlan>,
-    /// Rollouts per group.
+    /// Rollouts of each group of an item.
     pub group_size: NonZeroU32,
     /// How groups become optimizer steps.
     pub batching: BatchingPlan,
@@ -50,68 +50,68 @@ pub struct RunPlan {
     pub max_steps: u64,
     /// Seed of items, samples and the adapter.
     pub seed: u64,
-    /// The loss.
+    /// Loss function with its settings.
     pub loss: Loss,
-    /// The optimizer.
+    /// Adam parameters before the schedule applies.
     pub adam: AdamParams,
-    /// The adapter.
+    /// Shape and seed of the trained adapter.
     pub lora: LoraSpec,
     /// How rewards become advantages.
     pub estimator: Estimator,
     /// Time after which the run stops and saves.
     pub deadline: Option<Duration>,
-    /// How long groups may go without an answer from a service before that is a failure.
+    /// How long groups may wait for a response from a service before the run fails.
     pub give_up_after: Duration,
     /// Whether event files are written for TensorBoard.
     pub tensorboard: bool,
     /// Steps between checkpoints; 0 for none but the last.
     pub save_every: u64,
-    /// Newest states to keep; `None` for all.
+    /// Number of newest checkpoints to keep; `None` for all.
     pub keep_states: Option<NonZeroUsize>,
-    /// Time after which the server deletes a state by itself; `None` for never.
+    /// Time after which the server deletes a checkpoint by itself; `None` for never.
     pub state_ttl: Option<Duration>,
-    /// How answers are drawn.
+    /// How completions are sampled.
     pub sampling: SamplingParams,
-    /// The base model.
+    /// Base model: a name, a folder, a GGUF file or `tiny-random`.
     pub base_model: String,
-    /// How it reads conversations, if it was named.
+    /// Name of the renderer, if the config sets it.
     pub renderer: Option<String>,
-    /// Who computes.
+    /// The service that samples and trains.
     pub service: ServicePlan,
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
-    /// Whose log-probs count.
+    /// The weights that answer logprob queries of rewards.
     pub oracle: OraclePlan,
-    /// How often rewards may ask for log-probs.
+    /// Limits on the logprob queries of rewards.
     pub queries: QueryLimits,
-    /// Adapters that measure gradient steps.
+    /// Number of shadow adapters, which measure gradient steps.
     pub shadows: NonZeroUsize,
-    /// Their shape.
+    /// LoRA shape of the shadow adapters.
     pub shadow_lora: LoraSpec,
-    /// Their step.
+    /// Optimizer parameters of the measured step.
     pub shadow_adam: AdamParams,
-    /// Where they start.
+    /// Weights that shadow adapters start from.
     pub shadow_from: ShadowFrom,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
-    /// Episodes of each environment in an evaluation.
+    /// Rollouts of each environment in an evaluation.
     pub eval_episodes: NonZeroU64,
-    /// Of these, under way at a time.
+    /// Evaluation rollouts in flight at a time.
     pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
-    /// Where the run can be looked at.
+    /// Address and token of metrics and dashboard.
     pub metrics: MetricsPlan,
-    /// What `simulate` plays against.
+    /// The scripted service of `simulate`.
     pub simulate: SimulatePlan,
     /// The config with all overrides, as it is kept in the run folder.
     pub resolved: ConfigFile,
-    /// What the user should know but need not change.
+    /// Warnings that do not prevent a run.
     pub warnings: Vec<String>,
 }
 
 impl RunPlan {
-    /// Reads the config of a `run` command and decides everything.
+    /// Reads the config of a `run` command and resolves every value.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -233,16 +233,16 @@ impl RunPlan {
         Ok(Self { warnings: plan.collect_warnings(), ..plan })
     }
 
-    /// The complaint about a key that turned out to be wrong after the plan was made.
+    /// The error about a key that turned out to be invalid after the plan was made.
     #[must_use]
     pub fn wrong(&self, key: &str, problem: impl std::fmt::Display) -> ConfigError {
         self.locations.wrong(key, problem)
     }
 
-    /// Refuses what `eval` takes and training cannot use.
+    /// Rejects settings that `eval` accepts and training cannot use.
     ///
     /// # Errors
-    /// Samples are drawn without chance.
+    /// The temperature is 0, so sampling is deterministic.
     pub fn can_train(&self) -> Result<(), ConfigError> {
         if self.sampling.temperature == 0.0 {
             let problem = "is 0: without chance there is nothing to learn from; `eval` takes it";
@@ -251,8 +251,8 @@ impl RunPlan {
         Ok(())
     }
 
-    /// Shortens answers that are to be at least as long as all that the model reads: to half of it, so that prompts have
-    /// the other half. Says whether it did; the last of the warnings then tells it.
+    /// Limits completions to half of the context if their limit is the whole context or more, so that prompts have the
+    /// other half. Returns whether it changed the limit; the last of the warnings then says so.
     pub fn fit_answers(&mut self, context: usize) -> bool {
         let asked = self.sampling.max_tokens;
         if asked < context {
@@ -278,7 +278,7 @@ impl RunPlan {
         oracle.into_iter().chain(self.batching.kl_reference.clone()).collect()
     }
 
-    /// What the user should know but need not change.
+    /// Warnings that do not prevent a run.
     fn collect_warnings(&self) -> Vec<String> {
         let mut concerns = Vec::new();
         if self.eval_every > 0 && self.envs.iter().all(|env| env.weight > 0.0) {
@@ -338,13 +338,13 @@ impl RunPlan {
         concerns
     }
 
-    /// Whether the config looks like one that was written for the original harness: it names packages by their folders, and
+    /// Whether the config looks like one for the original harness: it names packages by their folders, and
     /// the variable of the key.
     fn is_from_the_original(&self) -> bool {
         self.resolved.tinker.api_key_env.is_some() && self.envs.iter().all(|env| is_path(&env.options.id))
     }
 
-    /// Keys that the config leaves out and that have another default in the original harness.
+    /// Missing keys whose default differs in the original harness.
     fn other_defaults(&self) -> Vec<String> {
         let mut others = Vec::new();
         if self.resolved.trainer.learning_rate.is_none() {
@@ -371,10 +371,10 @@ impl RunPlan {
     }
 }
 
-/// Most episodes of one environment in an evaluation.
+/// Most rollouts of one environment in an evaluation.
 const MOST_EPISODES: u64 = 1_000_000;
 
-/// Fewest checkpoints that can be kept: the last one may turn out to be damaged.
+/// Fewest checkpoints to keep: the last one may be damaged.
 const LEAST_STATES: usize = 2;
 
 fn keep_states(written: usize) -> Result<Option<NonZeroUsize>, String> {

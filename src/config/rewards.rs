@@ -1,4 +1,4 @@
-//! What rewards may ask: whose log-probs, how often, and what one gradient step would change.
+//! Queries that rewards may make: the weights, the limits, and the shadow adapters for gradient steps.
 
 use super::environments::LONGEST_S;
 use super::file::ConfigFile;
@@ -9,14 +9,14 @@ use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
-/// Whose log-probs count in rewards.
+/// The weights that answer logprob queries of rewards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OraclePlan {
     /// The version that sampled the group.
     Sampled,
     /// The newest version when the reward is computed.
     Latest,
-    /// The base model.
+    /// The base model without an adapter.
     Base,
     /// Saved sampler weights, by their path on the service.
     Pinned(String),
@@ -25,43 +25,43 @@ pub enum OraclePlan {
 /// The weights that shadow adapters start from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowFrom {
-    /// The version of the policy that played.
+    /// The policy version that sampled the rollout.
     Policy,
-    /// The base model.
+    /// The base model without an adapter.
     Base,
 }
 
-/// Most log-prob queries under way.
+/// Most logprob queries in flight.
 const MOST_QUERIES: usize = 4096;
 /// Most rewards computed at a time.
 const MOST_SCORERS: usize = 65_536;
-/// Most adapters beside the one in training.
+/// Most shadow adapters beside the one in training.
 const MOST_SHADOWS: usize = 64;
 pub(super) const ORACLES: &[(&str, OraclePlan)] =
     &[("sampled", OraclePlan::Sampled), ("latest", OraclePlan::Latest), ("base", OraclePlan::Base)];
 pub(super) const SHADOW_FROM: &[(&str, ShadowFrom)] =
     &[("policy", ShadowFrom::Policy), ("base", ShadowFrom::Base)];
 
-/// A key and what is wrong with it.
+/// A key and the problem with its value.
 type StaticKeyProblem = (&'static str, String);
 
-/// What rewards may ask, decided.
+/// Resolved limits and weights of reward queries.
 pub(super) struct RewardPlan {
     /// Rewards computed at a time.
     pub scorers: NonZeroUsize,
-    /// Whose log-probs count.
+    /// The weights that answer logprob queries.
     pub oracle: OraclePlan,
-    /// How often they may be asked for.
+    /// Limits on logprob queries.
     pub queries: QueryLimits,
     /// Longest that one reward may take.
     pub timeout: Duration,
 }
 
 impl RewardPlan {
-    /// Decides.
+    /// Checks the keys and fills in defaults.
     ///
     /// # Errors
-    /// The key that is wrong, and what is wrong with it.
+    /// The invalid key, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile) -> Result<Self, StaticKeyProblem> {
         let scorer = &file.scorer;
         let oracle = match scorer.policy.as_deref() {
@@ -84,7 +84,7 @@ impl RewardPlan {
         let queries = QueryLimits {
             concurrency,
             per_step: NonZeroU64::new(scorer.queries_per_step.unwrap_or(0)),
-            // The reward's own limit comes later, so that the cause is told.
+            // Half of the reward's own limit, so that the error names the cause.
             wait_limit: timeout / 2,
         };
         let scorers = count("scorer.workers", scorer.workers.unwrap_or(16))?;
@@ -104,27 +104,27 @@ fn oracle(written: &str) -> Result<OraclePlan, String> {
     })
 }
 
-/// The adapters that measure gradient steps, decided.
+/// Resolved settings of the shadow adapters, which measure gradient steps.
 pub(super) struct ShadowPlan {
-    /// How many.
+    /// Number of shadow adapters.
     pub adapters: NonZeroUsize,
-    /// Their shape.
+    /// LoRA shape of the shadow adapters.
     pub lora: LoraSpec,
-    /// Their step.
+    /// Optimizer parameters of the measured step.
     pub adam: AdamParams,
-    /// Where they start.
+    /// Weights that shadow adapters start from.
     pub from: ShadowFrom,
 }
 
 impl ShadowPlan {
-    /// Decides, beside a policy of this shape.
+    /// Checks the keys; `policy` is the adapter shape of the policy.
     ///
     /// # Errors
-    /// The key that is wrong, and what is wrong with it.
+    /// The invalid key, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, policy: &LoraSpec, seed: u64) -> Result<Self, StaticKeyProblem> {
         let shadow = &file.shadow;
         let from = choose(shadow.from.as_deref(), SHADOW_FROM).map_err(|problem| ("shadow.from", problem))?;
-        // A copy of the policy has its shape.
+        // A copy of the policy has the policy's shape.
         let lora = match (from, shadow.rank) {
             (ShadowFrom::Policy, Some(rank)) if rank != policy.rank => {
                 let problem = format!(

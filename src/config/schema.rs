@@ -1,7 +1,7 @@
-//! The JSON Schema of a config, for editors, and the keys that there are, for complaints.
+//! The JSON Schema of a config, for editors, and the known keys, for error messages.
 //!
-//! Keys, types and words come from [`super::file`], allowed words from the tables of the modules that decide. TOML knows no
-//! null, so what may be left out is said by leaving it out of `required`.
+//! Keys, types and descriptions come from [`super::file`], allowed values from the modules that check them. TOML has no
+//! null, so optional keys are those that `required` does not list.
 
 use super::error::{distance, nearest};
 use super::file::ConfigFile;
@@ -35,7 +35,7 @@ pub fn schema() -> Value {
     schema
 }
 
-/// Keys that take one of some words.
+/// Keys with a fixed set of values.
 fn choices() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     vec![
         ("EnvConfig", "on_bad_reward", names(environments::BAD_REWARDS)),
@@ -56,7 +56,7 @@ fn names<T>(known: &[(&'static str, T)]) -> Vec<&'static str> {
     known.iter().map(|(name, _)| *name).collect()
 }
 
-/// Takes out what a TOML file cannot say or an editor does not need: nulls, and the defaults of whole tables.
+/// Removes what TOML cannot express or an editor does not need: nulls, and the defaults of whole tables.
 fn tidy(node: &mut Value) {
     let Value::Object(object) = node else { return };
     for needless in ["default", "format", "writeOnly"] {
@@ -73,7 +73,7 @@ fn tidy(node: &mut Value) {
         if let [Value::Object(one)] = &ways[..] {
             let one = one.clone();
             object.remove("anyOf");
-            // What is said of the key counts for more than what is said of its type.
+            // The description of the key takes precedence over that of its type.
             for (word, value) in one {
                 object.entry(word).or_insert(value);
             }
@@ -89,7 +89,7 @@ fn tidy(node: &mut Value) {
     }
 }
 
-/// Each key under its other name too.
+/// Adds each key under its other name too.
 fn add_other_names(schema: &mut Value) {
     let tables = schema["$defs"].as_object_mut().into_iter().flat_map(|tables| tables.values_mut());
     for properties in tables.filter_map(|table| table.get_mut("properties")?.as_object_mut()) {
@@ -102,7 +102,7 @@ fn add_other_names(schema: &mut Value) {
     }
 }
 
-/// The first key of the table that no config has: the key, and a complaint.
+/// The first unknown key of the table, with its error message.
 #[must_use]
 pub(super) fn unknown_key(table: &toml::Table) -> Option<(String, String)> {
     let schema = schema();
@@ -116,7 +116,7 @@ struct SchemaKeys<'a> {
 }
 
 impl<'a> SchemaKeys<'a> {
-    /// What a node means for a table, if it says which keys that may have.
+    /// The properties of a table's node, if it lists the allowed keys.
     fn table(&self, node: &'a Value) -> Option<&'a Map<String, Value>> {
         if let Some(properties) = node["properties"].as_object() {
             return Some(properties);
@@ -193,7 +193,7 @@ impl<'a> SchemaKeys<'a> {
     }
 }
 
-/// A table as a file begins it.
+/// The header of a table in a file.
 fn header(path: &str) -> String {
     let name = path.split('[').next().unwrap_or_default();
     if name == "envs" || name == "simulate.faults" { format!("[[{name}]]") } else { format!("[{name}]") }

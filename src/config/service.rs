@@ -1,4 +1,4 @@
-//! Who computes: the engine in this process, or a Tinker server.
+//! The service that samples and trains: the engine in this process, or a Tinker server.
 
 use super::error::ConfigError;
 use super::file::ConfigFile;
@@ -14,50 +14,50 @@ pub const HOSTED_URL: &str = "https://tinker.thinkingmachines.dev/services/tinke
 /// The address that stands for the engine in this process.
 pub const EMBEDDED: &str = "embedded";
 
-/// Longest that a run waits for a server that does not answer, where nothing is written.
+/// Default of the longest wait for a server that does not respond.
 const OUTAGE: Duration = Duration::from_secs(2 * 3600);
 /// Most threads of the embedded engine.
 const MOST_THREADS: usize = 512;
 
-/// Who computes.
+/// The service that samples and trains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServicePlan {
     /// The engine in this process.
     Embedded(EnginePlan),
-    /// A Tinker server.
+    /// A Tinker server, reached over HTTP.
     Remote(RemotePlan),
 }
 
 /// How to reach a Tinker server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemotePlan {
-    /// Its address.
+    /// Base address of the server.
     pub base_url: String,
-    /// The key, if there is one.
+    /// The API key, if one is set.
     pub api_key: Option<Secret>,
-    /// The environment variable that should hold a key and does not.
+    /// The environment variable that should hold a key but is not set.
     pub missing_key: Option<String>,
     /// Whether plain http to other machines is allowed.
     pub allow_insecure: bool,
-    /// Longest that a run waits for a server that does not answer.
+    /// Longest wait for a server that does not respond.
     pub outage: Duration,
     /// Whether the model need not be in the server's list.
     pub any_model: bool,
 }
 
-/// The embedded engine's sizes.
+/// Sizes of the embedded engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnginePlan {
-    /// Threads.
+    /// Number of compute threads.
     pub threads: NonZeroUsize,
-    /// Bytes for keys and values.
+    /// Bytes for the key-value cache.
     pub kv_bytes: usize,
-    /// Sequences decoded together.
+    /// Most sequences that are decoded together.
     pub max_rows: NonZeroUsize,
 }
 
 impl ServicePlan {
-    /// Decides.
+    /// Checks the keys and fills in defaults.
     ///
     /// # Errors
     /// See [`ConfigError`].
@@ -87,7 +87,7 @@ impl ServicePlan {
             }));
         }
         if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
-            // Not repeated: whoever mistypes the beginning of an address may have put a key into the rest.
+            // The value is not repeated: a mistyped address may contain a key.
             let problem = "is wrong: it must be \"embedded\" or start with https:// or http://";
             return Err(bad("tinker.base_url", problem.into()));
         }
@@ -101,7 +101,7 @@ impl ServicePlan {
         let given = |key: &String| !key.is_empty();
         let written = file.tinker.api_key.clone().filter(given);
         let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
-        // Whether there is a key is found out when the run starts: a config is right or wrong on every machine alike.
+        // A missing key is reported when the run starts: a config is valid or invalid on every machine alike.
         let missing_key =
             (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
         let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);

@@ -1,4 +1,4 @@
-//! `[simulate]`: what a scripted service and scripted rewards do, checked.
+//! Validated `[simulate]` table: behavior of a scripted service and scripted rewards.
 
 use super::file::{self, LatencyConfig, SimulateConfig};
 use super::{at_least_one, choose};
@@ -7,76 +7,76 @@ use rand_distr::{Distribution as _, Exp1, LogNormal, StandardUniform};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Longest time, and largest factor.
+/// Longest time in seconds, and largest factor.
 const MOST_SECONDS: f64 = 1e6;
 /// Most steps of a simulation.
 const MOST_STEPS: u64 = 1_000_000;
 /// Most queries of a reward.
 const MOST_QUERIES: usize = 1000;
 
-/// A scripted service and scripted rewards.
+/// Timing and faults of a scripted service and scripted rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatePlan {
-    /// Optimizer steps.
+    /// Optimizer steps of the simulated run.
     pub steps: u64,
-    /// One sample.
+    /// Time that one sample takes.
     pub sample: SimulatedLatency,
-    /// Samples and log-prob queries that the service works on at a time; `None` for all that are asked.
+    /// Samples and logprob queries that the service processes at a time; `None` for no limit.
     pub slots: Option<NonZeroUsize>,
-    /// What one reward does on its own.
+    /// Time that one reward takes without its queries.
     pub reward: SimulatedLatency,
-    /// Log-prob queries of one reward, sent together.
+    /// Logprob queries of one reward, sent together.
     pub queries: usize,
-    /// One of them.
+    /// Time that one logprob query takes.
     pub query: SimulatedLatency,
-    /// A pass over a whole batch; a part of it takes its share.
+    /// Time of a forward and backward pass over a whole batch; a minibatch takes its share.
     pub forward_backward: SimulatedLatency,
-    /// An optimizer step.
+    /// Time that an optimizer step takes.
     pub optim_step: SimulatedLatency,
-    /// Making a sampler of new weights.
+    /// Time to make a sampler of new weights.
     pub export: SimulatedLatency,
-    /// Saving a state.
+    /// Time to save a checkpoint.
     pub save: SimulatedLatency,
-    /// How often what goes wrong.
+    /// Rate of each random fault.
     pub rates: FaultRates,
-    /// What goes wrong when.
+    /// Time windows in which the service is faulty.
     pub faults: Vec<FaultWindow>,
 }
 
-/// Shares of all that is asked.
+/// Rates of random faults, as shares of all requests or rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultRates {
-    /// Requests for samples and log-probs that fail and may be asked again.
+    /// Requests for samples and logprobs that fail and may be retried.
     pub failures: f64,
-    /// Requests for samples that are never answered.
+    /// Requests for samples that never get a response.
     pub hangs: f64,
-    /// Samples with a log-prob that is no number.
+    /// Samples with a logprob that is not finite.
     pub not_finite: f64,
     /// Rewards that fail for good.
     pub missing: f64,
 }
 
-/// A stretch of time in which the service is not itself.
+/// A stretch of time in which the service is faulty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultWindow {
-    /// Its beginning, since the start.
+    /// Start of the window, since the start of the run.
     pub at: Duration,
-    /// Its end.
+    /// End of the window, since the start of the run.
     pub until: Duration,
-    /// What happens in it.
+    /// The fault during the window.
     pub fault: SimulatedFault,
 }
 
-/// What is wrong with the service.
+/// Kind of a fault of the service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SimulatedFault {
-    /// It answers nothing until the end of the window: a client keeps asking, and waits so long.
+    /// No responses until the end of the window: a client retries until then.
     Away,
-    /// Everything that begins in it takes so many times as long.
+    /// Everything that begins in the window takes longer by this factor.
     Slow(f64),
 }
 
-/// A time that differs from case to case.
+/// A distribution of times in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedLatency {
     mean: f64,
@@ -93,13 +93,13 @@ enum LatencyDistribution {
 }
 
 impl SimulatedLatency {
-    /// Always the same number of seconds.
+    /// A constant number of seconds.
     #[must_use]
     pub fn constant(seconds: f64) -> Self {
         Self { mean: seconds, spread: LatencyDistribution::Constant, tail_share: 0.0, tail_factor: 1.0 }
     }
 
-    /// The time, in seconds, of the case with this key: equal keys take equal times.
+    /// Draws the time in seconds of the case with this key: equal keys give equal times.
     #[must_use]
     pub fn draw(&self, key: [u64; 4]) -> f64 {
         let mut chance = seeded_rng(key);
@@ -113,7 +113,7 @@ impl SimulatedLatency {
         self.mean * factor * part
     }
 
-    /// Its mean, in seconds, with the tail.
+    /// Mean in seconds, including the tail.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.mean * (1.0 + self.tail_share * (self.tail_factor - 1.0))
@@ -145,7 +145,7 @@ impl SimulatedLatency {
                 if !(0.0..=4.0).contains(&sigma) {
                     return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
                 }
-                // Of mean 1, so that `mean` is the mean.
+                // A factor of mean 1, so that `mean` stays the mean.
                 let one = LogNormal::new(-sigma * sigma / 2.0, sigma);
                 LatencyDistribution::Lognormal(one.map_err(|error| error.to_string())?)
             }
@@ -171,10 +171,10 @@ pub(super) const FAULTS: &[(&str, SimulatedFault)] =
     &[("away", SimulatedFault::Away), ("slow", SimulatedFault::Slow(10.0))];
 
 impl SimulatePlan {
-    /// Decides.
+    /// Checks the table and fills in defaults.
     ///
     /// # Errors
-    /// The key that is wrong, and what is wrong with it.
+    /// The invalid key, and what is wrong with it.
     pub fn decide(file: &SimulateConfig) -> Result<Self, (String, String)> {
         let latency = |key: &str, written: &Option<LatencyConfig>, default: f64| {
             let written = written.as_ref();
@@ -224,7 +224,7 @@ impl SimulatePlan {
         })
     }
 
-    /// What is wrong with the service at this time after the start.
+    /// The first fault window that covers this time after the start.
     #[must_use]
     pub fn fault(&self, at: Duration) -> Option<&FaultWindow> {
         self.faults.iter().find(|window| (window.at..window.until).contains(&at))

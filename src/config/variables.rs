@@ -1,9 +1,9 @@
-//! The environment of the process, as far as configs read it.
+//! The environment variables that configs read.
 //!
-//! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores between the tables and the key. One that is empty counts as
-//! not set. `MINDS_` variables without two underscores, but for `MINDS_OUTPUT_DIR`, mean other things and are left alone, unless one
-//! underscore too few is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
-//! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, beats a `tinker.api_key` of the file.
+//! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores separate tables and key. An empty variable counts as
+//! not set. `MINDS_` variables without two underscores, except `MINDS_OUTPUT_DIR`, are ignored, unless one missing
+//! underscore is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
+//! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, overrides a `tinker.api_key` of the file.
 
 use super::error::ConfigError;
 use super::locations::ConfigLocations;
@@ -12,21 +12,21 @@ use super::schema;
 use minds_tinker::client::API_KEY_ENV;
 use std::collections::BTreeMap;
 
-/// What every variable of a config begins with.
+/// Prefix of the variables that set config keys.
 const PREFIX: &str = "MINDS_";
 /// The variable of the official SDK for the service's address, and the key that it sets.
 const BASE_URL: (&str, [&str; 2]) = ("TINKER_BASE_URL", ["tinker", "base_url"]);
 /// The table and the keys of the service's key: written out, and the variable that holds it.
 const API_KEY: (&str, &str, &str) = ("tinker", "api_key", "api_key_env");
-/// The one key that is in no table.
+/// The only key outside a table.
 const OUTPUT_DIR: &str = "OUTPUT_DIR";
 
-/// Environment variables. What they hold is shown nowhere.
+/// Environment variables. Their values are never shown.
 #[derive(Clone, Default)]
 pub struct ProcessVariables(BTreeMap<String, String>);
 
 impl ProcessVariables {
-    /// Those of this process; values that are no text are left out.
+    /// The variables of this process; values that are not valid UTF-8 are skipped.
     #[must_use]
     pub fn current() -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -35,13 +35,13 @@ impl ProcessVariables {
         Self(std::env::vars_os().filter_map(text).collect())
     }
 
-    /// The value of one.
+    /// The value of one variable.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<String> {
         self.0.get(name).cloned()
     }
 
-    /// Drops the key that a file spells out where a variable holds one: variables beat files.
+    /// Drops the service key of the file if a variable holds one: variables override files.
     fn supersede_key(&self, table: &mut toml::Table) {
         let (name, written, variable) = API_KEY;
         let Some(tinker) = table.get_mut(name).and_then(toml::Value::as_table_mut) else { return };
@@ -54,13 +54,13 @@ impl ProcessVariables {
     /// Writes the keys that variables set.
     ///
     /// # Errors
-    /// A variable that can set nothing.
+    /// A variable does not name a key, or its value is invalid.
     pub(super) fn apply(
         &self,
         table: &mut toml::Table,
         locations: &mut ConfigLocations,
     ) -> Result<(), ConfigError> {
-        // First, so that MINDS_TINKER__BASE_URL counts where both are set.
+        // Applied first, so that MINDS_TINKER__BASE_URL wins if both are set.
         let (name, key) = BASE_URL;
         if let Some(url) = self.get(name).filter(|url| !url.is_empty()) {
             let place = format!("the variable {name}");
@@ -102,7 +102,7 @@ impl ProcessVariables {
     }
 }
 
-/// Whether a name would be that of a key if its first underscore were two.
+/// Whether the name would be a key if its first underscore were doubled.
 fn is_meant_as_key(rest: &str) -> bool {
     let small = rest.to_lowercase();
     let Some((table, key)) = small.split_once('_').filter(|(_, key)| !key.contains("__")) else {
