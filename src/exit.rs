@@ -54,7 +54,8 @@ const KEY: &str = "tml-";
 
 /// The text with all keys hidden.
 fn without_keys(text: &str) -> String {
-    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once(KEY) {
         out.push_str(before);
         out.push_str(KEY);

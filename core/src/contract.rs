@@ -113,8 +113,10 @@ pub async fn requests_run_in_the_order_of_the_calls(service: &dyn Service) {
 
 /// Two passes before a step are one pass over both; the step clears.
 pub async fn gradients_add_up_until_the_step(service: &dyn Service) {
-    let (apart, together) = (fresh(service).await, fresh(service).await);
-    let (first, second) = (data(), vec![datum(&[9, 8, 7, 6])]);
+    let apart = fresh(service).await;
+    let together = fresh(service).await;
+    let first = data();
+    let second = vec![datum(&[9, 8, 7, 6])];
     apart.forward_backward(first.clone(), Loss::CrossEntropy).await.expect("a pass");
     apart.forward_backward(second.clone(), Loss::CrossEntropy).await.expect("a pass");
     let both = first.into_iter().chain(second).collect();
@@ -196,7 +198,8 @@ pub async fn a_name_is_given_once(service: &dyn Service, run: &str) {
 pub async fn what_is_forgotten_is_gone(service: &dyn Service, run: &str) {
     let training = trained(service).await;
     let [kept, gone] = ["kept", "gone"].map(|name| training.save_state(&format!("{run}-{name}")));
-    let (kept, gone) = (kept.await.expect("a save"), gone.await.expect("a save"));
+    let kept = kept.await.expect("a save");
+    let gone = gone.await.expect("a save");
     match service.delete(&gone).await {
         Err(BackendError::Unsupported(_)) => return,
         forgotten => forgotten.expect("a deletion"),
@@ -207,7 +210,9 @@ pub async fn what_is_forgotten_is_gone(service: &dyn Service, run: &str) {
 
 /// What can never be served is refused as such, by samplers and by trainings.
 pub async fn bad_requests_are_refused(service: &dyn Service) {
-    let (info, sampler, training) = (service.info(), base(service).await, fresh(service).await);
+    let info = service.info();
+    let sampler = base(service).await;
+    let training = fresh(service).await;
     let outside = Token::try_from(info.vocab).expect("a vocabulary of 32 bits");
     let good = request(1, 1, None);
     for (what, bad) in [

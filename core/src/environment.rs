@@ -180,7 +180,8 @@ impl ScoringContext<'_> {
         messages: &[Message],
         answer: &str,
     ) -> Result<LogprobDelta, RewardError> {
-        let (prefix, target) = (self.renderer.prompt(messages), self.renderer.answer(answer));
+        let prefix = self.renderer.prompt(messages);
+        let target = self.renderer.answer(answer);
         if target.is_empty() {
             return Err(RewardError::Environment(format!("the answer {answer:?} has no tokens")));
         }

@@ -125,7 +125,8 @@ mod tests {
     fn a_step_size_warms_up_and_falls() {
         let rate = |decay, floor| LearningRateSchedule { decay, warmup: 2, floor };
         // Two of warm-up, then a full step and four that fall by a fifth each; cosines of 0, 36, 72, 108 and 144 degrees.
-        let (far, near) = ((1.0 + 5_f64.sqrt()) / 4.0, (5_f64.sqrt() - 1.0) / 4.0);
+        let far = (1.0 + 5_f64.sqrt()) / 4.0;
+        let near = (5_f64.sqrt() - 1.0) / 4.0;
         for (rate, expected) in [
             (rate(LearningRateDecay::Constant, 0.0), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
             (rate(LearningRateDecay::Linear, 0.0), [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),

@@ -86,7 +86,8 @@ impl Schedule {
     /// A schedule of one component.
     #[must_use]
     pub fn of_one(seed: u64, items: NonZeroU64, strata: NonZeroU64) -> Self {
-        let (items, strata) = (items.get(), strata.get());
+        let items = items.get();
+        let strata = strata.get();
         Self { seed, drawn: vec![WeightedComponent { component: 0, items, strata, share: ONE }] }
     }
 
@@ -107,8 +108,10 @@ impl Schedule {
 
     /// The item of a component's `visit`-th draw.
     fn visit(&self, drawn: &WeightedComponent, visit: u64) -> u64 {
-        let (cycle, place) = (visit / drawn.items, visit % drawn.items);
-        let (stratum, slot) = (place % drawn.strata, place / drawn.strata);
+        let cycle = visit / drawn.items;
+        let place = visit % drawn.items;
+        let stratum = place % drawn.strata;
+        let slot = place / drawn.strata;
         let size = (drawn.items - stratum).div_ceil(drawn.strata);
         let stream = [u64::from(drawn.component), cycle, stratum];
         slot_of(slot, size, self.seed, stream) * drawn.strata + stratum
@@ -134,7 +137,8 @@ fn slot_of(slot: u64, size: u64, seed: u64, stream: [u64; 3]) -> u64 {
     let rounds: [u64; 4] = std::array::from_fn(|_| rng.next_u64());
     let mut value = slot;
     loop {
-        let (mut left, mut right) = (value >> half, value & mask);
+        let mut left = value >> half;
+        let mut right = value & mask;
         for round in rounds {
             (left, right) = (right, left ^ (scramble(right ^ round) & mask));
         }
@@ -166,7 +170,8 @@ mod tests {
     #[test]
     fn h8_h9_what_is_drawn_depends_on_seed_and_position_alone() {
         let mixture = [component(0.3, 40), component(0.3, 50), component(0.4, 60)];
-        let (schedule, resumed) = (Schedule::new(7, &mixture).unwrap(), Schedule::new(7, &mixture).unwrap());
+        let schedule = Schedule::new(7, &mixture).unwrap();
+        let resumed = Schedule::new(7, &mixture).unwrap();
         let drawn: Vec<_> = (0..3000).map(|p| schedule.item(p)).collect();
         for p in (0..3000).rev().step_by(7) {
             assert_eq!(resumed.item(p), drawn[p as usize], "asked late and out of order");

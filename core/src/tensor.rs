@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn appended_rows_keep_a_common_form_and_always_their_numbers() {
-        let (a, b) = (grid(0, &[(0.5, -1.0)]), grid(7, &[(0.25, 2.0)]));
+        let a = grid(0, &[(0.5, -1.0)]);
+        let b = grid(7, &[(0.25, 2.0)]);
         let expected = [a.clone().into_values(), b.clone().into_values()].concat();
         let mut same = a.clone();
         same.append(b.clone());

@@ -90,7 +90,8 @@ impl EmbeddedService {
             Ok(address) => address,
             Err(error) => return Box::pin(std::future::ready(Err(BackendError::from(error)))),
         };
-        let (adapter_store, engine) = (self.adapter_store.clone(), self.engine.clone());
+        let adapter_store = self.adapter_store.clone();
+        let engine = self.engine.clone();
         self.engine.train(move |_| {
             let snapshot = Arc::new(AdapterSnapshot::new(adapter_store.load(&address)?.weights()));
             Ok(EmbeddedSampler { engine, snapshot: Some(snapshot) })

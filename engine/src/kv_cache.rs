@@ -100,7 +100,8 @@ impl<T: Real> KvSegment<T> {
     /// Appends the keys and values of `rows`, `[q | k | v]` each.
     pub(crate) fn append(&mut self, rows: &[T]) {
         let heads = self.heads;
-        let (kv_width, count) = (heads.kv_width(), rows.len() / heads.qkv_width());
+        let kv_width = heads.kv_width();
+        let count = rows.len() / heads.qkv_width();
         let grid = self.start / WIDTH;
         let needed = ((self.start + self.len + count).div_ceil(WIDTH) - grid) * heads.block();
         if needed > self.panels.len() {
@@ -177,7 +178,8 @@ impl<'a, T: Real> VisibleKv<'a, T> {
 
     /// All heads' keys and values in a cell.
     fn panel(&self, cell: usize) -> &'a [T] {
-        let (heads, grid) = (self.segment.heads, self.segment.start / WIDTH);
+        let heads = self.segment.heads;
+        let grid = self.segment.start / WIDTH;
         &self.segment.panels[(cell - grid) * heads.block()..][..heads.block()]
     }
 
@@ -265,7 +267,9 @@ impl<T: Real> KvCache<T> {
 
     /// What a sequence that ends with this segment sees in one layer, from its beginning on.
     pub(crate) fn chain(&self, layer: usize) -> Vec<VisibleKv<'_, T>> {
-        let (mut chain, mut node, mut end) = (Vec::new(), Some(self), usize::MAX);
+        let mut chain = Vec::new();
+        let mut node = Some(self);
+        let mut end = usize::MAX;
         while let Some(kv) = node {
             if kv.start < end {
                 chain.push(kv.layers[layer].until(end));

@@ -36,7 +36,8 @@ pub fn token_loss<T: Real>(loss: Loss, logprob: T, sampled: T, coefficient: T) -
 }
 
 fn clamp<T: Real>(x: T, low: f64, high: f64) -> T {
-    let (low, high) = (T::from_f64(low), T::from_f64(high));
+    let low = T::from_f64(low);
+    let high = T::from_f64(high);
     if x < low {
         low
     } else if x > high {

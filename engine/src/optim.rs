@@ -73,7 +73,9 @@ pub fn adam_step<T: Real>(
     let size = T::from_f64(params.learning_rate / correction1);
     let root = T::from_f64(correction2);
 
-    let (mut m, mut v, mut values) = (state.m.clone(), state.v.clone(), adapter.values.clone());
+    let mut m = state.m.clone();
+    let mut v = state.v.clone();
+    let mut values = adapter.values.clone();
     let mut finite = true;
     for (((p, m), v), g) in values.iter_mut().zip(&mut m).zip(&mut v).zip(&grads.values) {
         // In 64 bits: a clip that rescues a huge gradient may be too small for 32.

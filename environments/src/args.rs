@@ -113,7 +113,8 @@ pub(crate) fn resolve(
     for arg in table {
         let value = given.get(arg.name).cloned().unwrap_or_else(|| arg.default());
         if !arg.allows(&value) {
-            let (value, allowed) = (value.to_string(), arg.allowed());
+            let value = value.to_string();
+            let allowed = arg.allowed();
             return Err(EnvError::WrongArg { env, key: arg.name, value, allowed });
         }
         resolved.insert(arg.name.into(), value);

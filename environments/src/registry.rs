@@ -124,8 +124,10 @@ mod tests {
                 })
                 .map(|arg| (arg.name.to_owned(), arg.default()))
                 .collect();
-            let (explicit, implicit) = (load(info.id, &defaults, 1), load(info.id, &Map::new(), 1));
-            let (explicit, implicit) = (explicit.expect(info.id), implicit.expect(info.id));
+            let explicit = load(info.id, &defaults, 1);
+            let implicit = load(info.id, &Map::new(), 1);
+            let explicit = explicit.expect(info.id);
+            let implicit = implicit.expect(info.id);
             assert_eq!(explicit.id(), info.id);
             assert_eq!(explicit.item(0), implicit.item(0));
             assert!(!info.about.is_empty() && info.args.iter().all(|arg| !arg.about.is_empty()));

@@ -287,7 +287,8 @@ impl<'a> GgufCursor<'a> {
     fn tensor(&mut self) -> Result<(String, GgufTensor), ModelError> {
         let name = self.string("a tensor name")?;
         let damaged = |reason: String| ModelError::damaged(self.path, format!("tensor `{name}` {reason}"));
-        let (path, what) = (self.path, "a tensor entry");
+        let path = self.path;
+        let what = "a tensor entry";
         let dimensions = self.u32(what)?;
         if !(1..=4).contains(&dimensions) {
             return Err(damaged(format!("has {dimensions} dimensions")));

@@ -6,7 +6,8 @@ use minds_core::tensor::RowOrder;
 /// Name and shape of every tensor of this architecture.
 #[must_use]
 pub fn expected_tensors(arch: &Architecture) -> Vec<(String, Vec<usize>)> {
-    let (q, kv) = (arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim);
+    let q = arch.heads * arch.head_dim;
+    let kv = arch.kv_heads * arch.head_dim;
     let mut all = vec![
         ("model.embed_tokens.weight".to_owned(), vec![arch.vocab, arch.dim]),
         ("model.norm.weight".to_owned(), vec![arch.dim]),

@@ -103,7 +103,9 @@ pub fn shadow<'a>(
     environments: impl IntoIterator<Item = &'a dyn Environment>,
     from: ShadowStart,
 ) -> Option<ShadowSetup> {
-    let (adapters, lora, adam) = (plan.shadows, plan.shadow_lora.clone(), plan.shadow_adam);
+    let adapters = plan.shadows;
+    let lora = plan.shadow_lora.clone();
+    let adam = plan.shadow_adam;
     let options = shadow::ShadowTrainerOptions { adapters, lora, adam, retry: retry(plan) };
     environments.into_iter().any(Environment::needs_shadow_adapters).then(|| ShadowSetup {
         options,

@@ -97,8 +97,10 @@ fn remote(
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let client_meters = ClientMetrics::default();
     let (service, remote) = connect(plan, server, Some(tokenizer.vocab()), &client_meters)?;
-    let (info, keeps_samplers) = (service.info(), service.keeps_samplers());
-    let (service, remote) = (Arc::new(service), Some(remote));
+    let info = service.info();
+    let keeps_samplers = service.keeps_samplers();
+    let service = Arc::new(service);
+    let remote = Some(remote);
     Ok(ModelService { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
 }
 
@@ -205,7 +207,8 @@ fn embedded(
         .or_exit(ProcessExit::Unavailable)?;
     let service: Arc<dyn Service> = Arc::new(service);
     let info = service.info();
-    let (keeps_samplers, client_meters) = (true, ClientMetrics::default());
+    let keeps_samplers = true;
+    let client_meters = ClientMetrics::default();
     Ok(ModelService {
         info,
         service,

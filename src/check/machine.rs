@@ -105,7 +105,8 @@ mod tests {
     fn a_limit_of_a_group_or_of_one_above_it_is_what_there_is() {
         let mount = tempfile::tempdir().unwrap();
         let stat = "anon 5\ninactive_file 300\nactive_file 7\n";
-        let (job, above) = (mount.path().join("batch/job"), mount.path().join("batch"));
+        let job = mount.path().join("batch/job");
+        let above = mount.path().join("batch");
         group(&job, &[("memory.max", "max\n"), ("memory.current", "900\n"), ("memory.stat", stat)]);
         assert_eq!(left_in_groups("0::/batch/job\n", mount.path()), None);
         group(&above, &[("memory.max", "5000\n"), ("memory.current", "1000\n"), ("memory.stat", stat)]);

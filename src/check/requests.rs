@@ -32,7 +32,8 @@ pub struct EnvironmentUsage {
 #[must_use]
 pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
     let batching = &plan.batching;
-    let (groups, members) = (batching.groups_per_batch.get() as u64, u64::from(plan.group_size.get()));
+    let groups = batching.groups_per_batch.get() as u64;
+    let members = u64::from(plan.group_size.get());
     let request =
         |what, count: u64, every: u64, note: String| StepRequest { what, count: Some(count), every, note };
     let mut all = vec![

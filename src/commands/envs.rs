@@ -337,7 +337,8 @@ impl RecordingOracle {
 #[async_trait]
 impl Oracle for RecordingOracle {
     async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
-        let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
+        let before = self.tokenizer.decode(&prefix);
+        let after = self.tokenizer.decode(&target);
         let answer = self.inner.logprobs(prefix, target).await?;
         self.note(json!({ "prefix": before, "target": after, "logprobs": &*answer }));
         Ok(answer)
@@ -365,7 +366,8 @@ impl Oracle for RecordingOracle {
             LossInputs::Policy { .. } => text.targets().to_vec(),
         };
         let learnt = self.tokenizer.decode(&learnt);
-        let (before, after) = (self.tokenizer.decode(&prefix), self.tokenizer.decode(&target));
+        let before = self.tokenizer.decode(&prefix);
+        let after = self.tokenizer.decode(&target);
         let shift = self.inner.logprob_delta(text, prefix, target).await?;
         self.note(json!({
             "prefix": before,

@@ -145,7 +145,8 @@ fn weights(written: Option<&str>) -> Result<EvaluatedWeights, CommandError> {
             };
             let last = last.ok_or_else(none).or_exit(ProcessExit::Config)?;
             let path = last.sampler_path.ok_or_else(none).or_exit(ProcessExit::Config)?;
-            let (state, states) = (Some(last.state_path), Some(folder.join("weights")));
+            let state = Some(last.state_path);
+            let states = Some(folder.join("weights"));
             Ok(EvaluatedWeights { step: last.step, path: Some(path), state, states })
         }
     }

@@ -44,7 +44,8 @@ impl fmt::Display for ConfigExcerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.line.to_string();
         let gutter = " ".repeat(number.len());
-        let (indent, marks) = (" ".repeat(self.before), "^".repeat(self.length.max(1)));
+        let indent = " ".repeat(self.before);
+        let marks = "^".repeat(self.length.max(1));
         write!(f, "\n{gutter} |\n{number} | {}\n{gutter} | {indent}{marks}", self.text)
     }
 }

@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn one_kind_is_told_at_once_and_then_once_a_minute_with_its_number() {
-        let (mut troubles, start) = (WarningDigest::default(), Instant::now());
+        let mut troubles = WarningDigest::default();
+        let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let due = |troubles: &mut WarningDigest<u8>, seconds, end| {
             troubles.due(at(seconds), end).into_iter().map(|(_, text)| text).collect::<Vec<_>>()

@@ -42,7 +42,8 @@ pub fn smooth(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
     }
     let half = window / 2;
     let around = |i: usize| {
-        let (from, to) = (i.saturating_sub(half), (i + half + 1).min(points.len()));
+        let from = i.saturating_sub(half);
+        let to = (i + half + 1).min(points.len());
         (sums[to] - sums[from]) / (to - from) as f64
     };
     points.iter().enumerate().map(|(i, (step, _))| (*step, around(i))).collect()
@@ -67,7 +68,8 @@ pub fn thin(points: &[(f64, f64)], stretches: usize) -> Vec<(f64, f64)> {
     let mut kept = Vec::with_capacity(2 * stretches);
     for part in points.chunks(points.len().div_ceil(stretches)) {
         let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
-        let (least, greatest) = (part.iter().min_by(by_value), part.iter().max_by(by_value));
+        let least = part.iter().min_by(by_value);
+        let greatest = part.iter().max_by(by_value);
         let mut both: Vec<(f64, f64)> = least.into_iter().chain(greatest).copied().collect();
         both.sort_by(|a, b| a.0.total_cmp(&b.0));
         both.dedup();

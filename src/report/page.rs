@@ -250,7 +250,8 @@ fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<Eval
 
 /// States how much of the run the rollouts were chosen from.
 fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
-    let (read, all) = (chosen.read, source.files.len());
+    let read = chosen.read;
+    let all = source.files.len();
     match all {
         0 => String::new(),
         _ if read == all => {

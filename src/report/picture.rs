@@ -24,8 +24,10 @@ const BYTES: usize = 3;
 pub fn png(charts: &[Chart], steps: &[u64]) -> anyhow::Result<Vec<u8>> {
     let columns = charts.len().clamp(1, 2);
     let rows = charts.len().div_ceil(columns).max(1);
-    let (width, height) = (PANEL.0 * columns as u32, PANEL.1 * rows as u32);
-    let (wide, high) = (width * SCALE, height * SCALE);
+    let width = PANEL.0 * columns as u32;
+    let height = PANEL.1 * rows as u32;
+    let wide = width * SCALE;
+    let high = height * SCALE;
     let mut canvas = vec![0; wide as usize * high as usize * BYTES];
     {
         let whole = BitMapBackend::with_buffer(&mut canvas, (wide, high)).into_drawing_area();
@@ -59,7 +61,8 @@ fn draw_panel(
     let title = font(18).color(&TITLE);
     head.draw(&Text::new(chart.title.clone(), (pixels(6), pixels(2)), title))?;
     let legend = font(13).color(&palette::writing());
-    let (mut x, y) = (pixels(6), pixels(24));
+    let mut x = pixels(6);
+    let y = pixels(24);
     let write = |text: &str, x: &mut i32| -> anyhow::Result<()> {
         head.draw(&Text::new(text.to_owned(), (*x, y), legend.clone()))?;
         let (width, _) = head.estimate_text_size(text, &legend)?;

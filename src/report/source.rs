@@ -112,7 +112,8 @@ impl ReportSource {
         let mut notes = Vec::new();
         let (config, plan) = config(folder, &mut notes)?;
         let (table, written) = table(folder, &mut notes);
-        let (mut evaluations, mut checkpoints) = (Vec::new(), Vec::new());
+        let mut evaluations = Vec::new();
+        let mut checkpoints = Vec::new();
         lines(folder, (EVALUATIONS, NUMBERS), &mut notes, |row| evaluations.push(row));
         lines(folder, (CHECKPOINTS, TEXTS), &mut notes, |row| checkpoints.push(row));
         let mut quarantine = QuarantineSummary::default();
@@ -298,7 +299,8 @@ fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
         }
         Ok(entries) => entries,
     };
-    let (mut files, mut unread) = (Vec::new(), Vec::new());
+    let mut files = Vec::new();
+    let mut unread = Vec::new();
     // An entry that cannot be listed has no name, and so no step.
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();

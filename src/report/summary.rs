@@ -207,7 +207,8 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
         _ => env.name.clone(),
     };
     let environments: Vec<String> = plan.envs.iter().map(environment).collect();
-    let (batching, sampling) = (&plan.batching, &plan.sampling);
+    let batching = &plan.batching;
+    let sampling = &plan.sampling;
     let batch =
         format!("{} of {}", several(batching.groups_per_batch.get() as u64, "group"), plan.group_size);
     let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));

@@ -39,7 +39,8 @@ impl MetricsTable {
     /// # Errors
     /// The file cannot be read.
     pub fn read(file: impl BufRead) -> io::Result<(Self, SkippedLines)> {
-        let (mut table, mut damage) = (Self::default(), SkippedLines::default());
+        let mut table = Self::default();
+        let mut damage = SkippedLines::default();
         let mut lines = BoundedLines::new(file, NUMBERS);
         while let Some(line) = lines.read()? {
             match line.text.map(<[u8]>::trim_ascii) {
@@ -59,7 +60,9 @@ impl MetricsTable {
     /// Reads a JSON array in any layout; also returns the elements that are not rows. `None` if the file is not one
     /// whole array.
     pub fn read_array(file: impl Read) -> Option<(Self, SkippedLines)> {
-        let (mut table, mut damage, left) = (Self::default(), SkippedLines::default(), Cell::new(NUMBERS));
+        let mut table = Self::default();
+        let mut damage = SkippedLines::default();
+        let left = Cell::new(NUMBERS);
         let mut json = serde_json::Deserializer::from_reader(LimitedReader { file, left: &left });
         let rows = RowsVisitor { table: &mut table, damage: &mut damage, left: &left };
         json.deserialize_seq(rows).and_then(|()| json.end()).ok()?;
@@ -223,7 +226,8 @@ mod tests {
     #[test]
     fn a_row_of_an_array_takes_no_more_than_a_line_may() {
         let row = |name: usize| format!("{{\"step\":1,\"{}\":1}}", "x".repeat(name));
-        let (fits, long) = (row(3 << 20), row(5 << 20));
+        let fits = row(3 << 20);
+        let long = row(5 << 20);
         let (table, _) = MetricsTable::read_array(format!("[{fits},{fits}]").as_bytes()).unwrap();
         assert_eq!(table.len(), 2, "each is measured alone");
         assert!(MetricsTable::read_array(format!("[{fits},{long}]").as_bytes()).is_none());

@@ -64,9 +64,11 @@ fn left_out(tokens: usize) -> TokenSpan {
 }
 
 fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<TokenSpan> {
-    let (mut stream, mut all) = (TextStream::new(), Vec::new());
+    let mut stream = TextStream::new();
+    let mut all = Vec::new();
     // Tokens of a character that is still incomplete.
-    let (mut sum, mut count) = (0.0, 0);
+    let mut sum = 0.0;
+    let mut count = 0;
     for (token, logprob) in tokens.iter().zip(logprobs) {
         let text = stream.push(tokenizer, *token);
         (sum, count) = (sum + logprob, count + 1);

@@ -75,14 +75,16 @@ impl CheckpointRecord {
     fn parse(line: &str) -> anyhow::Result<Self> {
         let mut json = serde_json::Deserializer::from_str(line);
         let checkpoint: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-            let (key, said) = (error.path().to_string(), error.inner().to_string());
+            let key = error.path().to_string();
+            let said = error.inner().to_string();
             // The caller adds the line number to the error.
             let said = said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said);
             if key == "." { anyhow!("{said}") } else { anyhow!("`{key}`: {said}") }
         })?;
         json.end()?;
         let Self { step, groups, settled, .. } = &checkpoint;
-        let (settled, in_steps) = (settled.count(), groups.trained + groups.filtered);
+        let settled = settled.count();
+        let in_steps = groups.trained + groups.filtered;
         // Lines of older versions lack the outcomes of the groups.
         if groups.opened > 0 && settled > groups.opened {
             bail!("`settled`: {settled} positions are settled, and {} groups were opened", groups.opened);

@@ -38,7 +38,8 @@ pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result
     let path = folder.join(name);
     let Some(text) = super::text_of(&path)? else { return Ok(false) };
     let mut has_step = false;
-    let (mut kept, mut past) = (String::new(), String::new());
+    let mut kept = String::new();
+    let mut past = String::new();
     for (n, line) in whole(&text).split_inclusive('\n').enumerate() {
         let row: serde_json::Value = serde_json::from_str(line)
             .with_context(|| format!("line {} of {} is damaged", n + 1, path.display()))?;

@@ -89,11 +89,13 @@ fn try_read(path: &Path, kept: &SavedGroupsFile) -> anyhow::Result<Vec<SavedGrou
     let all = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
     let fits = all.len() == kept.bytes && crc32(&all) == kept.crc32;
     ensure!(fits, "{} is not what its checkpoint says", path.display());
-    let (mut rest, mut spares) = (all.as_slice(), Vec::new());
+    let mut rest = all.as_slice();
+    let mut spares = Vec::new();
     while !rest.is_empty() {
         spares.push(rmp_serde::from_read(&mut rest).context("a group cannot be read")?);
     }
-    let (found, told) = (spares.len(), kept.groups);
+    let found = spares.len();
+    let told = kept.groups;
     ensure!(found == told, "{} holds {found} groups, and its checkpoint says {told}", path.display());
     Ok(spares)
 }
@@ -116,8 +118,10 @@ mod tests {
             topk: Some(vec![vec![(5, -0.5)], vec![]]),
         };
         let turn = Turn { prompt: [1, 2].into(), completion: answer, text: "ä".into(), complete: false };
-        let (group, item) = (GroupId(id), ItemKey { component: 1, item: id });
-        let (id, opening) = (RolloutId { group, member: 2 }, [Message::user("a")].into());
+        let group = GroupId(id);
+        let item = ItemKey { component: 1, item: id };
+        let id = RolloutId { group, member: 2 };
+        let opening = [Message::user("a")].into();
         let rollout = Rollout { id, item, policy: PolicyVersion(7), turns: vec![turn], opening };
         let metrics = [("x".to_owned(), f64::INFINITY)].into();
         let score = Score { reward: Reward::new(0.1).unwrap(), metrics };

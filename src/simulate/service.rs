@@ -82,7 +82,9 @@ impl SimulatedService {
     pub fn new(plan: SimulatePlan, seed: u64, log: EventLog) -> Self {
         let slots =
             plan.slots.map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
-        let (slots, tries, queries) = (Arc::new(Semaphore::new(slots)), Mutex::default(), AtomicU64::new(0));
+        let slots = Arc::new(Semaphore::new(slots));
+        let tries = Mutex::default();
+        let queries = AtomicU64::new(0);
         Self { plan, seed, log, slots, tries, queries, done: Mutex::default() }
     }
 
@@ -279,7 +281,8 @@ impl SimulatedTraining {
         share: f64,
         answer: impl FnOnce(&Arc<SimulatedService>) -> T + Send + 'static,
     ) -> Pending<T> {
-        let (service, number) = (self.service.clone(), self.count.fetch_add(1, Relaxed));
+        let service = self.service.clone();
+        let number = self.count.fetch_add(1, Relaxed);
         let (sender, result) = oneshot::channel();
         let job = async move {
             let plan = &service.plan;
@@ -337,7 +340,8 @@ impl TrainingBackend for SimulatedTraining {
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let (steps, path) = (self.steps.clone(), name.map(|name| format!("simulated/sampler/{name}")));
+        let steps = self.steps.clone();
+        let path = name.map(|name| format!("simulated/sampler/{name}"));
         self.queue(DrawKind::Export, 1.0, move |service| Export {
             sampler: service.sampler(PolicyVersion(steps.load(Relaxed))),
             path,

@@ -66,7 +66,8 @@ impl SimulationSummary {
             let use_ = json!({ "capacity": mailbox.capacity, "mean": mailbox.mean, "most": mailbox.most });
             (mailbox.name.to_owned(), use_)
         });
-        let (groups, faults) = (&self.groups, &self.faults);
+        let groups = &self.groups;
+        let faults = &self.faults;
         json!({
             "steps": self.steps,
             "virtual_s": self.seconds,
@@ -170,7 +171,8 @@ impl SimulationRecorder {
         let zero = (0.0, SimulatedWork::default());
         let first = ends.checked_sub(1).and_then(|at| marks.get(at)).unwrap_or(&zero);
         let last = marks.get(steps.saturating_sub(1 + ends)).unwrap_or(&zero);
-        let (counted, time) = ((steps - 2 * ends) as f64, last.0 - first.0);
+        let counted = (steps - 2 * ends) as f64;
+        let time = last.0 - first.0;
         let per_second = |amount: f64| (time > 0.0).then(|| amount / time);
         SimulationSummary {
             steps: steps as u64,

@@ -104,7 +104,8 @@ impl RolloutGenerator {
     ) -> Result<Rollout, RolloutFailure> {
         let GenerationTask { component, item, key, group, policy } = task;
         let mut conversation = item.prompt.clone();
-        let (mut prompt, mut answer) = (prompt, first);
+        let mut prompt = prompt;
+        let mut answer = first;
         let mut turns = Vec::new();
         loop {
             let parsed = component.renderer.parse(&answer);

@@ -133,7 +133,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_a_service_is_asked_does_not_count() {
-        let (clock, begun) = (RewardClock::default(), Instant::now());
+        let clock = RewardClock::default();
+        let begun = Instant::now();
         let work = async {
             sleep(seconds(4)).await;
             let first = clock.pause();

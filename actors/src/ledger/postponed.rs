@@ -120,7 +120,8 @@ mod tests {
     /// A group that fails as soon as it is opened, and the times at which it is.
     #[tokio::test(start_paused = true)]
     async fn a_group_comes_again_after_pauses_that_double_and_fails_when_its_time_is_over() {
-        let (mut postponed, begun) = (PostponedGroups::default(), Instant::now());
+        let mut postponed = PostponedGroups::default();
+        let begun = Instant::now();
         let mut opened = Vec::new();
         while postponed.add(GroupId(3), LIMIT) == PostponedOutcome::Later {
             assert_eq!(postponed.take(), None, "not at once");

@@ -222,7 +222,8 @@ impl Pipeline {
         let restored = restore(start.saved_groups, &schedule, &components, &ledger, &mut skip);
         let (stop, stopping) = watch::channel(false);
         let (event, events) = mpsc::channel(8);
-        let (deadlines, meters) = (options.retry.deadlines, parts.meters);
+        let deadlines = options.retry.deadlines;
+        let meters = parts.meters;
         // Components of weight 0 are evaluated, which is not counted here.
         meters.begin(components.iter().filter(|c| c.weight > 0.0).map(|c| c.name.as_str()));
         let service = &meters.service;
@@ -251,8 +252,10 @@ impl Pipeline {
 
         let shadow = parts.shadow.zip(shadow_checkpoints.clone()).map(
             |(ShadowSetup { options, service, .. }, shadow_checkpoints)| {
-                let (board, activity) = (board.clone(), activity.clone());
-                let (queries, meters) = (&parts.queries, &meters.service);
+                let board = board.clone();
+                let activity = activity.clone();
+                let queries = &parts.queries;
+                let meters = &meters.service;
                 let stage = ShadowTrainer::new(
                     options,
                     service,
@@ -316,13 +319,15 @@ impl Pipeline {
         };
         let measured: Vec<_> = components.iter().filter(|c| c.weight == 0.0).cloned().collect();
         let evaluator = options.evaluate.filter(|_| !measured.is_empty()).map(|how| {
-            let (logprob_source, queries) = (logprob_source.clone(), &parts.queries);
+            let logprob_source = logprob_source.clone();
+            let queries = &parts.queries;
             let evaluator =
                 Evaluator::new(how, measured, options.seed, options.retry, logprob_source, queries);
             let last = start.evaluated.then_some(start.step);
             spawn_watched("evaluator", evaluator.follow(last, policy.clone(), no_more, found))
         });
-        let (seed, retry) = (options.seed, options.retry);
+        let seed = options.seed;
+        let retry = options.retry;
         let generator = RolloutGenerator { seed, retry, activity: activity.clone(), meters: meters.clone() };
         let reference = parts.reference.map(|reference| {
             Arc::new(LogprobOracle::new(deadlines.sampler(reference, service), parts.queries.clone(), None))

@@ -92,7 +92,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn equal_questions_are_asked_once_also_while_the_answer_is_under_way() {
-        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let memory = AnswerCache::default();
+        let asked = Arc::new(AtomicU32::new(0));
         let one = || memory.once("x", ask(&asked, Ok(7)));
         let answers = tokio::join!(one(), one(), one());
         assert_eq!(answers, ((Ok(7), true), (Ok(7), false), (Ok(7), false)));
@@ -102,7 +103,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_error_is_not_remembered() {
-        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let memory = AnswerCache::default();
+        let asked = Arc::new(AtomicU32::new(0));
         let away = RewardError::Service("away".into());
         assert_eq!(memory.once("x", ask(&asked, Err(away.clone()))).await.0, Err(away));
         assert_eq!(memory.once("x", ask(&asked, Ok(7))).await, (Ok(7), true));
@@ -110,7 +112,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_question_given_up_is_asked_anew_and_still_answers_those_who_wait() {
-        let (memory, asked) = (AnswerCache::default(), Arc::new(AtomicU32::new(0)));
+        let memory = AnswerCache::default();
+        let asked = Arc::new(AtomicU32::new(0));
         let short = tokio::time::timeout(Duration::from_millis(500), memory.once("x", ask(&asked, Ok(1))));
         let long = memory.once("x", ask(&asked, Ok(2)));
         let (given_up, waited) = tokio::join!(short, long);

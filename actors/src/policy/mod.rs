@@ -91,7 +91,8 @@ impl LogprobOracle {
         K: Eq + Hash + Clone,
         V: Clone,
     {
-        let (queries, sampler) = (self.queries.clone(), self.sampler.clone());
+        let queries = self.queries.clone();
+        let sampler = self.sampler.clone();
         let send = move || {
             async move {
                 let _permit = queries.admit().await?;
@@ -151,7 +152,8 @@ impl Oracle for LogprobOracle {
         };
         let gone = || RewardError::Unsupported("the shadow trainer has ended".into());
         let (reply, answer) = oneshot::channel();
-        let (origin, asked) = (self.origin.clone(), Instant::now());
+        let origin = self.origin.clone();
+        let asked = Instant::now();
         let measure = LogprobDeltaRequest { origin, text, probe_prefix, probe_target, asked, reply };
         shadow.send(measure).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?

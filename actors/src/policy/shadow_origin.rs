@@ -90,7 +90,8 @@ impl ShadowCheckpoints {
         state: Pending<String>,
         sampler: Arc<dyn SamplingBackend>,
     ) -> Arc<ShadowOrigin> {
-        let (state, index) = (state.shared(), self.next_index.fetch_add(1, Relaxed));
+        let state = state.shared();
+        let index = self.next_index.fetch_add(1, Relaxed);
         self.lock().states.insert(index, state.clone());
         Arc::new(ShadowOrigin {
             state,

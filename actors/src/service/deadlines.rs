@@ -70,9 +70,11 @@ async fn within<T>(
     what: ServiceOperation,
     answer: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    let (request, asked) = (meters.enter(what), Instant::now());
+    let request = meters.enter(what);
+    let asked = Instant::now();
     let result = tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
-        let (what, limit) = (what.name(), limit.as_secs());
+        let what = what.name();
+        let limit = limit.as_secs();
         Err(BackendError::TimedOut(format!("{what} was not answered within {limit} s")))
     });
     request.ended(&result, asked.elapsed());
@@ -102,7 +104,8 @@ impl SamplingBackend for Timed<dyn SamplingBackend> {
 
 impl Timed<dyn TrainingBackend> {
     fn pending<T: 'static>(&self, what: ServiceOperation, answer: Pending<T>) -> Pending<T> {
-        let (limit, meters) = (self.limits.training, self.meters.clone());
+        let limit = self.limits.training;
+        let meters = self.meters.clone();
         Box::pin(async move { within(limit, &meters, what, answer).await })
     }
 }
@@ -129,7 +132,8 @@ impl TrainingBackend for Timed<dyn TrainingBackend> {
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let (limits, meters) = (self.limits, self.meters.clone());
+        let limits = self.limits;
+        let meters = self.meters.clone();
         let export = self.inner.export_sampler(name);
         self.pending(
             ServiceOperation::ExportSampler,

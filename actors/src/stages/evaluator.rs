@@ -74,7 +74,8 @@ impl Evaluator {
         let oracles = ScoringOracles::new(logprob_source, &queries);
         // A separate activity keeps evaluations out of the overlap of training.
         // Separate meters keep its rollouts out of the counts of training.
-        let (activity, meters) = (Activity::default(), PipelineMeters::default());
+        let activity = Activity::default();
+        let meters = PipelineMeters::default();
         let generator = RolloutGenerator { seed: seed ^ STREAM, retry, activity, meters };
         Self { options, components, generator, queries, oracles }
     }

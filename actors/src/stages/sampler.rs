@@ -49,7 +49,8 @@ impl Handler<StageMessage<Arc<Group>>> for Sampler {
 
     fn handle(&mut self, message: StageMessage<Arc<Group>>, _: &mut Self::Context) {
         let (group, permit) = message.open();
-        let (stage, span) = (self.clone(), group.span.clone());
+        let stage = self.clone();
+        let span = group.span.clone();
         let playing = async move {
             tokio::select! {
                 () = stage.generate(group) => {}
@@ -219,7 +220,8 @@ impl Sampler {
     ) {
         self.generator.meters.rollout(&group.component.name, &outcome, begun.elapsed());
         self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
-        let (group, policy) = (group.clone(), policy.clone());
+        let group = group.clone();
+        let policy = policy.clone();
         // A refusal means that the run is over; dropping the last member returns the credit.
         drop(self.rollouts.send(SampledRollout { group, member, policy, outcome, score }).await);
     }

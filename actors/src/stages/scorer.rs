@@ -122,7 +122,8 @@ impl Handler<StageMessage<SampledRollout>> for Scorer {
 
     fn handle(&mut self, message: StageMessage<SampledRollout>, _: &mut Self::Context) {
         let (sampled, permit) = message.open();
-        let (stage, span) = (self.clone(), sampled.group.span.clone());
+        let stage = self.clone();
+        let span = sampled.group.span.clone();
         let judging = async move {
             tokio::select! {
                 () = stage.process(sampled) => {}
@@ -138,7 +139,8 @@ impl Scorer {
     async fn process(&self, sampled: SampledRollout) {
         let begun = Instant::now();
         self.board.update(NAME, |s| s.busy += 1);
-        let (meters, environment) = (&self.generator.meters, &sampled.group.component.name);
+        let meters = &self.generator.meters;
+        let environment = &sampled.group.component.name;
         let outcome = match &sampled.outcome {
             Ok(rollout) => match self.score(&sampled, rollout).await {
                 Ok(scored) => {

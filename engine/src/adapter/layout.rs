@@ -32,7 +32,8 @@ impl FusedProjection {
 
 /// Inputs and outputs of a target's linear layer.
 pub(crate) fn shape(arch: &Architecture, target: Target) -> (usize, usize) {
-    let (q, kv) = (arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim);
+    let q = arch.heads * arch.head_dim;
+    let kv = arch.kv_heads * arch.head_dim;
     match target {
         Target::QProj => (arch.dim, q),
         Target::KProj | Target::VProj => (arch.dim, kv),
@@ -73,7 +74,8 @@ impl AdapterLayout {
         let mut offset = 0;
         for projection in FusedProjection::ALL {
             let first = slots.len();
-            let (mut column, mut rank_column) = (0, 0);
+            let mut column = 0;
+            let mut rank_column = 0;
             for &target in projection.targets() {
                 let (input, output) = shape(arch, target);
                 if spec.targets.contains(&target) {

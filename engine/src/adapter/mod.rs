@@ -279,7 +279,8 @@ mod tests {
         let arch = Architecture::tiny();
         let spec = LoraSpec { targets: vec![Target::UpProj, Target::QProj], ..LoraSpec::all_linear(2, 0) };
         let mut adapter = Adapter::<f32>::new(&arch, &spec).unwrap();
-        let (a, b) = (vec![1.5; 2 * 64], vec![2.5; 2 * 176]);
+        let a = vec![1.5; 2 * 64];
+        let b = vec![2.5; 2 * 176];
         adapter.set(1, Target::UpProj, &a, &b).unwrap();
         let found: Vec<_> = adapter.tensors().filter(|t| t.b.iter().any(|x| *x != 0.0)).collect();
         assert_eq!(found.len(), 1);

@@ -56,7 +56,8 @@ pub(crate) fn attend_backward<T: Real>(
         .collect();
     for block in done {
         for part in block {
-            let (width, stride) = (part.width, heads.qkv_width());
+            let width = part.width;
+            let stride = heads.qkv_width();
             for (row, values) in part.rows.zip(part.values.chunks(width)) {
                 let target = &mut d_qkv[row * stride + part.column..][..width];
                 target.iter_mut().zip(values).for_each(|(t, v)| *t += *v);
@@ -86,18 +87,22 @@ struct PartialGradient<T> {
 impl<T: Real> AttentionBackwardBlock<'_, T> {
     fn backward(&self, d_out: &[T]) -> Vec<PartialGradient<T>> {
         let AttentionShape { heads, dim, .. } = self.heads;
-        let (group, stride, q_width) = (self.heads.group(), self.heads.qkv_width(), self.heads.q_width());
+        let group = self.heads.group();
+        let stride = self.heads.qkv_width();
+        let q_width = self.heads.q_width();
         let first_head = self.kv_head * group;
         let count = self.rows.len() * group;
         let scale = T::ONE / T::from_f64(dim as f64).sqrt();
         // Row i is query head i % group of position i / group; the heads of a group lie side by side.
         let mut q = Vec::with_capacity(count * dim);
-        let (mut d_o, mut lse) = (Vec::with_capacity(count * dim), Vec::with_capacity(count));
+        let mut d_o = Vec::with_capacity(count * dim);
+        let mut lse = Vec::with_capacity(count);
         let mut pull = Vec::with_capacity(count);
         for row in self.rows.clone() {
             let columns = first_head * dim..(first_head + group) * dim;
             q.extend(self.forward.qkv[row * stride..][columns.clone()].iter().map(|q| *q * scale));
-            let (out, d) = (&self.forward.out[row * q_width..], &d_out[row * q_width..]);
+            let out = &self.forward.out[row * q_width..];
+            let d = &d_out[row * q_width..];
             d_o.extend_from_slice(&d[columns.clone()]);
             lse.extend_from_slice(&self.forward.lse[row * heads + first_head..][..group]);
             let pairs = out[columns.clone()].chunks(dim).zip(d[columns.clone()].chunks(dim));
@@ -117,10 +122,12 @@ impl<T: Real> AttentionBackwardBlock<'_, T> {
             let column = |column: usize| {
                 MatrixView::new(&self.forward.qkv[keys.start * stride + column..], n, dim, stride)
             };
-            let (k, v) = (column(k_column), column(v_column));
+            let k = column(k_column);
+            let v = column(v_column);
             let (q_view, d_o_view) =
                 (MatrixView::new(&q, count, dim, dim), MatrixView::new(&d_o, count, dim, dim));
-            let (mut p, mut d_s) = (vec![T::ZERO; count * n], vec![T::ZERO; count * n]);
+            let mut p = vec![T::ZERO; count * n];
+            let mut d_s = vec![T::ZERO; count * n];
             gemm(MatrixViewMut::new(&mut p, count, n, n), false, T::ONE, q_view, k.t(), GemmThreads::One);
             gemm(MatrixViewMut::new(&mut d_s, count, n, n), false, T::ONE, d_o_view, v.t(), GemmThreads::One);
             let causal = keys.start == self.node.rows.start;
@@ -130,7 +137,8 @@ impl<T: Real> AttentionBackwardBlock<'_, T> {
                     for (i, (p, d_s)) in p.chunks_mut(n).zip(d_s.chunks_mut(n)).enumerate() {
                         let row = self.rows.start + i / group;
                         let seen = if causal { row + 1 - keys.start } else { n };
-                        let (lse, pull) = (lse[i], pull[i]);
+                        let lse = lse[i];
+                        let pull = pull[i];
                         for (p, d_s) in p[..seen].iter_mut().zip(&mut d_s[..seen]) {
                             *p = (*p - lse).exp();
                             *d_s = *p * (*d_s - pull);
@@ -140,7 +148,8 @@ impl<T: Real> AttentionBackwardBlock<'_, T> {
                     }
                 },
             );
-            let (p, d_s) = (MatrixView::new(&p, count, n, n), MatrixView::new(&d_s, count, n, n));
+            let p = MatrixView::new(&p, count, n, n);
+            let d_s = MatrixView::new(&d_s, count, n, n);
             gemm(MatrixViewMut::new(&mut d_q, count, dim, dim), true, scale, d_s, k, GemmThreads::One);
             for (column, left, right) in [(k_column, d_s, q_view), (v_column, p, d_o_view)] {
                 let mut values = vec![T::ZERO; n * dim];

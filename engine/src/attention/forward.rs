@@ -51,7 +51,8 @@ pub(crate) fn attend<T: Real>(
     } else {
         tasks.par_iter().map_init(AttentionScratch::default, run).collect()
     };
-    let (group, width) = (heads.group(), heads.group() * heads.dim);
+    let group = heads.group();
+    let width = heads.group() * heads.dim;
     for (first, kv_head, (mixed, sums)) in done {
         for (i, (mixed, sums)) in mixed.chunks(width).zip(sums.chunks(group)).enumerate() {
             let row = first + i;
@@ -100,7 +101,8 @@ impl<T: Real> GridCell<'_, T> {
 
 impl<T: Real> AttentionBlock<'_, T> {
     fn attend(&self, chain: &[VisibleKv<'_, T>], scratch: &mut AttentionScratch<T>) -> (Vec<T>, Vec<T>) {
-        let (group, dim) = (self.heads.group(), self.heads.dim);
+        let group = self.heads.group();
+        let dim = self.heads.dim;
         let count = self.rows.len() * group;
         let end = self.first + self.rows.len();
         let cells: Vec<GridCell<'_, T>> = chain
@@ -131,7 +133,8 @@ impl<T: Real> AttentionBlock<'_, T> {
         }
 
         let scale = T::ONE / T::from_f64(dim as f64).sqrt();
-        let (mut lse, mut inverse) = (vec![T::ZERO; count], vec![T::ZERO; count]);
+        let mut lse = vec![T::ZERO; count];
+        let mut inverse = vec![T::ZERO; count];
         for (i, row) in scores.chunks_mut(width).enumerate() {
             let position = self.first + i / group;
             let (max, sum) = softmax(row, scale, |column| cells[column].lanes(position));

@@ -126,7 +126,8 @@ pub(super) fn matrices(
             Target::GateProj | Target::UpProj | Target::DownProj => "mlp",
         };
         let name = |letter| {
-            let (layer, target) = (t.layer, t.target.name());
+            let layer = t.layer;
+            let target = t.target.name();
             format!("base_model.model.model.layers.{layer}.{module}.{target}.lora_{letter}.weight")
         };
         ([name("A"), name("B")], [vec![rank, t.input], vec![t.output, rank]])

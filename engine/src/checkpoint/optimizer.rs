@@ -66,7 +66,8 @@ pub fn read_optimizer(folder: &Path, adapter: &Adapter<f32>) -> Result<AdamState
             a = values;
             return Ok(());
         }
-        let (moment, slot) = (index / 2 / slots.len(), index / 2 % slots.len());
+        let moment = index / 2 / slots.len();
+        let slot = index / 2 % slots.len();
         if moment == 1 && a.iter().chain(&values).any(|x| *x < 0.0) {
             return Err(CheckpointError::tensor(&file, &expected[index].0, "has negative squares"));
         }

@@ -48,7 +48,8 @@ impl AdapterStore {
         adapter: &Adapter<f32>,
         optimizer: &AdamState<f32>,
     ) -> Result<(), BackendError> {
-        let (base, store) = (self.base()?, self.store()?);
+        let base = self.base()?;
+        let store = self.store()?;
         let write = |folder: &Path| {
             write_adapter(folder, adapter, base)?;
             write_notes(folder, &save.notes)?;

@@ -155,7 +155,8 @@ impl EmbeddedTraining {
             Ok(address) => address,
             Err(error) => return refuse(error.into()),
         };
-        let (adapter_store, engine) = (self.adapter_store.clone(), self.engine.clone());
+        let adapter_store = self.adapter_store.clone();
+        let engine = self.engine.clone();
         let save = CheckpointSave { address, overwrite, notes };
         self.submit(move |state| {
             adapter_store.save(&save, &state.adapter, &state.optimizer)?;
@@ -217,7 +218,8 @@ impl TrainingBackend for EmbeddedTraining {
             Ok(address) => address,
             Err(error) => return refuse(BackendError::from(error)),
         };
-        let (adapter_store, spec) = (self.adapter_store.clone(), self.spec.clone());
+        let adapter_store = self.adapter_store.clone();
+        let spec = self.spec.clone();
         self.submit(move |state| {
             let (adapter, optimizer) = adapter_store.load_training(&address, with_optimizer)?;
             check_spec(&spec, adapter.spec())?;

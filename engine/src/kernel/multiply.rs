@@ -162,14 +162,16 @@ mod tests {
     #[test]
     fn products_of_odd_sizes_agree_with_double_precision() {
         for (m, k, n) in [(1, 1, 1), (3, 7, 31), (13, 65, 33), (25, 40, 259), (100, 529, 70), (64, 1, 5)] {
-            let (x, w) = (random(m * (k + 2), 1), random(n * k, 2));
+            let x = random(m * (k + 2), 1);
+            let w = random(n * k, 2);
             let before = random(m * (n + 3), 3);
             let mut out = before.clone();
             let input = Columns { data: &x, stride: k + 2, first: 2 };
             let output = ColumnsMut { data: &mut out, stride: n + 3, first: 1 };
             multiply(input, &Panels::from_rows(&w, n, k), output, InitialSum::Output);
             for (i, (found, before)) in out.iter().zip(&before).enumerate() {
-                let (row, column) = (i / (n + 3), i % (n + 3));
+                let row = i / (n + 3);
+                let column = i % (n + 3);
                 let mut exact = f64::from(*before);
                 if (1..=n).contains(&column) {
                     let dot =
@@ -183,8 +185,11 @@ mod tests {
 
     #[test]
     fn a_row_has_the_same_bits_in_every_batch_and_pool() {
-        let (m, k, n) = (61, 600, 200);
-        let (x, w) = (random(m * k, 4), Panels::from_rows(&random(n * k, 5), n, k));
+        let m = 61;
+        let k = 600;
+        let n = 200;
+        let x = random(m * k, 4);
+        let w = Panels::from_rows(&random(n * k, 5), n, k);
         let run = |x: &[f32], threads: usize| {
             let mut out = vec![0.0; x.len() / k * n];
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -206,7 +211,9 @@ mod tests {
 
     #[test]
     fn short_forms_give_the_bits_of_their_numbers() {
-        let (m, k, n) = (29, 608, 70);
+        let m = 29;
+        let k = 608;
+        let n = 70;
         let steps: Vec<(f32, f32)> =
             random(n * k / 16, 6).chunks(2).map(|s| (half(s[0]) / 16.0, s[1])).collect();
         let codes = random(n * k, 7).iter().map(|x| (x * 255.0 + 128.0) as u8).collect();

@@ -123,7 +123,8 @@ impl<T: Real> Panels<T> {
             PanelData::QuantizedBlocks { codes, steps } => {
                 let of_panel = 2 * (self.depth / BLOCK) * WIDTH;
                 let steps = &steps[index * of_panel + 2 * (depths.start / BLOCK) * WIDTH..];
-                let (out, codes) = (&mut scratch[..cells.len()], &codes[cells.clone()]);
+                let out = &mut scratch[..cells.len()];
+                let codes = &codes[cells.clone()];
                 dispatch(UnpackCodes { codes, steps, out });
             }
         }
@@ -171,7 +172,8 @@ impl<T: Real> WithSimd for UnpackCodes<'_, T> {
         let (out, steps) = (T::registers_mut::<S>(self.out), T::registers::<S>(self.steps));
         for (out, steps) in out.chunks_mut(BLOCK * vectors).zip(steps.chunks_exact(2 * vectors)) {
             for v in 0..vectors {
-                let (scale, offset) = (steps[v], steps[vectors + v]);
+                let scale = steps[v];
+                let offset = steps[vectors + v];
                 for row in out.chunks_exact_mut(vectors) {
                     row[v] = T::fused(simd, row[v], scale, offset);
                 }

@@ -120,7 +120,8 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
             }
         }
         for (a, b) in steps.iter().zip(b.chunks_exact(vectors)) {
-            let (left, right) = (b[first], b[first + 1]);
+            let left = b[first];
+            let right = b[first + 1];
             for h in 0..H {
                 let x = T::splat(simd, a[h]);
                 sums[h][0] = T::fused(simd, x, left, sums[h][0]);
@@ -147,7 +148,9 @@ mod tests {
             |len: usize| -> Vec<T> { (0..len).map(|_| T::from_f64(unit(&mut random) - 0.5)).collect() };
         let depth = 37;
         for height in 1..=TALLEST {
-            let (a, b, before) = (values(depth * height), values(depth * WIDTH), values(height * WIDTH));
+            let a = values(depth * height);
+            let b = values(depth * WIDTH);
+            let before = values(height * WIDTH);
             let run = |dispatch: &dyn Fn(Tile<'_, T>)| -> Vec<u64> {
                 let mut c = before.clone();
                 let rows = c.as_chunks_mut::<WIDTH>().0;

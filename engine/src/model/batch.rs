@@ -76,7 +76,8 @@ impl<T: Real> DecoderLayer<T> {
         a: &mut Activations<T>,
         scratch: &mut DecoderScratch<T>,
     ) {
-        let (heads, dim) = (model.heads(), model.arch.dim);
+        let heads = model.heads();
+        let dim = model.arch.dim;
         let rows = a.x.len() / dim;
         rms_norm(&a.x, &self.input_norm, model.eps(), sized(&mut scratch.normed, a.x.len()));
         let qkv = sized(&mut a.qkv, rows * heads.qkv_width());
@@ -115,7 +116,8 @@ impl<T: Real> DecoderLayer<T> {
         scratch: &mut DecoderScratch<T>,
         out: &mut Vec<T>,
     ) {
-        let (dim, ffn) = (model.arch.dim, model.arch.ffn);
+        let dim = model.arch.dim;
+        let ffn = model.arch.ffn;
         let rows = a.x.len() / dim;
         let added = sized(&mut scratch.added, a.x.len());
         self.project(index, FusedProjection::O, batch, &a.mixed, added, &mut a.low);
@@ -143,7 +145,8 @@ impl<T: Real> DecoderLayer<T> {
         low: &mut [Vec<T>; 4],
     ) {
         let linear = self.linear(projection);
-        let (input, output) = (linear.input, linear.output);
+        let input = linear.input;
+        let output = linear.output;
         let start = match &linear.bias {
             None => InitialSum::Zero,
             Some(bias) => {

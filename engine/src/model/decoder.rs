@@ -61,7 +61,8 @@ pub fn extend<T: Real>(
     order.sort_by_key(|&i| key(&work[i]));
     let mut entries = vec![0..0; work.len()];
     let mut spans: Vec<AdapterSpan<'_, T>> = Vec::new();
-    let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+    let mut tokens = Vec::new();
+    let mut positions = Vec::new();
     for &i in &order {
         let entry = &work[i];
         let rows = tokens.len()..tokens.len() + entry.tokens.len();
@@ -77,9 +78,11 @@ pub fn extend<T: Real>(
     let batch = DecoderBatch::new(model, spans, positions.iter().copied());
     let starts: Vec<usize> = work.iter().map(|entry| entry.kv.len()).collect();
 
-    let (heads, width) = (model.heads(), model.heads().qkv_width());
+    let heads = model.heads();
+    let width = model.heads().qkv_width();
     let mut a = Activations { x: model.embed(tokens.iter().copied()), ..Activations::default() };
-    let (mut scratch, mut out) = (DecoderScratch::default(), Vec::new());
+    let mut scratch = DecoderScratch::default();
+    let mut out = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
         layer.before_attention(model, index, &batch, &mut a, &mut scratch);
         for (entry, rows) in work.iter_mut().zip(&entries) {

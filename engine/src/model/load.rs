@@ -41,7 +41,8 @@ impl<T: Real> Model<T> {
             false => Some(read("lm_head.weight".into(), arch.vocab * arch.dim)?),
         };
         let head = Panels::from_tensor(untied.as_ref().unwrap_or(&embedding), arch.vocab, arch.dim);
-        let (embedding, untied) = (values(embedding), untied.map(values));
+        let embedding = values(embedding);
+        let untied = untied.map(values);
         Ok(Self { frequencies: frequencies(&arch), arch, embedding, layers, norm, head, untied })
     }
 

@@ -95,7 +95,8 @@ impl<T: Real> Model<T> {
 
     /// Logits of normalised hidden states, `[rows, vocab]`.
     pub(crate) fn head(&self, hidden: &[T], out: &mut [T]) {
-        let (hidden, out) = (Columns::all(hidden, self.arch.dim), ColumnsMut::all(out, self.arch.vocab));
+        let hidden = Columns::all(hidden, self.arch.dim);
+        let out = ColumnsMut::all(out, self.arch.vocab);
         multiply(hidden, &self.head, out, InitialSum::Zero);
     }
 

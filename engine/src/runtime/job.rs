@@ -108,7 +108,8 @@ impl SampleJob {
     /// Starts after the cached part of the prompt.
     pub(crate) fn new(model: &Model<f32>, queued: QueuedSample, hit: Option<PrefixHit>) -> Self {
         let samples = queued.request.num_samples;
-        let (mut logprobs, mut topk) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
+        let mut topk = Vec::new();
         if queued.scored() {
             logprobs.push(None);
             topk.push(None);

@@ -237,7 +237,8 @@ impl Engine {
         if let Err(error) = request.check() {
             return refuse(error.to_string());
         }
-        let (vocab, context) = (self.model.architecture().vocab, self.model.architecture().context);
+        let vocab = self.model.architecture().vocab;
+        let context = self.model.architecture().context;
         if let Some(token) = request.prompt.iter().find(|token| **token as usize >= vocab) {
             return refuse(format!("prompt token {token} is outside of the vocabulary of {vocab}"));
         }

@@ -114,7 +114,8 @@ mod tests {
     /// Keys and values of `pages` pages.
     fn kv(pages: usize) -> Arc<KvCache<f32>> {
         let model = Model::random(Architecture::tiny(), 0).unwrap();
-        let (tokens, mut kv) = (vec![1; pages * PAGE], KvCache::root(&model));
+        let tokens = vec![1; pages * PAGE];
+        let mut kv = KvCache::root(&model);
         extend(&model, &mut [SequenceExtension { adapter: None, tokens: &tokens, kv: &mut kv }]).unwrap();
         Arc::new(kv)
     }
@@ -160,7 +161,8 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_first_and_bytes_stay_bounded() {
-        let (two, seven) = (kv(2), kv(7));
+        let two = kv(2);
+        let seven = kv(7);
         let mut cache = PrefixCache::new(3 * two.bytes());
         for snapshot in 0..3 {
             cache.keep(snapshot, &prompt(64), None, &two);

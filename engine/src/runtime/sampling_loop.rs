@@ -167,7 +167,8 @@ impl SamplingLoop {
         let is_live = |row: &SampleRow| !row.ended;
         let rows = self.running.iter().any(|job| job.rows.iter().any(is_live));
         let mut allowance = if rows { PREFILL_CHUNK_BESIDE_ROWS } else { PREFILL_CHUNK_ALONE };
-        let (mut parts, mut work) = (Vec::new(), Vec::new());
+        let mut parts = Vec::new();
+        let mut work = Vec::new();
         for (index, job) in self.running.iter_mut().enumerate().filter(|(_, job)| job.failed.is_none()) {
             let adapter = job.queued.snapshot.as_deref().map(AdapterSnapshot::weights);
             if let PromptState::Prefilling { kv } = &mut job.prompt {

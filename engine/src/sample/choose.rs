@@ -19,7 +19,8 @@ pub fn choose(logits: &[f32], params: &SamplingParams, draw: f64) -> Token {
     if params.temperature == 0.0 {
         return top;
     }
-    let (peak, inverse) = (logits[top as usize], 1.0 / params.temperature);
+    let peak = logits[top as usize];
+    let inverse = 1.0 / params.temperature;
     // An infinite inverse (a subnormal temperature) would make 0 * inf at the peak.
     let weight = |logit: f32| if logit == peak { 1.0 } else { Real::exp((logit - peak) * inverse) };
     let kept = params.top_k.unwrap_or(logits.len()).min(logits.len());
@@ -171,7 +172,8 @@ mod tests {
 
     #[test]
     fn frequencies_of_ten_thousand_draws_are_within_five_deviations() {
-        let (mut draws, mut seen) = (SampleRng::new(3, 0), [0.0f64; 4]);
+        let mut draws = SampleRng::new(3, 0);
+        let mut seen = [0.0f64; 4];
         for _ in 0..10_000 {
             seen[choose(&halves(), &params(1.0, None, 1.0), draws.next_unit()) as usize] += 1.0;
         }

@@ -64,9 +64,13 @@ mod tests {
 
     #[test]
     fn seeds_follow_the_engine_seed_and_never_stand_still() {
-        let (a, b, c) = (RequestSeeds::new(1), RequestSeeds::new(1), RequestSeeds::new(2));
+        let a = RequestSeeds::new(1);
+        let b = RequestSeeds::new(1);
+        let c = RequestSeeds::new(2);
         let of = |s: &RequestSeeds| (0..3).map(|_| s.next_seed()).collect::<Vec<_>>();
-        let (a, b, c) = (of(&a), of(&b), of(&c));
+        let a = of(&a);
+        let b = of(&b);
+        let c = of(&c);
         assert_eq!(a, b);
         assert_ne!(a, c);
         assert!(a[0] != a[1] && a[1] != a[2]);

@@ -235,7 +235,8 @@ impl ResultPromise {
     where
         F: Future<Output = RequestOutcome> + Send + 'static,
     {
-        let (futures, number) = (self.futures.clone(), self.number);
+        let futures = self.futures.clone();
+        let number = self.number;
         let task = tokio::spawn(async move {
             let outcome = work.await;
             self.deliver(outcome);
@@ -291,7 +292,8 @@ mod tests {
         assert_eq!(futures.fetch(&id, WAIT).await, Ok(None));
         assert_eq!(start.elapsed(), WAIT);
         let waiting = tokio::spawn({
-            let (futures, id) = (futures.clone(), id.clone());
+            let futures = futures.clone();
+            let id = id.clone();
             async move { futures.fetch(&id, WAIT).await }
         });
         tokio::task::yield_now().await;

@@ -48,8 +48,10 @@ impl SessionTable {
         if table.len() >= self.most {
             return Err(ApiError::too_many_requests(format!("there are {} sessions already", self.most)));
         }
-        let (id, now) = (unique_id("sess"), Instant::now());
-        let (models, samplers) = (BTreeMap::new(), BTreeMap::new());
+        let id = unique_id("sess");
+        let now = Instant::now();
+        let models = BTreeMap::new();
+        let samplers = BTreeMap::new();
         let session = ServerSession { user_metadata, display_name, models, samplers, begun: now, seen: now };
         table.insert(id.clone(), session);
         Ok(id)

@@ -41,8 +41,11 @@ pub(crate) fn backward<T: Real>(
 ) {
     let SavedForward { model, adapter, rows, batch, tape } = forward;
     let arch = model.architecture();
-    let (heads, count, eps) = (model.heads(), rows.trained_rows, model.eps());
-    let (dim, ffn) = (arch.dim, arch.ffn);
+    let heads = model.heads();
+    let count = rows.trained_rows;
+    let eps = model.eps();
+    let dim = arch.dim;
+    let ffn = arch.ffn;
     let layout = &adapter.layout;
     let normed = sized(&mut buffers.normed, count * dim);
     let d_normed = sized(&mut buffers.d_normed, count * dim);
@@ -98,8 +101,10 @@ fn unrotate<T: Real>(
     a: &Activations<T>,
     d_qkv: &mut [T],
 ) {
-    let (heads, eps) = (model.heads(), model.eps());
-    let (q_width, width) = (heads.q_width(), heads.qkv_width());
+    let heads = model.heads();
+    let eps = model.eps();
+    let q_width = heads.q_width();
+    let width = heads.qkv_width();
     for_rows(d_qkv, width, |i, row| {
         let angles = &batch.angles[i * heads.dim..(i + 1) * heads.dim];
         vectorized(
@@ -144,8 +149,11 @@ impl<T: Real> ProjectionBackward<'_, T> {
     /// Sets `d_x`, adds to the gradients of `A` and `B`.
     fn run(self, mut d_x: Option<&mut [T]>, grads: &mut [T]) {
         let Self { linear, layout, count, .. } = self;
-        let (input, output, rank) = (linear.input, linear.output, layout.spec.rank);
-        let (slots, width) = (layout.projection(self.projection), layout.width(self.projection));
+        let input = linear.input;
+        let output = linear.output;
+        let rank = layout.spec.rank;
+        let slots = layout.projection(self.projection);
+        let width = layout.width(self.projection);
         let scale = T::from_f64(layout.spec.scale());
         if let Some(d_x) = d_x.as_deref_mut() {
             let weights = MatrixView::new(&linear.rows, output, input, input);

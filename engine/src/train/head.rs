@@ -35,7 +35,8 @@ pub(crate) fn head<T: Real>(
     out: &mut PassOutput<T>,
 ) -> Result<Vec<T>, EngineError> {
     let arch = pass.model.architecture();
-    let (dim, vocab) = (arch.dim, arch.vocab);
+    let dim = arch.dim;
+    let vocab = arch.vocab;
     let mut d_last = vec![T::ZERO; trained * dim];
     let rows: Vec<&[TargetLookup<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
     let carries =
@@ -60,7 +61,8 @@ pub(crate) fn head<T: Real>(
             out.loss += loss.to_f64();
         }
         if with_gradients {
-            let (mut d_hidden, count) = (vec![T::ZERO; rows.len() * dim], rows.len());
+            let mut d_hidden = vec![T::ZERO; rows.len() * dim];
+            let count = rows.len();
             let weights = MatrixView::new(pass.model.head_rows(), vocab, dim, dim);
             let d_logits = MatrixView::new(logits, count, vocab, vocab);
             gemm(

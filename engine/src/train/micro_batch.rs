@@ -95,7 +95,8 @@ fn families(needs: &[DatumNeed<'_>], cap: usize, share: bool) -> Vec<PrefixFamil
     let mut best: Vec<(usize, usize, usize)> = vec![(0, 0, 0)];
     for end in 1..=order.len() {
         let mut choice = (best[end - 1].0, end - 1, 0);
-        let (mut prefix, mut total) = (input(end - 1).len(), input(end - 1).len());
+        let mut prefix = input(end - 1).len();
+        let mut total = input(end - 1).len();
         for begin in (0..end - 1).rev() {
             let common = input(begin).iter().zip(input(begin + 1)).take_while(|(a, b)| a == b).count();
             prefix = prefix.min(common);
@@ -110,7 +111,8 @@ fn families(needs: &[DatumNeed<'_>], cap: usize, share: bool) -> Vec<PrefixFamil
         }
         best.push(choice);
     }
-    let (mut families, mut end) = (Vec::new(), order.len());
+    let mut families = Vec::new();
+    let mut end = order.len();
     while end > 0 {
         let (_, begin, prefix) = best[end];
         families.push(PrefixFamily { prefix, members: order[begin..end].to_vec() });

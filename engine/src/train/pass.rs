@@ -64,7 +64,8 @@ fn trunk<'a, T: Real>(
     scratch: &mut DecoderScratch<T>,
 ) -> (DecoderBatch<'a, T>, Vec<T>) {
     let model = pass.model;
-    let (heads, width) = (model.heads(), model.heads().qkv_width());
+    let heads = model.heads();
+    let width = model.heads().qkv_width();
     let span = |adapter| AdapterSpan { rows: 0..rows.tokens.len(), adapter };
     let batch = DecoderBatch::new(model, pass.adapter.map(span).into_iter().collect(), rows.positions());
     let mut x = model.embed(rows.tokens.iter().copied());
@@ -148,7 +149,8 @@ fn need(datum: &Datum, rows: LogprobRows, with_gradients: bool) -> DatumNeed<'_>
 /// Rows of a micro-batch.
 fn cap<T: Real>(pass: &TrainingPass<'_, T>) -> usize {
     const MOST: usize = 4096;
-    let (arch, heads) = (pass.model.architecture(), pass.model.heads());
+    let arch = pass.model.architecture();
+    let heads = pass.model.heads();
     let low: usize = FusedProjection::ALL.map(|s| pass.adapter.map_or(0, |a| a.layout.width(s))).iter().sum();
     let raw = if arch.qk_norm { heads.qkv_width() } else { 0 };
     let block = 2 * arch.dim + heads.qkv_width() + raw + heads.q_width() + heads.heads + 2 * arch.ffn + low;

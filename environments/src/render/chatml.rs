@@ -19,7 +19,8 @@ pub(super) struct ChatMl {
 
 pub(super) fn renderer(tokenizer: Arc<dyn Tokenizer>) -> Result<MarkerRenderer<ChatMl>, RenderError> {
     let lookup = MarkerLookup { renderer: "chatml", family: "ChatML (SmolLM2)", tokenizer: &*tokenizer };
-    let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
+    let start = lookup.token("<|im_start|>")?;
+    let end = lookup.token("<|im_end|>")?;
     Ok(MarkerRenderer::new(tokenizer, end, &[start], ChatMl { start, end }))
 }
 

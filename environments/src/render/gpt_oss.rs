@@ -68,7 +68,8 @@ pub(super) fn renderer(
     let message = lookup.token("<|message|>")?;
     let channel = lookup.token("<|channel|>")?;
     let end = lookup.token("<|end|>")?;
-    let (answered, called) = (lookup.token("<|return|>")?, lookup.token("<|call|>")?);
+    let answered = lookup.token("<|return|>")?;
+    let called = lookup.token("<|call|>")?;
     let assistant = tokenizer.encode("assistant");
     let answering = [&[channel][..], &tokenizer.encode("final"), &[message]].concat();
     let dialect = GptOss { effort, start, message, channel, end, called: [called], assistant, answering };

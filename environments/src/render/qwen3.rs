@@ -46,7 +46,8 @@ pub(super) fn renderer(
     mode: ThinkingMode,
 ) -> Result<MarkerRenderer<Qwen3>, RenderError> {
     let lookup = MarkerLookup { renderer: mode.name(), family: "Qwen3", tokenizer: &*tokenizer };
-    let (start, end) = (lookup.token("<|im_start|>")?, lookup.token("<|im_end|>")?);
+    let start = lookup.token("<|im_start|>")?;
+    let end = lookup.token("<|im_end|>")?;
     let thoughts = ThinkTags::new(&*tokenizer);
     let prefill = match mode {
         ThinkingMode::DisableThinking => thoughts.empty(&*tokenizer, "\n\n"),

@@ -59,7 +59,8 @@ impl Renderer for RoleColon {
         let Some((last, body)) = tokens.split_last() else {
             return ParsedCompletion { text: String::new(), termination: Termination::Truncated };
         };
-        let (whole, before) = (self.tokenizer.decode(tokens), self.tokenizer.decode(body));
+        let whole = self.tokenizer.decode(tokens);
+        let before = self.tokenizer.decode(body);
         let (text, termination) = if body.iter().any(|t| stops.contains(t)) || before.contains(STOP) {
             (&whole[..], Termination::Malformed)
         } else if stops.contains(last) {

@@ -202,7 +202,8 @@ impl PythonEnvironment {
         session: RolloutSession,
     ) {
         let name = format!("{}.{}", group.name, session.rollout.member);
-        let (sampler, oracle) = (session.sampler.clone(), session.oracle.clone());
+        let sampler = session.sampler.clone();
+        let oracle = session.oracle.clone();
         let result = self.rollout(placement, group, name, &*sampler, &*oracle).await;
         session.finish(result);
     }

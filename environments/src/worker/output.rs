@@ -42,7 +42,9 @@ impl OutputTail {
     pub(super) async fn follow(self, worker: Arc<str>, mut stream: impl AsyncRead + Unpin) {
         let mut splitter = LineSplitter::default();
         let mut buffer = vec![0; 1 << 16];
-        let (mut second, mut logged, mut left_out) = (Instant::now(), 0, 0_u64);
+        let mut second = Instant::now();
+        let mut logged = 0;
+        let mut left_out = 0_u64;
         while let Ok(count @ 1..) = stream.read(&mut buffer).await {
             splitter.split(&buffer[..count], |line| {
                 if second.elapsed() >= Duration::from_secs(1) {

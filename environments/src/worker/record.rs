@@ -146,7 +146,8 @@ fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Vec<
         changed[at].content = content.into();
         profile.renderer.prompt(&changed)
     };
-    let (one, other) = (with("a"), with("b"));
+    let one = with("a");
+    let other = with("b");
     let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
     one[one.len() - common..].to_vec()
 }
@@ -247,7 +248,8 @@ mod tests {
         answer: Vec<Token>,
         retold: Option<&str>,
     ) -> (Vec<Token>, Vec<Token>, Vec<Token>) {
-        let (profile, mut record) = (profile(forgets), RolloutRecord::default());
+        let profile = profile(forgets);
+        let mut record = RolloutRecord::default();
         let mut messages = vec![Message::user("why")];
         let first = record.prompt(&profile, &messages);
         let said =

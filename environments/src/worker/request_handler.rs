@@ -44,7 +44,8 @@ pub(super) struct RequestHandler<'a> {
 
 impl<'a> RequestHandler<'a> {
     pub(super) fn new(profile: &'a ModelProfile, rollout: String) -> Self {
-        let (record, weights) = (RolloutRecord::default(), HashMap::new());
+        let record = RolloutRecord::default();
+        let weights = HashMap::new();
         Self { profile, rollout, record, adapter: None, weights, failed: None, too_long: None }
     }
 

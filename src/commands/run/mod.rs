@@ -124,7 +124,8 @@ fn run_view(
     pipeline: &Pipeline,
     meters: PipelineMeters,
 ) -> RunView {
-    let (run_info, pipeline) = (RunInfo::new(plan, ready, folder), pipeline.observer().clone());
+    let run_info = RunInfo::new(plan, ready, folder);
+    let pipeline = pipeline.observer().clone();
     let ends = plan.envs.iter().map(|env| (env.name.clone(), env.options.worker_exits.clone())).collect();
     RunView::new(run_info, pipeline, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone())
 }

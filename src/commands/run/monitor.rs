@@ -57,7 +57,8 @@ impl<'a> RunMonitor<'a> {
         bars: Option<ProgressBars>,
         summary: RunSummary,
     ) -> Self {
-        let (begun, last) = (Instant::now(), pipeline.activity().shares());
+        let begun = Instant::now();
+        let last = pipeline.activity().shares();
         Self { pipeline, folder, retention, view, bars, summary, begun, last, stopping: None }
     }
 

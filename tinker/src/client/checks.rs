@@ -72,7 +72,8 @@ impl ModelLimits {
         response: &SampleResponse,
         request: &SampleRequest,
     ) -> Result<(), String> {
-        let (asked, came) = (request.num_samples, response.sequences.len());
+        let asked = request.num_samples;
+        let came = response.sequences.len();
         if asked != came {
             return Err(format!("{asked} samples were asked for, {came} came"));
         }

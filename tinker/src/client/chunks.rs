@@ -7,7 +7,8 @@ use std::ops::Range;
 /// Splits in order, whenever the next datum would exceed the server's limit of count or bytes.
 pub(super) fn split(data: &[Datum], config: &ClientConfig) -> Vec<Range<usize>> {
     let mut parts = Vec::new();
-    let (mut start, mut bytes) = (0, 0);
+    let mut start = 0;
+    let mut bytes = 0;
     for (i, datum) in data.iter().enumerate() {
         let more = estimate(datum);
         let full = i - start >= config.fwdbwd_max_chunk_len.max(1);

@@ -321,7 +321,10 @@ impl Connection {
         read: impl Fn(ResultPayload) -> Result<T, String>,
     ) -> Result<T, ResultError> {
         let mut attempts = self.attempts(what, "retrieve_future", Some(limit));
-        let (mut iteration, mut wrong, mut gone, mut metadata) = (0u64, 0, 0, true);
+        let mut iteration = 0u64;
+        let mut wrong = 0;
+        let mut gone = 0;
+        let mut metadata = true;
         loop {
             let asked = Instant::now();
             let ask = RetrieveFutureRequest { request_id: request_id.into(), allow_metadata_only: metadata };
@@ -369,7 +372,8 @@ impl Connection {
                         attempts.back_off(RetryReason::Unreadable(why)).await?;
                     }
                     Ok(FutureAnswer::Failed(failed)) => {
-                        let (what, detail) = (what.to_owned(), self.transport.redact(&failed.error));
+                        let what = what.to_owned();
+                        let detail = self.transport.redact(&failed.error);
                         return Err(ResultError::Error(match failed.category {
                             FailureCategory::User => ClientError::Rejected { what, detail },
                             FailureCategory::Server | FailureCategory::Unknown => {

@@ -177,7 +177,9 @@ mod tests {
     async fn after_a_burst_of_refusals_requests_that_wait_go_out_at_a_growing_rate() {
         let limiter = ConcurrencyLimiter::new(64);
         let begun = tokio::time::Instant::now();
-        let (running, most, low) = (Cell::new(0), Cell::new(0), Cell::new(usize::MAX));
+        let running = Cell::new(0);
+        let most = Cell::new(0);
+        let low = Cell::new(usize::MAX);
         let request = || async {
             loop {
                 let permit = limiter.acquire().await;

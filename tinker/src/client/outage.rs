@@ -116,7 +116,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silence_is_over_when_a_request_of_its_own_kind_is_answered() {
-        let (outage, begun) = (OutageTracker::default(), Instant::now());
+        let outage = OutageTracker::default();
+        let begun = Instant::now();
         follow(&outage, "asample", &[false; 3]).await;
         follow(&outage, "optim_step", &[true; 3]).await;
         assert_eq!(outage.since("asample"), Some(begun));
@@ -138,7 +139,8 @@ mod tests {
     /// The silence began when the request that met it was sent.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_hangs_was_silence_from_its_beginning() {
-        let (outage, asked) = (OutageTracker::default(), Instant::now());
+        let outage = OutageTracker::default();
+        let asked = Instant::now();
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(
             outage.record("asample", asked, false),

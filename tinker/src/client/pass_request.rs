@@ -51,7 +51,8 @@ impl PassRequest {
                 Ok(HttpRequest { content_type: PROTOBUF, zstd, ..call })
             }
             WireFormat::Json => {
-                let (input, seq_id) = (pass_to_json(data, self.loss), Some(i64::from(seq_id)));
+                let input = pass_to_json(data, self.loss);
+                let seq_id = Some(i64::from(seq_id));
                 let model_id = model_id.to_owned();
                 Ok(if self.forward_only {
                     let request = ForwardRequest { forward_input: input, model_id, seq_id };

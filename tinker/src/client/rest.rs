@@ -29,7 +29,8 @@ impl Client {
         loop {
             let path = format!("checkpoints?limit={PAGE}&offset={}", all.len());
             let page: CheckpointList = self.run(|c| async move { c.get(what, &path).await }).await?;
-            let (came, total) = (page.checkpoints.len(), page.cursor.map(|cursor| cursor.total_count));
+            let came = page.checkpoints.len();
+            let total = page.cursor.map(|cursor| cursor.total_count);
             all.extend(page.checkpoints);
             if came == 0 || total.map_or(came < PAGE, |total| all.len() >= total) {
                 return Ok(all);

@@ -82,7 +82,8 @@ pub(super) fn classify(
         };
     }
     let detail = detail(transport, &reply);
-    let (what, why) = (what.to_owned(), format!("{detail} (status {status})"));
+    let what = what.to_owned();
+    let why = format!("{detail} (status {status})");
     match (status, reply.should_retry) {
         (401 | 403, _) => ResponseOutcome::Failed(ClientError::Denied { what, status, detail }),
         (402, _) => ResponseOutcome::Retry(RetryReason::Billing(why)),

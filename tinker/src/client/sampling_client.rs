@@ -45,7 +45,8 @@ impl SamplingClient {
         model_path: Option<String>,
         limits: ModelLimits,
     ) -> Result<Self, ClientError> {
-        let (what, path) = ("a sampler", "create_sampling_session");
+        let what = "a sampler";
+        let path = "create_sampling_session";
         let make = || -> ClientFuture<CreateSamplingSessionResponse> {
             let request = CreateSamplingSessionRequest {
                 session_id: session.id.clone(),
@@ -163,7 +164,8 @@ impl SamplingClient {
         request.sampling_session_id = Some(self.id.clone());
         let connection = self.session.connection.clone();
         connection.check_alive(what)?;
-        let (runtime, next) = (connection.runtime.clone(), self.next.clone());
+        let runtime = connection.runtime.clone();
+        let next = self.next.clone();
         let work = async move { fetch(&connection, what, request, &next, read).await };
         let task = AbortOnDrop(runtime.spawn(work));
         task.join().await.unwrap_or_else(|| Err(ClientError::lost(what, "the client's runtime has stopped")))

@@ -86,7 +86,8 @@ impl TrainingClient {
             };
             let submitted = wait(what, accepted).await.map_err(changes)?;
             let parts = chunks::split(&data, &connection.config);
-            let (connection, all) = (&connection, &data);
+            let connection = &connection;
+            let all = &data;
             let parts = submitted.iter().zip(parts).map(|(submitted, part)| async move {
                 let limit = connection.timeouts.training;
                 let read = |payload| read_pass(payload, &all[part.clone()]);
@@ -145,7 +146,8 @@ impl TrainingClient {
         if let Err(error) = checks::check_name(what, name) {
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (model_id, name) = (self.model_id.clone(), name.to_owned());
+        let model_id = self.model_id.clone();
+        let name = name.to_owned();
         let model = model_id.clone();
         let wanted = name.clone();
         let saved: ClientFuture<SaveWeightsResponse> =
@@ -174,7 +176,8 @@ impl TrainingClient {
         if let Err(error) = checks::check_path(what, path) {
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (model_id, path) = (self.model_id.clone(), path.to_owned());
+        let model_id = self.model_id.clone();
+        let path = path.to_owned();
         let loaded: ClientFuture<LoadWeightsResponse> =
             self.request(what, "LoadWeights", NotFoundMeaning::Rejected, move |seq_id| {
                 encode(&LoadWeightsRequest {
@@ -194,7 +197,8 @@ impl TrainingClient {
         if let Some(Err(error)) = name.map(|name| checks::check_name(what, name)) {
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (model_id, name) = (self.model_id.clone(), name.map(ToOwned::to_owned));
+        let model_id = self.model_id.clone();
+        let name = name.map(ToOwned::to_owned);
         let model = model_id.clone();
         let wanted = name.clone();
         let number = name.is_none().then(|| self.session.samplers.fetch_add(1, Ordering::Relaxed));
@@ -208,7 +212,8 @@ impl TrainingClient {
                     ..SaveWeightsForSamplerRequest::default()
                 })
             });
-        let (session, limits) = (self.session.clone(), self.limits);
+        let session = self.session.clone();
+        let limits = self.limits;
         Box::pin(async move {
             let saved = match (saved.await, wanted) {
                 (Err(error), Some(name)) => {

@@ -118,7 +118,8 @@ impl AdvantageBatcher {
         batches: MailboxSender<Batch>,
         restored: Vec<CompleteGroup>,
     ) -> Self {
-        let (open, ready) = (OpenGroups::default(), ReadyGroups::default());
+        let open = OpenGroups::default();
+        let ready = ReadyGroups::default();
         Self { options, pool, board, policy, batches, open, ready, sending: false, staleness_gate, restored }
     }
 }
@@ -148,7 +149,8 @@ impl Handler<StageMessage<ScoredRollout>> for AdvantageBatcher {
 impl AdvantageBatcher {
     fn build(&mut self, complete: CompleteGroup, ctx: &mut Context<Self>) {
         self.board.update(NAME, |s| s.busy += 1);
-        let (pool, options) = (self.pool.clone(), self.options);
+        let pool = self.pool.clone();
+        let options = self.options;
         let group = complete.group.clone();
         let building = async move { pool.run(move || complete.build(&options)).await };
         ctx.spawn(building.into_actor(self).map(move |built, stage, ctx| {
@@ -189,7 +191,8 @@ impl AdvantageBatcher {
         }
         self.sending = true;
         let batches = self.batches.clone();
-        let (staleness_gate, mut policy) = (self.staleness_gate.clone(), self.policy.clone());
+        let staleness_gate = self.staleness_gate.clone();
+        let mut policy = self.policy.clone();
         let room = async move {
             let room = batches.reserve().await;
             let begun = Instant::now();

@@ -87,7 +87,9 @@ struct LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        let (stage, training, permit) = (self.stage.clone(), self.training.clone(), self.permit.take());
+        let stage = self.stage.clone();
+        let training = self.training.clone();
+        let permit = self.permit.take();
         let _within = self.runtime.enter();
         // A step uses up the gradients that the lease has left; the next start undoes it.
         let cleaned = training.optim_step(AdamParams::default());

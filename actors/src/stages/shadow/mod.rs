@@ -102,7 +102,9 @@ impl ShadowTrainer {
     ) -> Self {
         let service = options.retry.deadlines.service(service, meters);
         let permits = Arc::new(Semaphore::new(options.adapters.get()));
-        let (meter, idle, base) = (queries.deltas.clone(), Arc::default(), Arc::default());
+        let meter = queries.deltas.clone();
+        let idle = Arc::default();
+        let base = Arc::default();
         Self { options, service, board, activity, meter, permits, idle, shadow_checkpoints, base }
     }
 
@@ -161,7 +163,8 @@ impl ShadowTrainer {
         if measure.reply.is_closed() {
             return Err(RewardError::Service("the asker has gone".into()));
         }
-        let (waited, begun) = (measure.asked.elapsed(), Instant::now());
+        let waited = measure.asked.elapsed();
+        let begun = Instant::now();
         let _busy = self.activity.enter(ActivityKind::Shadow);
         let idle = self.lock().pop();
         let shadow = match idle {
@@ -206,7 +209,8 @@ impl ShadowTrainer {
     /// Origin of a fresh shadow, saved once.
     async fn base(&self, shadow: &dyn TrainingBackend) -> Result<Arc<ShadowOrigin>, BackendError> {
         let save = || async {
-            let (state, export) = (shadow.save_state("shadow-start"), shadow.export_sampler(None));
+            let state = shadow.save_state("shadow-start");
+            let export = shadow.export_sampler(None);
             Ok(self.shadow_checkpoints.keep(state, export.await?.sampler))
         };
         self.base.get_or_try_init(save).await.cloned()
@@ -241,7 +245,9 @@ impl ShadowTrainer {
     }
 
     async fn before(&self, origin: &ShadowOrigin, probe: &ProbeText) -> Result<f64, RewardError> {
-        let (retry, sampler, question) = (self.options.retry, origin.sampler.clone(), probe.clone());
+        let retry = self.options.retry;
+        let sampler = origin.sampler.clone();
+        let question = probe.clone();
         let ask = move || async move { Ok(summed(retry, sampler, question).await?) }.boxed();
         origin.before.once(probe.clone(), ask).await.0
     }

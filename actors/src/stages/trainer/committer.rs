@@ -168,7 +168,9 @@ impl StepCommitter {
         let learnt = |c: &Arc<MixtureComponent>| Some((c.name.clone(), c.environment.memory()?));
         let memories = self.links.components.iter().filter_map(learnt).collect();
         let ledger = &self.links.ledger;
-        let (settled, saved_groups, counts) = (ledger.settled(), ledger.saved_groups(), ledger.counts());
+        let settled = ledger.settled();
+        let saved_groups = ledger.saved_groups();
+        let counts = ledger.counts();
         CheckpointContents { settled, saved_groups, counts, memories, gradient_norms }
     }
 
@@ -210,7 +212,8 @@ impl StepCommitter {
         let behind = self.behind(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
-        let (state, export) = (training.save_state(&name), training.export_sampler(Some(&name)));
+        let state = training.save_state(&name);
+        let export = training.export_sampler(Some(&name));
         let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
         let (state_path, Export { sampler, path: sampler_path }) =
             both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;

@@ -32,7 +32,8 @@ pub(super) async fn create(
     };
     let spec = lora_from_wire(lora, request.model_seq_id).map_err(BackendError::from)?;
     let make = |id: String| -> Pending<EmbeddedTraining> {
-        let (server, spec) = (server.clone(), spec.clone());
+        let server = server.clone();
+        let spec = spec.clone();
         Box::pin(async move { server.service.training(Some(&id), spec, LogprobRows::All).await })
     };
     let made =

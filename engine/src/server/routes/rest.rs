@@ -105,7 +105,8 @@ pub(super) async fn run(
     PathParams(id): PathParams<String>,
 ) -> RouteResult {
     let live = server.models.get(&id).map(|handle| (handle.spec().rank, handle.used()));
-    let (base, run) = (server.service.base_name().to_owned(), id.clone());
+    let base = server.service.base_name().to_owned();
+    let run = id.clone();
     let mut run = with_store(&server, move |store| training_run_entry(store, &run, &base)).await?;
     match live {
         Some((rank, used)) => {

@@ -94,7 +94,8 @@ pub(super) async fn sample(State(server): State<Arc<ServerState>>, body: Request
     let begin = || {
         let promise = server.futures.promise(&owner, bytes)?;
         let id = promise.id();
-        let (server, sampler) = (server.clone(), sampler.clone());
+        let server = server.clone();
+        let sampler = sampler.clone();
         promise.fulfill_with(async move {
             match draw(&server, &sampler, source, checked).await {
                 Ok(response) => RequestOutcome::Sample(only_last(response, last)),

@@ -26,7 +26,8 @@ use std::time::{Duration, UNIX_EPOCH};
 pub(super) async fn save(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
     let request: SaveWeightsRequest = numbered(&server, &body, kind::SAVE_WEIGHTS)?;
     let handle = server.model(&request.model_id)?;
-    let (overwrite, notes) = (request.overwrite, notes(&server, request.ttl_seconds, request.user_metadata));
+    let overwrite = request.overwrite;
+    let notes = notes(&server, request.ttl_seconds, request.user_metadata);
     let operation =
         name(request.path).and_then(|name| Ok(ModelOperation::Save { name, overwrite, notes: notes? }));
     let operation = ModelOperation::or_invalid(kind::SAVE_WEIGHTS, operation);
@@ -46,7 +47,8 @@ pub(super) async fn save_for_sampler(
             name(Some(path)).and_then(|name| Ok(ModelOperation::SaveSampler { name, notes: notes? }))
         }
         (None, Some(number)) => {
-            let (sampler, session) = (sampler_id(handle.session(), number), handle.session().to_owned());
+            let sampler = sampler_id(handle.session(), number);
+            let session = handle.session().to_owned();
             server.sessions.with(&session, |entry| {
                 entry.samplers.insert(number, sampler.clone());
                 Ok(())
@@ -82,13 +84,16 @@ pub(super) async fn load(State(server): State<Arc<ServerState>>, SmallBody(body)
     models::check_optimizer(request.optimizer_config.as_ref())?;
     let spec = spec_of(&server, &request.path).await?;
     let make = |id: String| -> Pending<EmbeddedTraining> {
-        let (server, path, optimizer) = (server.clone(), request.path.clone(), request.optimizer);
+        let server = server.clone();
+        let path = request.path.clone();
+        let optimizer = request.optimizer;
         Box::pin(
             async move { server.service.training_from(Some(&id), &path, optimizer, LogprobRows::All).await },
         )
     };
     let made = |id: &str| {
-        let (path, model_id) = (Some(request.path.clone()), Some(id.into()));
+        let path = Some(request.path.clone());
+        let model_id = Some(id.into());
         RequestOutcome::json(&LoadWeightsResponse { path, model_id, ..Default::default() })
     };
     let (id, request_id) = models::open(&server, session, number, &spec, make, made)?;

@@ -79,7 +79,8 @@ fn question(mode: QuestionMode, draws: &mut impl Rng) -> NumberQuestion {
         QuestionMode::Biased => {
             let range = range(12..=35, draws);
             let step = if draws.random() { 5 } else { 10 };
-            let (low, high) = (range.start(), range.end());
+            let low = range.start();
+            let high = range.end();
             let text = format!("Choose a number from {low} to {high}, if you can a multiple of {step}.");
             (text, range.clone().collect(), range)
         }
@@ -96,7 +97,8 @@ fn subset(draws: &mut impl Rng) -> (String, Vec<i64>, RangeInclusive<i64>) {
     let range = range(6..=20, draws);
     let is_prime = |n: &i64| *n > 1 && (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0);
     let primes: Vec<i64> = range.clone().filter(is_prime).collect();
-    let (low, high) = (range.start(), range.end());
+    let low = range.start();
+    let high = range.end();
     if primes.len() >= 2 && draws.random() {
         return (format!("Choose a prime number from {low} to {high}."), primes, range);
     }

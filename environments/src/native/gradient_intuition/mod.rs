@@ -140,7 +140,8 @@ impl GradientIntuition {
     /// Inner item and probe: in one cycle every inner item meets every probe once, and neighbours meet different ones.
     fn pair(&self, index: u64) -> (Item, &IntuitionProbe) {
         let index = index % self.items;
-        let (round, inner) = (index / self.inner.items(), index % self.inner.items());
+        let round = index / self.inner.items();
+        let inner = index % self.inner.items();
         (self.inner.item(inner), self.probes.get(inner.wrapping_add(round)))
     }
 

@@ -87,7 +87,8 @@ impl IntuitionProbes {
         if inner.first().is_none_or(|first| first.role != Role::System) {
             messages.push(Message::system(&*asked));
         }
-        let (mut seen, mut example) = (0, None);
+        let mut seen = 0;
+        let mut example = None;
         for (i, Message { role, content }) in inner.iter().enumerate() {
             messages.push(match role {
                 Role::System if i == 0 => Message::system(format!("{content} {asked}")),

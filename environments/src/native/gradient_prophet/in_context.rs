@@ -118,7 +118,8 @@ impl Environment for InContextTask {
     /// fails must not take the valid ones out of a group and leave the others.
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let (lesson, probe) = self.pair(scene.item.index).ok_or_else(|| no_such_item(scene.item.index))?;
-        let (before, after) = (prior(probe), posterior(lesson, probe));
+        let before = prior(probe);
+        let after = posterior(lesson, probe);
         let ((prior, tokens), (posterior, _)) = try_join(
             scene.answer_logprob(&before, &probe.target),
             scene.answer_logprob(&after, &probe.target),

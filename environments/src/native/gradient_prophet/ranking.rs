@@ -110,7 +110,8 @@ mod tests {
         assert!((kl - (0.5 + 0.25 - 0.25) * ln2).abs() < 1e-6, "{kl}");
         // The bound is the smallest listed probability where that is less: 0.1 for token 2, the rest keeps 0.4.
         let kl = divergence(&top(&[(1, 0.5), (2, 0.1)]), &top(&[(1, 0.4), (3, 0.1)]));
-        let (p, q) = ([0.5, 0.1, 0.1, 0.3], [0.4, 0.1, 0.1, 0.4_f64]);
+        let p = [0.5, 0.1, 0.1, 0.3];
+        let q = [0.4, 0.1, 0.1, 0.4_f64];
         let by_hand: f64 = p.iter().zip(q).map(|(p, q): (&f64, f64)| p * (p / q).ln()).sum();
         assert!((kl - by_hand).abs() < 1e-6, "{kl} {by_hand}");
     }
@@ -148,7 +149,8 @@ mod tests {
                 let total: f64 = weights.values().sum::<f64>() * 1.1;
                 top(&weights.iter().map(|(t, w)| (*t, w / total)).collect::<Vec<_>>())
             };
-            let (a, b) = (list(&a), list(&b));
+            let a = list(&a);
+            let b = list(&b);
             let kl = divergence(&a, &b);
             prop_assert!(kl.is_finite() && kl >= 0.0);
             prop_assert_eq!(divergence(&a, &a), 0.0);

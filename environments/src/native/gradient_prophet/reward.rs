@@ -80,7 +80,8 @@ pub fn best_constant(truths: &[f64], form: RewardForm, width: f64) -> Option<Bes
     let hidden = (step / width / 2.0).powi(2);
     let enough = coarse.iter().copied().reduce(better)?.0 - hidden;
     let peaks = coarse.into_iter().filter(|(reward, _)| *reward >= enough).map(|(_, c)| {
-        let (mut low, mut high) = (c - step, c + step);
+        let mut low = c - step;
+        let mut high = c + step;
         for _ in 0..60 {
             let third = (high - low) / 3.0;
             if earned(low + third).0 < earned(high - third).0 { low += third } else { high -= third }

@@ -43,7 +43,8 @@ impl SurpriseTask {
             return Err(wrong(format!("the lesson {:?} has no order to find", lesson.question)));
         }
         let count = |n: usize| NonZeroU64::new(n as u64).ok_or_else(|| wrong("there are no lessons".into()));
-        let (items, strata) = (count(bank.lessons.len())?, count(bank.kinds)?);
+        let items = count(bank.lessons.len())?;
+        let strata = count(bank.kinds)?;
         Ok(Self { bank, items, strata, shots })
     }
 
@@ -87,7 +88,8 @@ async fn surprise(
     lesson: &Lesson,
     probe: &LessonProbe,
 ) -> Result<f64, RewardError> {
-    let (before, after) = (prior(probe), posterior(lesson, probe));
+    let before = prior(probe);
+    let after = posterior(lesson, probe);
     let (prior, posterior) = try_join(next(scene, &before), next(scene, &after)).await?;
     let kl = divergence(&posterior, &prior);
     if kl.is_finite() {

@@ -66,7 +66,8 @@ impl SumQuestion {
 
     /// Exact: operands of at most 10^12 make at most 10^24, far below what 128 bits hold.
     pub(super) fn result(self) -> Integer {
-        let (left, right) = (i128::from(self.left), i128::from(self.right));
+        let left = i128::from(self.left);
+        let right = i128::from(self.right);
         Integer::from(match self.operation {
             Plus => left + right,
             Minus => left - right,

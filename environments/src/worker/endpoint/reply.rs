@@ -33,7 +33,8 @@ impl IntoResponse for WorkerRequestError {
 
 fn usage(answer: &Value) -> Value {
     let count = |key: &str| answer[key].as_array().map_or(0, Vec::len);
-    let (prompt, completion) = (count("prompt_tokens"), count("tokens"));
+    let prompt = count("prompt_tokens");
+    let completion = count("tokens");
     json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
 }
 
