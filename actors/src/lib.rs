@@ -4,6 +4,7 @@
 //! overlapping. Every group that is opened leaves with exactly one outcome; credits bound what is in flight.
 //! Read [`pipeline`] first, which wires the stages, then [`messages`], which names what travels between them.
 
+pub mod error;
 pub mod generate;
 pub mod ledger;
 pub mod mailbox;

@@ -1,19 +1,23 @@
 //! The messages that travel through the pipeline, in the order of the stages.
+//!
+//! A rollout is moved from one to the next and never copied. What the sampler sends carries the weights as well:
+//! [`SampledRollout`](crate::sampler::SampledRollout).
 
 use crate::ledger::Credit;
-use crate::policy::Policy;
+pub use crate::ledger::SavedGroup;
 use minds_core::chat::Renderer;
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
 use minds_core::reward::{Metrics, RewardError, Score};
 use minds_core::rollout::Rollout;
+pub use minds_core::rollout::{Drift, TrainingRollout};
 use minds_core::sampling::SamplingParams;
 use minds_core::service::BackendError;
-use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
+use thiserror::Error;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -55,110 +59,52 @@ pub struct Group {
     pub span: Span,
 }
 
-/// Why a rollout of a group failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RolloutFailure {
-    /// Cause, as the log and the ledger report it.
-    pub why: String,
-    /// Whether a service could not answer, which is no fault of the rollout or its environment.
-    pub unanswered: bool,
+/// Why a rollout cannot be trained, by what failed.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum RolloutError {
+    /// The service gave no sample.
+    #[error(transparent)]
+    Service(#[from] BackendError),
+    /// There is nothing to sample, or what was sampled cannot be trained.
+    #[error("{0}")]
+    Sampling(String),
+    /// The environment failed to reply to a completion.
+    #[error(transparent)]
+    Reply(RewardError),
+    /// The environment took longer than its limit, in seconds, to reply to a completion.
+    #[error("the environment did not reply within {0} s")]
+    ReplyTimedOut(u64),
+    /// There is no reward.
+    #[error(transparent)]
+    Reward(#[from] RewardError),
+    /// Sampling panicked; the message.
+    #[error("{0}")]
+    Panicked(String),
+    /// An earlier part of the run left it without a reward.
+    #[error("it had failed before the run was interrupted")]
+    FailedBefore,
 }
 
-impl std::fmt::Display for RolloutFailure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.why)
+impl RolloutError {
+    /// Whether a service could not answer: neither the rollout nor its environment explains it.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::Service(error) => error.is_unanswered(),
+            Self::Reply(error) | Self::Reward(error) => error.is_unanswered(),
+            Self::Sampling(_) | Self::ReplyTimedOut(_) | Self::Panicked(_) | Self::FailedBefore => false,
+        }
     }
 }
 
-impl From<String> for RolloutFailure {
-    fn from(why: String) -> Self {
-        Self { why, unanswered: false }
-    }
-}
-
-impl From<&str> for RolloutFailure {
-    fn from(why: &str) -> Self {
-        why.to_owned().into()
-    }
-}
-
-impl From<BackendError> for RolloutFailure {
-    fn from(error: BackendError) -> Self {
-        let unanswered = match &error {
-            // A lost session or a denied key does not recover.
-            BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Lost(_) => false,
-            BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_) => true,
-        };
-        Self { why: error.to_string(), unanswered }
-    }
-}
-
-impl From<&RewardError> for RolloutFailure {
-    fn from(missing: &RewardError) -> Self {
-        Self { why: missing.to_string(), unanswered: missing.is_unanswered() }
-    }
-}
-
-/// Sampler → Scorer: a finished rollout, or the cause of its failure.
-pub struct SampledRollout {
-    /// The group it belongs to.
-    pub group: Arc<Group>,
-    /// Position in the group.
-    pub member: u32,
-    /// The weights that sampled the rollout.
-    pub policy: Arc<Policy>,
-    /// The rollout, or the cause of its failure.
-    pub outcome: Result<Rollout, RolloutFailure>,
-    /// The reward, where the environment drives itself and has computed it already.
-    pub score: Option<Result<Score, RewardError>>,
-}
-
-/// By turn and token of a completion: its logprob when it was sampled minus the one under the reference. Empty without
-/// a reference.
-pub type Drift = Vec<Vec<f32>>;
-
-/// A rollout with its reward.
-pub struct RewardedRollout {
-    /// The sampled turns of the rollout.
-    pub rollout: Rollout,
-    /// The reward with its metrics.
-    pub score: Score,
-    /// Drift of each sampled token from the reference.
-    pub drift: Drift,
-}
-
-/// Scorer → AdvantageBatcher: a rollout with its reward, or why it has none.
+/// Scorer → AdvantageBatcher, with its group: a rollout with its reward, or why it has none.
 pub struct ScoredRollout {
-    /// The group it belongs to.
-    pub group: Arc<Group>,
-    /// Position in the group.
-    pub member: u32,
-    /// The rollout, or the cause of the failure.
-    pub outcome: Result<RewardedRollout, RolloutFailure>,
-}
-
-/// One rollout of a group that is ready for training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainingRollout {
-    /// The sampled turns of the rollout.
-    #[serde(rename = "episode")]
+    /// The rollout.
     pub rollout: Rollout,
     /// The reward with its metrics.
-    pub score: Score,
-    /// Its advantage within the group.
-    pub advantage: f32,
-    /// Drift of each sampled token from the reference.
-    #[serde(default)]
+    pub score: Result<Score, RolloutError>,
+    /// Drift of each sampled token from the reference; empty without a reward.
     pub drift: Drift,
-}
-
-/// A group that was ready and not yet trained, as a checkpoint stores it. Its item comes from the schedule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SavedGroup {
-    /// Id of the group, which is its position in the schedule.
-    pub group: GroupId,
-    /// Members with a reward.
-    pub members: Arc<[TrainingRollout]>,
 }
 
 /// A complete group with advantages and training data.
@@ -212,15 +158,16 @@ pub struct QuarantinedRollout {
 }
 
 impl QuarantinedRollout {
-    pub(crate) fn new(played: &SampledRollout, cause: RewardError) -> Self {
-        let turns = played.outcome.iter().flat_map(|rollout| &rollout.turns);
+    /// Takes the turns out of a rollout whose reward failed: no later stage needs them.
+    pub(crate) fn new(group: &Group, rollout: &mut Rollout, cause: RewardError) -> Self {
+        let turns = std::mem::take(&mut rollout.turns);
         Self {
-            environment: played.group.component.name.clone(),
-            rollout: RolloutId { group: played.group.id, member: played.member },
-            item: played.group.key.item,
-            policy: played.policy.version,
+            environment: group.component.name.clone(),
+            rollout: rollout.id,
+            item: group.key.item,
+            policy: rollout.policy,
             cause,
-            answers: turns.map(|turn| turn.text.clone()).collect(),
+            answers: turns.into_iter().map(|turn| turn.text).collect(),
         }
     }
 }

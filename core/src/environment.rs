@@ -9,26 +9,13 @@
 use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
 use crate::ids::{PolicyVersion, RolloutId, Token};
+pub use crate::item::Item;
 use crate::reward::{Metrics, Reward, RewardError, Score};
 use crate::rollout::{Rollout, Turn};
-use crate::service::{BackendError, SamplingBackend, TrainingBackend};
+use crate::service::{SamplingBackend, TrainingBackend};
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::sync::Arc;
-
-/// One task: what the policy reads first, and what the reward needs to know.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Item {
-    /// Index within the environment's data.
-    pub index: u64,
-    /// The conversation so far; ends with a user message.
-    pub prompt: Vec<Message>,
-    /// The right answer, where there is one.
-    pub answer: Option<String>,
-    /// Whatever else the reward needs. Never shown to the policy.
-    pub info: serde_json::Value,
-}
 
 /// What follows a completion of the policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,17 +96,6 @@ impl LogprobDelta {
     #[must_use]
     pub fn change(self) -> f64 {
         self.after - self.before
-    }
-}
-
-impl From<BackendError> for RewardError {
-    fn from(error: BackendError) -> Self {
-        match error {
-            BackendError::Rejected(why) | BackendError::Unsupported(why) => Self::Environment(why),
-            // What is lost may have been an adapter leased to one measurement: the next try gets another.
-            BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
-            BackendError::TimedOut(why) | BackendError::Away(why) => Self::Away(why),
-        }
     }
 }
 
@@ -242,6 +218,40 @@ impl Rubric {
 }
 
 /// A task with its rewards.
+///
+/// ```
+/// use async_trait::async_trait;
+/// use minds_core::chat::Message;
+/// use minds_core::environment::{Environment, Item, ScoringContext};
+/// use minds_core::reward::{Metrics, Reward, RewardError, Score};
+/// use std::num::NonZeroU64;
+///
+/// /// Rewards short answers.
+/// struct Brevity;
+///
+/// #[async_trait]
+/// impl Environment for Brevity {
+///     fn id(&self) -> &str {
+///         "brevity"
+///     }
+///
+///     fn items(&self) -> NonZeroU64 {
+///         NonZeroU64::MIN
+///     }
+///
+///     fn item(&self, index: u64) -> Item {
+///         let prompt = vec![Message::user("Why is the sky blue?")];
+///         Item { index, prompt, answer: None, info: serde_json::Value::Null }
+///     }
+///
+///     async fn score(&self, context: ScoringContext<'_>) -> Result<Score, RewardError> {
+///         let words = context.answer().split_whitespace().count();
+///         Ok(Score { reward: Reward::new(-(words as f32))?, metrics: Metrics::new() })
+///     }
+/// }
+///
+/// assert!(Brevity.self_driven().is_none());
+/// ```
 #[async_trait]
 pub trait Environment: Send + Sync {
     /// The id that configs use.

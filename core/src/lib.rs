@@ -13,6 +13,7 @@ pub mod datum;
 pub mod environment;
 mod forward;
 pub mod ids;
+mod item;
 pub mod lora;
 pub mod loss;
 pub mod optim;

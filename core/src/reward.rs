@@ -1,5 +1,6 @@
 //! Rewards: a finite number, or the error that explains why there is none. A failure never becomes a number.
 
+use crate::service::BackendError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -86,6 +87,10 @@ pub enum RewardError {
     /// Nothing in the run can answer what the reward queries. Every retry would fail the same way.
     #[error("nothing in this run can answer what the reward asks: {0}")]
     Unsupported(String),
+    /// A service refused a query of the reward, which is no fault of the environment's code: the query may hold a text
+    /// that the policy sampled. Every retry would be refused.
+    #[error("the service refused the request: {0}")]
+    Refused(String),
     /// The step's logprob queries were used up, and the next step did not come in time.
     #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
@@ -110,8 +115,8 @@ impl RewardError {
     }
 
     /// All values of [`Self::name`].
-    pub const NAMES: [&'static str; 7] =
-        ["service", "away", "timed_out", "environment", "unsupported", "budget", "not_finite"];
+    pub const NAMES: [&'static str; 8] =
+        ["service", "away", "timed_out", "environment", "unsupported", "refused", "budget", "not_finite"];
 
     /// The kind of cause as one word, for counters.
     #[must_use]
@@ -122,9 +127,16 @@ impl RewardError {
             Self::TimedOut(_) => "timed_out",
             Self::Environment(_) => "environment",
             Self::Unsupported(_) => "unsupported",
+            Self::Refused(_) => "refused",
             Self::Budget(_) => "budget",
             Self::NotFinite(_) => "not_finite",
         }
+    }
+
+    /// Whether the environment's own code failed, or computed no number.
+    #[must_use]
+    pub fn is_environment_fault(&self) -> bool {
+        matches!(self, Self::Environment(_) | Self::NotFinite(_))
     }
 
     /// Whether the cause may lie in the rollout itself, so that the rollout is kept for inspection: neither the run's
@@ -132,6 +144,18 @@ impl RewardError {
     #[must_use]
     pub fn needs_quarantine(&self) -> bool {
         !matches!(self, Self::Unsupported(_) | Self::Budget(_)) && !self.is_unanswered()
+    }
+}
+
+impl From<BackendError> for RewardError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Unsupported(why) => Self::Unsupported(why),
+            BackendError::Rejected(why) => Self::Refused(why),
+            // What is lost may have been an adapter leased to one measurement: the next try gets another.
+            BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
+            BackendError::TimedOut(why) | BackendError::Away(why) => Self::Away(why),
+        }
     }
 }
 
@@ -154,9 +178,28 @@ mod tests {
             RewardError::TimedOut(1),
             RewardError::Environment(why()),
             RewardError::Unsupported(why()),
+            RewardError::Refused(why()),
             RewardError::Budget(1),
             RewardError::NotFinite(why()),
         ];
         assert_eq!(causes.each_ref().map(RewardError::name), RewardError::NAMES);
+    }
+    #[test]
+    fn a_service_without_an_answer_is_never_the_fault_of_the_environment() {
+        let why = || "too long".to_owned();
+        let cases = [
+            (BackendError::Rejected(why()), RewardError::Refused(why()), true),
+            (BackendError::Unsupported(why()), RewardError::Unsupported(why()), false),
+            (BackendError::Unavailable(why()), RewardError::Service(why()), false),
+            (BackendError::TimedOut(why()), RewardError::Away(why()), false),
+            (BackendError::Away(why()), RewardError::Away(why()), false),
+            (BackendError::Lost(why()), RewardError::Service(why()), false),
+        ];
+        for (error, cause, quarantined) in cases {
+            let told = RewardError::from(error);
+            assert_eq!(told, cause);
+            assert!(!told.is_environment_fault(), "{told}");
+            assert_eq!(told.needs_quarantine(), quarantined, "{told}");
+        }
     }
 }

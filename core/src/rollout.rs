@@ -2,8 +2,9 @@
 
 use crate::chat::Message;
 use crate::datum::{Datum, DatumError, LossInputs};
-use crate::environment::Item;
 use crate::ids::{ItemKey, PolicyVersion, RolloutId, Token};
+use crate::item::Item;
+use crate::reward::Score;
 use crate::sampling::Completion;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub struct Turn {
     pub complete: bool,
 }
 
-/// One finished rollout, without its reward.
+/// One sampled trajectory, without its reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {
     /// Its group and position within the group.
@@ -31,7 +32,7 @@ pub struct Rollout {
     pub item: ItemKey,
     /// The weights that sampled it, stamped when the request was sent.
     pub policy: PolicyVersion,
-    /// At least one turn.
+    /// At least one turn; none if it could not be sampled.
     pub turns: Vec<Turn>,
     /// The conversation before the first completion, where the environment created it during the rollout; empty
     /// where it is the item's prompt.
@@ -40,6 +41,12 @@ pub struct Rollout {
 }
 
 impl Rollout {
+    /// A rollout without turns.
+    #[must_use]
+    pub fn new(id: RolloutId, item: ItemKey, policy: PolicyVersion) -> Self {
+        Self { id, item, policy, turns: Vec::new(), opening: Arc::default() }
+    }
+
     /// The conversation before the first completion.
     #[must_use]
     pub fn prompt<'a>(&'a self, item: &'a Item) -> &'a [Message] {
@@ -79,6 +86,25 @@ impl Rollout {
         data.extend(open.close()?);
         Ok(data)
     }
+}
+
+/// By turn and token of a completion: its logprob when it was sampled minus the one under the reference. Empty without
+/// a reference.
+pub type Drift = Vec<Vec<f32>>;
+
+/// A rollout with its reward and its advantage, as a group ready for training holds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainingRollout {
+    /// The sampled turns of the rollout.
+    #[serde(rename = "episode")]
+    pub rollout: Rollout,
+    /// The reward with its metrics.
+    pub score: Score,
+    /// Its advantage within the group.
+    pub advantage: f32,
+    /// Drift of each sampled token from the reference.
+    #[serde(default)]
+    pub drift: Drift,
 }
 
 /// Tokens so far, with the logprob and the advantage of each.
@@ -147,13 +173,9 @@ mod tests {
     }
 
     fn rollout(turns: Vec<Turn>) -> Rollout {
-        Rollout {
-            id: RolloutId { group: GroupId(0), member: 0 },
-            item: ItemKey { component: 0, item: 0 },
-            policy: PolicyVersion(0),
-            turns,
-            opening: Arc::default(),
-        }
+        let id = RolloutId { group: GroupId(0), member: 0 };
+        let item = ItemKey { component: 0, item: 0 };
+        Rollout { turns, ..Rollout::new(id, item, PolicyVersion(0)) }
     }
 
     #[test]

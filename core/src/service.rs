@@ -52,6 +52,13 @@ impl BackendError {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
+
+    /// Whether the service gave no answer, and the same request may have one later. A session that is lost or a key
+    /// that is denied does not recover.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::TimedOut(_) | Self::Away(_))
+    }
 }
 
 /// What a service reports about itself.
@@ -97,6 +104,21 @@ pub trait Service: Send + Sync {
 }
 
 /// A fixed set of weights to sample from. Training never changes it.
+///
+/// ```
+/// use minds_core::ids::Token;
+/// use minds_core::sampling::{Completion, SampleRequest, SamplingParams};
+/// use minds_core::service::{BackendError, SamplingBackend};
+///
+/// /// Four continuations of one prompt, of 16 tokens at most.
+/// async fn continuations(
+///     sampler: &dyn SamplingBackend,
+///     prompt: Vec<Token>,
+/// ) -> Result<Vec<Completion>, BackendError> {
+///     let request = SampleRequest::new(prompt.into(), 4, SamplingParams::plain(16));
+///     Ok(sampler.sample(request).await?.sequences)
+/// }
+/// ```
 #[async_trait]
 pub trait SamplingBackend: Send + Sync {
     /// Draws `num_samples` continuations of one prompt.
@@ -128,6 +150,28 @@ pub struct Export {
 }
 
 /// One adapter in training. Requests are executed in the order of the calls.
+///
+/// ```
+/// use minds_core::datum::Datum;
+/// use minds_core::loss::Loss;
+/// use minds_core::optim::AdamParams;
+/// use minds_core::service::{BackendError, SamplingBackend, TrainingBackend};
+/// use std::sync::Arc;
+///
+/// /// One optimizer step, and a sampler over the new weights.
+/// async fn step(
+///     training: &dyn TrainingBackend,
+///     data: Vec<Datum>,
+/// ) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+///     // The calls fix the order; the service works on all three before the first result is awaited.
+///     let pass = training.forward_backward(data, Loss::CrossEntropy);
+///     let step = training.optim_step(AdamParams::default());
+///     let export = training.export_sampler(None);
+///     pass.await?;
+///     step.await?;
+///     Ok(export.await?.sampler)
+/// }
+/// ```
 pub trait TrainingBackend: Send + Sync {
     /// Computes losses without gradients.
     fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput>;

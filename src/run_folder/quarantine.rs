@@ -13,7 +13,7 @@ pub(super) struct QuarantineRow<'a> {
     group: u64,
     member: u32,
     policy: u64,
-    /// `service`, `timed_out`, `environment` or `not_finite`.
+    /// `timed_out`, `environment`, `refused` or `not_finite`.
     kind: serde_json::Value,
     /// Message of the reward error.
     cause: String,

@@ -159,7 +159,7 @@ impl SimulationRecorder {
                 log.record("evaluated", [("step", evaluation.step.into())])
             }
             PipelineEvent::Ended { step } => log.record("ended", [("step", (*step).into())]),
-            PipelineEvent::Failed(why) => log.record("failed_run", [("why", why.as_str().into())]),
+            PipelineEvent::Failed(why) => log.record("failed_run", [("why", why.to_string().into())]),
         }
     }
 

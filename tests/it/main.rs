@@ -10,6 +10,7 @@ mod dashboard;
 mod envs;
 mod evaluated;
 mod hostile;
+mod import_circles;
 mod interrupted;
 mod numbers;
 mod official_sdk;

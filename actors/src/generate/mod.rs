@@ -10,7 +10,7 @@ mod reward_clock;
 pub mod session;
 
 use crate::mailbox::catch_panic;
-use crate::messages::{MixtureComponent, RolloutFailure};
+use crate::messages::{MixtureComponent, RolloutError};
 use crate::policy::Policy;
 use crate::service::retry::Retry;
 use crate::telemetry::activity::{Activity, ActivityKind};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use tracing::debug;
 
 /// A sample, or why it cannot be trained.
-pub type SampleResult = Result<Completion, RolloutFailure>;
+pub type SampleResult = Result<Completion, RolloutError>;
 
 /// One item to sample, with the group id that decides its seeds.
 #[derive(Clone, Copy)]
@@ -67,7 +67,7 @@ impl RolloutGenerator {
         &self,
         task: GenerationTask<'_>,
         members: u32,
-    ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutFailure> {
+    ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutError> {
         let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
         let answers = self.answer(task, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
@@ -82,12 +82,12 @@ impl RolloutGenerator {
         task: GenerationTask<'_>,
         member: u32,
         again: u32,
-    ) -> Result<Rollout, RolloutFailure> {
+    ) -> Result<Rollout, RolloutError> {
         let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
         // Turns count from 1, and no rollout has enough turns to collide with these streams.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
         let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
-        let first = answers.pop().ok_or("the service returned no sample")??;
+        let first = answers.pop().ok_or_else(no_sample)??;
         self.finish(task, member, prompt, first).await
     }
 
@@ -101,42 +101,41 @@ impl RolloutGenerator {
         member: u32,
         prompt: Arc<[Token]>,
         first: Completion,
-    ) -> Result<Rollout, RolloutFailure> {
+    ) -> Result<Rollout, RolloutError> {
         let GenerationTask { component, item, key, group, policy } = task;
+        let mut rollout = Rollout::new(RolloutId { group, member }, key, policy.version);
         let mut conversation = item.prompt.clone();
         let mut prompt = prompt;
         let mut answer = first;
-        let mut turns = Vec::new();
         loop {
             let parsed = component.renderer.parse(&answer);
             conversation.push(Message::assistant(parsed.text.clone()));
             let complete = parsed.termination == Termination::Stop;
-            turns.push(Turn { prompt, completion: answer, text: parsed.text, complete });
-            if turns.len() as u32 >= component.max_turns {
+            rollout.turns.push(Turn { prompt, completion: answer, text: parsed.text, complete });
+            let turns = rollout.turns.len();
+            if turns as u32 >= component.max_turns {
                 break;
             }
             let reply = component.environment.reply(item, &conversation);
             let limit = component.score_timeout;
             let reply = tokio::time::timeout(limit, reply)
                 .await
-                .map_err(|_| format!("the environment did not reply within {} s", limit.as_secs()))?;
-            match reply.map_err(|missing| RolloutFailure::from(&missing))? {
+                .map_err(|_| RolloutError::ReplyTimedOut(limit.as_secs()))?;
+            match reply.map_err(RolloutError::Reply)? {
                 EnvironmentReply::Done => break,
                 EnvironmentReply::Continue(messages) => conversation.extend(messages),
             }
             prompt = component.renderer.prompt(&conversation).into();
             if prompt.len() >= component.context {
                 let tokens = prompt.len();
-                let turns = turns.len();
                 debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");
                 break;
             }
-            let stream = [u64::from(member) + 1, turns.len() as u64];
+            let stream = [u64::from(member) + 1, turns as u64];
             let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
-            answer = answers.pop().ok_or("the service returned no sample")??;
+            answer = answers.pop().ok_or_else(no_sample)??;
         }
-        let id = RolloutId { group, member };
-        Ok(Rollout { id, item: key, policy: policy.version, turns, opening: Arc::default() })
+        Ok(rollout)
     }
 
     /// The reward of a rollout.
@@ -174,14 +173,14 @@ impl RolloutGenerator {
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],
-    ) -> Result<Vec<SampleResult>, RolloutFailure> {
+    ) -> Result<Vec<SampleResult>, RolloutError> {
         let seed = seed(self.seed, task.group.0, stream);
         let MixtureComponent { sampling, context, .. } = task.component;
         let room = context.checked_sub(prompt.len()).filter(|room| *room > 0).ok_or_else(|| {
-            format!(
-                "the prompt has {} tokens, and the model reads {context}, the answer included",
-                prompt.len()
-            )
+            let tokens = prompt.len();
+            RolloutError::Sampling(format!(
+                "the prompt has {tokens} tokens, and the model reads {context}, the answer included"
+            ))
         })?;
         let max_tokens = sampling.max_tokens.min(room);
         let params = SamplingParams { seed: Some(seed), max_tokens, ..sampling.clone() };
@@ -191,7 +190,8 @@ impl RolloutGenerator {
         drop(busy);
         let sequences = response?.sequences;
         if sequences.len() != count as usize {
-            return Err(format!("{count} samples were asked for, {} came back", sequences.len()).into());
+            let came = sequences.len();
+            return Err(RolloutError::Sampling(format!("{count} samples were asked for, {came} came back")));
         }
         Ok(sequences.into_iter().map(check).collect())
     }
@@ -200,8 +200,12 @@ impl RolloutGenerator {
 fn check(sampled: Completion) -> SampleResult {
     match sampled.check() {
         Ok(()) => Ok(sampled),
-        Err(flaw) => Err(flaw.to_string().into()),
+        Err(flaw) => Err(RolloutError::Sampling(flaw.to_string())),
     }
+}
+
+pub(crate) fn no_sample() -> RolloutError {
+    RolloutError::Sampling("the service returned no sample".into())
 }
 
 /// An independent seed for each request of a run, the same on every attempt and on every service.

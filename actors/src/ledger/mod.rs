@@ -7,9 +7,9 @@
 mod counts;
 mod postponed;
 
-use crate::messages::{SavedGroup, TrainingRollout};
 pub use counts::{GroupCounts, SettledPositions, count};
 use minds_core::ids::{GroupId, PolicyVersion};
+use minds_core::rollout::TrainingRollout;
 use postponed::{PostponedGroups, PostponedOutcome};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -46,6 +46,15 @@ pub enum GroupOutcome {
     Unanswered(String),
     /// An error ended it; the first cause.
     Failed(String),
+}
+
+/// A group that was ready and not yet trained, as a checkpoint stores it. Its item comes from the schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedGroup {
+    /// Id of the group, which is its position in the schedule.
+    pub group: GroupId,
+    /// Members with a reward.
+    pub members: Arc<[TrainingRollout]>,
 }
 
 /// Credits and outcomes of all groups. Cheap to clone.

@@ -5,8 +5,8 @@
 //! cannot come: after [`QueryLimits::wait_limit`] the reward fails with that cause.
 
 use super::frozen::FrozenSamplers;
+use super::shadow_request::{AdapterLeaseRequest, LogprobDeltaRequest};
 use crate::mailbox::MailboxSender;
-use crate::stages::shadow::{AdapterLeaseRequest, LogprobDeltaRequest};
 use crate::telemetry::names;
 use crate::telemetry::shadow_meter::{ShadowMeter, ShadowMeterReading};
 use minds_core::reward::{Metrics, RewardError};

@@ -7,8 +7,8 @@ mod budget;
 mod cache;
 mod frozen;
 mod shadow_origin;
+mod shadow_request;
 
-use crate::stages::shadow::{AdapterLeaseRequest, LogprobDeltaRequest};
 use async_trait::async_trait;
 pub use budget::{QueryBudget, QueryCounts, QueryLimits};
 pub use cache::AnswerCache;
@@ -23,6 +23,7 @@ use minds_core::sampling::{SampleRequest, SamplingParams};
 use minds_core::service::{BackendError, SamplingBackend};
 pub(crate) use shadow_origin::ProbeText;
 pub use shadow_origin::{ShadowCheckpoints, ShadowOrigin, SharedPath};
+pub use shadow_request::{AdapterLeaseRequest, LogprobDeltaRequest};
 use std::hash::Hash;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -131,7 +132,7 @@ impl Oracle for LogprobOracle {
                 let response = sampler.sample(request).await?;
                 let topk = response.sequences.first().and_then(|s| s.topk.as_ref()?.first().cloned());
                 topk.map(Into::into).ok_or_else(|| {
-                    RewardError::Environment(
+                    RewardError::Unsupported(
                         "this service returns no top-k log-probs: use a reward that needs none".into(),
                     )
                 })

@@ -7,9 +7,9 @@
 //! A rollout without a reward is counted as missing and never as a number.
 
 use super::scorer::{LogprobSource, ScoringOracles};
-use crate::generate::{GenerationTask, RolloutGenerator};
+use crate::generate::{GenerationTask, RolloutGenerator, no_sample};
 use crate::mailbox::catch_panic;
-use crate::messages::{MixtureComponent, RolloutFailure};
+use crate::messages::{MixtureComponent, RolloutError};
 use crate::policy::{Policy, QueryBudget};
 use crate::service::retry::Retry;
 use crate::telemetry::activity::Activity;
@@ -148,8 +148,8 @@ impl Evaluator {
         position: u64,
         policy: &Arc<Policy>,
     ) -> Option<Score> {
-        let result = catch_panic(self.score(component, position, policy)).await;
-        let result = result.map_err(RolloutFailure::from).and_then(|result| result);
+        let scoring = catch_panic(self.score(component, position, policy));
+        let result = scoring.await.unwrap_or_else(|why| Err(RolloutError::Panicked(why)));
         result.map_err(|why| warn!(name = component.name, position, %why, "a rollout has no reward")).ok()
     }
 
@@ -158,7 +158,7 @@ impl Evaluator {
         component: &MixtureComponent,
         position: u64,
         policy: &Arc<Policy>,
-    ) -> Result<Score, RolloutFailure> {
+    ) -> Result<Score, RolloutError> {
         let environment = &component.environment;
         let key =
             Schedule::of_one(self.generator.seed, environment.items(), environment.strata()).item(position);
@@ -166,14 +166,14 @@ impl Evaluator {
         if let Some(self_driven) = environment.self_driven() {
             let id = RolloutId { group: GroupId(position), member: 0 };
             let playing = self.generator.run_session(self_driven, &item, id, 0, policy.clone());
-            return playing.await.map(|played| played.score).map_err(|missing| (&missing).into());
+            return Ok(playing.await?.score);
         }
         let task = GenerationTask { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.generator.open(task, 1).await?;
-        let first = first.pop().ok_or("the service returned no sample")??;
+        let first = first.pop().ok_or_else(no_sample)??;
         let rollout = self.generator.finish(task, 0, prompt, first).await?;
         let oracle = self.oracles.oracle(policy, policy);
-        self.generator.score(component, &item, &rollout, &oracle).await.map_err(|missing| (&missing).into())
+        Ok(self.generator.score(component, &item, &rollout, &oracle).await?)
     }
 }
 

@@ -7,8 +7,6 @@
 use crate::ledger::{GroupCounts, Ledger, SettledPositions};
 use crate::mailbox::MailboxSender;
 use crate::messages::{Group, MixtureComponent};
-use actix::fut::ActorFutureExt;
-use actix::prelude::{Actor, ActorContext, AsyncContext, Context, WrapFuture};
 use minds_core::ids::GroupId;
 use minds_core::schedule::Schedule;
 use std::sync::Arc;
@@ -16,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::sleep_until;
 use tracing::info_span;
 
-/// The first stage: opens groups in the order of the schedule.
+/// The first stage: opens groups in the order of the schedule. A task and not an actor, for nothing is sent to it.
 pub struct Feeder {
     /// The item at each position.
     pub schedule: Schedule,
@@ -32,6 +30,33 @@ pub struct Feeder {
     pub stop: watch::Receiver<bool>,
     /// Mailbox of the sampler.
     pub groups: MailboxSender<Arc<Group>>,
+}
+
+impl Feeder {
+    /// Opens groups until the run stops or the sampler has gone.
+    pub async fn run(mut self) {
+        let mut counts = self.ledger.watch();
+        let mut fresh = self.skip.rest().map(GroupId);
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.stop.wait_for(|stop| *stop) => return,
+                open = counts.wait_for(|counts| self.allowance.allows(counts)) => if open.is_err() { return },
+            }
+            while let Some(until) = self.ledger.paused_until() {
+                tokio::select! {
+                    biased;
+                    _ = self.stop.wait_for(|stop| *stop) => return,
+                    () = sleep_until(until) => {}
+                }
+            }
+            let Some(id) = self.ledger.reopened().or_else(|| fresh.next()) else { return };
+            let group = open(id, &self.schedule, &self.components, &self.ledger);
+            if self.groups.send(Arc::new(group)).await.is_err() {
+                return;
+            }
+        }
+    }
 }
 
 /// How many groups may be open.
@@ -54,23 +79,6 @@ impl Allowance {
     }
 }
 
-impl Actor for Feeder {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        let feeding = feed(
-            self.schedule.clone(),
-            self.components.clone(),
-            self.ledger.clone(),
-            self.skip.clone(),
-            self.allowance,
-            self.stop.clone(),
-            self.groups.clone(),
-        );
-        ctx.spawn(feeding.into_actor(self).map(|(), _, ctx| ctx.stop()));
-    }
-}
-
 /// Opens the group at a position of the schedule.
 pub(crate) fn open(
     id: GroupId,
@@ -83,38 +91,6 @@ pub(crate) fn open(
     let item = component.environment.item(key.item);
     let span = info_span!(parent: None, "group", %id, environment = component.name, item = key.item);
     Group { id, key, component, item, credit: ledger.open(id), span }
-}
-
-/// Ends when the run stops or the sampler has gone.
-async fn feed(
-    schedule: Schedule,
-    components: Arc<[Arc<MixtureComponent>]>,
-    ledger: Ledger,
-    skip: SettledPositions,
-    allowance: Allowance,
-    mut stop: watch::Receiver<bool>,
-    groups: MailboxSender<Arc<Group>>,
-) {
-    let mut counts = ledger.watch();
-    let mut fresh = skip.rest().map(GroupId);
-    loop {
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            open = counts.wait_for(|counts| allowance.allows(counts)) => if open.is_err() { return },
-        }
-        while let Some(until) = ledger.paused_until() {
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return,
-                () = sleep_until(until) => {}
-            }
-        }
-        let Some(id) = ledger.reopened().or_else(|| fresh.next()) else { return };
-        if groups.send(Arc::new(open(id, &schedule, &components, &ledger))).await.is_err() {
-            return;
-        }
-    }
 }
 
 #[cfg(test)]

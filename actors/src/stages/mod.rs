@@ -2,6 +2,7 @@
 
 pub mod batcher;
 pub mod evaluator;
+pub mod event;
 pub mod feeder;
 pub mod sampler;
 pub mod scorer;

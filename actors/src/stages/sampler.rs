@@ -5,11 +5,13 @@
 //! member, and that member may be resampled. A group's permit is kept until its last member has left. A self-driven
 //! environment receives one session per member instead, and each member leaves when its session finishes.
 //! Where it compares its members, all of them are resampled if one failed, and they leave together.
+//!
+//! The actor opens its mailbox and spawns one task per group; the tasks share one [`GroupSampler`].
 
 use crate::generate::session::{SessionReceiver, session_result};
 use crate::generate::{GenerationTask, RolloutGenerator};
 use crate::mailbox::{MailboxSender, StageMessage, catch_panic};
-use crate::messages::{Group, RolloutFailure, SampledRollout};
+use crate::messages::{Group, RolloutError};
 use crate::policy::Policy;
 use crate::telemetry::StageBoard;
 use actix::prelude::{Actor, Context, Handler};
@@ -25,9 +27,23 @@ use tracing::{Instrument as _, warn};
 
 const NAME: &str = "sampler";
 
-/// The second stage. Cheap to clone: each group is sampled by a task of its own.
-#[derive(Clone)]
-pub struct Sampler {
+/// Sampler → Scorer: a finished rollout, or the cause of its failure.
+pub struct SampledRollout {
+    /// The group it belongs to.
+    pub group: Arc<Group>,
+    /// The weights that sampled the rollout.
+    pub policy: Arc<Policy>,
+    /// The rollout; without turns if it failed.
+    pub rollout: Rollout,
+    /// The reward, where the environment drives itself and has computed it already; `None` where it is to be computed.
+    pub score: Result<Option<Score>, RolloutError>,
+}
+
+/// The second stage.
+pub struct Sampler(pub Arc<GroupSampler>);
+
+/// Samples the rollouts of any number of groups at a time.
+pub struct GroupSampler {
     /// The newest published weights.
     pub policy: watch::Receiver<Arc<Policy>>,
     /// Samples the rollouts of a group.
@@ -49,52 +65,102 @@ impl Handler<StageMessage<Arc<Group>>> for Sampler {
 
     fn handle(&mut self, message: StageMessage<Arc<Group>>, _: &mut Self::Context) {
         let (group, permit) = message.open();
-        let stage = self.clone();
+        let sampler = self.0.clone();
         let span = group.span.clone();
-        let playing = async move {
+        let sampling = async move {
             tokio::select! {
-                () = stage.generate(group) => {}
-                () = stage.rollouts.closed() => {} // nobody will take the rollouts
+                () = sampler.generate(group) => {}
+                () = sampler.rollouts.closed() => {} // nobody will take the rollouts
             }
             drop(permit);
         };
-        tokio::spawn(playing.instrument(span));
+        tokio::spawn(sampling.instrument(span));
     }
 }
 
-impl Sampler {
+/// One attempt at a group: what its members share.
+#[derive(Clone, Copy)]
+struct GroupAttempt<'a> {
+    group: &'a Arc<Group>,
+    policy: &'a Arc<Policy>,
+    begun: Instant,
+}
+
+impl GroupAttempt<'_> {
+    fn size(&self) -> u32 {
+        self.group.component.group_size.get()
+    }
+
+    fn id(&self, member: u32) -> RolloutId {
+        RolloutId { group: self.group.id, member }
+    }
+
+    /// A rollout that has no turns yet.
+    fn empty(&self, member: u32) -> Rollout {
+        Rollout::new(self.id(member), self.group.key, self.policy.version)
+    }
+
+    fn task(&self) -> GenerationTask<'_> {
+        let Group { id, key, component, item, .. } = &**self.group;
+        GenerationTask { component, item, key: *key, group: *id, policy: self.policy }
+    }
+}
+
+impl GroupSampler {
     async fn generate(&self, group: Arc<Group>) {
         let begun = Instant::now();
         self.board.update(NAME, |s| s.busy += 1);
         // The version is stamped here, before the first await.
         let policy = self.policy.borrow().clone();
         group.credit.sampling_started(policy.version);
+        let attempt = GroupAttempt { group: &group, policy: &policy, begun };
         match group.component.environment.self_driven() {
-            None => self.take_turns(&group, &policy, begun).await,
-            Some(self_driven) => self.run_self_driven(self_driven, &group, &policy, begun).await,
+            None => self.take_turns(attempt).await,
+            Some(environment) if environment.compares_rollouts() => {
+                self.run_compared(environment, attempt).await;
+            }
+            Some(environment) => self.run_sessions(environment, attempt).await,
         }
         self.board.update(NAME, |s| s.busy -= 1);
     }
 
-    /// Gives a self-driven environment a session per member.
-    async fn run_self_driven(
-        &self,
-        self_driven: &dyn SelfDrivenEnvironment,
-        group: &Arc<Group>,
-        policy: &Arc<Policy>,
-        begun: Instant,
-    ) {
-        if self_driven.compares_rollouts() {
-            let results = self.run_compared(self_driven, group, policy).await;
-            join_all(
-                (0..)
-                    .zip(results)
-                    .map(|(member, result)| self.finish_session(group, member, policy, begun, result)),
-            )
-            .await;
-            return;
-        }
-        let (sessions, outcomes) = self.sessions(group, 0, policy);
+    /// Calls the environment turn by turn; the first completions of all members come from one request.
+    async fn take_turns(&self, attempt: GroupAttempt<'_>) {
+        let size = attempt.size();
+        let opening = catch_panic(self.generator.open(attempt.task(), size));
+        let (prompt, firsts) = match unpanicked(opening.await) {
+            Ok(opened) => opened,
+            Err(why) => (Arc::default(), vec![Err(why); size as usize]),
+        };
+        join_all((0_u32..).zip(firsts).map(|(member, first)| {
+            let prompt = prompt.clone();
+            async move {
+                let mut result = match first {
+                    Ok(first) => {
+                        let sampling = self.generator.finish(attempt.task(), member, prompt, first);
+                        unpanicked(catch_panic(sampling).await)
+                    }
+                    Err(why) => Err(why),
+                };
+                for again in 1..=self.resamples {
+                    let Err(why) = &result else { break };
+                    if why.is_unanswered() {
+                        break; // the group comes back when the service does
+                    }
+                    warn!(member, %why, again, "samples a member again");
+                    let sampling = self.generator.resample(attempt.task(), member, again);
+                    result = unpanicked(catch_panic(sampling).await);
+                }
+                self.send(attempt, member, result, None).await;
+            }
+        }))
+        .await;
+    }
+
+    /// Gives a self-driven environment a session per member; each member leaves when its session finishes.
+    async fn run_sessions(&self, environment: &dyn SelfDrivenEnvironment, attempt: GroupAttempt<'_>) {
+        let item = &attempt.group.item;
+        let (sessions, outcomes) = self.sessions(attempt, 0);
         let leaving = join_all((0_u32..).zip(outcomes).map(|(member, outcome)| async move {
             let mut result = session_result(outcome).await;
             for again in 1..=self.resamples {
@@ -103,30 +169,26 @@ impl Sampler {
                     break; // the group comes back when the service does
                 }
                 warn!(member, %why, again, "samples a member again");
-                let id = RolloutId { group: group.id, member };
-                let playing = self.generator.run_session(self_driven, &group.item, id, again, policy.clone());
-                result = catch_panic(playing).await.unwrap_or_else(|why| Err(RewardError::Environment(why)));
+                let id = attempt.id(member);
+                let session =
+                    self.generator.run_session(environment, item, id, again, attempt.policy.clone());
+                result = catch_panic(session).await.unwrap_or_else(|why| Err(RewardError::Environment(why)));
             }
-            self.finish_session(group, member, policy, begun, result).await;
+            self.finish_session(attempt, member, result).await;
         }));
         // A panic drops the sessions, and so every member still leaves.
-        drop(join(catch_panic(self_driven.run_rollouts(&group.item, sessions)), leaving).await);
+        drop(join(catch_panic(environment.run_rollouts(item, sessions)), leaving).await);
     }
 
     /// Samples a group whose members are compared, and resamples it while a member fails and attempts remain. The
     /// attempt with the most rewards counts, whatever their values.
-    async fn run_compared(
-        &self,
-        self_driven: &dyn SelfDrivenEnvironment,
-        group: &Arc<Group>,
-        policy: &Arc<Policy>,
-    ) -> Vec<Result<SessionRollout, RewardError>> {
+    async fn run_compared(&self, environment: &dyn SelfDrivenEnvironment, attempt: GroupAttempt<'_>) {
         let rewards = |results: &[Result<_, _>]| results.iter().filter(|result| result.is_ok()).count();
         let mut best = Vec::new();
         for again in 0..=self.resamples {
-            let (sessions, outcomes) = self.sessions(group, again, policy);
-            let playing = catch_panic(self_driven.run_rollouts(&group.item, sessions));
-            let (_, results) = join(playing, join_all(outcomes.into_iter().map(session_result))).await;
+            let (sessions, outcomes) = self.sessions(attempt, again);
+            let running = catch_panic(environment.run_rollouts(&attempt.group.item, sessions));
+            let (_, results) = join(running, join_all(outcomes.into_iter().map(session_result))).await;
             if again == 0 || rewards(&results) > rewards(&best) {
                 best = results;
             }
@@ -138,100 +200,54 @@ impl Sampler {
                 warn!(%why, again = again + 1, "samples a group again: its members are compared");
             }
         }
-        best
+        let members = (0..).zip(best);
+        join_all(members.map(|(member, result)| self.finish_session(attempt, member, result))).await;
     }
 
     /// One session per member.
-    fn sessions(
-        &self,
-        group: &Group,
-        again: u32,
-        policy: &Arc<Policy>,
-    ) -> (Vec<RolloutSession>, Vec<SessionReceiver>) {
-        let members = 0..group.component.group_size.get();
-        members
-            .map(|member| {
-                self.generator.session(RolloutId { group: group.id, member }, again, policy.clone())
-            })
-            .unzip()
+    fn sessions(&self, attempt: GroupAttempt<'_>, again: u32) -> (Vec<RolloutSession>, Vec<SessionReceiver>) {
+        let session = |member| self.generator.session(attempt.id(member), again, attempt.policy.clone());
+        (0..attempt.size()).map(session).unzip()
     }
 
-    /// Waits for a member's session and sends its result.
+    /// Sends the result of a member's session.
     async fn finish_session(
         &self,
-        group: &Arc<Group>,
+        attempt: GroupAttempt<'_>,
         member: u32,
-        policy: &Arc<Policy>,
-        begun: Instant,
         result: Result<SessionRollout, RewardError>,
     ) {
-        let (outcome, score) = match result {
+        let (result, score) = match result {
             Ok(SessionRollout { turns, opening, score }) => {
-                let id = RolloutId { group: group.id, member };
-                (Ok(Rollout { id, item: group.key, policy: policy.version, turns, opening }), Ok(score))
+                (Ok(Rollout { turns, opening, ..attempt.empty(member) }), Some(score))
             }
-            Err(missing) => (Err(RolloutFailure::from(&missing)), Err(missing)),
+            Err(missing) => (Err(missing.into()), None),
         };
-        self.send(group, member, policy, begun, outcome, Some(score)).await;
-    }
-
-    async fn take_turns(&self, group: &Arc<Group>, policy: &Arc<Policy>, begun: Instant) {
-        let size = group.component.group_size.get();
-        let opening = self.generator.open(task(group, policy), size);
-        let (prompt, firsts) = match flat(catch_panic(opening).await) {
-            Ok(opened) => opened,
-            Err(why) => (Arc::default(), vec![Err(why); size as usize]),
-        };
-        join_all((0_u32..).zip(firsts).map(|(member, first)| {
-            let prompt = prompt.clone();
-            async move {
-                let task = task(group, policy);
-                let mut outcome = match first {
-                    Ok(first) => {
-                        let playing = self.generator.finish(task, member, prompt, first);
-                        flat(catch_panic(playing).await)
-                    }
-                    Err(why) => Err(why),
-                };
-                for again in 1..=self.resamples {
-                    let Err(why) = &outcome else { break };
-                    if why.unanswered {
-                        break; // the group comes back when the service does
-                    }
-                    warn!(member, %why, again, "samples a member again");
-                    let playing = self.generator.resample(task, member, again);
-                    outcome = flat(catch_panic(playing).await);
-                }
-                self.send(group, member, policy, begun, outcome, None).await;
-            }
-        }))
-        .await;
+        self.send(attempt, member, result, score).await;
     }
 
     /// Records a member's result and sends it to the scorer.
     async fn send(
         &self,
-        group: &Arc<Group>,
+        attempt: GroupAttempt<'_>,
         member: u32,
-        policy: &Arc<Policy>,
-        begun: Instant,
-        outcome: Result<Rollout, RolloutFailure>,
-        score: Option<Result<Score, RewardError>>,
+        result: Result<Rollout, RolloutError>,
+        score: Option<Score>,
     ) {
-        self.generator.meters.rollout(&group.component.name, &outcome, begun.elapsed());
-        self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });
-        let group = group.clone();
-        let policy = policy.clone();
+        let group = attempt.group.clone();
+        let policy = attempt.policy.clone();
+        self.generator.meters.rollout(&group.component.name, &result, attempt.begun.elapsed());
+        self.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
+        let (rollout, score) = match result {
+            Ok(rollout) => (rollout, Ok(score)),
+            Err(why) => (attempt.empty(member), Err(why)),
+        };
         // A refusal means that the run is over; dropping the last member returns the credit.
-        drop(self.rollouts.send(SampledRollout { group, member, policy, outcome, score }).await);
+        drop(self.rollouts.send(SampledRollout { group, policy, rollout, score }).await);
     }
 }
 
-/// Turns a panic into a failure.
-fn flat<T>(result: Result<Result<T, RolloutFailure>, String>) -> Result<T, RolloutFailure> {
-    result.map_err(RolloutFailure::from).and_then(|result| result)
-}
-
-fn task<'a>(group: &'a Group, policy: &'a Policy) -> GenerationTask<'a> {
-    GenerationTask { component: &group.component, item: &group.item, key: group.key, group: group.id, policy }
+/// Turns a panic into an error.
+fn unpanicked<T>(result: Result<Result<T, RolloutError>, String>) -> Result<T, RolloutError> {
+    result.unwrap_or_else(|why| Err(RolloutError::Panicked(why)))
 }

@@ -3,14 +3,15 @@
 //! Every member leaves exactly once, with a reward or with the cause of its absence; a failure never becomes a
 //! number. How many rewards are computed at a time is the capacity of the stage's mailbox. A rollout whose reward failed
 //! for good, and not because of the run's own limits, is reported as [`PipelineEvent::Quarantined`] for inspection.
+//!
+//! The actor opens its mailbox and spawns one task per rollout; the tasks share one [`RolloutScorer`].
 
 use crate::generate::RolloutGenerator;
 use crate::mailbox::{MailboxSender, StageMessage};
-use crate::messages::{
-    Drift, QuarantinedRollout, RewardedRollout, RolloutFailure, SampledRollout, ScoredRollout,
-};
-use crate::pipeline::PipelineEvent;
+use crate::messages::{Drift, Group, QuarantinedRollout, RolloutError, ScoredRollout};
 use crate::policy::{LogprobOracle, Policy, QueryBudget};
+use crate::stages::event::PipelineEvent;
+use crate::stages::sampler::SampledRollout;
 use crate::telemetry::StageBoard;
 use actix::prelude::{Actor, Context, Handler};
 use async_trait::async_trait;
@@ -18,7 +19,7 @@ use futures::future::{try_join, try_join_all};
 use minds_core::datum::Datum;
 use minds_core::environment::{LogprobDelta, Oracle};
 use minds_core::ids::Token;
-use minds_core::reward::RewardError;
+use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
 use minds_core::service::SamplingBackend;
 use std::sync::Arc;
@@ -94,9 +95,11 @@ impl Oracle for ScoringOracle<'_> {
     }
 }
 
-/// The third stage. Cheap to clone: each rollout is scored by a task of its own.
-#[derive(Clone)]
-pub struct Scorer {
+/// The third stage.
+pub struct Scorer(pub Arc<RolloutScorer>);
+
+/// Scores any number of rollouts at a time.
+pub struct RolloutScorer {
     /// Oracles that answer logprob queries of rewards.
     pub(crate) oracles: ScoringOracles,
     /// Returns logprobs of the completions under the reference weights, if there are any.
@@ -108,7 +111,7 @@ pub struct Scorer {
     /// Where the stage publishes its snapshot.
     pub board: StageBoard,
     /// Mailbox of the batcher.
-    pub scored: MailboxSender<ScoredRollout>,
+    pub scored: MailboxSender<(Arc<Group>, ScoredRollout)>,
     /// Receives the quarantined rollouts.
     pub events: mpsc::Sender<PipelineEvent>,
 }
@@ -122,86 +125,95 @@ impl Handler<StageMessage<SampledRollout>> for Scorer {
 
     fn handle(&mut self, message: StageMessage<SampledRollout>, _: &mut Self::Context) {
         let (sampled, permit) = message.open();
-        let stage = self.clone();
+        let scorer = self.0.clone();
         let span = sampled.group.span.clone();
-        let judging = async move {
+        let scoring = async move {
             tokio::select! {
-                () = stage.process(sampled) => {}
-                () = stage.scored.closed() => {} // nobody will take the reward
+                () = scorer.process(sampled) => {}
+                () = scorer.scored.closed() => {} // nobody will take the reward
             }
             drop(permit);
         };
-        tokio::spawn(judging.instrument(span));
+        tokio::spawn(scoring.instrument(span));
     }
 }
 
-impl Scorer {
+impl RolloutScorer {
     async fn process(&self, sampled: SampledRollout) {
         let begun = Instant::now();
         self.board.update(NAME, |s| s.busy += 1);
-        let meters = &self.generator.meters;
-        let environment = &sampled.group.component.name;
-        let outcome = match &sampled.outcome {
-            Ok(rollout) => match self.score(&sampled, rollout).await {
-                Ok(scored) => {
-                    sampled.group.credit.add_tokens(rollout.sampled_tokens());
-                    meters.scored(environment, scored.score.reward.get().into(), begun.elapsed());
-                    Ok(scored)
-                }
-                Err(missing) => {
-                    meters.missing(environment, &missing, rollout.sampled_tokens());
-                    Err((RolloutFailure::from(&missing), Some(missing)))
-                }
-            },
-            Err(why) => {
-                // The environment keeps no record of the tokens that it had sampled by then.
-                let missing = sampled.score.as_ref().and_then(|score| score.as_ref().err());
-                missing.iter().for_each(|missing| meters.missing(environment, missing, 0));
-                Err((why.clone(), missing.cloned()))
-            }
+        let SampledRollout { group, policy, mut rollout, score } = sampled;
+        let scored = match score {
+            Ok(score) => self.score(&group, &policy, &rollout, score).await.map_err(RolloutError::Reward),
+            Err(why) => Err(why),
         };
-        if let Err((_, Some(RewardError::Environment(_) | RewardError::NotFinite(_)))) = &outcome {
-            sampled.group.credit.add_environment_error(sampled.group.component.group_size.get());
-        }
-        let quarantined = outcome
-            .as_ref()
-            .err()
-            .and_then(|(_, missing)| missing.clone())
-            .filter(RewardError::needs_quarantine);
-        let quarantined = quarantined.map(|missing| QuarantinedRollout::new(&sampled, missing));
-        let outcome = outcome.map_err(|(why, _)| why);
-        self.board.update(NAME, |s| {
-            s.busy -= 1;
-            if outcome.is_ok() { s.done += 1 } else { s.failed += 1 }
-        });
-        let SampledRollout { group, member, .. } = sampled;
+        self.count(&group, &rollout, &scored, begun);
+        let quarantined = match &scored {
+            Err(RolloutError::Reward(cause)) if cause.needs_quarantine() => {
+                Some(QuarantinedRollout::new(&group, &mut rollout, cause.clone()))
+            }
+            _ => None,
+        };
+        let (score, drift) = match scored {
+            Ok((score, drift)) => (Ok(score), drift),
+            Err(why) => (Err(why), Drift::new()),
+        };
         // A refusal means that the run is over; dropping the last member returns the credit.
-        drop(self.scored.send(ScoredRollout { group, member, outcome }).await);
+        drop(self.scored.send((group, ScoredRollout { rollout, score, drift })).await);
         if let Some(quarantined) = quarantined {
             // The receiver of events may be gone; then the event is dropped.
             drop(self.events.send(PipelineEvent::Quarantined(quarantined)).await);
         }
     }
 
-    async fn score(
+    /// Records a result in the credit, the metrics and the snapshot.
+    fn count(
         &self,
-        sampled: &SampledRollout,
+        group: &Group,
         rollout: &Rollout,
-    ) -> Result<RewardedRollout, RewardError> {
-        let latest = self.policy.borrow().clone();
-        let oracle = self.oracles.oracle(&sampled.policy, &latest);
-        let judging = async {
-            match &sampled.score {
-                Some(score) => score.clone(),
-                None => {
-                    self.generator
-                        .score(&sampled.group.component, &sampled.group.item, rollout, &oracle)
-                        .await
+        scored: &Result<(Score, Drift), RolloutError>,
+        begun: Instant,
+    ) {
+        let meters = &self.generator.meters;
+        let environment = &group.component.name;
+        // A self-driven environment keeps no record of the tokens of a rollout that it did not finish.
+        let tokens = rollout.sampled_tokens();
+        match scored {
+            Ok((score, _)) => {
+                group.credit.add_tokens(tokens);
+                meters.scored(environment, score.reward.get().into(), begun.elapsed());
+            }
+            Err(RolloutError::Reward(cause)) => {
+                meters.missing(environment, cause, tokens);
+                if cause.is_environment_fault() {
+                    group.credit.add_environment_error(group.component.group_size.get());
                 }
             }
+            Err(_) => {}
+        }
+        self.board.update(NAME, |s| {
+            s.busy -= 1;
+            if scored.is_ok() { s.done += 1 } else { s.failed += 1 }
+        });
+    }
+
+    /// The reward and the drift of a rollout; its environment may have computed the reward already.
+    async fn score(
+        &self,
+        group: &Group,
+        policy: &Policy,
+        rollout: &Rollout,
+        computed: Option<Score>,
+    ) -> Result<(Score, Drift), RewardError> {
+        let latest = self.policy.borrow().clone();
+        let oracle = self.oracles.oracle(policy, &latest);
+        let scoring = async {
+            match computed {
+                Some(score) => Ok(score),
+                None => self.generator.score(&group.component, &group.item, rollout, &oracle).await,
+            }
         };
-        let (score, drift) = try_join(judging, self.drift(rollout)).await?;
-        Ok(RewardedRollout { rollout: rollout.clone(), score, drift })
+        try_join(scoring, self.drift(rollout)).await
     }
 
     async fn drift(&self, rollout: &Rollout) -> Result<Drift, RewardError> {

@@ -84,22 +84,25 @@ async fn a_batch_of_rewards_that_all_raise_ends_the_run_with_the_first_cause() {
     .await;
 }
 
-/// A service that is away, or a single member that raises, is no broken environment.
+/// A service that is away, cannot answer or refuses, or a single member that raises, is no broken environment.
 #[tokio::test(start_paused = true)]
 async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all_raised() {
-    for service in [true, false] {
+    for (every_member, cause, expected) in [
+        (true, RewardError::Service("away".into()), "a service did not answer"),
+        (true, BackendError::Rejected("too long".into()).into(), "12 groups in a row failed"),
+        (true, BackendError::Unsupported("logprobs".into()).into(), "12 groups in a row failed"),
+        (false, RewardError::Environment("one of them".into()), "12 groups in a row failed"),
+    ] {
         local(async move {
             let mut world = World::new(4, 1, 5);
             world.options.batch.min_members = 2.try_into().unwrap();
             world.options.max_failed_in_a_row = 12;
             world.options.max_raised_in_a_row = 4;
-            world.environment.judge = Box::new(move |id, _| match (service, id.member) {
-                (true, _) => Judge::Missing(RewardError::Service("away".into())),
-                (false, 0) => Judge::Missing(RewardError::Environment("one of them".into())),
-                (false, _) => Judge::Reward(1.0),
+            world.environment.judge = Box::new(move |id, _| match every_member || id.member == 0 {
+                true => Judge::Missing(cause.clone()),
+                false => Judge::Reward(1.0),
             });
             let why = world.start().end().await.unwrap_err();
-            let expected = if service { "a service did not answer" } else { "12 groups in a row failed" };
             assert!(why.contains(expected), "{why}");
         })
         .await;

@@ -166,7 +166,7 @@ async fn weights_beside_the_policy_are_made_once_and_asked_as_the_policy_is() {
         assert!(Arc::ptr_eq(&again, &once_more), "they are made once");
 
         let none = session.oracle.frozen(FrozenWeights::Saved("tinker://none".into())).await.err().unwrap();
-        assert_eq!(none, RewardError::Environment("nothing is kept under tinker://none".into()));
+        assert_eq!(none, RewardError::Refused("nothing is kept under tinker://none".into()));
         let (session, _outcome) = generator.session(rollout, 0, with(QueryBudget::default()));
         assert!(matches!(session.oracle.frozen(FrozenWeights::Base).await, Err(RewardError::Unsupported(_))));
     })

@@ -10,10 +10,9 @@ use minds_core::reward::RewardError;
 use minds_core::service::{BackendError, Service};
 use minds_stages::mailbox::{MailboxSender, StageHandle, launch, mailbox};
 use minds_stages::pipeline::{ShadowSetup, ShadowStart};
-use minds_stages::policy::QueryBudget;
-use minds_stages::policy::ShadowCheckpoints;
+use minds_stages::policy::{AdapterLeaseRequest, LogprobDeltaRequest, QueryBudget, ShadowCheckpoints};
 use minds_stages::service::retry::Retry;
-use minds_stages::shadow::{AdapterLeaseRequest, LogprobDeltaRequest, ShadowTrainer, ShadowTrainerOptions};
+use minds_stages::shadow::{ShadowTrainer, ShadowTrainerOptions};
 use minds_stages::telemetry::StageBoard;
 use minds_stages::telemetry::activity::Activity;
 use minds_stages::telemetry::meters::PipelineMeters;
@@ -147,13 +146,13 @@ async fn a_failure_is_missing_and_a_broken_adapter_is_replaced() {
         let script = TrainingScript { refuse: Box::new(refuse), ..TrainingScript::default() };
         let shadows = Shadows::start(1, script);
         let refused = shadows.measure().await;
-        assert!(matches!(&refused, Err(RewardError::Environment(why)) if why == "too long"), "{refused:?}");
+        assert!(matches!(&refused, Err(RewardError::Refused(why)) if why == "too long"), "{refused:?}");
         // Counted per adapter: the next pass of the same adapter is number 1.
         let lost = shadows.measure().await;
         assert!(matches!(&lost, Err(RewardError::Service(why)) if why == "gone"), "{lost:?}");
         assert_eq!(shadows.made(), 1, "a refused text has not harmed it");
         let refused = shadows.measure().await;
-        assert!(matches!(refused, Err(RewardError::Environment(_))), "a new adapter counts anew");
+        assert!(matches!(refused, Err(RewardError::Refused(_))), "a new adapter counts anew");
         assert_eq!((shadows.made(), shadows.service.most.load(Relaxed)), (2, 1), "one at a time");
     })
     .await;

@@ -23,6 +23,9 @@ pub(super) enum WorkerRequestError {
     TooLong { context: usize, tokens: usize },
     #[error("{0}")]
     Invalid(String),
+    /// The service does not offer this, or refused it.
+    #[error("{0}")]
+    Declined(RewardError),
     #[error("{0}")]
     Failed(String),
 }
@@ -36,7 +39,7 @@ impl From<SamplingError> for WorkerRequestError {
 impl From<BackendError> for WorkerRequestError {
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Rejected(_) | BackendError::Unsupported(_) => Self::Invalid(error.to_string()),
+            BackendError::Rejected(_) | BackendError::Unsupported(_) => Self::Declined(error.into()),
             BackendError::Unavailable(_)
             | BackendError::TimedOut(_)
             | BackendError::Away(_)
@@ -47,10 +50,10 @@ impl From<BackendError> for WorkerRequestError {
 
 impl From<RewardError> for WorkerRequestError {
     fn from(error: RewardError) -> Self {
-        if error.is_retryable() || error.is_unanswered() {
-            Self::Failed(error.to_string())
-        } else {
-            Self::Invalid(error.to_string())
+        match error {
+            RewardError::Service(_) | RewardError::Away(_) => Self::Failed(error.to_string()),
+            RewardError::Unsupported(_) | RewardError::Refused(_) => Self::Declined(error),
+            _ => Self::Invalid(error.to_string()),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::model_profile::ModelProfile;
 use super::record::{CountedTurns, RolloutRecord};
 use super::request::{CompletedRequest, CompletionRequest, RequestOutput, Requester, WorkerRequestError};
 use super::tools;
+use super::unreachable::ServiceFaults;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use minds_core::datum::{Datum, LossInputs};
@@ -37,7 +38,7 @@ pub(super) struct RequestHandler<'a> {
     record: RolloutRecord,
     adapter: Option<AdapterLease>,
     weights: HashMap<u64, Arc<dyn SamplingBackend>>,
-    failed: Option<String>,
+    faults: ServiceFaults,
     /// The last request that the context could not hold.
     too_long: Option<WorkerRequestError>,
 }
@@ -46,7 +47,15 @@ impl<'a> RequestHandler<'a> {
     pub(super) fn new(profile: &'a ModelProfile, rollout: String) -> Self {
         let record = RolloutRecord::default();
         let weights = HashMap::new();
-        Self { profile, rollout, record, adapter: None, weights, failed: None, too_long: None }
+        Self {
+            profile,
+            rollout,
+            record,
+            adapter: None,
+            weights,
+            faults: ServiceFaults::default(),
+            too_long: None,
+        }
     }
 
     /// The run's sampling parameters, under the common API names.
@@ -65,9 +74,9 @@ impl<'a> RequestHandler<'a> {
         all
     }
 
-    /// The last failure of the service, if any.
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.failed.as_deref()
+    /// Requests of the rollout that the service did not answer.
+    pub(super) fn service_faults(&self) -> &ServiceFaults {
+        &self.faults
     }
 
     /// The turns that the rollout consists of, at least one.
@@ -248,11 +257,7 @@ impl<'a> RequestHandler<'a> {
         &mut self,
         result: Result<RequestOutput, WorkerRequestError>,
     ) -> Result<Value, WorkerRequestError> {
-        let found = result.inspect_err(|error| {
-            if let WorkerRequestError::Failed(why) = error {
-                self.failed = Some(why.clone());
-            }
-        })?;
+        let found = result.inspect_err(|error| self.faults.record(error))?;
         match found {
             RequestOutput::Value(value) => Ok(value),
             RequestOutput::Adapter(borrowed) => {

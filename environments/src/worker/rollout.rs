@@ -10,7 +10,6 @@ use super::message::{GroupPhase, RolloutReport, ToWorker};
 use super::record::CountedTurns;
 use super::request::{CompletedRequest, Requester, WorkerRequestError};
 use super::request_handler::RequestHandler;
-use super::unreachable;
 use super::worker_process::{WorkerEvent, WorkerProcess};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -179,14 +178,7 @@ impl WorkerRollout<'_> {
         let Some(result) = result else {
             return Err(RewardError::Environment(self.worker.exit_cause().await));
         };
-        let report = result.map_err(|error| match handler.failure() {
-            // The failure of the service explains the error that user code raised.
-            Some(why) => RewardError::Service(format!(
-                "{why}; the environment then raised {}: {}",
-                error.r#type, error.message
-            )),
-            None => unreachable::reward_error(&error),
-        })?;
+        let report = result.map_err(|error| handler.service_faults().reward_error(&error))?;
         // A reward without counted turns is invalid, and the reason for that explains it.
         let CountedTurns { opening, turns } =
             handler.counted(report.responses.as_deref()).map_err(RewardError::Environment)?;

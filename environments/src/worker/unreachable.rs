@@ -1,9 +1,11 @@
-//! Exceptions of user code that say that a service could not answer: a grader behind an HTTP API, for example.
+//! Exceptions of user code that say that a service could not answer: the one that the run trains on, or a service of
+//! its own, a grader behind an HTTP API for example.
 //!
-//! Neither the rollout nor the environment is at fault then, and the group is resampled later. Exceptions of libraries
-//! are known by name here; an exception that user code makes of them is one of its own.
+//! The environment is not at fault then, and the group is resampled later if the service may answer later. Exceptions of
+//! libraries are known by name here; an exception that user code makes of them is one of its own.
 
 use super::message::PythonError;
+use super::request::WorkerRequestError;
 use minds_core::reward::RewardError;
 
 /// No connection, or a broken one: errors of Python, httpx, requests, urllib3, aiohttp and the clients of OpenAI and
@@ -39,8 +41,38 @@ const NO_SERVICE: &[&str] =
 /// A response of any status, which the message contains.
 const ANY_STATUS: &[&str] = &["APIStatusError", "ClientResponseError", "HTTPError", "HTTPStatusError"];
 
-/// The reward error of a rollout whose code raised this.
-pub(super) fn reward_error(error: &PythonError) -> RewardError {
+/// Requests of one rollout that the run's service did not answer.
+#[derive(Default)]
+pub(super) struct ServiceFaults {
+    /// Why the last request failed that did.
+    failed: Option<String>,
+    /// Why the service declined the last request that it did.
+    declined: Option<RewardError>,
+}
+
+impl ServiceFaults {
+    /// Records an error if the service explains it.
+    pub(super) fn record(&mut self, error: &WorkerRequestError) {
+        match error {
+            WorkerRequestError::Failed(why) => self.failed = Some(why.clone()),
+            WorkerRequestError::Declined(cause) => self.declined = Some(cause.clone()),
+            WorkerRequestError::TooLong { .. } | WorkerRequestError::Invalid(_) => {}
+        }
+    }
+
+    /// The reward error of a rollout whose code raised `error`. A request that the service declined explains it only if
+    /// its message repeats the reason: programs also try what a service offers.
+    pub(super) fn reward_error(&self, error: &PythonError) -> RewardError {
+        if let Some(why) = &self.failed {
+            let PythonError { r#type, message, .. } = error;
+            return RewardError::Service(format!("{why}; the environment then raised {}: {message}", r#type));
+        }
+        let declined = self.declined.clone().filter(|cause| error.message.contains(&cause.to_string()));
+        declined.unwrap_or_else(|| from_exception(error))
+    }
+}
+
+fn from_exception(error: &PythonError) -> RewardError {
     let name = error.r#type.rsplit('.').next().unwrap_or_default();
     let unreachable = NO_CONNECTION.contains(&name)
         || NO_SERVICE.contains(&name)
@@ -65,10 +97,29 @@ fn says_unavailable(message: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_core::service::BackendError;
 
     fn is_service(name: &str, message: &str) -> bool {
-        let error = PythonError { r#type: name.into(), message: message.into(), traceback: String::new() };
-        reward_error(&error).is_unanswered()
+        ServiceFaults::default().reward_error(&raised(name, message)).is_unanswered()
+    }
+
+    fn raised(name: &str, message: &str) -> PythonError {
+        PythonError { r#type: name.into(), message: message.into(), traceback: String::new() }
+    }
+
+    #[test]
+    fn a_request_that_the_service_declined_explains_only_the_error_that_repeats_it() {
+        for error in [BackendError::Unsupported("top-k".into()), BackendError::Rejected("too long".into())] {
+            let cause = RewardError::from(error.clone());
+            let mut faults = ServiceFaults::default();
+            faults.record(&error.into());
+            let repeated = raised("BadRequestError", &format!("Error code: 400 - {cause}"));
+            assert_eq!(faults.reward_error(&repeated), cause);
+            let other = faults.reward_error(&raised("KeyError", "'answer'"));
+            assert!(matches!(other, RewardError::Environment(_)), "{other}");
+            faults.record(&WorkerRequestError::Failed("away".into()));
+            assert!(faults.reward_error(&repeated).is_unanswered());
+        }
     }
 
     /// The messages are those of httpx 0.28, requests 2.32, urllib, aiohttp 3.12 and openai 1.109.

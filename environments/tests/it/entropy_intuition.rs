@@ -175,8 +175,7 @@ fn e5_e6_a_group_asks_its_own_reader_at_most_eleven_questions_and_all_members_th
 fn a_service_without_lists_is_asked_for_each_token() {
     let item = find(&*env(), "uniform");
     let numbers = allowed(&item);
-    for refusal in [RewardError::Environment("no lists".into()), RewardError::Unsupported("no lists".into())]
-    {
+    for refusal in [RewardError::Refused("no lists".into()), RewardError::Unsupported("no lists".into())] {
         // Every token is as likely as any other: a number of two digits has the same probability as its neighbour.
         let reader = Reader::new().continuing(move |_| Err(refusal.clone())).expecting(|_, _| -2.5);
         let metrics = scored(&reader, &item, &answer(numbers[0], "1")).metrics;

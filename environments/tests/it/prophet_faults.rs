@@ -73,9 +73,10 @@ fn p1_surprise_is_the_divergence_of_the_posterior_from_the_prior() {
 #[test]
 fn p1_a_service_without_top_k_is_answered_with_what_to_use_instead() {
     let env = surprise();
-    for answer in [Ok(vec![]), Err(RewardError::Environment("no top-k here".into()))] {
+    let why = || "no top-k here".to_owned();
+    for answer in [Ok(vec![]), Err(RewardError::Unsupported(why())), Err(RewardError::Refused(why()))] {
         let reader = Reader::new().continuing(move |_| answer.clone());
-        let Err(RewardError::Environment(why)) = reader.score(&*env, &env.item(0), "[1]") else {
+        let Err(RewardError::Unsupported(why)) = reader.score(&*env, &env.item(0), "[1]") else {
             panic!("no reward")
         };
         assert!(why.contains("use the task `in_context`"), "{why}");

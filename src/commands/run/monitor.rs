@@ -153,7 +153,7 @@ impl<'a> RunMonitor<'a> {
             }
             Some(PipelineEvent::Ended { step }) => return Ok(Some(step)),
             Some(PipelineEvent::Failed(why)) => {
-                return Err(anyhow!("the run failed: {why}")).or_exit(ProcessExit::Failed);
+                return Err(anyhow::Error::new(why).context("the run failed")).or_exit(ProcessExit::Failed);
             }
             None => {
                 return Err(anyhow!("the pipeline stopped without reporting an error"))

@@ -1,12 +1,15 @@
 //! Groups in the batcher: open ones by member, ready ones by age. Does no I/O.
 
 use super::{BatcherOptions, ConstantGroups, LossWeighting};
+use crate::ledger::GroupOutcome;
 use crate::messages::{
-    Group, RewardedRollout, RolloutFailure, SavedGroup, ScoredRollout, TrainingGroup, TrainingRollout,
+    Drift, Group, RolloutError, SavedGroup, ScoredRollout, TrainingGroup, TrainingRollout,
 };
 use minds_core::advantage::{Estimator, is_constant};
-use minds_core::ids::{GroupId, PolicyVersion};
+use minds_core::datum::{Datum, DatumError};
+use minds_core::ids::{GroupId, PolicyVersion, RolloutId};
 use minds_core::reward::Reward;
+use minds_core::rollout::Rollout;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -18,29 +21,26 @@ const LEAST_LOGPROB: f32 = -16.0;
 /// Members by group, until a group is complete.
 #[derive(Default)]
 pub struct OpenGroups {
-    open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, RolloutOutcome>)>,
+    open: BTreeMap<GroupId, (Weak<Group>, BTreeMap<u32, ScoredRollout>)>,
 }
-
-type RolloutOutcome = Result<RewardedRollout, RolloutFailure>;
 
 /// A group whose members have all been scored or have failed.
 pub struct CompleteGroup {
     /// The group that is complete.
     pub group: Arc<Group>,
-    members: BTreeMap<u32, RolloutOutcome>,
+    members: BTreeMap<u32, ScoredRollout>,
 }
 
 impl OpenGroups {
     /// Adds a member; returns the group when it was the last. A member that arrives twice counts once.
-    pub fn add(&mut self, scored: ScoredRollout) -> Option<CompleteGroup> {
-        let ScoredRollout { group, member, outcome } = scored;
+    pub fn add(&mut self, group: Arc<Group>, scored: ScoredRollout) -> Option<CompleteGroup> {
         if !self.open.contains_key(&group.id) {
             // A group that lost a member can never be complete; it is gone once this is its only reference.
             self.open.retain(|_, (group, _)| group.strong_count() > 0);
         }
         let (_, members) =
             self.open.entry(group.id).or_insert_with(|| (Arc::downgrade(&group), BTreeMap::new()));
-        members.entry(member).or_insert(outcome);
+        members.entry(scored.rollout.id.member).or_insert(scored);
         if members.len() < group.component.group_size.get() as usize {
             return None;
         }
@@ -50,14 +50,18 @@ impl OpenGroups {
 }
 
 impl CompleteGroup {
-    /// A group that an earlier part of the run had collected.
-    pub fn restored(group: Arc<Group>, saved_group: &SavedGroup) -> Self {
-        let lost = |member| (member, Err("it had failed before the run was interrupted".into()));
-        let mut members: BTreeMap<u32, RolloutOutcome> =
+    /// A group that an earlier part of the run had collected, sampled by weights of the version `policy` at the oldest.
+    pub fn restored(group: Arc<Group>, saved_group: &SavedGroup, policy: PolicyVersion) -> Self {
+        let lost = |member| {
+            let rollout = Rollout::new(RolloutId { group: group.id, member }, group.key, policy);
+            let score = Err(RolloutError::FailedBefore);
+            (member, ScoredRollout { rollout, score, drift: Drift::new() })
+        };
+        let mut members: BTreeMap<u32, ScoredRollout> =
             (0..group.component.group_size.get()).map(lost).collect();
         for member in saved_group.members.iter() {
             let TrainingRollout { rollout, score, drift, .. } = member.clone();
-            members.insert(rollout.id.member, Ok(RewardedRollout { rollout, score, drift }));
+            members.insert(rollout.id.member, ScoredRollout { rollout, score: Ok(score), drift });
         }
         Self { group, members }
     }
@@ -65,35 +69,25 @@ impl CompleteGroup {
     /// Computes advantages and builds data.
     ///
     /// # Errors
-    /// Too few members have a reward, or a rollout makes no datum. The first cause, or why a service did not answer if
-    /// there would have been enough members with those that it left without one.
-    pub fn build(self, options: &BatcherOptions) -> Result<TrainingGroup, RolloutFailure> {
+    /// The outcome of a group of which too few members have a reward, or a rollout makes no datum. Its cause is the first
+    /// one, or why a service did not answer if there would have been enough members with those that it left without one.
+    pub fn build(self, options: &BatcherOptions) -> Result<TrainingGroup, GroupOutcome> {
         let estimator = options.estimator;
         let Self { group, members } = self;
         let size = members.len();
-        let mut missing = Vec::new();
+        let mut errors = Vec::new();
         let mut rewarded = Vec::new();
-        for outcome in members.into_values() {
-            match outcome {
-                Ok(scored) => rewarded.push(scored),
-                Err(why) => missing.push(why),
+        for ScoredRollout { rollout, score, drift } in members.into_values() {
+            match score {
+                Ok(score) => rewarded.push((rollout, score, drift)),
+                Err(error) => errors.push(error),
             }
         }
         let needed = options.min_members.get().clamp(size.min(2), size);
         if rewarded.len() < needed {
-            let have = rewarded.len();
-            let unanswered = missing.iter().filter(|failure| failure.unanswered).count();
-            let unanswered = have + unanswered >= needed;
-            let cause = missing.iter().find(|failure| failure.unanswered == unanswered);
-            let cause =
-                cause.or(missing.first()).map_or("no member came back", |failure| failure.why.as_str());
-            let why = format!(
-                "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
-                 trainer.on_member_failure): {cause}"
-            );
-            return Err(RolloutFailure { why, unanswered });
+            return Err(too_few(rewarded.len(), needed, size, &errors));
         }
-        let rewards: Vec<Reward> = rewarded.iter().map(|scored| scored.score.reward).collect();
+        let rewards: Vec<Reward> = rewarded.iter().map(|(_, score, _)| score.reward).collect();
         let advantages = estimator.advantages(&rewards);
         // Rounding of the mean can leave a trace of an advantage where all rewards are equal.
         let constant =
@@ -101,41 +95,60 @@ impl CompleteGroup {
         let members: Arc<[TrainingRollout]> = rewarded
             .into_iter()
             .zip(advantages)
-            .map(|(RewardedRollout { rollout, score, drift }, advantage)| TrainingRollout {
-                rollout,
-                score,
-                advantage,
-                drift,
-            })
+            .map(|((rollout, score, drift), advantage)| TrainingRollout { rollout, score, advantage, drift })
             .collect();
         let filtered = constant && options.constant != ConstantGroups::Keep;
-        let mut data = Vec::new();
-        let mut masked_tokens = 0;
         // Without a penalty, equal rewards give no gradient.
-        if !filtered && (!constant || options.kl_penalty > 0.0) {
-            let penalty = penalty(&members, options.kl_penalty);
-            for member in members.iter() {
-                let weight = match options.weighting {
-                    LossWeighting::Token => 1.0,
-                    LossWeighting::Sequence => 1.0 / member.rollout.sampled_tokens().max(1) as f32,
-                };
-                let earned = if constant { 0.0 } else { member.advantage };
-                let turns = &member.rollout.turns;
-                let trusted =
-                    |turn: usize, token: usize| turns[turn].completion.logprobs[token] >= LEAST_LOGPROB;
-                let advantage = |turn, token| match trusted(turn, token) {
-                    true => weight * (earned + penalty(member, turn, token)),
-                    false => 0.0,
-                };
-                data.extend(member.rollout.data(advantage).map_err(|e| e.to_string())?);
-                let logprobs = turns.iter().flat_map(|turn| &turn.completion.logprobs);
-                masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
-            }
-        }
+        let teaches = !filtered && (!constant || options.kl_penalty > 0.0);
+        let (data, masked_tokens) = match teaches {
+            true => data(&members, constant, options).map_err(|e| GroupOutcome::Failed(e.to_string()))?,
+            false => (Vec::new(), 0),
+        };
         let oldest = members.iter().map(|m| m.rollout.policy).min().unwrap_or(PolicyVersion(0));
-        let missing = missing.len() as u32;
+        let missing = errors.len() as u32;
         Ok(TrainingGroup { group, members, missing, constant, filtered, masked_tokens, data, oldest })
     }
+}
+
+/// The outcome of a group of which `have` of `size` members have a reward and `needed` would be enough.
+fn too_few(have: usize, needed: usize, size: usize, errors: &[RolloutError]) -> GroupOutcome {
+    let unanswered = have + errors.iter().filter(|error| error.is_unanswered()).count() >= needed;
+    let cause = errors.iter().find(|error| error.is_unanswered() == unanswered).or(errors.first());
+    let cause = cause.map_or_else(|| "no member came back".into(), ToString::to_string);
+    let why = format!(
+        "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
+         trainer.on_member_failure): {cause}"
+    );
+    if unanswered { GroupOutcome::Unanswered(why) } else { GroupOutcome::Failed(why) }
+}
+
+/// The data of a group's members, and the number of sampled tokens that are left out of the loss. In a group of
+/// `constant` rewards only the KL penalty teaches.
+fn data(
+    members: &[TrainingRollout],
+    constant: bool,
+    options: &BatcherOptions,
+) -> Result<(Vec<Datum>, u64), DatumError> {
+    let penalty = penalty(members, options.kl_penalty);
+    let mut data = Vec::new();
+    let mut masked_tokens = 0;
+    for member in members {
+        let weight = match options.weighting {
+            LossWeighting::Token => 1.0,
+            LossWeighting::Sequence => 1.0 / member.rollout.sampled_tokens().max(1) as f32,
+        };
+        let earned = if constant { 0.0 } else { member.advantage };
+        let turns = &member.rollout.turns;
+        let trusted = |turn: usize, token: usize| turns[turn].completion.logprobs[token] >= LEAST_LOGPROB;
+        let advantage = |turn, token| match trusted(turn, token) {
+            true => weight * (earned + penalty(member, turn, token)),
+            false => 0.0,
+        };
+        data.extend(member.rollout.data(advantage)?);
+        let logprobs = turns.iter().flat_map(|turn| &turn.completion.logprobs);
+        masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
+    }
+    Ok((data, masked_tokens))
 }
 
 /// What a token's advantage gains from being likelier under the reference than the group's tokens are on average:

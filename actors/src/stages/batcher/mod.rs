@@ -12,7 +12,7 @@ mod staleness_gate;
 
 use crate::ledger::{GroupOutcome, one_line};
 use crate::mailbox::{MailboxSender, StageMessage};
-use crate::messages::{Batch, RolloutFailure, ScoredRollout, TrainingGroup};
+use crate::messages::{Batch, Group, ScoredRollout, TrainingGroup};
 use crate::policy::Policy;
 use crate::telemetry::StageBoard;
 use actix::fut::ActorFutureExt;
@@ -83,18 +83,22 @@ pub enum ConstantGroups {
     Replace,
 }
 
-/// The fourth stage: joins rollouts into groups, computes advantages, and sends batches.
-pub struct AdvantageBatcher {
-    /// How groups become batches.
-    pub options: BatcherOptions,
+/// What the batcher is connected to.
+pub struct BatcherLinks {
     /// Threads for building data.
     pub pool: CpuPool,
     /// Where the stage publishes its snapshot.
     pub board: StageBoard,
+    /// The newest published weights.
+    pub policy: watch::Receiver<Arc<Policy>>,
     /// Mailbox of the trainer.
     pub batches: MailboxSender<Batch>,
-    /// The newest published weights.
-    policy: watch::Receiver<Arc<Policy>>,
+}
+
+/// The fourth stage: joins rollouts into groups, computes advantages, and sends batches.
+pub struct AdvantageBatcher {
+    options: BatcherOptions,
+    links: BatcherLinks,
     /// Groups with members still being sampled or scored.
     open: OpenGroups,
     /// Groups that wait for their batch.
@@ -107,20 +111,17 @@ pub struct AdvantageBatcher {
 }
 
 impl AdvantageBatcher {
-    /// A batcher without any groups.
+    /// A batcher without any groups but those that are `restored`.
     #[must_use]
     pub fn new(
         options: BatcherOptions,
+        links: BatcherLinks,
         staleness_gate: StalenessGate,
-        pool: CpuPool,
-        board: StageBoard,
-        policy: watch::Receiver<Arc<Policy>>,
-        batches: MailboxSender<Batch>,
         restored: Vec<CompleteGroup>,
     ) -> Self {
         let open = OpenGroups::default();
         let ready = ReadyGroups::default();
-        Self { options, pool, board, policy, batches, open, ready, sending: false, staleness_gate, restored }
+        Self { options, links, open, ready, sending: false, staleness_gate, restored }
     }
 }
 
@@ -134,13 +135,13 @@ impl Actor for AdvantageBatcher {
     }
 }
 
-impl Handler<StageMessage<ScoredRollout>> for AdvantageBatcher {
+impl Handler<StageMessage<(Arc<Group>, ScoredRollout)>> for AdvantageBatcher {
     type Result = ();
 
-    fn handle(&mut self, message: StageMessage<ScoredRollout>, ctx: &mut Self::Context) {
+    fn handle(&mut self, message: StageMessage<(Arc<Group>, ScoredRollout)>, ctx: &mut Self::Context) {
         // The credits bound what is collected here; the permit can be dropped at once.
-        let (scored, _permit) = message.open();
-        if let Some(complete) = self.open.add(scored) {
+        let ((group, scored), _permit) = message.open();
+        if let Some(complete) = self.open.add(group, scored) {
             self.build(complete, ctx);
         }
     }
@@ -148,30 +149,35 @@ impl Handler<StageMessage<ScoredRollout>> for AdvantageBatcher {
 
 impl AdvantageBatcher {
     fn build(&mut self, complete: CompleteGroup, ctx: &mut Context<Self>) {
-        self.board.update(NAME, |s| s.busy += 1);
-        let pool = self.pool.clone();
+        self.links.board.update(NAME, |s| s.busy += 1);
+        let pool = self.links.pool.clone();
         let options = self.options;
         let group = complete.group.clone();
         let building = async move { pool.run(move || complete.build(&options)).await };
         ctx.spawn(building.into_actor(self).map(move |built, stage, ctx| {
-            stage.board.update(NAME, |s| s.busy -= 1);
-            match built.map_err(|e| e.to_string().into()).and_then(|built| built) {
+            stage.links.board.update(NAME, |s| s.busy -= 1);
+            match built.unwrap_or_else(|e| Err(GroupOutcome::Failed(e.to_string()))) {
                 Ok(ready) => stage.collect(ready, ctx),
-                Err(RolloutFailure { why, unanswered: true }) => {
-                    group.span.in_scope(|| warn!(%why, "no service for this group, its item comes again"));
-                    group.credit.settle(&GroupOutcome::Unanswered(why));
-                }
-                Err(RolloutFailure { why, unanswered: false }) => {
-                    group.span.in_scope(|| warn!(why = %one_line(&why), "group failed"));
-                    stage.board.update(NAME, |s| s.failed += 1);
-                    group.credit.settle(&GroupOutcome::Failed(why));
-                }
+                Err(outcome) => stage.give_up(&group, &outcome),
             }
         }));
     }
 
+    /// Settles a group that will not be trained.
+    fn give_up(&self, group: &Group, outcome: &GroupOutcome) {
+        group.span.in_scope(|| match outcome {
+            GroupOutcome::Unanswered(why) => warn!(%why, "no service for this group, its item comes again"),
+            GroupOutcome::Failed(why) => {
+                warn!(why = %one_line(why), "group failed");
+                self.links.board.update(NAME, |s| s.failed += 1);
+            }
+            GroupOutcome::Trained | GroupOutcome::Filtered | GroupOutcome::Dropped => {}
+        });
+        group.credit.settle(outcome);
+    }
+
     fn collect(&mut self, ready: TrainingGroup, ctx: &mut Context<Self>) {
-        self.board.update(NAME, |s| s.done += 1);
+        self.links.board.update(NAME, |s| s.done += 1);
         ready.group.credit.ready(ready.members.clone());
         if ready.constant && self.options.constant == ConstantGroups::Replace {
             ready.group.credit.settle(&GroupOutcome::Filtered);
@@ -190,9 +196,9 @@ impl AdvantageBatcher {
             return;
         }
         self.sending = true;
-        let batches = self.batches.clone();
+        let batches = self.links.batches.clone();
         let staleness_gate = self.staleness_gate.clone();
-        let mut policy = self.policy.clone();
+        let mut policy = self.links.policy.clone();
         let room = async move {
             let room = batches.reserve().await;
             let begun = Instant::now();

@@ -6,7 +6,7 @@
 
 use super::{NAME, ShadowTrainer, release};
 use crate::mailbox::{StageMessage, catch_panic};
-use crate::policy::ShadowOrigin;
+use crate::policy::{AdapterLeaseRequest, ShadowOrigin};
 use actix::prelude::{Context, Handler};
 use minds_core::environment::AdapterLease;
 use minds_core::optim::AdamParams;
@@ -14,15 +14,7 @@ use minds_core::reward::RewardError;
 use minds_core::service::TrainingBackend;
 use std::sync::Arc;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-
-/// Reward → ShadowTrainer: a request for an adapter.
-pub struct AdapterLeaseRequest {
-    /// The weights to start from; `None` for the base model.
-    pub origin: Option<Arc<ShadowOrigin>>,
-    /// Where the adapter is sent.
-    pub reply: oneshot::Sender<Result<AdapterLease, RewardError>>,
-}
+use tokio::sync::OwnedSemaphorePermit;
 
 impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
     type Result = ();

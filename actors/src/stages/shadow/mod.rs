@@ -6,17 +6,17 @@
 //! that failed is given up and replaced, and all are released with the stage. A request gets exactly one reply, a
 //! number or the reason why there is none.
 //!
-//! A reward may also lease one of them ([`AdapterLeaseRequest`]) and train it freely.
+//! A reward may also lease one of them ([`AdapterLeaseRequest`](crate::policy::AdapterLeaseRequest)) and train it freely.
 //!
 //! A start is the weights of one version of the policy ([`ShadowOrigin`]), or the base model, to which a fresh adapter is
 //! equal before its step.
 
 mod lease;
 
-pub use lease::AdapterLeaseRequest;
-
 use crate::mailbox::{MailboxGauge, StageHandle, StageMessage, catch_panic, launch, mailbox};
-use crate::policy::{ProbeText, QueryBudget, ShadowCheckpoints, ShadowOrigin, target_logprobs};
+use crate::policy::{
+    LogprobDeltaRequest, ProbeText, QueryBudget, ShadowCheckpoints, ShadowOrigin, target_logprobs,
+};
 use crate::service::retry::Retry;
 use crate::telemetry::StageBoard;
 use crate::telemetry::activity::{Activity, ActivityKind};
@@ -24,9 +24,7 @@ use crate::telemetry::meters::ServiceMeters;
 use crate::telemetry::shadow_meter::ShadowMeter;
 use actix::prelude::{Actor, Context, Handler};
 use futures::FutureExt;
-use minds_core::datum::Datum;
 use minds_core::environment::LogprobDelta;
-use minds_core::ids::Token;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -34,7 +32,7 @@ use minds_core::reward::RewardError;
 use minds_core::service::{BackendError, SamplingBackend, Service, TrainingBackend};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -52,22 +50,6 @@ pub struct ShadowTrainerOptions {
     pub adam: AdamParams,
     /// What to do when the service fails.
     pub retry: Retry,
-}
-
-/// Reward → ShadowTrainer: a text to train on and a probe to measure.
-pub struct LogprobDeltaRequest {
-    /// The weights to start from; `None` for the base model.
-    pub origin: Option<Arc<ShadowOrigin>>,
-    /// What the step trains on; its weights select the trained tokens.
-    pub text: Datum,
-    /// The prefix of the probe.
-    pub probe_prefix: Arc<[Token]>,
-    /// The tokens whose logprobs are summed.
-    pub probe_target: Arc<[Token]>,
-    /// When the request was made.
-    pub asked: Instant,
-    /// Where the result is sent.
-    pub reply: oneshot::Sender<Result<LogprobDelta, RewardError>>,
 }
 
 /// The stage. Cheap to clone: each measurement is made by a task of its own. Give its mailbox at least as much capacity
@@ -177,7 +159,7 @@ impl ShadowTrainer {
         }
         match &result {
             // A request that was refused has not changed the adapter.
-            Ok(_) | Err(RewardError::Environment(_)) => self.lock().push(shadow),
+            Ok(_) | Err(RewardError::Refused(_) | RewardError::Unsupported(_)) => self.lock().push(shadow),
             // The permit is kept meanwhile: its successor must not exist beside it. A shadow that panicked is not put
             // back either.
             Err(missing) => {

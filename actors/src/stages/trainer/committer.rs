@@ -1,12 +1,12 @@
 //! Commits steps in order: publishes their weights, returns credits, saves checkpoints.
 
 use super::gradient_accumulation::GradientAccumulation;
-use super::{SavedCheckpoint, TrainerLinks, TrainerOptions, step_metrics};
-use crate::ledger::{GroupCounts, GroupOutcome, SettledPositions};
-use crate::messages::{MixtureComponent, SavedGroup, StepRecord};
-use crate::pipeline::PipelineEvent;
-use crate::policy::Policy;
-use crate::policy::{QueryCounts, ShadowOrigin, SharedPath};
+use super::{TrainerLinks, TrainerOptions, step_metrics};
+use crate::error::PipelineError;
+use crate::ledger::{GroupCounts, GroupOutcome, SavedGroup, SettledPositions};
+use crate::messages::{MixtureComponent, StepRecord};
+use crate::policy::{Policy, QueryCounts, ShadowOrigin, SharedPath};
+use crate::stages::event::{PipelineEvent, SavedCheckpoint};
 use crate::telemetry::activity::ActivityKind;
 use crate::telemetry::names;
 use minds_core::ids::{PolicyVersion, Token};
@@ -71,9 +71,9 @@ pub(super) enum CommitRequest {
     /// A step to be committed.
     Commit(Box<CompletedStep>),
     /// The run is over: save a checkpoint. `why` is the cause, if it was not requested.
-    End { step: u64, gradient_norms: Vec<f64>, why: Option<String> },
+    End { step: u64, gradient_norms: Vec<f64>, why: Option<PipelineError> },
     /// The run cannot continue; the cause.
-    Failed(String),
+    Failed(PipelineError),
 }
 
 pub(super) struct StepCommitter {
@@ -110,7 +110,7 @@ impl StepCommitter {
         }
     }
 
-    async fn close(&mut self, done: CompletedStep) -> Result<(), String> {
+    async fn close(&mut self, done: CompletedStep) -> Result<(), PipelineError> {
         let CompletedStep { step, adam, gradient_norms, mut accumulated, export, state, shadow_state } = done;
         let forward = accumulated.take_forward();
         let mut metrics = step_metrics::metrics(&self.options, step, &adam, &accumulated, forward.as_ref());
@@ -122,8 +122,7 @@ impl StepCommitter {
         if let Some(export) = export {
             let started = Instant::now();
             let busy = self.links.activity.enter(ActivityKind::Exporting);
-            let export =
-                export.await.map_err(|e| format!("failed to export the weights of step {step}: {e}"))?;
+            let export = export.await.map_err(|source| PipelineError::Export { step, source })?;
             drop(busy);
             let took = started.elapsed();
             self.links.meters.exported(took);
@@ -151,8 +150,7 @@ impl StepCommitter {
         self.tell(PipelineEvent::Step(StepRecord { step, metrics, groups })).await?;
         if let Some((name, pending)) = state {
             let behind = self.behind(gradient_norms);
-            let state_path =
-                pending.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+            let state_path = pending.await.map_err(|source| PipelineError::Save { step, source })?;
             self.saved = Some(step);
             self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path)))
                 .await?;
@@ -176,12 +174,12 @@ impl StepCommitter {
 
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
     /// only weights that work, because it is to be resumed from them.
-    async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<String>) -> PipelineEvent {
+    async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<PipelineError>) -> PipelineEvent {
         let nothing_done = why.is_some() && step == self.first;
         let saving = if self.saved == Some(step) || nothing_done {
             Ok(())
         } else if why.is_some() && !self.works().await {
-            Err(format!("did not save step {step}, for its weights give no finite log-probs"))
+            Err(PipelineError::UnusableWeights { step })
         } else {
             self.save(step, gradient_norms).await
         };
@@ -189,7 +187,9 @@ impl StepCommitter {
             (None, Ok(())) => PipelineEvent::Ended { step },
             (Some(why), Ok(())) => PipelineEvent::Failed(why),
             (None, Err(error)) => PipelineEvent::Failed(error),
-            (Some(why), Err(error)) => PipelineEvent::Failed(format!("{why}; then it {error}")),
+            (Some(why), Err(source)) => {
+                PipelineEvent::Failed(PipelineError::NotSaved { why: why.into(), source: source.into() })
+            }
         }
     }
 
@@ -200,14 +200,11 @@ impl StepCommitter {
         let probed = async { self.links.training.export_sampler(None).await?.sampler.logprobs(probe).await };
         match probed.await {
             Ok(logprobs) => logprobs.into_iter().flatten().all(f32::is_finite),
-            Err(error) => matches!(
-                error,
-                BackendError::Unavailable(_) | BackendError::TimedOut(_) | BackendError::Away(_)
-            ),
+            Err(error) => error.is_unanswered(),
         }
     }
 
-    async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), String> {
+    async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), PipelineError> {
         // Groups settled from here on are not part of these weights.
         let behind = self.behind(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
@@ -216,7 +213,7 @@ impl StepCommitter {
         let export = training.export_sampler(Some(&name));
         let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
         let (state_path, Export { sampler, path: sampler_path }) =
-            both.await.map_err(|e| format!("failed to save the state of step {step}: {e}"))?;
+            both.await.map_err(|source| PipelineError::Save { step, source })?;
         if self.links.policy.borrow().version.0 < step {
             // With a `publish_every` that does not divide the steps, the last weights are not published yet.
             let origin = self
@@ -235,7 +232,7 @@ impl StepCommitter {
         self.links.policy.send_replace(Arc::new(policy));
     }
 
-    async fn tell(&self, event: PipelineEvent) -> Result<(), String> {
-        self.links.events.send(event).await.map_err(|_| "lost its follower".into())
+    async fn tell(&self, event: PipelineEvent) -> Result<(), PipelineError> {
+        self.links.events.send(event).await.map_err(|_| PipelineError::ObserverGone)
     }
 }

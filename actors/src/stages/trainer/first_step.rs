@@ -5,6 +5,7 @@
 //! the two reads other text or holds other weights, and then every later importance ratio is wrong as well.
 
 use super::{TrainerOptions, step_metrics};
+use crate::error::{GAP_ADVICE, PipelineError};
 use crate::messages::TrainingGroup;
 use minds_core::ids::PolicyVersion;
 use minds_core::service::ForwardOutput;
@@ -12,10 +13,6 @@ use tracing::warn;
 
 /// Mean gap in nats from which a first step is worth a warning.
 const SUSPICIOUS_GAP: f64 = 0.05;
-
-const WHAT_TO_LOOK_AT: &str = "look at `model.renderer_name` and the chat template, at `model.base_model` (does the server hold \
-                               the same weights, in the same precision?) and at `trainer.args` (a temperature other than 1, \
-                               top_k and top_p change what is sampled, not what is trained)";
 
 /// Compares the logprobs of those groups that weights of the version `since` or newer sampled, which differ from the
 /// weights in training by no more than one optimizer step. Returns whether there was any.
@@ -27,7 +24,7 @@ pub(super) fn check(
     since: PolicyVersion,
     groups: &[TrainingGroup],
     forward: &ForwardOutput,
-) -> Result<bool, String> {
+) -> Result<bool, PipelineError> {
     let owners = groups.iter().flat_map(|group| group.data.iter().map(move |datum| (group.oldest, datum)));
     let on_policy = owners.zip(&forward.logprobs).filter(|((oldest, _), _)| *oldest >= since);
     let gaps = step_metrics::gaps(on_policy.map(|((_, datum), now)| (datum, now)));
@@ -36,16 +33,13 @@ pub(super) fn check(
     }
     let gap = step_metrics::mean(gaps.iter().map(|gap| gap.abs()));
     if options.max_first_gap > 0.0 && gap >= options.max_first_gap {
-        return Err(format!(
-            "the logprobs of the first step's tokens when sampled and when trained differ by {gap:.2} nats on average, though \
-             the weights are the same: {WHAT_TO_LOOK_AT}; `trainer.max_first_gap = 0` continues all the same"
-        ));
+        return Err(PipelineError::FirstGap { gap });
     }
     if gap >= SUSPICIOUS_GAP {
         warn!(
             gap,
             "the logprobs of the first step's tokens when sampled and when trained differ by more than two implementations \
-             of one model do: {WHAT_TO_LOOK_AT}"
+             of one model do: {GAP_ADVICE}"
         );
     }
     Ok(true)

@@ -1,6 +1,6 @@
 //! What the minibatches of a step have produced so far.
 
-use super::BatchOutcome;
+use crate::error::PipelineError;
 use crate::ledger::GroupOutcome;
 use crate::messages::TrainingGroup;
 use minds_core::datum::Datum;
@@ -25,7 +25,7 @@ pub(super) struct GradientAccumulation {
     /// Groups, data and passes that belong to earlier optimizer steps of the batch.
     behind: [usize; 3],
     /// Why a minibatch was refused, the first cause.
-    pub(super) refused: Option<String>,
+    pub(super) refused: Option<BackendError>,
     /// Time from submission to results.
     pub(super) train: Duration,
     /// Time spent waiting for minibatches.
@@ -67,17 +67,19 @@ impl GradientAccumulation {
     /// Fails the groups of a minibatch that the service refused.
     pub(super) fn refuse(&mut self, groups: &[TrainingGroup], error: &BackendError) {
         fail(groups, &refused(error));
-        self.refused.get_or_insert_with(|| error.to_string());
+        self.refused.get_or_insert_with(|| error.clone());
     }
 
     /// Nothing of the step counts, and there is no next one.
-    pub(super) fn give_up(&self, error: &BackendError) -> BatchOutcome {
-        fail(&self.groups, &refused(error));
-        BatchOutcome::Fatal(match error {
-            BackendError::Lost(why) => format!("the training session is lost: {why}"),
-            BackendError::TimedOut(_) | BackendError::Away(_) => error.to_string(),
-            other => format!("the optimizer's step failed: {other}"),
-        })
+    pub(super) fn give_up(&self, error: BackendError) -> PipelineError {
+        fail(&self.groups, &refused(&error));
+        match error {
+            BackendError::Lost(why) => PipelineError::SessionLost(why),
+            BackendError::TimedOut(_) | BackendError::Away(_) => PipelineError::TrainingUnanswered(error),
+            BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Unavailable(_) => {
+                PipelineError::OptimizerStep(error)
+            }
+        }
     }
 
     /// Takes all passes, merged into one.

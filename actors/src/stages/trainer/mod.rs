@@ -14,12 +14,13 @@ mod gradient_accumulation;
 mod staleness;
 mod step_metrics;
 
-use crate::ledger::{GroupCounts, Ledger, SettledPositions};
+use crate::error::PipelineError;
+use crate::ledger::Ledger;
 use crate::mailbox::StageMessage;
-use crate::messages::{Batch, MixtureComponent, SavedGroup, TrainingGroup};
-use crate::pipeline::PipelineEvent;
-use crate::policy::Policy;
-use crate::policy::{QueryBudget, ShadowCheckpoints};
+use crate::messages::{Batch, MixtureComponent, TrainingGroup};
+use crate::policy::{Policy, QueryBudget, ShadowCheckpoints};
+use crate::stages::event::PipelineEvent;
+pub use crate::stages::event::SavedCheckpoint;
 use crate::telemetry::StageBoard;
 use crate::telemetry::activity::{Activity, ActivityKind};
 use crate::telemetry::meters::PipelineMeters;
@@ -35,7 +36,6 @@ use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
 use minds_core::service::{BackendError, ForwardOutput, TrainingBackend};
 pub use staleness::StalenessHistogram;
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
@@ -74,31 +74,8 @@ pub struct TrainerOptions {
     pub max_refused: u32,
 }
 
-/// A checkpoint that a run can resume from.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SavedCheckpoint {
-    /// Name of the checkpoint on the service.
-    pub name: String,
-    /// Optimizer steps done before the save.
-    pub step: u64,
-    /// Path of the weights and the optimizer's state.
-    pub state_path: String,
-    /// Path of the sampler weights, if they were saved.
-    pub sampler_path: Option<String>,
-    /// Positions of the schedule settled with these weights.
-    pub settled: SettledPositions,
-    /// Groups that were ready and not yet trained.
-    pub saved_groups: Vec<SavedGroup>,
-    /// Counts of group outcomes in this part of the run.
-    pub counts: GroupCounts,
-    /// What environments have learned, by their name in metrics.
-    pub memories: BTreeMap<String, serde_json::Value>,
-    /// Gradient norms of the latest optimizer steps, the oldest first; the running limit follows them.
-    pub gradient_norms: Vec<f64>,
-}
-
 /// Pipeline → Trainer: save and end; the cause, if it was not requested.
-pub struct FinishRequest(pub Option<String>);
+pub struct FinishRequest(pub Option<PipelineError>);
 
 /// What the trainer is connected to.
 #[derive(Clone)]
@@ -253,7 +230,7 @@ impl Trainer {
                 self.links.board.update(NAME, |s| s.failed += 1);
                 error!(step = self.step, %why, refused_in_a_row = self.refused, "batch refused");
                 if self.refused >= self.options.max_refused {
-                    self.end(Some(format!("{} batches in a row were refused: {why}", self.refused)), ctx);
+                    self.end(Some(PipelineError::BatchesRefused { batches: self.refused, source: why }), ctx);
                 }
             }
             BatchOutcome::Fatal(why) => self.tell(CommitRequest::Failed(why), ctx),
@@ -261,7 +238,7 @@ impl Trainer {
     }
 
     /// Saves and ends, after all earlier steps; `why` is the cause, if it was not requested.
-    fn end(&mut self, why: Option<String>, ctx: &mut Context<Self>) {
+    fn end(&mut self, why: Option<PipelineError>, ctx: &mut Context<Self>) {
         let gradient_norms = self.clip.norms();
         self.tell(CommitRequest::End { step: self.step, gradient_norms, why }, ctx);
     }
@@ -291,8 +268,8 @@ enum BatchOutcome {
     /// More minibatches of the step will follow.
     Accumulating(Box<GradientAccumulation>),
     Stepped,
-    Refused(String),
-    Fatal(String),
+    Refused(BackendError),
+    Fatal(PipelineError),
 }
 
 /// One step under way.
@@ -312,9 +289,7 @@ impl StepInProgress {
         let Batch { groups, minibatch, minibatches, .. } = batch;
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
-            return BatchOutcome::Fatal(format!(
-                "a group was played by weights newer than {version}: versions went back"
-            ));
+            return BatchOutcome::Fatal(PipelineError::VersionsWentBack { version });
         }
         let last = minibatch + 1 >= minibatches.get();
         let steps_now = (minibatch + 1).is_multiple_of(minibatches.get() / self.options.substeps);
@@ -345,7 +320,7 @@ impl StepInProgress {
                     Ok(true) => self.agreement = LogprobAgreement::Checked,
                     Ok(false) => {}
                     Err(why) => {
-                        gradient_accumulation::fail(&groups, &why);
+                        gradient_accumulation::fail(&groups, &why.to_string());
                         return BatchOutcome::Fatal(why);
                     }
                 }
@@ -358,7 +333,7 @@ impl StepInProgress {
             Some(Ok(forward)) => match not_finite(&groups, &forward) {
                 None => accumulated.add(groups, data, forward),
                 Some(why) => {
-                    gradient_accumulation::fail(&groups, &why);
+                    gradient_accumulation::fail(&groups, &why.to_string());
                     return BatchOutcome::Fatal(why);
                 }
             },
@@ -367,7 +342,7 @@ impl StepInProgress {
                 // The service may still execute a pass that was given up.
                 if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
                 {
-                    return accumulated.give_up(&error);
+                    return BatchOutcome::Fatal(accumulated.give_up(error));
                 }
             }
             None => accumulated.groups.extend(groups),
@@ -389,7 +364,7 @@ impl StepInProgress {
                 Err(_) if !accumulated.gradients => {}
                 Err(error @ BackendError::Rejected(_)) => accumulated.refuse_step(&error),
                 // The gradients may still be there: the next batch would be trained together with this one.
-                Err(error) => return accumulated.give_up(&error),
+                Err(error) => return BatchOutcome::Fatal(accumulated.give_up(error)),
             }
         }
         if steps_now {
@@ -401,9 +376,8 @@ impl StepInProgress {
             return BatchOutcome::Accumulating(Box::new(accumulated));
         }
         if accumulated.groups.is_empty() {
-            return BatchOutcome::Refused(
-                accumulated.refused.unwrap_or_else(|| "the batch was empty".into()),
-            );
+            let empty = || BackendError::Rejected("the batch was empty".into());
+            return BatchOutcome::Refused(accumulated.refused.unwrap_or_else(empty));
         }
         if accumulated.optim.is_none() {
             warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
@@ -426,7 +400,7 @@ impl StepInProgress {
         };
         match self.closing.send(CommitRequest::Commit(Box::new(done))).await {
             Ok(()) => BatchOutcome::Stepped,
-            Err(_) => BatchOutcome::Fatal("nobody closes the steps any more".into()),
+            Err(_) => BatchOutcome::Fatal(PipelineError::CommitterGone),
         }
     }
 
@@ -454,9 +428,9 @@ impl StepInProgress {
 }
 
 /// Names the group whose logprobs are not finite: then the weights or the gradients are not finite either.
-fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<String> {
+fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<PipelineError> {
     let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
     let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
     let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
-    Some(format!("the pass gave {group} log-probs that are not finite: go on from the last state"))
+    Some(PipelineError::NotFinite { group })
 }

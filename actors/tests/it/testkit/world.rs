@@ -241,7 +241,7 @@ impl Run {
             PipelineEvent::Evaluated(evaluation) => self.evaluations.push(evaluation),
             PipelineEvent::Quarantined(quarantined) => self.quarantined.push(quarantined),
             PipelineEvent::Ended { step } => end = Some(Ok(step)),
-            PipelineEvent::Failed(why) => end = Some(Err(why)),
+            PipelineEvent::Failed(why) => end = Some(Err(why.to_string())),
         }
         self.check();
         end

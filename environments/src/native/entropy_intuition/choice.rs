@@ -136,7 +136,7 @@ async fn next(
     let likely = match scene.oracle.next_tokens(prefix.clone(), TOP).await {
         Ok(likely) => likely,
         // A service without such lists is queried for each token.
-        Err(RewardError::Environment(_) | RewardError::Unsupported(_)) => Arc::default(),
+        Err(RewardError::Refused(_) | RewardError::Unsupported(_)) => Arc::default(),
         Err(other) => return Err(other),
     };
     try_join_all(tokens.iter().map(|token| {

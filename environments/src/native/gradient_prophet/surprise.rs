@@ -70,7 +70,7 @@ fn shot(example: &LessonExample) -> [Message; 2] {
 /// The most likely first tokens of the reader's answer.
 async fn next(scene: &ScoringContext<'_>, messages: &[Message]) -> Result<Arc<[(Token, f32)]>, RewardError> {
     let instead = |why: &str| {
-        RewardError::Environment(format!(
+        RewardError::Unsupported(format!(
             "the task `surprise` of {ID} needs the {TOP} most likely next tokens, and there are none ({why}): score \
              with a service that returns top-k log-probs, or use the task `in_context`, which needs none"
         ))
@@ -78,7 +78,7 @@ async fn next(scene: &ScoringContext<'_>, messages: &[Message]) -> Result<Arc<[(
     match scene.oracle.next_tokens(scene.renderer.prompt(messages).into(), TOP).await {
         Ok(top) if top.is_empty() => Err(instead("the list is empty")),
         Ok(top) => Ok(top),
-        Err(RewardError::Environment(why)) => Err(instead(&why)),
+        Err(RewardError::Unsupported(why) | RewardError::Refused(why)) => Err(instead(&why)),
         Err(other) => Err(other),
     }
 }

@@ -24,7 +24,7 @@ impl IntoResponse for WorkerRequestError {
     /// The message must be the first in the body: some releases look for it there.
     fn into_response(self) -> Response {
         let status = match self {
-            Self::TooLong { .. } | Self::Invalid(_) => StatusCode::BAD_REQUEST,
+            Self::TooLong { .. } | Self::Invalid(_) | Self::Declined(_) => StatusCode::BAD_REQUEST,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         error(status, &self.to_string())
