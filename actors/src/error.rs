@@ -77,7 +77,7 @@ pub enum PipelineError {
         groups: u64,
         /// The last of them.
         group: GroupId,
-        /// Its cause.
+        /// Why the last of them failed.
         last: String,
         /// Cause of the run's first failure, if it is another one.
         first: Option<String>,

@@ -99,7 +99,7 @@ impl RolloutError {
 
 /// Scorer → AdvantageBatcher, with its group: a rollout with its reward, or why it has none.
 pub struct ScoredRollout {
-    /// The rollout.
+    /// Its turns; empty if it could not be sampled.
     pub rollout: Rollout,
     /// The reward with its metrics.
     pub score: Result<Score, RolloutError>,

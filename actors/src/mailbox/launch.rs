@@ -99,7 +99,16 @@ where
 
 /// Spawns a future beside the actors and watches it like one; it is never restarted.
 pub fn spawn_watched(name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> StageHandle {
-    let mut life = WatchedTask(tokio::spawn(work));
+    watch(name, tokio::spawn(work))
+}
+
+/// The same on the current local task set, where the actors are.
+pub fn spawn_watched_local(name: &'static str, work: impl Future<Output = ()> + 'static) -> StageHandle {
+    watch(name, actix_rt::spawn(work))
+}
+
+fn watch(name: &'static str, task: JoinHandle<()>) -> StageHandle {
+    let mut life = WatchedTask(task);
     let watcher = actix_rt::spawn(async move { exit_of((&mut life.0).await) });
     StageHandle { name, watcher: WatchedTask(watcher) }
 }

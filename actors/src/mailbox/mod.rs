@@ -10,7 +10,9 @@
 mod launch;
 
 use actix::{Actor, Addr, Context, Handler, Message, Recipient};
-pub use launch::{StageExit, StageHandle, catch_panic, launch, panic_message, spawn_watched};
+pub use launch::{
+    StageExit, StageHandle, catch_panic, launch, panic_message, spawn_watched, spawn_watched_local,
+};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

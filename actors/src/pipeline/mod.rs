@@ -1,8 +1,9 @@
 //! Wires the stages into a pipeline and runs it to its end.
 //!
-//! `wiring` builds and connects the stages; here the pipeline runs. Its owner receives events, reads the board, and can
-//! stop it.
+//! `build` makes the parts, `wiring` connects and launches the stages, and here the pipeline runs. Its owner receives
+//! events, reads the board, and can stop it.
 
+mod build;
 mod limits;
 mod observer;
 mod options;

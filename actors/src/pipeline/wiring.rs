@@ -1,33 +1,28 @@
-//! Builds what the stages share, connects the stages back to front, and launches them.
+//! Connects the stages back to front, and launches them.
 //!
 //! Each stage has one function. It creates the stage's mailbox, with a capacity so large that no mailbox blocks before
 //! the credits do, and returns the sending end for the stage before it.
 
+use super::build::{Shadows, SharedParts, StageParts};
 use super::limits::SeriesLimits;
-use super::{
-    Observer, Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup, ShadowStart,
-};
-use crate::generate::RolloutGenerator;
-use crate::ledger::{Ledger, SavedGroup, SettledPositions};
+use super::{Observer, Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup};
+use crate::ledger::SettledPositions;
 use crate::mailbox::{
     MailboxGauge, MailboxReceiver, MailboxSender, StageHandle, StageMessage, launch, mailbox, spawn_watched,
+    spawn_watched_local,
 };
-use crate::messages::{Batch, Group, MixtureComponent, ScoredRollout};
-use crate::policy::{LogprobOracle, Policy, QueryBudget, ShadowCheckpoints, ShadowOrigin};
+use crate::messages::{Batch, Group, ScoredRollout};
+use crate::policy::{LogprobOracle, Policy, ShadowCheckpoints};
 use crate::stages::batcher::{
     AdvantageBatcher, BatcherLinks, CompleteGroup, ConstantGroups, CpuPool, StalenessGate,
 };
 use crate::stages::evaluator::{Evaluation, Evaluator};
-use crate::stages::feeder::{self, Allowance, Feeder};
+use crate::stages::feeder::{Allowance, Feeder};
 use crate::stages::sampler::{GroupSampler, SampledRollout, Sampler};
 use crate::stages::scorer::{LogprobSource, RolloutScorer, Scorer, ScoringOracles};
 use crate::stages::shadow::ShadowTrainer;
 use crate::stages::trainer::{FinishRequest, Trainer, TrainerLinks};
-use crate::telemetry::StageBoard;
-use crate::telemetry::activity::Activity;
-use crate::telemetry::meters::PipelineMeters;
-use minds_core::ids::PolicyVersion;
-use minds_core::schedule::{Schedule, ScheduleComponent, ScheduleError};
+use minds_core::schedule::ScheduleError;
 use minds_core::service::{SamplingBackend, TrainingBackend};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -103,62 +98,44 @@ impl Pipeline {
         parts: PipelineParts,
         start: ResumePoint,
     ) -> Result<Self, ScheduleError> {
-        let schedule = schedule(options.seed, &parts.components)?;
-        let components: Arc<[_]> = parts.components.into_iter().map(Arc::new).collect();
         let (stop, stopping) = watch::channel(false);
         let (sender, events) = mpsc::channel(EVENTS);
-        let members = components.iter().map(|c| c.group_size.get()).max().unwrap_or(1);
-        let wiring = Wiring {
-            options,
-            capacities: MailboxCapacities::of(options, members),
-            step: start.step,
-            schedule,
-            components,
-            ledger: Ledger::new(start.settled.clone()).with_unanswered_limit(options.unanswered),
-            board: StageBoard::default(),
-            activity: Activity::default(),
-            meters: parts.meters,
-            queries: parts.queries,
-            stopping,
-            events: sender,
-        };
-        // Components of weight 0 are evaluated, which is not counted here.
-        let trained = wiring.components.iter().filter(|c| c.weight > 0.0);
-        wiring.meters.begin(trained.map(|c| c.name.as_str()));
+        let (shared, parts) = SharedParts::build(options, parts, start, stopping, sender)?;
+        Ok(shared.connect(parts, stop, events))
+    }
+}
 
-        let sampler = wiring.timed(parts.sampler);
-        let training = options.retry.deadlines.training(parts.training, &wiring.meters.service);
-        let shadows = parts.shadow.map(|setup| wiring.shadows(setup, &*training, &sampler));
-        let origin = shadows.as_ref().and_then(|shadows| shadows.origin.clone());
-        let first = Policy::new(PolicyVersion(start.step), sampler, wiring.queries.clone(), origin);
-        let (publish, policy) = watch::channel(Arc::new(first));
-        let mut skip = start.settled;
-        let restored = wiring.restore(start.saved_groups, &mut skip);
-        let logprob_source = match parts.logprob_source {
-            LogprobSource::Fixed(sampler) => LogprobSource::Fixed(wiring.timed(sampler)),
-            other => other,
-        };
-
-        // Only shadows of the policy need every version.
-        let kept = shadows.as_ref().filter(|shadows| shadows.origin.is_some());
-        let kept = kept.map(|shadows| shadows.checkpoints.clone());
-        let shadow = shadows.map(|shadows| wiring.shadow_trainer(shadows));
-        let links = wiring.trainer_links(training, publish, kept);
-        let (trainer, committer, batches, finish) = wiring.trainer(links, &start.gradient_norms);
-        let batches_gauge = batches.gauge();
-        let (batcher, scored) = wiring.batcher(batches, policy.clone(), parts.pool, restored);
-        let scored_gauge = scored.gauge();
+impl SharedParts<'_> {
+    /// Launches the stages, the last one first: each is given the sending end of the next.
+    fn connect(
+        self,
+        parts: StageParts,
+        stop: watch::Sender<bool>,
+        events: mpsc::Receiver<PipelineEvent>,
+    ) -> Pipeline {
+        let policy = parts.publish.subscribe();
         let (last, no_more) = watch::channel(false);
         let (found, evaluations) = mpsc::channel(EVENTS);
-        let measured = start.evaluated.then_some(start.step);
-        let evaluator = wiring.evaluator(measured, logprob_source.clone(), policy.clone(), no_more, found);
-        let reference = parts.reference.map(|reference| wiring.timed(reference));
-        let (scorer, rollouts) = wiring.scorer(scored, policy.clone(), logprob_source, reference);
-        let rollouts_gauge = rollouts.gauge();
-        let (sampler, groups) = wiring.sampler(rollouts, policy);
-        let mut mailboxes = vec![groups.gauge(), rollouts_gauge, scored_gauge, batches_gauge];
-        let feeder = wiring.feeder(groups, skip);
+        // Only shadows of the policy need every version.
+        let kept = parts.shadows.as_ref().filter(|shadows| shadows.origin.is_some());
+        let kept = kept.map(|shadows| shadows.checkpoints.clone());
 
+        let shadow = parts.shadows.map(|shadows| self.shadow_trainer(shadows));
+        let links = self.trainer_links(parts.training, parts.publish, kept);
+        let (trainer, committer, batches, finish) = self.trainer(links, &parts.gradient_norms);
+        let mut mailboxes = vec![batches.gauge()];
+        let (batcher, scored) = self.batcher(batches, policy.clone(), parts.pool, parts.restored);
+        mailboxes.push(scored.gauge());
+        let source = parts.logprob_source;
+        let evaluator = self.evaluator(parts.evaluated, source.clone(), policy.clone(), no_more, found);
+        let (scorer, rollouts) = self.scorer(scored, policy.clone(), source, parts.reference);
+        mailboxes.push(rollouts.gauge());
+        let (sampler, groups) = self.sampler(rollouts, policy);
+        mailboxes.push(groups.gauge());
+        let feeder = self.feeder(groups, parts.skip);
+
+        // In the order of the stages; what stands beside them follows.
+        mailboxes.reverse();
         let mut stages = vec![feeder, sampler, scorer, batcher, trainer, committer];
         stages.extend(evaluator);
         let shadows = shadow.map(|(shadows, stage, gauge)| {
@@ -166,51 +143,27 @@ impl Pipeline {
             mailboxes.push(gauge);
             shadows
         });
-        Ok(Self {
+        Pipeline {
             events,
             stages,
             stop,
             finish,
-            limits: SeriesLimits::new(options),
-            away: wiring.meters.service.away(),
-            observer: wiring.observer(mailboxes),
+            limits: SeriesLimits::new(self.options),
+            away: self.meters.service.away(),
+            observer: self.observer(mailboxes),
             shadows,
             giving_up: false,
             evaluations,
             last,
             ended: None,
             over: false,
-        })
+        }
     }
-}
 
-/// What the stages share.
-struct Wiring<'a> {
-    options: &'a PipelineOptions,
-    capacities: MailboxCapacities,
-    /// The step at which the run begins.
-    step: u64,
-    schedule: Schedule,
-    components: Arc<[Arc<MixtureComponent>]>,
-    ledger: Ledger,
-    board: StageBoard,
-    activity: Activity,
-    meters: PipelineMeters,
-    queries: Arc<QueryBudget>,
-    /// Turns true when the run stops.
-    stopping: watch::Receiver<bool>,
-    events: mpsc::Sender<PipelineEvent>,
-}
+    fn capacities(&self) -> MailboxCapacities {
+        MailboxCapacities::of(self.options, self.members)
+    }
 
-/// What shadow adapters need beside the shadow trainer.
-struct Shadows {
-    setup: ShadowSetup,
-    checkpoints: Arc<ShadowCheckpoints>,
-    /// The first version of the policy, if shadows start from the policy.
-    origin: Option<Arc<ShadowOrigin>>,
-}
-
-impl Wiring<'_> {
     /// Draws groups. A task of its own: nothing is sent to it.
     fn feeder(&self, groups: MailboxSender<Arc<Group>>, skip: SettledPositions) -> StageHandle {
         let steps_left = self.options.train.max_steps.saturating_sub(self.step);
@@ -227,7 +180,7 @@ impl Wiring<'_> {
             stop: self.stopping.clone(),
             groups,
         };
-        spawn_watched("feeder", feeder.run())
+        spawn_watched_local("feeder", feeder.run())
     }
 
     /// A successor of a sampler that panicked goes on: each group belongs to a task of its own.
@@ -236,7 +189,7 @@ impl Wiring<'_> {
         rollouts: MailboxSender<SampledRollout>,
         policy: watch::Receiver<Arc<Policy>>,
     ) -> (StageHandle, MailboxSender<Arc<Group>>) {
-        let capacity = self.capacities.groups;
+        let capacity = self.capacities().groups;
         let (groups, receiver) = mailbox("groups", capacity);
         let sampler = Arc::new(GroupSampler {
             policy,
@@ -257,7 +210,7 @@ impl Wiring<'_> {
         logprob_source: LogprobSource,
         reference: Option<Arc<dyn SamplingBackend>>,
     ) -> (StageHandle, MailboxSender<SampledRollout>) {
-        let capacity = self.capacities.rollouts;
+        let capacity = self.capacities().rollouts;
         let (rollouts, receiver) = mailbox("rollouts", capacity);
         let oracle = |reference| Arc::new(LogprobOracle::new(reference, self.queries.clone(), None));
         let scorer = Arc::new(RolloutScorer {
@@ -281,7 +234,7 @@ impl Wiring<'_> {
         pool: CpuPool,
         restored: Vec<CompleteGroup>,
     ) -> (StageHandle, MailboxSender<(Arc<Group>, ScoredRollout)>) {
-        let capacity = self.capacities.scored;
+        let capacity = self.capacities().scored;
         let (scored, receiver) = mailbox("scored", capacity);
         let staleness_gate = StalenessGate {
             ledger: self.ledger.clone(),
@@ -302,7 +255,7 @@ impl Wiring<'_> {
         links: TrainerLinks,
         gradient_norms: &[f64],
     ) -> (StageHandle, StageHandle, MailboxSender<Batch>, MailboxSender<FinishRequest>) {
-        let capacity = self.capacities.batches;
+        let capacity = self.capacities().batches;
         let (batches, receiver) = mailbox("batches", capacity);
         let (finish, finish_receiver) = mailbox("finish", NonZeroUsize::MIN);
         let (trainer, committer) = Trainer::new(self.options.train.clone(), links, self.step, gradient_norms);
@@ -343,7 +296,7 @@ impl Wiring<'_> {
         no_more: watch::Receiver<bool>,
         found: mpsc::Sender<Evaluation>,
     ) -> Option<StageHandle> {
-        let Wiring { options, queries, .. } = self;
+        let Self { options, queries, .. } = self;
         let components: Vec<_> = self.components.iter().filter(|c| c.weight == 0.0).cloned().collect();
         let how = options.evaluate.filter(|_| !components.is_empty())?;
         let evaluator = Evaluator::new(how, components, options.seed, options.retry, logprob_source, queries);
@@ -366,58 +319,6 @@ impl Wiring<'_> {
         (stage, handle, gauge)
     }
 
-    /// Finds or saves the weights that shadows of the first version start from.
-    fn shadows(
-        &self,
-        setup: ShadowSetup,
-        training: &dyn TrainingBackend,
-        sampler: &Arc<dyn SamplingBackend>,
-    ) -> Shadows {
-        let deadlines = self.options.retry.deadlines;
-        let service = deadlines.service(setup.service.clone(), &self.meters.service);
-        let checkpoints = ShadowCheckpoints::new(service);
-        let origin = match &setup.from {
-            ShadowStart::Base => None,
-            ShadowStart::Policy { saved: Some(path) } => {
-                Some(ShadowOrigin::kept(path.clone(), sampler.clone()))
-            }
-            ShadowStart::Policy { saved: None } => {
-                let saving = training.save_state(&format!("{:06}-shadow", self.step));
-                Some(checkpoints.keep(saving, sampler.clone()))
-            }
-        };
-        Shadows { setup, checkpoints, origin }
-    }
-
-    /// Opens groups that an earlier part of the run had collected, so that they are not sampled again.
-    fn restore(&self, saved_groups: Vec<SavedGroup>, skip: &mut SettledPositions) -> Vec<CompleteGroup> {
-        let mut restored = Vec::new();
-        for saved_group in saved_groups {
-            let members = &saved_group.members;
-            let Some(oldest) = members.iter().map(|member| member.rollout.policy).min() else {
-                continue;
-            };
-            if skip.contains(saved_group.group.0) {
-                continue;
-            }
-            skip.insert(saved_group.group.0);
-            let group = feeder::open(saved_group.group, &self.schedule, &self.components, &self.ledger);
-            group.credit.sampling_started(oldest);
-            group.credit.add_tokens(members.iter().map(|member| member.rollout.sampled_tokens()).sum());
-            restored.push(CompleteGroup::restored(Arc::new(group), &saved_group, oldest));
-        }
-        restored
-    }
-
-    fn generator(&self) -> RolloutGenerator {
-        RolloutGenerator {
-            seed: self.options.seed,
-            retry: self.options.retry,
-            activity: self.activity.clone(),
-            meters: self.meters.clone(),
-        }
-    }
-
     fn observer(self, mailboxes: Vec<MailboxGauge>) -> Observer {
         Observer {
             ledger: self.ledger,
@@ -428,20 +329,6 @@ impl Wiring<'_> {
             mailboxes: mailboxes.into(),
         }
     }
-
-    /// The same sampler, with a time limit on its responses.
-    fn timed(&self, sampler: Arc<dyn SamplingBackend>) -> Arc<dyn SamplingBackend> {
-        self.options.retry.deadlines.sampler(sampler, &self.meters.service)
-    }
-}
-
-fn schedule(seed: u64, components: &[MixtureComponent]) -> Result<Schedule, ScheduleError> {
-    let component = |c: &MixtureComponent| ScheduleComponent {
-        weight: c.weight,
-        items: c.environment.items().get(),
-        strata: c.environment.strata().get(),
-    };
-    Schedule::new(seed, &components.iter().map(component).collect::<Vec<_>>())
 }
 
 fn bind<A, M>(receiver: MailboxReceiver<M>) -> impl FnMut(&actix::Addr<A>)

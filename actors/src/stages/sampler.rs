@@ -39,7 +39,7 @@ pub struct SampledRollout {
     pub score: Result<Option<Score>, RolloutError>,
 }
 
-/// The second stage.
+/// The second stage: turns groups into sampled rollouts.
 pub struct Sampler(pub Arc<GroupSampler>);
 
 /// Samples the rollouts of any number of groups at a time.

@@ -95,7 +95,7 @@ impl Oracle for ScoringOracle<'_> {
     }
 }
 
-/// The third stage.
+/// The third stage: gives each rollout its reward.
 pub struct Scorer(pub Arc<RolloutScorer>);
 
 /// Scores any number of rollouts at a time.

@@ -4,7 +4,7 @@
 //! the weights that sampled the rollout, like a measurement's; whatever the leaseholder did to it, the next lease
 //! starts from clean weights.
 
-use super::{NAME, ShadowTrainer, release};
+use super::{NAME, ShadowPool, ShadowTrainer, release};
 use crate::mailbox::{StageMessage, catch_panic};
 use crate::policy::{AdapterLeaseRequest, ShadowOrigin};
 use actix::prelude::{Context, Handler};
@@ -21,16 +21,16 @@ impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
 
     fn handle(&mut self, message: StageMessage<AdapterLeaseRequest>, _: &mut Context<Self>) {
         let (AdapterLeaseRequest { origin, mut reply }, permit) = message.open();
-        let stage = self.clone();
+        let pool = self.0.clone();
         tokio::spawn(async move {
             let leasing = async {
                 tokio::select! {
-                    leased = catch_panic(stage.lease(origin)) => leased.map_err(RewardError::Environment).and_then(|leased| leased),
+                    leased = catch_panic(pool.lease(origin)) => leased.map_err(RewardError::Environment).and_then(|leased| leased),
                     () = reply.closed() => Err(RewardError::Service("the asker has gone".into())),
                 }
             };
             let result = leasing.await;
-            stage.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
+            pool.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
             // If the requester has given up, dropping the lease returns the adapter.
             drop(reply.send(result));
             drop(permit);
@@ -38,8 +38,8 @@ impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
     }
 }
 
-impl ShadowTrainer {
-    async fn lease(&self, origin: Option<Arc<ShadowOrigin>>) -> Result<AdapterLease, RewardError> {
+impl ShadowPool {
+    async fn lease(self: &Arc<Self>, origin: Option<Arc<ShadowOrigin>>) -> Result<AdapterLease, RewardError> {
         let closed = |_| RewardError::Unsupported("the shadow trainer has ended".into());
         let permit = self.permits.clone().acquire_owned().await.map_err(closed)?;
         let idle = self.lock().pop();
@@ -59,7 +59,7 @@ impl ShadowTrainer {
             return Err(error.into());
         }
         let guard = LeaseGuard {
-            stage: self.clone(),
+            pool: self.clone(),
             training: training.clone(),
             runtime: Handle::current(),
             permit: Some(permit),
@@ -70,7 +70,7 @@ impl ShadowTrainer {
 
 /// Holds a permit of the pool for the duration of a lease.
 struct LeaseGuard {
-    stage: ShadowTrainer,
+    pool: Arc<ShadowPool>,
     training: Arc<dyn TrainingBackend>,
     /// Runtime of the stage: the lease may be dropped on any thread.
     runtime: Handle,
@@ -79,7 +79,7 @@ struct LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        let stage = self.stage.clone();
+        let pool = self.pool.clone();
         let training = self.training.clone();
         let permit = self.permit.take();
         let _within = self.runtime.enter();
@@ -87,7 +87,7 @@ impl Drop for LeaseGuard {
         let cleaned = training.optim_step(AdamParams::default());
         drop(self.runtime.spawn(async move {
             match cleaned.await {
-                Ok(_) => stage.lock().push(training),
+                Ok(_) => pool.lock().push(training),
                 Err(_) => release(&*training).await,
             }
             drop(permit);

@@ -52,10 +52,13 @@ pub struct ShadowTrainerOptions {
     pub retry: Retry,
 }
 
-/// The stage. Cheap to clone: each measurement is made by a task of its own. Give its mailbox at least as much capacity
-/// as there are adapters.
+/// The stage, and the handle that closes it: a clone shares its adapters. Each request is served by a task of its own. Give
+/// its mailbox at least as much capacity as there are adapters.
 #[derive(Clone)]
-pub struct ShadowTrainer {
+pub struct ShadowTrainer(Arc<ShadowPool>);
+
+/// The adapters and what they start from.
+struct ShadowPool {
     options: ShadowTrainerOptions,
     service: Arc<dyn Service>,
     board: StageBoard,
@@ -63,10 +66,10 @@ pub struct ShadowTrainer {
     meter: Arc<ShadowMeter>,
     /// One permit per adapter that may be alive.
     permits: Arc<Semaphore>,
-    idle: Arc<Mutex<Vec<Arc<dyn TrainingBackend>>>>,
+    idle: Mutex<Vec<Arc<dyn TrainingBackend>>>,
     shadow_checkpoints: Arc<ShadowCheckpoints>,
     /// The fresh adapter, saved once a measurement starts from the base model.
-    base: Arc<OnceCell<Arc<ShadowOrigin>>>,
+    base: OnceCell<Arc<ShadowOrigin>>,
 }
 
 impl ShadowTrainer {
@@ -82,12 +85,17 @@ impl ShadowTrainer {
         activity: Activity,
         meters: &ServiceMeters,
     ) -> Self {
-        let service = options.retry.deadlines.service(service, meters);
-        let permits = Arc::new(Semaphore::new(options.adapters.get()));
-        let meter = queries.deltas.clone();
-        let idle = Arc::default();
-        let base = Arc::default();
-        Self { options, service, board, activity, meter, permits, idle, shadow_checkpoints, base }
+        Self(Arc::new(ShadowPool {
+            service: options.retry.deadlines.service(service, meters),
+            board,
+            activity,
+            meter: queries.deltas.clone(),
+            permits: Arc::new(Semaphore::new(options.adapters.get())),
+            idle: Mutex::default(),
+            shadow_checkpoints,
+            base: OnceCell::new(),
+            options,
+        }))
     }
 
     /// Launches the stage, and connects it to the rewards that query through `queries`. Also returns the gauge of
@@ -97,7 +105,7 @@ impl ShadowTrainer {
     /// Another stage is attached to `queries` already.
     pub fn attach(self, queries: &QueryBudget) -> (StageHandle, MailboxGauge) {
         // One more than there are adapters may wait at the stage; the others wait at their sender.
-        let capacity = self.options.adapters.saturating_add(1);
+        let capacity = self.0.options.adapters.saturating_add(1);
         let (measures, receiver) = mailbox("measures", capacity);
         let gauge = measures.gauge();
         assert!(queries.shadow.set(measures).is_ok(), "questions have one shadow trainer");
@@ -111,6 +119,20 @@ impl ShadowTrainer {
         });
         (stage, gauge)
     }
+
+    /// Waits for the measurements under way, starts no more, and deletes everything of the stage from the service.
+    pub async fn close(&self) {
+        let pool = &self.0;
+        let all = u32::try_from(pool.options.adapters.get()).unwrap_or(u32::MAX);
+        // An error means that it is closed already.
+        drop(pool.permits.acquire_many(all).await);
+        pool.permits.close();
+        let idle = std::mem::take(&mut *pool.lock());
+        for shadow in idle {
+            release(&*shadow).await;
+        }
+        pool.shadow_checkpoints.clear().await;
+    }
 }
 
 impl Actor for ShadowTrainer {
@@ -122,12 +144,12 @@ impl Handler<StageMessage<LogprobDeltaRequest>> for ShadowTrainer {
 
     fn handle(&mut self, message: StageMessage<LogprobDeltaRequest>, _: &mut Self::Context) {
         let (measure, permit) = message.open();
-        let stage = self.clone();
+        let pool = self.0.clone();
         tokio::spawn(async move {
-            stage.board.update(NAME, |s| s.busy += 1);
-            let measuring = catch_panic(stage.measure(&measure));
+            pool.board.update(NAME, |s| s.busy += 1);
+            let measuring = catch_panic(pool.measure(&measure));
             let result = measuring.await.map_err(RewardError::Environment).and_then(|result| result);
-            stage.board.update(NAME, |s| {
+            pool.board.update(NAME, |s| {
                 s.busy -= 1;
                 if result.is_ok() { s.done += 1 } else { s.failed += 1 }
             });
@@ -138,7 +160,7 @@ impl Handler<StageMessage<LogprobDeltaRequest>> for ShadowTrainer {
     }
 }
 
-impl ShadowTrainer {
+impl ShadowPool {
     async fn measure(&self, measure: &LogprobDeltaRequest) -> Result<LogprobDelta, RewardError> {
         let closed = |_| RewardError::Unsupported("the shadow trainer has ended".into());
         let _permit = self.permits.acquire().await.map_err(closed)?;
@@ -168,19 +190,6 @@ impl ShadowTrainer {
             }
         }
         result
-    }
-
-    /// Waits for the measurements under way, starts no more, and deletes everything of the stage from the service.
-    pub async fn close(&self) {
-        let all = u32::try_from(self.options.adapters.get()).unwrap_or(u32::MAX);
-        // An error means that it is closed already.
-        drop(self.permits.acquire_many(all).await);
-        self.permits.close();
-        let idle = std::mem::take(&mut *self.lock());
-        for shadow in idle {
-            release(&*shadow).await;
-        }
-        self.shadow_checkpoints.clear().await;
     }
 
     async fn create(&self) -> Result<Arc<dyn TrainingBackend>, BackendError> {
