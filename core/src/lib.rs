@@ -17,6 +17,7 @@ pub mod lora;
 pub mod loss;
 pub mod optim;
 pub mod random;
+pub mod record;
 pub mod reward;
 pub mod rollout;
 pub mod sampling;
