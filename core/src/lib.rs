@@ -10,6 +10,8 @@ pub mod chat;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
+#[cfg(test)]
+mod documentation;
 pub mod environment;
 mod forward;
 pub mod ids;
@@ -23,4 +25,5 @@ pub mod rollout;
 pub mod sampling;
 pub mod schedule;
 pub mod service;
+pub mod telemetry;
 pub mod tensor;

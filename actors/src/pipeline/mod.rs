@@ -12,11 +12,11 @@ use crate::mailbox::{
     MailboxReceiver, MailboxSender, MailboxStats, StageExit, StageHandle, StageMessage, launch, mailbox,
     spawn_watched,
 };
-use crate::messages::{MixtureComponent, QuarantinedRollout, SavedGroup, StepRecord};
+use crate::messages::{CommittedStep, MixtureComponent, QuarantinedRollout, SavedGroup};
 use crate::policy::{LogprobOracle, Policy, QueryBudget, ShadowCheckpoints, ShadowOrigin};
 use crate::service::retry::Retry;
 use crate::stages::batcher::{self, AdvantageBatcher, BatcherOptions, CompleteGroup, CpuPool, StalenessGate};
-use crate::stages::evaluator::{Evaluation, Evaluator, EvaluatorOptions};
+use crate::stages::evaluator::{Evaluator, EvaluatorOptions};
 use crate::stages::feeder::{self, Allowance, Feeder};
 use crate::stages::sampler::Sampler;
 use crate::stages::scorer::{LogprobSource, Scorer, ScoringOracles};
@@ -28,6 +28,7 @@ use crate::telemetry::meters::PipelineMeters;
 pub use capacities::MailboxCapacities;
 use futures::future::select_all;
 use minds_core::ids::PolicyVersion;
+use minds_core::record::EvaluationRecord;
 use minds_core::schedule::{self, Schedule, ScheduleError};
 use minds_core::service::{SamplingBackend, Service, TrainingBackend};
 pub use observer::Observer;
@@ -40,13 +41,13 @@ use tracing::error;
 /// Events of the pipeline, in the order in which they happened.
 pub enum PipelineEvent {
     /// An optimizer step is done and its weights are published.
-    Step(StepRecord),
+    Step(Box<CommittedStep>),
     /// A checkpoint has been saved.
     CheckpointSaved(SavedCheckpoint),
     /// A reward has failed for good.
     Quarantined(QuarantinedRollout),
     /// Weights have been evaluated. May arrive after later steps.
-    Evaluated(Evaluation),
+    Evaluated(EvaluationRecord),
     /// The run is over, because it was stopped or all steps are done.
     Ended {
         /// Optimizer steps done at the end.
@@ -177,7 +178,7 @@ pub struct Pipeline {
     /// Whether the run is being ended early, after a last checkpoint.
     giving_up: bool,
     /// Results of the evaluator.
-    evaluations: mpsc::Receiver<Evaluation>,
+    evaluations: mpsc::Receiver<EvaluationRecord>,
     /// Turns true when no more weights will come.
     last: watch::Sender<bool>,
     /// The final event, held back until the last evaluation has been reported.

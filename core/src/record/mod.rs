@@ -33,7 +33,7 @@ const EVALUATED: &str = "eval";
 numbers! {
     /// Everything measured about one optimizer step: a row of `metrics.json`. The stage that commits the step
     /// completes it.
-    StepRecord StepKeys {
+    pub struct StepRecord with StepKeys {
         /// Optimizer steps done, this one included.
         step: u64,
         /// Numbers of each environment in the step by its name, and of [`ALL_ENVIRONMENTS`].
@@ -155,7 +155,7 @@ numbers! {
 
 numbers! {
     /// Numbers of one environment in a step, under `env/<name>/`.
-    EnvironmentRecord EnvironmentKeys {}
+    pub struct EnvironmentRecord with EnvironmentKeys {}
     numbers {
         /// Mean reward. `<name>` is an environment's name, or `all` for all rollouts of the step together.
         reward: "reward/total" "–",
@@ -186,7 +186,7 @@ numbers! {
 
 numbers! {
     /// Numbers of one environment in an evaluation, under `eval/<name>/`.
-    EvaluatedEnvironment EvaluatedKeys {}
+    pub struct EvaluatedEnvironment with EvaluatedKeys {}
     numbers {
         /// Mean reward of the environment, which has the weight 0.
         reward: "reward" "–",
@@ -201,7 +201,7 @@ numbers! {
     }
     /// Means of the metrics that explain the rewards, over the rollouts that have them, by name.
     open parts {
-        /// As `env/<name>/<part>`.
+        /// Mean of what the rewards were made of, as `env/<name>/<part>`.
         "<part>" "–",
     }
 }
@@ -235,7 +235,7 @@ impl StepRecord {
         }
     }
 
-    /// Removes the numbers that are not finite, since JSON has none such, and returns them.
+    /// Removes and returns the numbers that are not finite: JSON has no NaN.
     pub fn remove_non_finite(&mut self) -> Metrics {
         let (finite, removed): (Metrics, Metrics) =
             self.numbers().into_iter().partition(|(_, value)| value.is_finite());
@@ -274,7 +274,7 @@ impl<'de> Deserialize<'de> for StepRecord {
 
 /// The measurement of one version of the weights: a line of `evals.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(into = "EvaluationRow", from = "EvaluationRow")]
+#[serde(into = "StoredEvaluation", from = "StoredEvaluation")]
 pub struct EvaluationRecord {
     /// Optimizer steps behind the weights.
     pub step: u64,
@@ -294,21 +294,21 @@ impl EvaluationRecord {
 
 /// An [`EvaluationRecord`] as it is stored.
 #[derive(Serialize, Deserialize)]
-struct EvaluationRow {
+struct StoredEvaluation {
     step: u64,
     #[serde(flatten)]
     numbers: BTreeMap<String, Option<f64>>,
 }
 
-impl From<EvaluationRecord> for EvaluationRow {
+impl From<EvaluationRecord> for StoredEvaluation {
     fn from(record: EvaluationRecord) -> Self {
         let numbers = record.numbers().into_iter().map(|(key, value)| (key, Some(value))).collect();
         Self { step: record.step, numbers }
     }
 }
 
-impl From<EvaluationRow> for EvaluationRecord {
-    fn from(row: EvaluationRow) -> Self {
+impl From<StoredEvaluation> for EvaluationRecord {
+    fn from(row: StoredEvaluation) -> Self {
         let mut numbers: Metrics =
             row.numbers.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         let sign = EvaluatedEnvironment::KEYS.rollouts;
@@ -323,7 +323,7 @@ pub fn environment_key(environment: &str, key: &str) -> String {
     format!("{ENVIRONMENTS}/{environment}/{key}")
 }
 
-/// Name of the environment of whose reward this is the key, in the row of a step.
+/// Name of the environment whose reward has this key in the row of a step.
 #[must_use]
 pub fn environment_of(key: &str) -> Option<&str> {
     numbers::environment_of(key, ENVIRONMENTS, EnvironmentRecord::KEYS.reward)

@@ -26,10 +26,10 @@ pub(super) trait Numbers: Default {
     /// The field of a key.
     fn field(&mut self, key: &str) -> Option<&mut Option<f64>>;
 
-    /// All other numbers.
+    /// The open numbers, by name.
     fn others(&self) -> &Metrics;
 
-    /// All other numbers, to be changed.
+    /// The open numbers, to be changed.
     fn others_mut(&mut self) -> &mut Metrics;
 }
 
@@ -38,7 +38,7 @@ pub(super) trait Numbers: Default {
 macro_rules! numbers {
     (
         $(#[$about:meta])*
-        $record:ident $keys:ident { $( $(#[$extra_about:meta])* $extra:ident: $type:ty, )* }
+        pub struct $record:ident with $keys:ident { $( $(#[$extra_about:meta])* $extra:ident: $type:ty, )* }
         numbers { $( $(#[doc = $doc:literal])+ $field:ident: $key:literal $unit:literal, )+ }
         $(#[$open_about:meta])*
         open $open:ident { $( $(#[doc = $open_doc:literal])+ $open_key:literal $open_unit:literal, )+ }
@@ -140,9 +140,11 @@ pub(super) fn take_environments<R: Numbers>(
         names.iter().filter(|name| !is_part(name)).map(|name| (name.clone(), R::default())).collect();
     row.retain(|key, value| {
         let Some(rest) = below(key, start) else { return true };
-        // If one name begins another, the longer one is later in the order.
-        let owner = all.iter_mut().rev().find_map(|(name, record)| Some((record, below(rest, name)?)));
-        let Some((record, key)) = owner else { return true };
+        let mut splits = rest.rmatch_indices('/').map(|(at, _)| (&rest[..at], &rest[at + 1..]));
+        let owner = splits.find(|(name, _)| all.contains_key(*name));
+        let Some((record, key)) = owner.and_then(|(name, key)| Some((all.get_mut(name)?, key))) else {
+            return true;
+        };
         match below(key, APART).filter(|own| record.field(own).is_some()) {
             Some(own) => {
                 record.others_mut().insert(own.to_owned(), *value);

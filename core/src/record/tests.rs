@@ -17,7 +17,8 @@ fn a_row_is_flat_and_comes_back_as_it_was() {
         step: 3,
         entropy: Some(0.5),
         stepped: Some(1.0),
-        environments: [("user/task".to_owned(), environment.clone()), ("user".to_owned(), environment)].into(),
+        environments: [("user/task".to_owned(), environment.clone()), ("user".to_owned(), environment)]
+            .into(),
         service: [("optim/skew".to_owned(), 2.0)].into(),
         ..StepRecord::default()
     };
@@ -39,7 +40,8 @@ fn a_row_of_another_version_loses_no_number() {
     assert_eq!((record.step, record.entropy), (2, None));
     let kept = Metrics::from([("older/number".to_owned(), 1.5), ("env/gone/note".to_owned(), 2.0)]);
     assert_eq!(record.numbers(), kept);
-    for row in [json!({"optim/entropy": 1}), json!({"step": null}), json!({"step": -1}), json!({"step": "1"})] {
+    for row in [json!({"optim/entropy": 1}), json!({"step": null}), json!({"step": -1}), json!({"step": "1"})]
+    {
         assert!(serde_json::from_value::<StepRecord>(row.clone()).is_err(), "{row}");
     }
 }
