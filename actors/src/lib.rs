@@ -19,12 +19,11 @@ pub mod service {
     pub mod retry;
 }
 
-/// Metrics of a pipeline: counters, busy times, and metric names.
+/// Metrics of a pipeline: counters and busy times.
 pub mod telemetry {
     pub mod activity;
     mod board;
     pub mod meters;
-    pub mod names;
     pub mod shadow_meter;
 
     pub use board::{StageBoard, StageSnapshot};

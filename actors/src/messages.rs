@@ -9,11 +9,13 @@ use minds_core::chat::Renderer;
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
-use minds_core::reward::{Metrics, RewardError, Score};
+use minds_core::record::{QuarantineRow, RolloutRow, StepRecord, TurnRow};
+use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
 pub use minds_core::rollout::{Drift, TrainingRollout};
 use minds_core::sampling::SamplingParams;
 use minds_core::service::BackendError;
+use std::borrow::Cow;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,14 +172,79 @@ impl QuarantinedRollout {
             answers: turns.into_iter().map(|turn| turn.text).collect(),
         }
     }
+
+    /// The rollout as the run folder keeps it.
+    #[must_use]
+    pub fn row(&self) -> QuarantineRow<'_> {
+        QuarantineRow {
+            environment: (&self.environment).into(),
+            item: self.item,
+            group: self.rollout.group.0,
+            member: self.rollout.member,
+            policy: self.policy.0,
+            kind: self.cause.name().into(),
+            cause: self.cause.to_string().into(),
+            text: (&self.answers).into(),
+        }
+    }
 }
 
 /// Trainer → observers: one optimizer step is done.
-pub struct StepRecord {
-    /// Steps done so far, this one included.
-    pub step: u64,
-    /// Metrics of the step, by name.
-    pub metrics: Metrics,
+pub struct CommittedStep {
+    /// Everything measured about it.
+    pub record: StepRecord,
     /// Groups that were part of the step.
     pub groups: Vec<TrainingGroup>,
+}
+
+impl CommittedStep {
+    /// The rollouts of the step as the run folder keeps them.
+    pub fn rollouts(&self) -> impl Iterator<Item = RolloutRow<'_>> {
+        self.groups
+            .iter()
+            .flat_map(move |group| group.members.iter().map(move |member| self.rollout(group, member)))
+    }
+
+    fn rollout<'a>(&self, group: &'a TrainingGroup, member: &'a TrainingRollout) -> RolloutRow<'a> {
+        let turns = member.rollout.turns.iter().map(|turn| TurnRow {
+            text: (&turn.text).into(),
+            complete: turn.complete,
+            prompt_tokens: turn.prompt.len(),
+            tokens: (&turn.completion.tokens).into(),
+            logprobs: (&turn.completion.logprobs).into(),
+        });
+        RolloutRow {
+            step: self.record.step,
+            environment: (&group.group.component.name).into(),
+            group: group.group.id.0,
+            item: group.group.key.item,
+            member: member.rollout.id.member,
+            policy: member.rollout.policy.0,
+            reward: member.score.reward.get(),
+            advantage: member.advantage,
+            metrics: Cow::Borrowed(&member.score.metrics),
+            prompt: member.rollout.prompt(&group.group.item).into(),
+            turns: turns.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_the_item_the_cause_and_the_text() {
+        let quarantined = QuarantinedRollout {
+            environment: "ghost".into(),
+            rollout: RolloutId { group: GroupId(7), member: 3 },
+            item: 41,
+            policy: PolicyVersion(2),
+            cause: RewardError::TimedOut(600),
+            answers: vec!["1, 2".into()],
+        };
+        let line = serde_json::to_string(&quarantined.row()).expect("a row is JSON");
+        let expected = r#"{"environment":"ghost","item":41,"group":7,"member":3,"policy":2,"kind":"timed_out","cause":"scoring took longer than 600 s","text":["1, 2"]}"#;
+        assert_eq!(line, expected);
+    }
 }

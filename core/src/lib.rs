@@ -10,6 +10,8 @@ pub mod chat;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
+#[cfg(test)]
+mod documentation;
 pub mod environment;
 mod forward;
 pub mod ids;
@@ -18,9 +20,11 @@ pub mod lora;
 pub mod loss;
 pub mod optim;
 pub mod random;
+pub mod record;
 pub mod reward;
 pub mod rollout;
 pub mod sampling;
 pub mod schedule;
 pub mod service;
+pub mod telemetry;
 pub mod tensor;

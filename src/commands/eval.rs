@@ -9,11 +9,10 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::last_checkpoint;
 use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
-use minds_core::reward::Metrics;
-use minds_stages::evaluator::{Evaluation, Evaluator};
+use minds_core::record::EvaluationRecord;
+use minds_stages::evaluator::Evaluator;
 use minds_stages::pipeline::ShadowStart;
 use minds_stages::policy::{Policy, QueryBudget, ShadowOrigin};
-use minds_stages::telemetry::names;
 use minds_tinker::types::FinishReason;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -82,42 +81,38 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     })?;
     ready.close(FinishReason::Success);
     if command.json {
-        print_line!("{}", json!({ "checkpoint": path, "step": step, "metrics": evaluation.metrics }));
+        print_line!("{}", json!({ "checkpoint": path, "step": step, "metrics": evaluation.numbers() }));
     } else {
         show(&evaluation);
     }
-    match unmeasured(&evaluation.metrics) {
+    match unmeasured(&evaluation) {
         None => Ok(()),
         Some(name) => {
-            let why = anyhow!("{name} was not measured: no rollout has a reward; the warnings above say why");
+            let why =
+                anyhow!("eval/{name} was not measured: no rollout has a reward; the warnings above say why");
             Err(why).or_exit(ProcessExit::Failed)
         }
     }
 }
 
 /// The first environment without a rewarded rollout.
-fn unmeasured(metrics: &Metrics) -> Option<&str> {
-    names(metrics).find(|name| metrics.get(&format!("{name}/episodes")) == Some(&0.0))
-}
-
-/// The evaluated environments, as `eval/<name>`.
-fn names(metrics: &Metrics) -> impl Iterator<Item = &str> {
-    metrics.keys().filter_map(|key| key.strip_suffix("/episodes"))
+fn unmeasured(evaluation: &EvaluationRecord) -> Option<&str> {
+    let none = evaluation.environments.iter().find(|(_, found)| found.rollouts == Some(0.0));
+    none.map(|(name, _)| name.as_str())
 }
 
 /// Prints the rewards of an evaluation.
-pub fn show(evaluation: &Evaluation) {
-    let metrics = &evaluation.metrics;
-    for name in names(metrics) {
-        let get = |key: &str| metrics.get(&format!("{name}/{key}")).copied().unwrap_or(f64::NAN);
+pub fn show(evaluation: &EvaluationRecord) {
+    let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
+    for (name, found) in &evaluation.environments {
         print_line!(
-            "eval {:<7} {name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
+            "eval {:<7} eval/{name} reward {:.3} [{:.3}, {:.3}] over {} episodes, {} without a reward",
             evaluation.step,
-            get(names::EVAL_REWARD),
-            get(names::EVAL_REWARD_LOW),
-            get(names::EVAL_REWARD_HIGH),
-            get("episodes"),
-            get("missing"),
+            known(found.reward),
+            known(found.reward_low),
+            known(found.reward_high),
+            known(found.rollouts),
+            known(found.reward_errors),
         );
     }
 }
@@ -158,14 +153,12 @@ mod tests {
 
     #[test]
     fn an_environment_without_a_single_reward_was_not_measured() {
-        let metrics = |episodes: f64| {
-            Metrics::from([
-                ("eval/a/episodes".into(), 5.0),
-                ("eval/b/episodes".into(), episodes),
-                ("eval/b/missing".into(), 5.0),
-            ])
+        let evaluation = |episodes: f64| -> EvaluationRecord {
+            let row =
+                json!({"step": 1, "eval/a/episodes": 5, "eval/b/episodes": episodes, "eval/b/missing": 5});
+            serde_json::from_value(row).unwrap()
         };
-        assert_eq!(unmeasured(&metrics(0.0)), Some("eval/b"));
-        assert_eq!(unmeasured(&metrics(1.0)), None);
+        assert_eq!(unmeasured(&evaluation(0.0)), Some("b"));
+        assert_eq!(unmeasured(&evaluation(1.0)), None);
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn file(name: &str) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_core::record::{EnvironmentRecord, EvaluatedEnvironment, NumberInfo, StepRecord};
 
     /// Every `src`, `href` and `import` of the page names one of its files.
     #[test]
@@ -53,5 +54,33 @@ mod tests {
             }
         }
         assert!(asked > 20, "{asked}");
+    }
+
+    /// Numbers that the scripts name in quotes, such as 'time/total' or `env/${name}/reward/total`.
+    #[test]
+    fn the_page_shows_numbers_that_a_record_has() {
+        let keys = |start: &str, numbers: &[NumberInfo]| -> Vec<String> {
+            numbers.iter().map(|number| format!("{start}{}", number.key)).collect()
+        };
+        let known = [
+            keys("", StepRecord::NUMBERS),
+            keys("env/${name}/", EnvironmentRecord::NUMBERS),
+            keys("eval/${name}/", EvaluatedEnvironment::NUMBERS),
+        ]
+        .concat();
+        let starts: Vec<&str> = known.iter().filter_map(|key| key.split_inclusive('/').next()).collect();
+        let mut shown = 0;
+        for (name, bytes) in
+            FILES.iter().filter(|(name, _)| name.ends_with(".js") && !name.starts_with("uPlot"))
+        {
+            let text = std::str::from_utf8(bytes).unwrap();
+            for literal in text.split(['\'', '`']).filter(|text| starts.iter().any(|s| text.starts_with(s))) {
+                let key = literal.replace("env/all/", "env/${name}/");
+                let fixed = key.strip_suffix("${which}").unwrap_or(&key);
+                assert!(known.iter().any(|known| known.starts_with(fixed)), "{name} shows {literal}");
+                shown += 1;
+            }
+        }
+        assert!(shown > 15, "{shown}");
     }
 }

@@ -1,11 +1,12 @@
 //! All Prometheus metrics: counters of the stages and the client, and values read from the run at each scrape.
 //!
-//! Values read here cost the run nothing between two scrapes. Their names and help texts are in [`RUN_METRICS`] alone;
-//! `docs/metrics.md` explains all metrics.
+//! Values read here cost the run nothing between two scrapes. Their names and help texts are in
+//! [`minds_core::telemetry`].
 
 use super::view::RunView;
+use minds_core::record::EvaluatedEnvironment;
+use minds_core::telemetry::{self, MetricKind, MetricSpec};
 use minds_stages::ledger::DiscardedTokens;
-use minds_stages::telemetry::names;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, Registry};
@@ -31,13 +32,8 @@ pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
 /// A value for each set of labels.
 type LabeledValues = Vec<(Vec<String>, f64)>;
 
-/// A metric that is read at each scrape.
-struct RunMetric {
-    name: &'static str,
-    help: &'static str,
-    labels: &'static [&'static str],
-    read: fn(&RunView) -> LabeledValues,
-}
+/// A metric, and how it is read at each scrape.
+type RunMetric = (MetricSpec, fn(&RunView) -> LabeledValues);
 
 fn one(value: f64) -> LabeledValues {
     vec![(vec![], value)]
@@ -56,14 +52,14 @@ fn stages(view: &RunView, value: impl Fn(&minds_stages::telemetry::StageSnapshot
     stages.iter().map(|(name, stage)| (vec![(*name).to_owned()], value(stage) as f64)).collect()
 }
 
-/// One metric of the last evaluation, for each environment that was evaluated.
-fn measured(view: &RunView, number: &str) -> LabeledValues {
+/// A number of the last evaluation, for each environment that was evaluated.
+fn measured(view: &RunView, number: fn(&EvaluatedEnvironment) -> Option<f64>) -> LabeledValues {
     let history = view.history();
     let Some(last) = history.evaluations.all().last() else { return Vec::new() };
-    let environments = view.run_info.environments.iter().map(|share| share.name.clone());
-    let found = environments.filter_map(|name| {
-        let value = *last.get(&format!("eval/{name}/{number}"))?;
-        value.is_finite().then(|| (vec![name], value))
+    let environments = view.run_info.environments.iter();
+    let found = environments.filter_map(|share| {
+        let value = number(last.environments.get(&share.name)?).filter(|value| value.is_finite())?;
+        Some((vec![share.name.clone()], value))
     });
     found.collect()
 }
@@ -74,280 +70,95 @@ fn backlog(view: &RunView) -> f64 {
     (sampled.done + sampled.failed).saturating_sub(scored.done + scored.failed) as f64
 }
 
-/// Metrics read at each scrape. A name that ends in `_total` is a counter, any other a gauge.
+/// Metrics read at each scrape.
 const RUN_METRICS: &[RunMetric] = &[
-    RunMetric {
-        name: "minds_build_info",
-        help: "Always 1: the program's version and commit.",
-        labels: &["version", "commit"],
-        read: |view| {
-            vec![(vec![view.run_info.version.into(), view.run_info.commit.unwrap_or("unknown").into()], 1.0)]
-        },
-    },
-    RunMetric {
-        name: "minds_run_info",
-        help: "Always 1: what is trained where.",
-        labels: &["run", "base_model", "service", "loss"],
-        read: |view| {
-            let run_info = &view.run_info;
-            let loss = run_info.loss.to_owned();
-            vec![(
-                vec![run_info.name.clone(), run_info.base_model.clone(), run_info.service.clone(), loss],
-                1.0,
-            )]
-        },
-    },
-    RunMetric {
-        name: "minds_run_start_timestamp_seconds",
-        help: "When this life of the run began.",
-        labels: &[],
-        read: |view| one(view.run_info.started),
-    },
-    RunMetric {
-        name: "minds_run_step",
-        help: "Optimizer steps done.",
-        labels: &[],
-        read: |view| one(view.history().step as f64),
-    },
-    RunMetric {
-        name: "minds_run_step_timestamp_seconds",
-        help: "When the last optimizer step was done; before the first one, when this life of the run began.",
-        labels: &[],
-        read: |view| one(view.history().step_at),
-    },
-    RunMetric {
-        name: "minds_run_steps",
-        help: "Optimizer steps in all.",
-        labels: &[],
-        read: |view| one(view.run_info.steps as f64),
-    },
-    RunMetric {
-        name: "minds_run_max_staleness_steps",
-        help: "Most steps by which rollouts may lie behind the weights that they train.",
-        labels: &[],
-        read: |view| one(view.run_info.max_staleness as f64),
-    },
-    RunMetric {
-        name: "minds_run_checkpoint_step",
-        help: "Steps done at the last saved state.",
-        labels: &[],
-        read: |view| one(view.history().checkpoint.map_or(view.run_info.first_step, |(step, _)| step) as f64),
-    },
-    RunMetric {
-        name: "minds_run_checkpoint_timestamp_seconds",
-        help: "When the last state was saved; before the first one, when this life of the run began.",
-        labels: &[],
-        read: |view| one(view.history().checkpoint.map_or(view.run_info.started, |(_, at)| at)),
-    },
-    RunMetric {
-        name: "minds_eval_step",
-        help: "Steps that the weights of the last evaluation had behind them.",
-        labels: &[],
-        read: |view| {
-            let step =
-                view.history().evaluations.all().last().and_then(|last| last.get(names::STEP).copied());
-            step.map(one).unwrap_or_default()
-        },
-    },
-    RunMetric {
-        name: "minds_eval_reward",
-        help: "Mean reward of the last evaluation.",
-        labels: &["environment"],
-        read: |view| measured(view, names::EVAL_REWARD),
-    },
-    RunMetric {
-        name: "minds_eval_reward_low",
-        help: "Lower end of its 95 % interval.",
-        labels: &["environment"],
-        read: |view| measured(view, names::EVAL_REWARD_LOW),
-    },
-    RunMetric {
-        name: "minds_eval_reward_high",
-        help: "Upper end of its 95 % interval.",
-        labels: &["environment"],
-        read: |view| measured(view, names::EVAL_REWARD_HIGH),
-    },
-    RunMetric {
-        name: "minds_pipeline_credits",
-        help: "Rights to have a group under way, by state: `used` or `free`.",
-        labels: &["state"],
-        read: |view| {
-            let used = view.pipeline.ledger.counts().in_flight();
-            each([("used", used as f64), ("free", view.pipeline.credits.saturating_sub(used) as f64)])
-        },
-    },
-    RunMetric {
-        name: "minds_pipeline_groups_opened_total",
-        help: "Groups opened.",
-        labels: &[],
-        read: |view| one(view.pipeline.ledger.counts().opened as f64),
-    },
-    RunMetric {
-        name: "minds_pipeline_groups_settled_total",
-        help: "Groups that have left the pipeline, by their outcome.",
-        labels: &["outcome"],
-        read: |view| {
-            let counts = view.pipeline.ledger.counts();
-            each([
-                ("trained", counts.trained as f64),
-                ("filtered", counts.filtered as f64),
-                ("dropped", counts.dropped as f64),
-                ("failed", counts.failed as f64),
-            ])
-        },
-    },
-    RunMetric {
-        name: "minds_pipeline_tokens_discarded_total",
-        help: "Sampled tokens of rollouts that had their reward and were not trained, by the outcome of their group.",
-        labels: &["outcome"],
-        read: |view| {
-            let DiscardedTokens { filtered, dropped, failed } = view.pipeline.ledger.discarded();
-            each([("filtered", filtered as f64), ("dropped", dropped as f64), ("failed", failed as f64)])
-        },
-    },
-    RunMetric {
-        name: "minds_pipeline_seconds_total",
-        help: "Time that the pipeline has been at work.",
-        labels: &[],
-        read: |view| one(view.pipeline.activity.shares().wall),
-    },
-    RunMetric {
-        name: "minds_pipeline_busy_seconds_total",
-        help: "Time in which at least one piece of this work was under way.",
-        labels: &["work"],
-        read: |view| {
-            let shares = view.pipeline.activity.shares();
-            each([
-                ("sampling", shares.sampling),
-                ("scoring", shares.scoring),
-                ("training", shares.training),
-                ("shadow", shares.shadow),
-                ("any", shares.any),
-            ])
-        },
-    },
-    RunMetric {
-        name: "minds_pipeline_overlap_seconds_total",
-        help: "Time in which the trainer was busy while sampling or scoring went on.",
-        labels: &[],
-        read: |view| one(view.pipeline.activity.shares().overlap),
-    },
-    RunMetric {
-        name: "minds_mailbox_depth",
-        help: "Messages queued or in work.",
-        labels: &["mailbox"],
-        read: |view| mailboxes(view, |mailbox| mailbox.depth as f64),
-    },
-    RunMetric {
-        name: "minds_mailbox_capacity",
-        help: "Most messages that a mailbox holds.",
-        labels: &["mailbox"],
-        read: |view| mailboxes(view, |mailbox| mailbox.capacity as f64),
-    },
-    RunMetric {
-        name: "minds_mailbox_sent_total",
-        help: "Messages sent.",
-        labels: &["mailbox"],
-        read: |view| mailboxes(view, |mailbox| mailbox.sent as f64),
-    },
-    RunMetric {
-        name: "minds_mailbox_lost_total",
-        help: "Messages dropped unopened. Anything but 0 before a run's end is a fault.",
-        labels: &["mailbox"],
-        read: |view| mailboxes(view, |mailbox| mailbox.lost as f64),
-    },
-    RunMetric {
-        name: "minds_mailbox_wait_seconds_total",
-        help: "Time that senders have waited for room, summed over the senders.",
-        labels: &["mailbox"],
-        read: |view| mailboxes(view, |mailbox| mailbox.waited_s),
-    },
-    RunMetric {
-        name: "minds_stage_busy",
-        help: "Pieces of work in progress.",
-        labels: &["stage"],
-        read: |view| stages(view, |stage| stage.busy),
-    },
-    RunMetric {
-        name: "minds_stage_done_total",
-        help: "Pieces of work done.",
-        labels: &["stage"],
-        read: |view| stages(view, |stage| stage.done),
-    },
-    RunMetric {
-        name: "minds_stage_failed_total",
-        help: "Pieces of work that failed.",
-        labels: &["stage"],
-        read: |view| stages(view, |stage| stage.failed),
-    },
-    RunMetric {
-        name: "minds_trainer_idle_seconds_total",
-        help: "Time in which the trainer had nothing to do, by what went on meanwhile: what it was waiting for.",
-        labels: &["reason"],
-        read: |view| {
-            let idle = view.pipeline.activity.shares().idle;
-            each([
-                ("sampling", idle.sampling),
-                ("scoring", idle.scoring),
-                ("sampling_and_scoring", idle.both),
-                ("export", idle.exporting),
-                ("nothing", idle.nothing),
-            ])
-        },
-    },
-    RunMetric {
-        name: "minds_trainer_refused_batches_total",
-        help: "Batches that the service refused: no optimizer step was made of them.",
-        labels: &[],
-        read: |view| one(view.pipeline.ledger.refused_batches() as f64),
-    },
-    RunMetric {
-        name: "minds_scorer_backlog",
-        help: "Rollouts that are sampled and not yet scored.",
-        labels: &[],
-        read: |view| one(backlog(view)),
-    },
-    RunMetric {
-        name: "minds_scorer_queries_total",
-        help: "Log-prob queries of rewards, by who answered: the `service`, or the `memory` of an equal one.",
-        labels: &["answer"],
-        read: |view| {
-            let asked = view.pipeline.queries.read();
-            each([("service", asked.sent as f64), ("memory", asked.remembered as f64)])
-        },
-    },
-    RunMetric {
-        name: "minds_scorer_query_wait_seconds_total",
-        help: "Time that log-prob queries have waited for room or for the next step, summed over the queries.",
-        labels: &[],
-        read: |view| one(view.pipeline.queries.read().waited_s),
-    },
-    RunMetric {
-        name: "minds_shadow_steps_total",
-        help: "Gradient steps measured by shadow adapters.",
-        labels: &[],
-        read: |view| one(view.pipeline.queries.read().deltas.done as f64),
-    },
-    RunMetric {
-        name: "minds_shadow_wait_seconds_total",
-        help: "Time that these waited for an adapter.",
-        labels: &[],
-        read: |view| one(view.pipeline.queries.read().deltas.waited_s),
-    },
-    RunMetric {
-        name: "minds_shadow_service_seconds_total",
-        help: "Time that these took.",
-        labels: &[],
-        read: |view| one(view.pipeline.queries.read().deltas.worked_s),
-    },
-    RunMetric {
-        name: "minds_python_process_ends_total",
-        help: "Processes of a Python environment that ended unasked, or did not start, and were replaced.",
-        labels: &["environment"],
-        read: |view| {
-            view.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
-        },
-    },
+    (telemetry::BUILD_INFO, |view| {
+        vec![(vec![view.run_info.version.into(), view.run_info.commit.unwrap_or("unknown").into()], 1.0)]
+    }),
+    (telemetry::RUN_INFO, |view| {
+        let run_info = &view.run_info;
+        let loss = run_info.loss.to_owned();
+        vec![(vec![run_info.name.clone(), run_info.base_model.clone(), run_info.service.clone(), loss], 1.0)]
+    }),
+    (telemetry::RUN_START_TIMESTAMP_SECONDS, |view| one(view.run_info.started)),
+    (telemetry::RUN_STEP, |view| one(view.history().step as f64)),
+    (telemetry::RUN_STEP_TIMESTAMP_SECONDS, |view| one(view.history().step_at)),
+    (telemetry::RUN_STEPS, |view| one(view.run_info.steps as f64)),
+    (telemetry::RUN_MAX_STALENESS_STEPS, |view| one(view.run_info.max_staleness as f64)),
+    (telemetry::RUN_CHECKPOINT_STEP, |view| {
+        one(view.history().checkpoint.map_or(view.run_info.first_step, |(step, _)| step) as f64)
+    }),
+    (telemetry::RUN_CHECKPOINT_TIMESTAMP_SECONDS, |view| {
+        one(view.history().checkpoint.map_or(view.run_info.started, |(_, at)| at))
+    }),
+    (telemetry::EVAL_STEP, |view| {
+        let history = view.history();
+        history.evaluations.all().last().map(|last| one(last.step as f64)).unwrap_or_default()
+    }),
+    (telemetry::EVAL_REWARD, |view| measured(view, |found| found.reward)),
+    (telemetry::EVAL_REWARD_LOW, |view| measured(view, |found| found.reward_low)),
+    (telemetry::EVAL_REWARD_HIGH, |view| measured(view, |found| found.reward_high)),
+    (telemetry::PIPELINE_CREDITS, |view| {
+        let used = view.pipeline.ledger.counts().in_flight();
+        each([("used", used as f64), ("free", view.pipeline.credits.saturating_sub(used) as f64)])
+    }),
+    (telemetry::PIPELINE_GROUPS_OPENED, |view| one(view.pipeline.ledger.counts().opened as f64)),
+    (telemetry::PIPELINE_GROUPS_SETTLED, |view| {
+        let counts = view.pipeline.ledger.counts();
+        each([
+            ("trained", counts.trained as f64),
+            ("filtered", counts.filtered as f64),
+            ("dropped", counts.dropped as f64),
+            ("failed", counts.failed as f64),
+        ])
+    }),
+    (telemetry::PIPELINE_TOKENS_DISCARDED, |view| {
+        let DiscardedTokens { filtered, dropped, failed } = view.pipeline.ledger.discarded();
+        each([("filtered", filtered as f64), ("dropped", dropped as f64), ("failed", failed as f64)])
+    }),
+    (telemetry::PIPELINE_SECONDS, |view| one(view.pipeline.activity.shares().wall)),
+    (telemetry::PIPELINE_BUSY_SECONDS, |view| {
+        let shares = view.pipeline.activity.shares();
+        each([
+            ("sampling", shares.sampling),
+            ("scoring", shares.scoring),
+            ("training", shares.training),
+            ("shadow", shares.shadow),
+            ("any", shares.any),
+        ])
+    }),
+    (telemetry::PIPELINE_OVERLAP_SECONDS, |view| one(view.pipeline.activity.shares().overlap)),
+    (telemetry::MAILBOX_DEPTH, |view| mailboxes(view, |mailbox| mailbox.depth as f64)),
+    (telemetry::MAILBOX_CAPACITY, |view| mailboxes(view, |mailbox| mailbox.capacity as f64)),
+    (telemetry::MAILBOX_SENT, |view| mailboxes(view, |mailbox| mailbox.sent as f64)),
+    (telemetry::MAILBOX_LOST, |view| mailboxes(view, |mailbox| mailbox.lost as f64)),
+    (telemetry::MAILBOX_WAIT_SECONDS, |view| mailboxes(view, |mailbox| mailbox.waited_s)),
+    (telemetry::STAGE_BUSY, |view| stages(view, |stage| stage.busy)),
+    (telemetry::STAGE_DONE, |view| stages(view, |stage| stage.done)),
+    (telemetry::STAGE_FAILED, |view| stages(view, |stage| stage.failed)),
+    (telemetry::TRAINER_IDLE_SECONDS, |view| {
+        let idle = view.pipeline.activity.shares().idle;
+        each([
+            ("sampling", idle.sampling),
+            ("scoring", idle.scoring),
+            ("sampling_and_scoring", idle.both),
+            ("export", idle.exporting),
+            ("nothing", idle.nothing),
+        ])
+    }),
+    (telemetry::TRAINER_REFUSED_BATCHES, |view| one(view.pipeline.ledger.refused_batches() as f64)),
+    (telemetry::SCORER_BACKLOG, |view| one(backlog(view))),
+    (telemetry::SCORER_QUERIES, |view| {
+        let asked = view.pipeline.queries.read();
+        each([("service", asked.sent as f64), ("memory", asked.remembered as f64)])
+    }),
+    (telemetry::SCORER_QUERY_WAIT_SECONDS, |view| one(view.pipeline.queries.read().waited_s)),
+    (telemetry::SHADOW_STEPS, |view| one(view.pipeline.queries.read().deltas.done as f64)),
+    (telemetry::SHADOW_WAIT_SECONDS, |view| one(view.pipeline.queries.read().deltas.waited_s)),
+    (telemetry::SHADOW_SERVICE_SECONDS, |view| one(view.pipeline.queries.read().deltas.worked_s)),
+    (telemetry::PYTHON_PROCESS_ENDS, |view| {
+        view.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
+    }),
 ];
 
 /// Collects the metrics of [`RUN_METRICS`] from a run.
@@ -358,9 +169,9 @@ struct RunCollector {
 
 impl RunCollector {
     fn new(view: Arc<RunView>) -> Result<Self, Error> {
-        let descs = RUN_METRICS.iter().map(|metric| {
-            let labels = metric.labels.iter().map(|label| (*label).to_owned()).collect();
-            Desc::new(metric.name.into(), metric.help.into(), labels, HashMap::new())
+        let descs = RUN_METRICS.iter().map(|(spec, _)| {
+            let labels = spec.labels.iter().map(|label| (*label).to_owned()).collect();
+            Desc::new(spec.name.into(), spec.help.into(), labels, HashMap::new())
         });
         Ok(Self { view, descs: descs.collect::<Result<_, _>>()? })
     }
@@ -372,10 +183,10 @@ impl Collector for RunCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let families = RUN_METRICS.iter().map(|metric| {
-            let is_counter = metric.name.ends_with("_total");
-            let values = (metric.read)(&self.view).into_iter().map(|(labels, value)| {
-                let pairs = metric.labels.iter().zip(labels).map(|(name, label)| {
+        let families = RUN_METRICS.iter().map(|(spec, read)| {
+            let is_counter = spec.kind == MetricKind::Counter;
+            let values = read(&self.view).into_iter().map(|(labels, value)| {
+                let pairs = spec.labels.iter().zip(labels).map(|(name, label)| {
                     let mut pair = LabelPair::default();
                     pair.set_name((*name).to_owned());
                     pair.set_value(label);
@@ -394,8 +205,8 @@ impl Collector for RunCollector {
                 out
             });
             let mut family = MetricFamily::default();
-            family.set_name(metric.name.into());
-            family.set_help(metric.help.into());
+            family.set_name(spec.name.into());
+            family.set_help(spec.help.into());
             family.set_field_type(if is_counter { MetricType::COUNTER } else { MetricType::GAUGE });
             family.set_metric(values.collect());
             family
@@ -410,27 +221,31 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The rows of the tables in `docs/metrics.md`: a name, its labels, its meaning, and what to do.
+    /// Name, labels and kind of all metrics that are counted or read.
     #[test]
-    fn every_metric_is_explained_and_nothing_else() {
+    fn the_table_has_every_metric_and_nothing_else() {
         let stages = minds_stages::telemetry::meters::PipelineMeters::default();
         let client = minds_tinker::client::ClientMetrics::default();
-        let counted = stages.collectors().into_iter().chain(client.collectors());
-        let counted: Vec<String> = counted
-            .flat_map(|c| c.desc().into_iter().map(|desc| desc.fq_name.clone()).collect::<Vec<_>>())
-            .collect();
-        let read = RUN_METRICS.iter().map(|metric| metric.name.to_owned());
-        let known: BTreeSet<String> = read.chain(counted.iter().cloned()).collect();
-        assert_eq!(known.len(), RUN_METRICS.len() + counted.len(), "two have one name");
+        let collectors = || stages.collectors().into_iter().chain(client.collectors());
+        let described = |desc: &Desc| (desc.fq_name.clone(), desc.help.clone(), desc.variable_labels.clone());
+        let counted = collectors().flat_map(|all| all.desc().into_iter().map(described).collect::<Vec<_>>());
+        let read = RUN_METRICS.iter().map(|(spec, _)| row(spec));
+        let known: Vec<_> = read.chain(counted).collect();
+        let table: BTreeSet<_> =
+            telemetry::SECTIONS.iter().flat_map(|(_, specs)| specs.iter()).map(row).collect();
+        assert_eq!(known.iter().cloned().collect::<BTreeSet<_>>(), table);
+        assert_eq!(known.len(), table.len(), "two have one name");
+        for family in collectors().flat_map(|all| all.collect()) {
+            let is_counter = family.get_field_type() == MetricType::COUNTER;
+            assert_eq!(is_counter, family.name().ends_with("_total"), "{}", family.name());
+        }
+        for spec in telemetry::SECTIONS.iter().flat_map(|(_, specs)| specs.iter()) {
+            assert_eq!(spec.kind == MetricKind::Counter, spec.name.ends_with("_total"), "{}", spec.name);
+        }
+    }
 
-        let docs = include_str!("../../docs/metrics.md");
-        let rows = docs.lines().filter_map(|line| line.strip_prefix("| `minds_"));
-        let rows = rows.filter_map(|row| row.strip_suffix('|'));
-        let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
-        assert!(rows.iter().all(|row| row.len() == 4), "name, labels, meaning, when it is bad");
-        let told: BTreeSet<String> =
-            rows.iter().map(|row| format!("minds_{}", row[0].trim_end_matches('`'))).collect();
-        assert_eq!(told.difference(&known).collect::<Vec<_>>(), Vec::<&String>::new(), "told, and not there");
-        assert_eq!(known.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "there, and not told");
+    fn row(spec: &MetricSpec) -> (String, String, Vec<String>) {
+        let labels = spec.labels.iter().map(|label| (*label).to_owned()).collect();
+        (spec.name.to_owned(), spec.help.to_owned(), labels)
     }
 }

@@ -15,7 +15,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures::Stream;
-use minds_core::reward::Metrics;
+use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_engine::server::listen::{self, ConnectionLimits};
 use prometheus::{Registry, TextEncoder};
 use serde::Deserialize;
@@ -98,11 +98,11 @@ async fn run(State(shared): State<RouteState>) -> Response {
     Json(&shared.view.run_info).into_response()
 }
 
-async fn steps(State(shared): State<RouteState>) -> Json<Vec<Metrics>> {
+async fn steps(State(shared): State<RouteState>) -> Json<Vec<StepRecord>> {
     Json(shared.view.history().rows.all().cloned().collect())
 }
 
-async fn evaluations(State(shared): State<RouteState>) -> Json<Vec<Metrics>> {
+async fn evaluations(State(shared): State<RouteState>) -> Json<Vec<EvaluationRecord>> {
     Json(shared.view.history().evaluations.all().cloned().collect())
 }
 

@@ -7,12 +7,10 @@ use super::run_info::RunInfo;
 use super::thinned_rows::ThinnedRows;
 use crate::run_folder::CheckpointRecord;
 use minds_core::chat::Tokenizer;
-use minds_core::reward::Metrics;
-use minds_stages::evaluator::Evaluation;
-use minds_stages::messages::StepRecord;
+use minds_core::record::{EvaluationRecord, StepRecord};
+use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::Observer;
 use minds_stages::telemetry::meters::PipelineMeters;
-use minds_stages::telemetry::names;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -88,9 +86,8 @@ pub(super) struct RunHistory {
     pub(super) step: u64,
     /// Unix time of that step in seconds; before the first step, of the process start.
     pub(super) step_at: f64,
-    pub(super) rows: ThinnedRows,
-    /// Metrics of the evaluations, each with its step.
-    pub(super) evaluations: ThinnedRows,
+    pub(super) rows: ThinnedRows<StepRecord>,
+    pub(super) evaluations: ThinnedRows<EvaluationRecord>,
     pub(super) events: VecDeque<DashboardEvent>,
     pub(super) recent: RecentGroups,
     pub(super) checkpoints: Vec<Value>,
@@ -127,7 +124,12 @@ impl RunView {
     }
 
     /// Restores steps, evaluations and checkpoints from before the process started.
-    pub fn restore(&self, rows: Vec<Metrics>, evaluations: Vec<Metrics>, states: &[CheckpointRecord]) {
+    pub fn restore(
+        &self,
+        rows: Vec<StepRecord>,
+        evaluations: Vec<EvaluationRecord>,
+        states: &[CheckpointRecord],
+    ) {
         let mut history = self.history();
         rows.into_iter().for_each(|row| history.rows.push(row));
         evaluations.into_iter().for_each(|row| history.evaluations.push(row));
@@ -154,23 +156,24 @@ impl RunView {
     }
 
     /// Records a finished step and sends it to open connections.
-    pub fn add_step(&self, done: StepRecord) {
+    pub fn add_step(&self, done: CommittedStep) {
         let at = now();
-        let StepRecord { step, metrics, groups } = done;
-        self.send("step", &row(&metrics, at));
+        let CommittedStep { record, groups } = done;
+        let step = record.step;
+        self.send("step", &row(&record, at));
         let mut history = self.history();
-        (history.step, history.step_at) = (step, at);
-        history.rows.push(metrics);
+        history.step = step;
+        history.step_at = at;
+        history.rows.push(record);
         groups.into_iter().for_each(|group| history.recent.push(step, at, group));
     }
 
     /// Records an evaluation and sends it to open connections.
-    pub fn add_evaluation(&self, evaluation: &Evaluation) {
-        let mut metrics = evaluation.metrics.clone();
-        metrics.insert(names::STEP.into(), evaluation.step as f64);
-        self.send("evaluation", &metrics);
-        self.history().evaluations.push(metrics);
-        self.add_event(EventLevel::Info, format!("measured the weights of step {}", evaluation.step));
+    pub fn add_evaluation(&self, evaluation: EvaluationRecord) {
+        let step = evaluation.step;
+        self.send("evaluation", &evaluation);
+        self.history().evaluations.push(evaluation);
+        self.add_event(EventLevel::Info, format!("measured the weights of step {step}"));
     }
 
     /// Records an event and sends it to open connections.
@@ -219,9 +222,9 @@ fn listed(state: &CheckpointRecord) -> Value {
     json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path })
 }
 
-/// Metrics of a step with the time of the report.
-fn row(metrics: &Metrics, at: f64) -> Value {
-    let mut row = json!(metrics);
+/// Record of a step with the time of the report.
+fn row(record: &StepRecord, at: f64) -> Value {
+    let mut row = json!(record);
     row["at"] = json!(at);
     row
 }

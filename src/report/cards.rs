@@ -2,10 +2,11 @@
 
 use super::curves::MOST_ENVIRONMENTS;
 use super::numbers::{count, several, show};
-use super::rollouts::{self, ChosenRollouts, StoredRollout};
+use super::rollouts::ChosenRollouts;
 use super::text::{TextPiece, cut};
 use super::tokens::{self, TokenSpan};
 use minds_core::chat::Tokenizer;
+use minds_core::record::{RolloutRow, TurnRow};
 use serde::Serialize;
 
 /// Maximum characters shown of a completion.
@@ -31,7 +32,7 @@ pub struct EnvironmentCards {
 struct RolloutCard {
     step: String,
     group: u64,
-    member: u64,
+    member: u32,
     item: u64,
     age: String,
     reward: String,
@@ -46,7 +47,7 @@ struct RolloutCard {
 
 #[derive(Serialize)]
 struct MessageCard {
-    role: String,
+    role: &'static str,
     text: Vec<TextPiece>,
 }
 
@@ -74,7 +75,7 @@ pub fn environments(chosen: &ChosenRollouts, tokenizer: Option<&dyn Tokenizer>) 
         ];
         let kinds = kinds.into_iter().filter(|(_, rollouts)| !rollouts.is_empty());
         let cards =
-            |rollouts: &[StoredRollout]| rollouts.iter().map(|rollout| card(rollout, tokenizer)).collect();
+            |rollouts: &[RolloutRow<'_>]| rollouts.iter().map(|rollout| card(rollout, tokenizer)).collect();
         EnvironmentCards {
             name: name.clone(),
             kinds: kinds.map(|(title, rollouts)| (title, cards(rollouts))).collect(),
@@ -83,22 +84,21 @@ pub fn environments(chosen: &ChosenRollouts, tokenizer: Option<&dyn Tokenizer>) 
     shown.collect()
 }
 
-fn card(rollout: &StoredRollout, tokenizer: Option<&dyn Tokenizer>) -> RolloutCard {
-    let number = |value: &Option<f64>| value.map_or_else(|| "none".into(), show);
-    let numbers = rollout.metrics.iter().take(NUMBERS).map(|(name, value)| (cut(name, NAME), number(value)));
+fn card(rollout: &RolloutRow<'_>, tokenizer: Option<&dyn Tokenizer>) -> RolloutCard {
+    let numbers = rollout.metrics.iter().take(NUMBERS).map(|(name, value)| (cut(name, NAME), show(*value)));
     // The first message states the task, the last ones the question.
     let skipped = rollout.prompt.len().saturating_sub(MESSAGES);
     let messages = rollout.prompt.iter().enumerate().filter(|(n, _)| *n == 0 || *n > skipped);
     let messages =
-        messages.map(|(_, said)| MessageCard { role: said.role.clone(), text: cut(&said.content, MESSAGE) });
+        messages.map(|(_, said)| MessageCard { role: said.role.name(), text: cut(&said.content, MESSAGE) });
     RolloutCard {
         step: count(rollout.step),
         group: rollout.group,
         member: rollout.member,
         item: rollout.item,
         age: several(rollout.step.saturating_sub(1).saturating_sub(rollout.policy), "step"),
-        reward: show(rollout.reward),
-        advantage: number(&rollout.advantage),
+        reward: show(f64::from(rollout.reward)),
+        advantage: show(f64::from(rollout.advantage)),
         numbers: numbers.collect(),
         more_numbers: rollout.metrics.len().saturating_sub(NUMBERS),
         prompt: messages.collect(),
@@ -108,7 +108,7 @@ fn card(rollout: &StoredRollout, tokenizer: Option<&dyn Tokenizer>) -> RolloutCa
     }
 }
 
-fn turn(turn: &rollouts::StoredTurn, tokenizer: Option<&dyn Tokenizer>) -> TurnCard {
+fn turn(turn: &TurnRow<'_>, tokenizer: Option<&dyn Tokenizer>) -> TurnCard {
     let shaded = tokenizer.and_then(|t| tokens::shaded(t, &turn.text, &turn.tokens, &turn.logprobs));
     let strip = if shaded.is_some() { Vec::new() } else { tokens::strip(&turn.logprobs) };
     TurnCard {

@@ -3,8 +3,10 @@
 use super::chart::{Chart, Curve, CurveStyle};
 use super::numbers::smooth;
 use super::source::ReportSource;
-use super::table::MetricsTable;
-use minds_stages::telemetry::names;
+use crate::run_folder::metrics_table::MetricsTable;
+use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
+
+const KEYS: StepKeys = StepRecord::KEYS;
 
 /// Maximum number of environments drawn of a mixture.
 pub const MOST_ENVIRONMENTS: usize = 12;
@@ -14,11 +16,11 @@ const MOST_PARTS: usize = 16;
 /// Rewards of each environment, and of all together if there are several; and the share of groups with signal.
 pub fn rewards(source: &ReportSource) -> Vec<Chart> {
     let names = source.environments();
-    let all = (names.len() > 1).then(|| reward(&source.table, "all", "All environments", 5));
+    let all = (names.len() > 1).then(|| reward(&source.table, ALL_ENVIRONMENTS, "All environments", 5));
     let each = names.iter().take(MOST_ENVIRONMENTS).enumerate();
     let each = each.map(|(n, name)| reward(&source.table, name, name, n));
-    let mixed =
-        share_of(source, "Groups with signal", "% whose rewards differ", "env/all/by_group/frac_mixed");
+    let mixed = environment_key(ALL_ENVIRONMENTS, EnvironmentRecord::KEYS.mixed_share);
+    let mixed = share_of(source, "Groups with signal", "% whose rewards differ", &mixed);
     all.into_iter().chain(each).chain(mixed).collect()
 }
 
@@ -30,8 +32,12 @@ fn share_of(source: &ReportSource, title: &str, unit: &str, key: &str) -> Option
 }
 
 fn reward(table: &MetricsTable, name: &str, title: &str, colour: usize) -> Chart {
-    let points = table.points(&format!("env/{name}/reward/total"));
+    let points = rewards_of(table, name);
     Chart { title: title.into(), unit: "mean reward".into(), curves: vec![Curve::new("", colour, points)] }
+}
+
+fn rewards_of(table: &MetricsTable, name: &str) -> Vec<(f64, f64)> {
+    table.points(&environment_key(name, EnvironmentRecord::KEYS.reward))
 }
 
 /// Charts of the loss, its gradient and the policy.
@@ -40,10 +46,10 @@ pub fn optimizer(table: &MetricsTable) -> Vec<Chart> {
     drawn([
         drift(table),
         entropy(table),
-        one("Drift from the reference", "nats per token", names::KL_REFERENCE),
-        one("Gradient norm", "before clipping", "optim/grad_norm"),
-        one("Loss", "sum over the batch", "loss:sum"),
-        chart("Learning rate", "", &[("", changing(table.points(names::LEARNING_RATE)))]),
+        one("Drift from the reference", "nats per token", KEYS.kl_reference),
+        one("Gradient norm", "before clipping", KEYS.grad_norm),
+        one("Loss", "sum over the batch", KEYS.loss_sum),
+        chart("Learning rate", "", &[("", changing(table.points(KEYS.learning_rate)))]),
     ])
 }
 
@@ -54,32 +60,29 @@ fn with(course: CurveStyle, mut chart: Chart) -> Chart {
 }
 
 fn drift(table: &MetricsTable) -> Chart {
-    let curves = [("½ mean squared gap", names::KL_V2), ("mean gap", names::KL_V1)];
+    let curves = [("½ mean squared gap", KEYS.kl_v2), ("mean gap", KEYS.kl_v1)];
     let curves = curves.map(|(name, key)| (name, table.points(key)));
     with(CurveStyle::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
 }
 
 fn entropy(table: &MetricsTable) -> Chart {
-    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(names::ENTROPY))])
+    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(KEYS.entropy))])
 }
 
 /// Charts of the throughput and timing of the pipeline.
 pub fn flow(table: &MetricsTable) -> Vec<Chart> {
-    let seconds = [
-        ("step", names::TIME_TOTAL),
-        ("passes", names::TIME_TRAIN),
-        ("trainer waits", names::TIME_TRAINER_IDLE),
-    ];
+    let seconds =
+        [("step", KEYS.time_total), ("passes", KEYS.time_train), ("trainer waits", KEYS.time_trainer_idle)];
     let shares = [
-        ("sampling", names::TIME_SAMPLING_BUSY),
-        ("scoring", names::TIME_SCORING_BUSY),
-        ("training", names::TIME_TRAINING_BUSY),
+        ("sampling", KEYS.time_sampling_busy),
+        ("scoring", KEYS.time_scoring_busy),
+        ("training", KEYS.time_training_busy),
     ];
     let busy = shares.map(|(name, key)| (name, per_second(table, key, 100.0)));
     let window = rate_window(table);
     let busy = chart("Busy", &format!("% of the time of {window} steps around each"), &busy);
-    let shadow = [("wait", "shadow/wait_s"), ("measuring", "shadow/service_s")];
-    let queries = [("sent", "scorer/queries_used"), ("from memory", "scorer/queries_remembered")];
+    let shadow = [("wait", KEYS.shadow_wait), ("measuring", KEYS.shadow_service)];
+    let queries = [("sent", KEYS.queries_used), ("from memory", KEYS.queries_cached)];
     let of = |keys: [(&'static str, &str); 2]| keys.map(|(name, key)| (name, table.points(key)));
     drawn([
         throughput(table),
@@ -92,21 +95,22 @@ pub fn flow(table: &MetricsTable) -> Vec<Chart> {
 }
 
 fn throughput(table: &MetricsTable) -> Chart {
-    let sampled = per_second(table, names::TOKENS_SAMPLED, 1.0);
-    let trained = per_second(table, names::TOKENS_TRAINED, 1.0);
+    let sampled = per_second(table, KEYS.tokens_sampled, 1.0);
+    let trained = per_second(table, KEYS.tokens_trained, 1.0);
     let unit = format!("tokens per second, over {} steps around each", rate_window(table));
     with(CurveStyle::Plain, chart("Throughput", &unit, &[("sampled", sampled), ("trained", trained)]))
 }
 
 fn staleness(table: &MetricsTable) -> Chart {
-    let curves = [("mean", names::STALENESS_MEAN), ("oldest", names::STALENESS_MAX)];
+    let curves = [("mean", KEYS.staleness_mean), ("oldest", KEYS.staleness_max)];
     chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// Charts of the other metrics of an environment's rewards and rollouts.
 pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
-    let start = format!("env/{environment}/");
-    let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != names::REWARD);
+    let start = environment_key(environment, "");
+    let reward = EnvironmentRecord::KEYS.reward;
+    let names = table.names().filter_map(|key| key.strip_prefix(&start)).filter(|key| *key != reward);
     let charts = names.map(|name| {
         let points = table.points(&format!("{start}{name}"));
         chart(name, "", &[("", points)])
@@ -117,17 +121,14 @@ pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
 
 /// The rewards of an evaluated environment with their 95 % intervals.
 pub fn evaluation(source: &ReportSource, environment: &str, colour: usize) -> Chart {
-    let rows = || source.evaluations.iter().map(|row| (row.step as f64, row));
-    let points =
-        rows().filter_map(|(step, row)| Some((step, row.get(environment, names::EVAL_REWARD)?))).collect();
-    let interval = |(step, row): (f64, &super::source::EvaluationRecord)| {
-        Some((
-            step,
-            row.get(environment, names::EVAL_REWARD_LOW)?..row.get(environment, names::EVAL_REWARD_HIGH)?,
-        ))
+    let rows = || {
+        let rows = source.evaluations.iter();
+        rows.filter_map(|row| Some((row.step as f64, row.environments.get(environment)?)))
     };
+    let points = rows().filter_map(|(step, found)| Some((step, found.reward?))).collect();
     let mut curve = Curve::new("", colour, points);
-    curve.intervals = rows().filter_map(interval).collect();
+    curve.intervals =
+        rows().filter_map(|(step, found)| Some((step, found.reward_low?..found.reward_high?))).collect();
     Chart { title: "Reward".into(), unit: "with its 95 % interval".into(), curves: vec![curve] }
 }
 
@@ -136,9 +137,11 @@ pub fn telling(source: &ReportSource) -> Vec<Chart> {
     let table = &source.table;
     let names = source.environments();
     let name = |name: &String| if names.len() > 1 { name.clone() } else { String::new() };
-    let curves = names.iter().take(MOST_ENVIRONMENTS).enumerate().map(|(n, environment)| {
-        Curve::new(&name(environment), n, table.points(&format!("env/{environment}/reward/total")))
-    });
+    let curves = names
+        .iter()
+        .take(MOST_ENVIRONMENTS)
+        .enumerate()
+        .map(|(n, environment)| Curve::new(&name(environment), n, rewards_of(table, environment)));
     let title = if let [only] = &names[..] { format!("Reward, {only}") } else { "Reward".into() };
     let reward = Chart { title, unit: "mean of a step".into(), curves: curves.collect() };
     let rest = drawn([entropy(table), drift(table), throughput(table)]);
@@ -169,7 +172,7 @@ fn rate_window(table: &MetricsTable) -> usize {
 
 /// A metric per second: its sum over the window around each step, divided by the time of these steps.
 fn per_second(table: &MetricsTable, key: &str, factor: f64) -> Vec<(f64, f64)> {
-    let (Some(values), Some(seconds)) = (table.column(key), table.column(names::TIME_TOTAL)) else {
+    let (Some(values), Some(seconds)) = (table.column(key), table.column(KEYS.time_total)) else {
         return Vec::new();
     };
     let both = table.steps().iter().zip(values).zip(seconds);

@@ -4,7 +4,6 @@
 //! the page itself is written to the folder. Damaged data is left out and reported on the page.
 
 mod axes;
-mod bounded_lines;
 mod cards;
 mod chart;
 mod curves;
@@ -15,7 +14,6 @@ mod picture;
 mod rollouts;
 mod source;
 mod summary;
-mod table;
 mod text;
 mod timeline;
 mod tokens;

@@ -8,16 +8,17 @@ use super::curves;
 use super::numbers::{count, show};
 use super::palette::{ChartColor, INKS};
 use super::rollouts::ChosenRollouts;
-use super::source::{ReportSource, StoredQuarantine};
+use super::source::ReportSource;
 use super::summary::{self, ReportFact, RewardChange};
 use super::text::{TextPiece, cut};
 use super::timeline;
 use minds_core::chat::Tokenizer;
-use minds_stages::telemetry::names;
+use minds_core::record::{EvaluationRecord, QuarantineRow};
 use minijinja::Environment;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 /// Sizes of charts, in pixels.
@@ -152,7 +153,7 @@ impl ReportView {
             smooth,
             steps: timeline::steps(table),
             evaluations: source
-                .evaluated()
+                .evaluated
                 .iter()
                 .enumerate()
                 .map(|(n, name)| evaluated(source, name, n))
@@ -220,23 +221,22 @@ fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Drawn
 fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<EvaluationSection> {
     let all = &source.evaluations;
     let newest = || all.iter().rev().take(ROWS);
-    let mut parts: Vec<String> = newest().flat_map(|row| row.parts(name).into_keys()).collect();
-    parts.sort();
-    parts.dedup();
-    parts.truncate(8);
+    let found = |row: &EvaluationRecord| row.environments.get(name).cloned().unwrap_or_default();
+    let parts: BTreeSet<String> = newest().flat_map(|row| found(row).parts.into_keys()).collect();
+    let parts: Vec<String> = parts.into_iter().take(8).collect();
     let number = |value: Option<f64>| value.map_or_else(|| "none".into(), show);
     let rows = newest().map(|row| {
-        let made_of = row.parts(name);
-        let interval = row.get(name, names::EVAL_REWARD_LOW).zip(row.get(name, names::EVAL_REWARD_HIGH));
+        let found = found(row);
+        let interval = found.reward_low.zip(found.reward_high);
         EvaluationRow {
             step: count(row.step),
-            reward: number(row.get(name, names::EVAL_REWARD)),
+            reward: number(found.reward),
             interval: interval
                 .map(|(low, high)| format!("{} to {}", show(low), show(high)))
                 .unwrap_or_default(),
-            episodes: number(row.get(name, "episodes")),
-            missing: number(row.get(name, "missing")),
-            parts: parts.iter().map(|part| number(made_of.get(part).copied())).collect(),
+            episodes: number(found.rollouts),
+            missing: number(found.reward_errors),
+            parts: parts.iter().map(|part| number(found.parts.get(part).copied())).collect(),
         }
     });
     Ok(EvaluationSection {
@@ -265,12 +265,12 @@ fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
     }
 }
 
-fn quarantine_card(stored: &StoredQuarantine) -> QuarantineCard {
+fn quarantine_card(stored: &QuarantineRow<'_>) -> QuarantineCard {
     QuarantineCard {
-        environment: stored.environment.clone(),
+        environment: stored.environment.to_string(),
         item: stored.item,
         policy: stored.policy,
-        kind: stored.kind.clone(),
+        kind: stored.kind.to_string(),
         cause: cut(&stored.cause, NAME),
         text: stored.text.iter().take(MESSAGES).map(|text| cut(text, ANSWER / 2)).collect(),
     }

@@ -5,18 +5,15 @@
 //! skipped evenly, and the last one is always read. A first pass reads only the header of each line; chosen rollouts
 //! are read in full.
 
-use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
 use super::numbers::several;
-use super::source::StepFile;
+use crate::run_folder::bounded_lines::{SkippedLines, TEXTS};
+use crate::run_folder::rollouts::{MOST_BYTES, RolloutHeader, RowPosition, StepFile};
 use minds_core::random::seeded_rng;
+use minds_core::record::RolloutRow;
 use rand::RngExt as _;
-use serde::Deserialize;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
-use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
 
-/// Maximum bytes read in total, and of one file; the last file is always read.
-const MOST_BYTES: u64 = 512 << 20;
 /// Maximum number of files read.
 const MOST_FILES: usize = 400;
 /// Maximum number of rollouts of each kind.
@@ -62,13 +59,13 @@ impl ChosenRollouts {
 #[derive(Debug, Default)]
 pub struct RolloutSelection {
     /// Highest rewards; among equal ones the newest.
-    pub best: Vec<StoredRollout>,
+    pub best: Vec<RolloutRow<'static>>,
     /// Lowest rewards; among equal ones the newest.
-    pub worst: Vec<StoredRollout>,
+    pub worst: Vec<RolloutRow<'static>>,
     /// Drawn at random from the first steps.
-    pub early: Vec<StoredRollout>,
+    pub early: Vec<RolloutRow<'static>>,
     /// Drawn at random from the last steps.
-    pub late: Vec<StoredRollout>,
+    pub late: Vec<RolloutRow<'static>>,
 }
 
 impl RolloutSelection {
@@ -80,71 +77,11 @@ impl RolloutSelection {
     }
 }
 
-/// A line of the file of a step.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct StoredRollout {
-    /// Its step, from 1.
-    pub step: u64,
-    /// Id of its group in the run.
-    pub group: u64,
-    /// Index of the item within the environment's data.
-    pub item: u64,
-    /// Index of the rollout in its group.
-    pub member: u64,
-    /// Policy version that sampled it.
-    pub policy: u64,
-    /// Reward that the environment gave.
-    pub reward: f64,
-    /// Advantage that it was trained with, relative to its group.
-    pub advantage: Option<f64>,
-    /// Metrics that the environment reported with the reward.
-    pub metrics: BTreeMap<String, Option<f64>>,
-    /// Conversation before the first completion.
-    pub prompt: Vec<StoredMessage>,
-    /// Turns of the rollout, in order.
-    pub turns: Vec<StoredTurn>,
-}
-
-/// One message of the prompt.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct StoredMessage {
-    /// Role of the message's author.
-    pub role: String,
-    /// Text of the message.
-    pub content: String,
-}
-
-/// One completion with its tokens.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct StoredTurn {
-    /// Text of the completion, as the renderer parsed it.
-    pub text: String,
-    /// Whether the completion ended with exactly one stop.
-    pub complete: bool,
-    /// Number of prompt tokens before the completion.
-    pub prompt_tokens: usize,
-    /// Token ids of the completion.
-    pub tokens: Vec<u32>,
-    /// Logprobs of the tokens at sampling, in nats.
-    pub logprobs: Vec<f32>,
-}
-
-/// Fields of a line that the choice depends on.
-#[derive(Deserialize)]
-struct RolloutHeader {
-    step: u64,
-    environment: String,
-    group: u64,
-    member: u64,
-    reward: f64,
-}
-
 /// Position of a rollout in its file.
 struct RolloutLocation {
     header: RolloutHeader,
     file: usize,
-    at: u64,
-    length: usize,
+    position: RowPosition,
     /// Random key, drawn for each rollout by itself.
     random_key: u64,
 }
@@ -155,7 +92,13 @@ pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
     let mut chosen = ChosenRollouts { read: files.len(), ..ChosenRollouts::default() };
     let mut locations: BTreeMap<String, Vec<RolloutLocation>> = BTreeMap::new();
     for (n, file) in files.iter().enumerate() {
-        if let Err(error) = scan(n, file, seed, &mut locations, &mut chosen.damage) {
+        let scanned = file.scan(&mut chosen.damage, |header, position| {
+            let random_key = seeded_rng([seed, header.step, header.group, header.member]).random();
+            let name = header.environment.clone();
+            let location = RolloutLocation { header, file: n, position, random_key };
+            locations.entry(name).or_default().push(location);
+        });
+        if let Err(error) = scanned {
             chosen.unread.push(format!("{} is left out: {error}", file.path.display()));
         } else if file.bytes > MOST_BYTES {
             let read = MOST_BYTES >> 20;
@@ -190,13 +133,13 @@ fn pick(
     files: &[&StepFile],
     mut locations: Vec<&RolloutLocation>,
     order: &dyn Fn(&RolloutLocation, &RolloutLocation) -> Ordering,
-) -> Vec<StoredRollout> {
+) -> Vec<RolloutRow<'static>> {
     locations.sort_by(|a, b| order(a, b));
     let mut groups = HashSet::new();
     let new =
         locations.into_iter().filter(|location| groups.insert((location.header.step, location.header.group)));
     // A run in progress may have replaced the file since it was scanned.
-    new.take(OF_EACH).filter_map(|location| read(files[location.file], location).ok()).collect()
+    new.take(OF_EACH).filter_map(|location| files[location.file].read(location.position).ok()).collect()
 }
 
 /// Selects as many files as the limits allow, evenly spread.
@@ -210,43 +153,6 @@ fn spread(files: &[StepFile]) -> Vec<&StepFile> {
     let last = files.len() - 1;
     let gaps = (most - 1).max(1);
     (0..most).map(|n| &files[last - (most - 1 - n) * last / gaps]).collect()
-}
-
-/// Records the position of each rollout of a file.
-fn scan(
-    n: usize,
-    file: &StepFile,
-    seed: u64,
-    locations: &mut BTreeMap<String, Vec<RolloutLocation>>,
-    damage: &mut SkippedLines,
-) -> io::Result<()> {
-    let mut lines =
-        BoundedLines::new(BufReader::new(bounded_lines::open(&file.path)?).take(MOST_BYTES), TEXTS);
-    while let Some(line) = lines.read()? {
-        let Some(text) = line.text else {
-            damage.long += 1;
-            continue;
-        };
-        match serde_json::from_slice::<RolloutHeader>(text) {
-            Ok(header) => {
-                let random_key = seeded_rng([seed, header.step, header.group, header.member]).random();
-                let name = header.environment.clone();
-                let location =
-                    RolloutLocation { header, file: n, at: line.at, length: text.len(), random_key };
-                locations.entry(name).or_default().push(location);
-            }
-            Err(_) => damage.add(|| format!("{}:{}", file.path.display(), line.number)),
-        }
-    }
-    Ok(())
-}
-
-fn read(file: &StepFile, location: &RolloutLocation) -> io::Result<StoredRollout> {
-    let mut line = vec![0; location.length];
-    let mut open = bounded_lines::open(&file.path)?;
-    open.seek(SeekFrom::Start(location.at))?;
-    open.read_exact(&mut line)?;
-    Ok(serde_json::from_slice(&line)?)
 }
 
 #[cfg(test)]
@@ -271,7 +177,7 @@ mod tests {
         rewards.iter().enumerate().map(file).collect()
     }
 
-    fn steps(rollouts: &[StoredRollout]) -> Vec<(u64, f64)> {
+    fn steps(rollouts: &[RolloutRow<'_>]) -> Vec<(u64, f32)> {
         rollouts.iter().map(|r| (r.step, r.reward)).collect()
     }
 

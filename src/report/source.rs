@@ -1,23 +1,19 @@
-//! Reads a run folder in any state: of a run in progress, finished, or cut off.
+//! Collects what the report needs of a run folder.
 //!
-//! Nothing is written or locked. Files that are damaged, unreadable or not regular are skipped and reported; only a
-//! folder without a run is an error.
+//! Files that are damaged, unreadable or not regular are skipped and reported; only a folder without a run is an error.
 
-use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines, TEXTS};
-use super::table::{MOST_NAMES, MetricsTable};
 use crate::cli;
 use crate::config::file::ConfigFile;
 use crate::config::{ProcessVariables, RunPlan, mask};
-use crate::run_folder::{CHECKPOINTS, CONFIG, CheckpointRecord, EVALUATIONS, METRICS, QUARANTINE, ROLLOUTS};
+use crate::run_folder::bounded_lines::{self, NUMBERS, TEXTS};
+use crate::run_folder::metrics_table::MetricsTable;
+use crate::run_folder::rollouts::{self, StepFile};
+use crate::run_folder::{CHECKPOINTS, CONFIG, CheckpointRecord, EVALUATIONS, QUARANTINE, reading};
 use anyhow::{Context as _, bail};
-use minds_core::reward::Metrics;
-use minds_stages::telemetry::names;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use minds_core::record::{self, ALL_ENVIRONMENTS, EvaluationRecord, QuarantineRow};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::{self, File};
-use std::io::{self, BufReader, ErrorKind, Read as _};
-use std::path::{Path, PathBuf};
+use std::io::Read as _;
+use std::path::Path;
 use std::time::SystemTime;
 
 /// The content of a run folder, as the report needs it.
@@ -34,6 +30,8 @@ pub struct ReportSource {
     pub written: Option<SystemTime>,
     /// Evaluations, in the order of their file.
     pub evaluations: Vec<EvaluationRecord>,
+    /// The environments that were evaluated, by their names in metrics; not too many to be shown.
+    pub evaluated: Vec<String>,
     /// Saved checkpoints, in the order of their file.
     pub checkpoints: Vec<CheckpointRecord>,
     /// Rewards that failed for good.
@@ -44,51 +42,13 @@ pub struct ReportSource {
     pub notes: Vec<String>,
 }
 
-/// A line of `evals.jsonl`.
-#[derive(Debug, Deserialize)]
-pub struct EvaluationRecord {
-    /// Optimizer steps done when the weights were evaluated.
-    pub step: u64,
-    /// Metrics under their full names, `eval/<name>/…`.
-    #[serde(flatten)]
-    pub metrics: BTreeMap<String, Option<f64>>,
-}
-
 /// Counts and last entries of `quarantine.jsonl`.
 #[derive(Debug, Default)]
 pub struct QuarantineSummary {
     /// Number of lines per environment and kind.
     pub counts: BTreeMap<(String, String), u64>,
     /// The last few lines of the file.
-    pub last: VecDeque<StoredQuarantine>,
-}
-
-/// A line of `quarantine.jsonl`.
-#[derive(Debug, Deserialize)]
-pub struct StoredQuarantine {
-    /// Name of the environment in metrics.
-    pub environment: String,
-    /// Index of the item within the environment's data.
-    pub item: u64,
-    /// Policy version that sampled it.
-    pub policy: u64,
-    /// Kind of the reward error, such as `timed_out`.
-    pub kind: String,
-    /// Message of the reward error.
-    pub cause: String,
-    /// Texts of the completions, in order.
-    pub text: Vec<String>,
-}
-
-/// The rollout file of a step.
-#[derive(Debug)]
-pub struct StepFile {
-    /// Its step, from 1.
-    pub step: u64,
-    /// Path of the step's rollout file.
-    pub path: PathBuf,
-    /// Size of the file in bytes.
-    pub bytes: u64,
+    pub last: VecDeque<QuarantineRow<'static>>,
 }
 
 /// Maximum number of quarantined rollouts shown.
@@ -111,61 +71,48 @@ impl ReportSource {
         }
         let mut notes = Vec::new();
         let (config, plan) = config(folder, &mut notes)?;
-        let (table, written) = table(folder, &mut notes);
-        let mut evaluations = Vec::new();
+        let (table, written) = reading::metrics_table(folder, &mut notes);
+        let mut evaluations: Vec<EvaluationRecord> = Vec::new();
         let mut checkpoints = Vec::new();
-        lines(folder, (EVALUATIONS, NUMBERS), &mut notes, |row| evaluations.push(row));
-        lines(folder, (CHECKPOINTS, TEXTS), &mut notes, |row| checkpoints.push(row));
+        reading::lines(folder, (EVALUATIONS, NUMBERS), &mut notes, |row| evaluations.push(row));
+        reading::lines(folder, (CHECKPOINTS, TEXTS), &mut notes, |row| checkpoints.push(row));
         let mut quarantine = QuarantineSummary::default();
-        lines(folder, (QUARANTINE, TEXTS), &mut notes, |row: StoredQuarantine| {
-            *quarantine.counts.entry((row.environment.clone(), row.kind.clone())).or_default() += 1;
+        reading::lines(folder, (QUARANTINE, TEXTS), &mut notes, |row: QuarantineRow<'static>| {
+            let kind = (row.environment.to_string(), row.kind.to_string());
+            *quarantine.counts.entry(kind).or_default() += 1;
             if quarantine.last.len() == SHOWN {
                 quarantine.last.pop_front();
             }
             quarantine.last.push_back(row);
         });
-        let evaluated = evaluated(&evaluations).len();
-        if evaluated > MOST_EVALUATED {
+        let names = evaluations.iter().flat_map(|row| row.environments.keys());
+        let mut evaluated: Vec<String> = names.collect::<BTreeSet<_>>().into_iter().cloned().collect();
+        if evaluated.len() > MOST_EVALUATED {
+            let number = evaluated.len();
             notes.push(format!(
-                "{EVALUATIONS}: of {evaluated} environments the first {MOST_EVALUATED} are shown"
+                "{EVALUATIONS}: of {number} environments the first {MOST_EVALUATED} are shown"
             ));
+            evaluated.truncate(MOST_EVALUATED);
         }
-        let files = step_files(folder, &mut notes);
-        let name = name(folder);
-        Ok(Self { name, config, plan, table, written, evaluations, checkpoints, quarantine, files, notes })
+        Ok(Self {
+            name: name(folder),
+            config,
+            plan,
+            table,
+            written,
+            evaluations,
+            evaluated,
+            checkpoints,
+            quarantine,
+            files: rollouts::step_files(folder, &mut notes),
+            notes,
+        })
     }
 
     /// The environments that were trained, by their names in metrics.
     pub fn environments(&self) -> Vec<String> {
-        let names =
-            self.table.names().filter_map(|key| key.strip_prefix("env/")?.strip_suffix("/reward/total"));
-        names.filter(|name| *name != "all").map(str::to_owned).collect()
-    }
-
-    /// The environments that were evaluated, by their names in metrics.
-    pub fn evaluated(&self) -> Vec<String> {
-        evaluated(&self.evaluations).into_iter().take(MOST_EVALUATED).map(str::to_owned).collect()
-    }
-}
-
-fn evaluated(rows: &[EvaluationRecord]) -> BTreeSet<&str> {
-    let keys = rows.iter().flat_map(|row| row.metrics.keys());
-    keys.filter_map(|key| key.strip_prefix("eval/")?.strip_suffix("/episodes")).collect()
-}
-
-impl EvaluationRecord {
-    /// A metric of an environment, if it is present and finite.
-    pub fn get(&self, environment: &str, key: &str) -> Option<f64> {
-        self.metrics.get(&format!("eval/{environment}/{key}")).copied().flatten()
-    }
-
-    /// Metrics that the environment reported with its rewards, by name.
-    pub fn parts(&self, environment: &str) -> Metrics {
-        let own = names::OF_AN_EVALUATION;
-        let start = format!("eval/{environment}/");
-        let parts =
-            self.metrics.iter().filter_map(|(key, value)| Some((key.strip_prefix(&start)?, (*value)?)));
-        parts.filter(|(key, _)| !own.contains(key)).map(|(key, value)| (key.to_owned(), value)).collect()
+        let names = self.table.names().filter_map(record::environment_of);
+        names.filter(|name| *name != ALL_ENVIRONMENTS).map(str::to_owned).collect()
     }
 }
 
@@ -208,116 +155,4 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     let plan =
         RunPlan::load(&cli::RunArgs::for_config(path, Vec::new(), None), &ProcessVariables::default()).ok();
     Ok((text, plan))
-}
-
-fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<SystemTime>) {
-    let before = notes.len();
-    let Some(file) = open(folder, METRICS, notes) else {
-        if notes.len() == before {
-            notes.push(format!("there is no {METRICS}: the run has not begun"));
-        }
-        return (MetricsTable::default(), None);
-    };
-    let written = file.metadata().and_then(|meta| meta.modified()).ok();
-    let (mut table, mut damage) = match MetricsTable::read(BufReader::new(file)) {
-        Ok(read) => read,
-        Err(error) => {
-            notes.push(left_out(METRICS, &error));
-            return (MetricsTable::default(), written);
-        }
-    };
-    // Another program may have rewritten the array in another layout.
-    if !damage.is_none()
-        && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
-        && let Some(whole) = MetricsTable::read_array(BufReader::new(again))
-    {
-        (table, damage) = whole;
-    }
-    notes.extend(damage.notes(METRICS, NUMBERS));
-    if table.left_out() > 0 {
-        let numbers = table.left_out();
-        notes.push(format!(
-            "{METRICS}: {numbers} numbers are left out, whose names come after the first {MOST_NAMES}"
-        ));
-    }
-    (table, written)
-}
-
-/// Parses the lines of an optional file, each of at most `longest` bytes.
-fn lines<T: DeserializeOwned>(
-    folder: &Path,
-    (name, longest): (&str, u64),
-    notes: &mut Vec<String>,
-    mut take: impl FnMut(T),
-) {
-    let Some(file) = open(folder, name, notes) else { return };
-    let mut damage = SkippedLines::default();
-    let mut lines = BoundedLines::new(BufReader::new(file), longest);
-    loop {
-        match lines.read() {
-            Ok(None) => break,
-            Ok(Some(line)) => match line.text.map(|text| (text, serde_json::from_slice(text))) {
-                None => damage.long += 1,
-                Some((_, Ok(row))) => take(row),
-                Some((text, Err(_))) if text.trim_ascii().is_empty() => {}
-                Some(_) => damage.add(|| line.number.to_string()),
-            },
-            Err(error) => {
-                notes.push(left_out(name, &error));
-                break;
-            }
-        }
-    }
-    notes.extend(damage.notes(name, longest));
-}
-
-/// Opens a file; `None` if it is missing or unreadable. Only the latter leaves a note.
-fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
-    let path = folder.join(name);
-    match bounded_lines::open(&path) {
-        Ok(file) => Some(file),
-        // A dangling link is reported, unlike a missing file.
-        Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
-        Err(error) => {
-            notes.push(left_out(name, &error));
-            None
-        }
-    }
-}
-
-fn left_out(name: &str, error: &io::Error) -> String {
-    format!("{name} is left out: {error}")
-}
-
-/// Rollout files in the order of their steps, without those that a resumed run replaced.
-fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
-    let entries = match fs::read_dir(folder.join(ROLLOUTS)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
-        Err(error) => {
-            notes.push(left_out(ROLLOUTS, &error));
-            return Vec::new();
-        }
-        Ok(entries) => entries,
-    };
-    let mut files = Vec::new();
-    let mut unread = Vec::new();
-    // An entry that cannot be listed has no name, and so no step.
-    for entry in entries.filter_map(Result::ok) {
-        let name = entry.file_name();
-        let step =
-            name.to_str().and_then(|name| name.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok());
-        let Some(step) = step else { continue };
-        match bounded_lines::regular(&entry.path()) {
-            Ok(meta) => files.push(StepFile { step, path: entry.path(), bytes: meta.len() }),
-            Err(error) => unread.push((step, name.display().to_string(), error)),
-        }
-    }
-    files.sort_by_key(|file| file.step);
-    unread.sort_by_key(|(step, ..)| *step);
-    if let [(_, name, error), rest @ ..] = &unread[..] {
-        let more =
-            if rest.is_empty() { String::new() } else { format!(", and {} more such files", rest.len()) };
-        notes.push(format!("{}{more}", left_out(&format!("{ROLLOUTS}/{name}"), error)));
-    }
-    files
 }

@@ -2,13 +2,15 @@
 
 use super::numbers::{MeanEstimate, count, percent, several, show, time};
 use super::source::ReportSource;
-use super::table::MetricsTable;
 use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::ServicePlan;
+use crate::run_folder::metrics_table::MetricsTable;
+use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
 use minds_stages::batcher::StalenessHandling;
-use minds_stages::telemetry::names;
 use serde::Serialize;
+
+const KEYS: StepKeys = StepRecord::KEYS;
 
 /// Number of steps compared at each end of the run.
 const WINDOW: usize = 10;
@@ -71,13 +73,13 @@ pub fn status(source: &ReportSource) -> String {
 /// Key figures at the top of the page.
 pub fn headline(source: &ReportSource) -> Vec<ReportFact> {
     let table = &source.table;
-    let seconds = table.sum(names::TIME_TOTAL);
+    let seconds = table.sum(KEYS.time_total);
     let mut facts = Vec::new();
-    if let Some(change) = change(table, "all") {
+    if let Some(change) = change(table, ALL_ENVIRONMENTS) {
         let note = format!("mean of the last {} steps; {} over the first", change.window, change.first);
         facts.push(fact("Reward", change.last, note));
     }
-    let mean = MeanEstimate::of(&table.values(names::TIME_TOTAL)).mean;
+    let mean = MeanEstimate::of(&table.values(KEYS.time_total)).mean;
     facts.push(fact(
         "Steps",
         count(table.steps().last().copied().unwrap_or(0)),
@@ -88,27 +90,27 @@ pub fn headline(source: &ReportSource) -> Vec<ReportFact> {
         let sum = table.sum(key);
         (count(sum as u64), format!("{} per second", show(sum / seconds)))
     };
-    let ((sampled, rate), (trained, trained_rate)) =
-        (tokens(names::TOKENS_SAMPLED), tokens(names::TOKENS_TRAINED));
+    let (sampled, rate) = tokens(KEYS.tokens_sampled);
+    let (trained, trained_rate) = tokens(KEYS.tokens_trained);
     facts.push(fact("Tokens sampled", sampled, rate));
     facts.push(fact("Tokens trained", trained, trained_rate));
-    let busy = ["training", "sampling", "scoring"]
-        .map(|who| (who, percent(table.sum(&format!("time/{who}_busy")), seconds)));
-    let [(_, training), rest @ ..] = busy;
-    let rest: Vec<String> = rest.iter().map(|(who, share)| format!("{who} {share}")).collect();
-    facts.push(fact("Training busy", training, format!("{} of the time", rest.join(", "))));
+    let busy = |key: &str| percent(table.sum(key), seconds);
+    let sampling = busy(KEYS.time_sampling_busy);
+    let scoring = busy(KEYS.time_scoring_busy);
+    let note = format!("sampling {sampling}, scoring {scoring} of the time");
+    facts.push(fact("Training busy", busy(KEYS.time_training_busy), note));
     facts
 }
 
 /// Change of the reward of each environment, and of all together if there are several.
 pub fn changes(source: &ReportSource) -> Vec<RewardChange> {
     let names = source.environments();
-    let all = (names.len() > 1).then(|| "all".to_owned());
+    let all = (names.len() > 1).then(|| ALL_ENVIRONMENTS.to_owned());
     names.into_iter().chain(all).filter_map(|name| change(&source.table, &name)).collect()
 }
 
 fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
-    let rewards = table.values(&format!("env/{environment}/reward/total"));
+    let rewards = table.values(&environment_key(environment, EnvironmentRecord::KEYS.reward));
     if rewards.is_empty() {
         return None;
     }
@@ -166,26 +168,23 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
         let note = if steps.is_empty() { none.into() } else { format!("{}; {some}", in_steps(&steps)) };
         fact(label, count(steps.len() as u64), note)
     };
-    let missing = table.points("env/all/missing_episodes").into_iter().filter(|point| point.1 > 0.0);
-    let missing: Vec<u64> = missing.map(|(step, _)| step as u64).collect();
+    let missing = environment_key(ALL_ENVIRONMENTS, EnvironmentRecord::KEYS.reward_errors);
+    let steps = table.points(&missing).into_iter().filter(|point| point.1 > 0.0);
+    let steps: Vec<u64> = steps.map(|(step, _)| step as u64).collect();
     let quarantined: u64 = source.quarantine.counts.values().sum();
     let alarm = source.plan.as_ref().and_then(|plan| plan.batching.kl_alarm);
     let limit =
         alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
     vec![
-        fact(
-            "Rollouts without a reward",
-            count(table.sum("env/all/missing_episodes") as u64),
-            in_steps(&missing),
-        ),
+        fact("Rollouts without a reward", count(table.sum(&missing) as u64), in_steps(&steps)),
         fact("In quarantine", count(quarantined), "rewards that failed for good"),
         of_steps(
             "Batches without an optimizer step",
-            table.steps_where(names::STEPPED, 0.0),
+            table.steps_where(KEYS.stepped, 0.0),
             "every batch changed the weights",
             "the weights stayed, for there was nothing to learn from them",
         ),
-        of_steps("KL alarms", table.steps_where(names::KL_ALARM, 1.0), &limit, &limit),
+        of_steps("KL alarms", table.steps_where(KEYS.kl_alarm, 1.0), &limit, &limit),
     ]
 }
 

@@ -4,8 +4,11 @@
 //! stages with bars nearly as long as the step ran at the same time.
 
 use super::numbers::{MeanEstimate, count, percent, time};
-use super::table::MetricsTable;
+use crate::run_folder::metrics_table::MetricsTable;
+use minds_core::record::{StepKeys, StepRecord};
 use serde::Serialize;
+
+const KEYS: StepKeys = StepRecord::KEYS;
 
 /// Bars of one step, or of the mean of all steps.
 #[derive(Debug, Serialize)]
@@ -33,19 +36,19 @@ pub struct StageBar {
 
 /// Label, color and metric. The last two appear only if weights were exported or gradient steps are measured.
 const STAGES: [(&str, &str, &str); 8] = [
-    ("the whole step", "line5", "time/total"),
-    ("sampling", "line0", "time/sampling_busy"),
-    ("scoring", "line1", "time/scoring_busy"),
-    ("training", "line2", "time/training_busy"),
-    ("its passes and optimizer", "faint2", "time/train"),
-    ("trainer waits for a batch", "faint5", "time/trainer_idle"),
-    ("export of the weights", "line3", "time/export"),
-    ("measuring gradient steps", "line4", "shadow/busy_s"),
+    ("the whole step", "line5", KEYS.time_total),
+    ("sampling", "line0", KEYS.time_sampling_busy),
+    ("scoring", "line1", KEYS.time_scoring_busy),
+    ("training", "line2", KEYS.time_training_busy),
+    ("its passes and optimizer", "faint2", KEYS.time_train),
+    ("trainer waits for a batch", "faint5", KEYS.time_trainer_idle),
+    ("export of the weights", "line3", KEYS.time_export),
+    ("measuring gradient steps", "line4", KEYS.shadow_busy),
 ];
 
 /// Bars of the mean step and of the slowest step.
 pub fn steps(table: &MetricsTable) -> Vec<StepBars> {
-    let slowest = table.points("time/total").into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    let slowest = table.points(KEYS.time_total).into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let Some((slowest, longest)) = slowest else { return Vec::new() };
     let row = table.steps().iter().position(|step| *step as f64 == slowest);
     let of_slowest = |key: &str| table.column(key).zip(row).map(|(column, row)| column[row]);
@@ -58,7 +61,7 @@ pub fn steps(table: &MetricsTable) -> Vec<StepBars> {
 }
 
 fn step(title: String, longest: f64, of: &dyn Fn(&str) -> Option<f64>) -> StepBars {
-    let whole = of("time/total").unwrap_or(f64::NAN);
+    let whole = of(KEYS.time_total).unwrap_or(f64::NAN);
     let bars = STAGES.into_iter().filter_map(|(label, ink, key)| {
         let seconds = of(key).filter(|seconds| seconds.is_finite())?;
         // Work for a step may begin before it, and then takes longer than the step.

@@ -1,9 +1,10 @@
 //! Files of JSON lines that only grow during a run.
 
-use anyhow::Context as _;
-use minds_core::reward::Metrics;
+use super::bounded_lines::NUMBERS;
+use super::reading;
+use anyhow::{Context as _, ensure};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::de::DeserializeOwned;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
@@ -21,15 +22,13 @@ pub(super) fn whole(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
 }
 
-/// Reads the metrics of each line; `null` values are left out.
-pub(super) fn rows(folder: &Path, name: &str) -> anyhow::Result<Vec<Metrics>> {
+/// Reads all lines.
+pub(super) fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> anyhow::Result<Vec<T>> {
     let text = super::text_of(&folder.join(name))?.unwrap_or_default();
-    let rows = whole(&text).lines().enumerate().map(|(n, line)| {
-        let row: BTreeMap<String, Option<f64>> =
-            serde_json::from_str(line).with_context(|| format!("line {} of {name} is damaged", n + 1))?;
-        Ok(row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
-    });
-    rows.collect()
+    let mut all = Vec::new();
+    let damage = reading::rows(text.as_bytes(), NUMBERS, |row| all.push(row))?;
+    ensure!(damage.is_none(), "{}", damage.notes(name, NUMBERS).join("; "));
+    Ok(all)
 }
 
 /// Keeps the lines up to a step; later lines describe weights that will be trained again, and move to
@@ -60,6 +59,7 @@ pub(super) fn keep_until(folder: &Path, name: &str, step: u64) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_core::record::{EvaluatedEnvironment, EvaluationRecord};
     use serde_json::json;
     use std::fs;
 
@@ -77,9 +77,16 @@ mod tests {
         assert_eq!(read("evals.jsonl"), "{\"step\":0}\n{\"step\":10}\n");
         assert_eq!(read("evals.past_000010.jsonl"), "{\"step\":20}\n");
         assert!(!keep_until(dir.path(), "evals.jsonl", 15).unwrap());
-        append(dir.path(), "evals.jsonl", &json!({ "step": 12, "reward": 0.5, "reward_low": null })).unwrap();
-        let last = Metrics::from([("reward".into(), 0.5), ("step".into(), 12.0)]);
-        assert_eq!(rows(dir.path(), "evals.jsonl").unwrap().pop(), Some(last));
+        let row =
+            json!({ "step": 12, "eval/a/reward": 0.5, "eval/a/episodes": 3, "eval/a/reward_low": null });
+        append(dir.path(), "evals.jsonl", &row).unwrap();
+        let measured = EvaluatedEnvironment {
+            reward: Some(0.5),
+            rollouts: Some(3.0),
+            ..EvaluatedEnvironment::default()
+        };
+        let last = EvaluationRecord { step: 12, environments: [("a".to_owned(), measured)].into() };
+        assert_eq!(super::read(dir.path(), "evals.jsonl").unwrap().pop(), Some(last));
         fs::write(dir.path().join("evals.jsonl"), "nonsense\n").unwrap();
         let error = keep_until(dir.path(), "evals.jsonl", 15).unwrap_err().to_string();
         assert!(error.contains("line 1") && error.contains("damaged"), "{error}");

@@ -4,8 +4,7 @@
 //! or after it.
 
 use anyhow::{Context as _, ensure};
-use minds_core::reward::Metrics;
-use std::collections::BTreeMap;
+use minds_core::record::StepRecord;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -28,31 +27,25 @@ impl MetricsFile {
     /// `metrics.past_<step>.json`.
     pub(super) fn open(folder: &Path, step: u64) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
-        let rows = match super::text_of(&path)? {
-            Some(text) => read_rows(&text).with_context(|| {
-                format!(
-                    "{} is damaged: mend it, or move it away to go on without the rows so far",
-                    path.display()
-                )
-            })?,
-            None => Vec::new(),
-        };
-        let kept: Vec<&String> = rows.iter().filter(|(s, _)| *s <= step).map(|(_, row)| row).collect();
-        if kept.len() < rows.len() {
-            let past: Vec<&String> = rows.iter().filter(|(s, _)| *s > step).map(|(_, row)| row).collect();
-            super::write_whole(
-                &super::aside(folder, &format!("metrics.past_{step:06}"), "json"),
-                array(&past),
-            )?;
+        let rows = read(&path).with_context(|| {
+            format!(
+                "{} is damaged: mend it, or move it away to go on without the rows so far",
+                path.display()
+            )
+        })?;
+        let (kept, past): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.step <= step);
+        if !past.is_empty() {
+            let aside = super::aside(folder, &format!("metrics.past_{step:06}"), "json");
+            super::write_whole(&aside, array(&past)?)?;
         }
-        super::write_whole(&path, array(&kept))?;
+        super::write_whole(&path, array(&kept)?)?;
         let file = OpenOptions::new().write(true).open(&path)?;
         let length = file.metadata()?.len() - END.len() as u64;
-        Ok(Self { file, length, empty: kept.is_empty(), past: rows.len() - kept.len() })
+        Ok(Self { file, length, empty: kept.is_empty(), past: past.len() })
     }
 
-    pub(super) fn append(&mut self, metrics: &Metrics) -> anyhow::Result<()> {
-        let row = serde_json::to_string(metrics).context("failed to write a row of metrics")?;
+    pub(super) fn append(&mut self, record: &StepRecord) -> anyhow::Result<()> {
+        let row = serde_json::to_string(record).context("failed to write a row of metrics")?;
         let comma = if self.empty { "" } else { "," };
         let bytes = format!("{comma}\n{row}{END}");
         if let Err(error) = self.file.write_all_at(bytes.as_bytes(), self.length) {
@@ -68,105 +61,46 @@ impl MetricsFile {
 }
 
 /// Reads all rows of a folder's file.
-pub(super) fn rows(folder: &Path) -> anyhow::Result<Vec<Metrics>> {
-    let text = super::text_of(&folder.join(FILE))?.unwrap_or_else(|| "[]".into());
-    parse(&text).with_context(|| format!("{}/{FILE} is damaged", folder.display()))
+pub(super) fn rows(folder: &Path) -> anyhow::Result<Vec<StepRecord>> {
+    read(&folder.join(FILE)).with_context(|| format!("{}/{FILE} is damaged", folder.display()))
 }
 
 /// Whether a folder's file holds more than an empty array.
 pub(super) fn any_rows(folder: &Path) -> bool {
-    fs::metadata(folder.join(FILE)).is_ok_and(|file| file.len() > array(&[]).len() as u64)
+    fs::metadata(folder.join(FILE)).is_ok_and(|file| file.len() > format!("[{END}").len() as u64)
 }
 
-/// Step and text of each row.
-fn read_rows(text: &str) -> anyhow::Result<Vec<(u64, String)>> {
-    parse(text)?
-        .iter()
-        .zip(1_u64..)
-        .map(|(row, n)| {
-            let step = row.get("step").copied().unwrap_or(f64::NAN);
-            ensure!(step >= 0.0, "row {n} has no `step`");
-            Ok((step as u64, serde_json::to_string(row)?))
-        })
-        .collect()
+/// Reads all rows of a file, none if it does not exist; a truncated last row is left out.
+fn read(path: &Path) -> anyhow::Result<Vec<StepRecord>> {
+    let Some(text) = super::text_of(path)? else { return Ok(Vec::new()) };
+    serde_json::from_str(&text).or_else(|whole| {
+        // One row a line, after the opening bracket.
+        let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
+        let rows: Vec<StepRecord> = lines.iter().map_while(|line| serde_json::from_str(line).ok()).collect();
+        ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
+        tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
+        Ok(rows)
+    })
 }
 
-/// Parses all rows; a truncated last row and null values are left out.
-fn parse(text: &str) -> anyhow::Result<Vec<Metrics>> {
-    type JsonRow = BTreeMap<String, Option<f64>>;
-    let rows: Vec<JsonRow> = match serde_json::from_str(text) {
-        Ok(rows) => rows,
-        Err(whole) => {
-            // One row a line, after the opening bracket.
-            let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
-            let row = |line: &&str| serde_json::from_str::<JsonRow>(line).ok();
-            let rows: Vec<JsonRow> = lines.iter().map_while(row).collect();
-            ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
-            tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
-            rows
-        }
-    };
-    let known = |row: JsonRow| row.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-    Ok(rows.into_iter().map(known).collect())
-}
-
-fn array(rows: &[&String]) -> String {
-    let lines: Vec<String> = rows.iter().map(|row| format!("\n{row}")).collect();
-    format!("[{}{END}", lines.join(","))
+fn array(rows: &[StepRecord]) -> serde_json::Result<String> {
+    let rows: Vec<String> =
+        rows.iter().map(|row| Ok(format!("\n{}", serde_json::to_string(row)?))).collect::<Result<_, _>>()?;
+    Ok(format!("[{}{END}", rows.join(",")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_stages::telemetry::names;
-    use std::collections::BTreeSet;
 
-    /// The rows of a table in `docs/metrics.md`: a name, its unit, its meaning.
-    fn told(file: &str) -> BTreeSet<String> {
-        let docs = include_str!("../../docs/metrics.md");
-        let (_, section) = docs.split_once(&format!("## The rows of `{file}`\n")).unwrap();
-        let section = section.split("\n## ").next().unwrap();
-        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix('|'));
-        let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
-        assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "name, unit, meaning");
-        let told: BTreeSet<String> = rows.iter().map(|row| row[0].trim_end_matches('`').into()).collect();
-        assert_eq!(told.len(), rows.len(), "one is told twice");
-        told
-    }
-
-    #[test]
-    fn every_number_of_a_row_is_explained_and_nothing_else() {
-        let under = |start: &str, names: &[&str]| -> BTreeSet<String> {
-            names.iter().map(|name| format!("{start}{name}")).collect()
-        };
-        // What the embedded engine tells of its passes and steps, and what others tell, which no list can name.
-        let service = ["optim/grad_norm", "optim/grad_clip", "optim/<number>", "loss:sum", "<number>:<rule>"];
-        let of_a_step = [
-            under("", names::OF_A_STEP),
-            under("", &service),
-            under("env/<name>/", names::OF_AN_ENVIRONMENT),
-            under("env/<name>/", &["<part>"]),
-        ];
-        assert_eq!(told(FILE), of_a_step.into_iter().flatten().collect::<BTreeSet<_>>());
-        let of_an_evaluation = [
-            under("", &[names::STEP]),
-            under("eval/<name>/", names::OF_AN_EVALUATION),
-            under("eval/<name>/", &["<part>"]),
-        ];
-        assert_eq!(
-            told(crate::run_folder::EVALUATIONS),
-            of_an_evaluation.into_iter().flatten().collect::<BTreeSet<_>>()
-        );
-    }
-
-    fn row(step: u64) -> Metrics {
-        Metrics::from([("step".into(), step as f64), ("reward".into(), 0.5)])
+    fn row(step: u64) -> StepRecord {
+        StepRecord { step, entropy: Some(0.5), ..StepRecord::default() }
     }
 
     fn steps(path: &Path) -> Vec<u64> {
         let text = fs::read_to_string(path).unwrap();
-        let rows: Vec<Metrics> = serde_json::from_str(&text).unwrap();
-        rows.iter().map(|row| row["step"] as u64).collect()
+        let rows: Vec<StepRecord> = serde_json::from_str(&text).unwrap();
+        rows.iter().map(|row| row.step).collect()
     }
 
     #[test]

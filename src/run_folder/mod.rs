@@ -7,22 +7,23 @@
 //! fingerprints of the environments. Only one process at a time uses a folder.
 
 mod admission;
+pub mod bounded_lines;
 mod checkpoints;
 mod environments;
 mod lines;
 mod metrics;
-mod quarantine;
-mod rollouts;
+pub mod metrics_table;
+pub mod reading;
+pub mod rollouts;
 mod saved_groups;
 mod tensorboard;
 
 use crate::config::file::ConfigFile;
 use anyhow::{Context as _, anyhow, bail};
-use minds_core::reward::Metrics;
+use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_models::{FileLock, LockError};
-use minds_stages::evaluator::Evaluation;
 use minds_stages::ledger::GroupCounts;
-use minds_stages::messages::{QuarantinedRollout, StepRecord};
+use minds_stages::messages::{CommittedStep, QuarantinedRollout};
 use minds_stages::pipeline::ResumePoint;
 use minds_stages::trainer::SavedCheckpoint;
 use std::fs;
@@ -34,7 +35,6 @@ use admission::{admit, compare};
 pub use checkpoints::{CheckpointRecord, FILE as CHECKPOINTS};
 pub use environments::{EnvironmentFingerprint, EnvironmentFingerprints};
 pub use metrics::FILE as METRICS;
-pub use quarantine::FILE as QUARANTINE;
 
 /// An open run folder.
 pub struct RunFolder {
@@ -67,9 +67,9 @@ impl RunFolder {
         let (checkpoints, differences) = admit(&path, &resolved, terms)?;
         differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
         write_whole(&config_path, &resolved)?;
-        fs::create_dir_all(path.join(ROLLOUTS))?;
+        fs::create_dir_all(path.join(rollouts::FOLDER))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
-        rollouts::keep_until(&path.join(ROLLOUTS), step)?;
+        rollouts::keep_until(&path, step)?;
         let metrics = metrics::MetricsFile::open(&path, step)?;
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
@@ -106,20 +106,20 @@ impl RunFolder {
         self.metrics.past
     }
 
-    /// Metrics of all steps up to the last checkpoint.
+    /// Records of all steps up to the last checkpoint.
     ///
     /// # Errors
     /// The file cannot be read or is damaged.
-    pub fn rows(&self) -> anyhow::Result<Vec<Metrics>> {
+    pub fn rows(&self) -> anyhow::Result<Vec<StepRecord>> {
         metrics::rows(&self.path)
     }
 
-    /// Metrics of all evaluations up to the last checkpoint, each with its step.
+    /// Records of all evaluations up to the last checkpoint.
     ///
     /// # Errors
     /// The file cannot be read or is damaged.
-    pub fn evaluations(&self) -> anyhow::Result<Vec<Metrics>> {
-        lines::rows(&self.path, EVALUATIONS)
+    pub fn evaluations(&self) -> anyhow::Result<Vec<EvaluationRecord>> {
+        lines::read(&self.path, EVALUATIONS)
     }
 
     /// Keeps the fingerprints of the environments for the next checkpoint, and returns the changes since the last one.
@@ -162,7 +162,7 @@ impl RunFolder {
         checkpoints::write(&aside(&self.path, &format!("checkpoints.past_{step:06}"), "jsonl"), &later)?;
         checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints)?;
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
-        rollouts::keep_until(&self.path.join(ROLLOUTS), step)?;
+        rollouts::keep_until(&self.path, step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
         self.events = self.events.take().map(|_| tensorboard::TensorBoardWriter::after(&self.path, step));
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
@@ -186,39 +186,36 @@ impl RunFolder {
         }
     }
 
-    /// Writes the metrics and the rollouts of a step.
+    /// Writes the record and the rollouts of a step.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn add_step(&mut self, step: &StepRecord) -> anyhow::Result<()> {
-        rollouts::write(&self.path.join(ROLLOUTS), step)?;
-        self.metrics.append(&step.metrics)?;
+    pub fn add_step(&mut self, step: &CommittedStep) -> anyhow::Result<()> {
+        rollouts::write(&self.path, step)?;
+        self.metrics.append(&step.record)?;
         if let Some(events) = &mut self.events {
-            events.append(step.step, &step.metrics);
+            events.append(step.record.step, step.record.numbers());
         }
         Ok(())
     }
 
-    /// Writes the metrics of an evaluation.
+    /// Writes the record of an evaluation.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn add_evaluation(&mut self, evaluation: &Evaluation) -> anyhow::Result<()> {
+    pub fn add_evaluation(&mut self, evaluation: &EvaluationRecord) -> anyhow::Result<()> {
         if let Some(events) = &mut self.events {
-            events.append(evaluation.step, &evaluation.metrics);
+            events.append(evaluation.step, evaluation.numbers());
         }
-        let mut row = serde_json::Map::new();
-        row.insert("step".into(), evaluation.step.into());
-        row.extend(evaluation.metrics.iter().map(|(key, value)| (key.clone(), (*value).into())));
-        lines::append(&self.path, EVALUATIONS, &row)
+        lines::append(&self.path, EVALUATIONS, evaluation)
     }
 
     /// Writes a rollout whose reward failed for good.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn quarantine(&self, poison: &QuarantinedRollout) -> anyhow::Result<()> {
-        lines::append(&self.path, quarantine::FILE, &quarantine::QuarantineRow::from(poison))
+    pub fn quarantine(&self, rollout: &QuarantinedRollout) -> anyhow::Result<()> {
+        lines::append(&self.path, QUARANTINE, &rollout.row())
     }
 
     /// Adds a saved checkpoint to the list, with the groups that were ready.
@@ -284,8 +281,8 @@ pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> 
 pub const CONFIG: &str = "config.toml";
 /// File with one line per evaluation.
 pub const EVALUATIONS: &str = "evals.jsonl";
-/// Folder with a file of trained rollouts per step.
-pub const ROLLOUTS: &str = "rollouts";
+/// File with one line per reward that failed for good.
+pub const QUARANTINE: &str = "quarantine.jsonl";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
 
@@ -355,7 +352,6 @@ fn write_whole(path: &Path, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use minds_core::reward::Metrics;
 
     fn open_folder(path: &Path, config: &ConfigFile) -> anyhow::Result<RunFolder> {
         RunFolder::open(path, config, ResumeTerms::SameConfig)
@@ -371,7 +367,7 @@ mod tests {
         let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
         drop(open_folder(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
         let mut begun = open_folder(dir.path(), &first).expect("nothing was trained with the seed 7");
-        begun.metrics.append(&Metrics::from([("step".into(), 1.0)])).unwrap();
+        begun.metrics.append(&StepRecord { step: 1, ..StepRecord::default() }).unwrap();
         drop(begun);
         let other = config("[trainer]\nseed = 2");
         assert_eq!(inspect(dir.path(), &first).unwrap(), FolderOutlook::Restarts);

@@ -1,85 +1,148 @@
 //! `rollouts/step_000001.jsonl`: the rollouts trained in a step, one a line.
 
+use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
+use super::reading::left_out;
 use anyhow::Context as _;
-use minds_core::reward::Metrics;
-use minds_stages::messages::StepRecord;
-use serde::Serialize;
+use minds_core::record::RolloutRow;
+use minds_stages::messages::CommittedStep;
+use serde::Deserialize;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::fs;
+use std::io::{self, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 
-#[derive(Serialize)]
-struct RolloutRow<'a> {
-    step: u64,
-    environment: &'a str,
-    group: u64,
-    item: u64,
-    member: u32,
-    policy: u64,
-    reward: f32,
-    advantage: f32,
-    metrics: &'a Metrics,
-    /// Conversation before the first completion.
-    prompt: &'a [minds_core::chat::Message],
-    turns: Vec<TurnRow<'a>>,
-}
+/// Folder with a file of trained rollouts per step.
+pub(super) const FOLDER: &str = "rollouts";
 
-#[derive(Serialize)]
-struct TurnRow<'a> {
-    text: &'a str,
-    complete: bool,
-    prompt_tokens: usize,
-    tokens: &'a [u32],
-    logprobs: &'a [f32],
-}
+/// Maximum bytes read of one file.
+pub const MOST_BYTES: u64 = 512 << 20;
 
-pub(super) fn write(folder: &Path, step: &StepRecord) -> anyhow::Result<()> {
+pub(super) fn write(folder: &Path, step: &CommittedStep) -> anyhow::Result<()> {
     let mut lines = String::new();
-    for group in &step.groups {
-        for member in group.members.iter() {
-            let row = RolloutRow {
-                step: step.step,
-                environment: &group.group.component.name,
-                group: group.group.id.0,
-                item: group.group.key.item,
-                member: member.rollout.id.member,
-                policy: member.rollout.policy.0,
-                reward: member.score.reward.get(),
-                advantage: member.advantage,
-                metrics: &member.score.metrics,
-                prompt: member.rollout.prompt(&group.group.item),
-                turns: member
-                    .rollout
-                    .turns
-                    .iter()
-                    .map(|turn| TurnRow {
-                        text: &turn.text,
-                        complete: turn.complete,
-                        prompt_tokens: turn.prompt.len(),
-                        tokens: &turn.completion.tokens,
-                        logprobs: &turn.completion.logprobs,
-                    })
-                    .collect(),
-            };
-            writeln!(lines, "{}", serde_json::to_string(&row)?)?;
-        }
+    for row in step.rollouts() {
+        writeln!(lines, "{}", serde_json::to_string(&row)?)?;
     }
-    let path = folder.join(format!("step_{:06}.jsonl", step.step));
-    super::write_whole(&path, &lines)
-        .with_context(|| format!("failed to keep the rollouts of step {}", step.step))
+    let step = step.record.step;
+    let path = folder.join(FOLDER).join(format!("step_{step:06}.jsonl"));
+    super::write_whole(&path, &lines).with_context(|| format!("failed to keep the rollouts of step {step}"))
 }
 
 /// Moves the rollouts of later steps aside, to `step_000007.past.jsonl`: these steps are taken again, but the first
 /// rollouts are worth keeping.
 pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
+    let folder = folder.join(FOLDER);
     let failed = || format!("failed to move rollouts after step {step} aside");
-    for entry in std::fs::read_dir(folder).with_context(failed)? {
+    for entry in fs::read_dir(&folder).with_context(failed)? {
         let path = entry.with_context(failed)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let number = name.strip_prefix("step_").and_then(|rest| rest.strip_suffix(".jsonl"));
-        if number.and_then(|number| number.parse::<u64>().ok()).is_some_and(|number| number > step) {
-            let past = super::aside(folder, &name.replace(".jsonl", ".past"), "jsonl");
-            std::fs::rename(&path, past).with_context(failed)?;
+        if let Some(number) = step_of(&path).filter(|number| *number > step) {
+            let past = super::aside(&folder, &format!("step_{number:06}.past"), "jsonl");
+            fs::rename(&path, past).with_context(failed)?;
         }
     }
     Ok(())
+}
+
+/// Step of a rollout file; `None` of other files, such as one that a resumed run has replaced.
+fn step_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok()
+}
+
+/// The rollout file of a step.
+#[derive(Debug)]
+pub struct StepFile {
+    /// Its step, from 1.
+    pub step: u64,
+    /// Path of the step's rollout file.
+    pub path: PathBuf,
+    /// Size of the file in bytes.
+    pub bytes: u64,
+}
+
+/// Fields of a row that a choice among many rollouts depends on.
+#[derive(Deserialize)]
+pub struct RolloutHeader {
+    /// Step that trained the rollout, from 1.
+    pub step: u64,
+    /// The environment's name in metrics.
+    pub environment: String,
+    /// Id of its group in the run.
+    pub group: u64,
+    /// Index of the rollout in its group.
+    pub member: u64,
+    /// Reward that the environment gave.
+    pub reward: f32,
+}
+
+/// Position of a row in its file, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct RowPosition {
+    at: u64,
+    length: usize,
+}
+
+impl StepFile {
+    /// Passes the header of each row to `take`, and returns what was left out. Of a file of more than [`MOST_BYTES`],
+    /// only the first ones are read.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn scan(
+        &self,
+        damage: &mut SkippedLines,
+        mut take: impl FnMut(RolloutHeader, RowPosition),
+    ) -> io::Result<()> {
+        let file = bounded_lines::open(&self.path)?.take(MOST_BYTES);
+        let mut lines = BoundedLines::new(BufReader::new(file), TEXTS);
+        while let Some(line) = lines.read()? {
+            match line.text.map(|text| (text.len(), serde_json::from_slice(text))) {
+                None => damage.long += 1,
+                Some((length, Ok(header))) => take(header, RowPosition { at: line.at, length }),
+                Some((_, Err(_))) => damage.add(|| format!("{}:{}", self.path.display(), line.number)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a whole row.
+    ///
+    /// # Errors
+    /// The file cannot be read, or was replaced since it was scanned.
+    pub fn read(&self, position: RowPosition) -> io::Result<RolloutRow<'static>> {
+        let mut line = vec![0; position.length];
+        let mut file = bounded_lines::open(&self.path)?;
+        file.seek(SeekFrom::Start(position.at))?;
+        file.read_exact(&mut line)?;
+        Ok(serde_json::from_slice(&line)?)
+    }
+}
+
+/// Rollout files in the order of their steps; those that cannot be read leave a note.
+pub fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
+    let entries = match fs::read_dir(folder.join(FOLDER)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
+        Err(error) => {
+            notes.push(left_out(FOLDER, &error));
+            return Vec::new();
+        }
+        Ok(entries) => entries,
+    };
+    let mut files = Vec::new();
+    let mut unread = Vec::new();
+    // An entry that cannot be listed has no name, and so no step.
+    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+        let Some(step) = step_of(&path) else { continue };
+        match bounded_lines::regular(&path) {
+            Ok(meta) => files.push(StepFile { step, path, bytes: meta.len() }),
+            Err(error) => unread.push((step, path, error)),
+        }
+    }
+    files.sort_by_key(|file| file.step);
+    unread.sort_by_key(|(step, ..)| *step);
+    if let [(_, path, error), rest @ ..] = &unread[..] {
+        let more =
+            if rest.is_empty() { String::new() } else { format!(", and {} more such files", rest.len()) };
+        let name = path.file_name().unwrap_or_default().display();
+        notes.push(format!("{}{more}", left_out(&format!("{FOLDER}/{name}"), error)));
+    }
+    files
 }

@@ -41,15 +41,15 @@ impl TensorBoardWriter {
         Self { folder: folder.to_owned(), state: EventFileState::Due { step } }
     }
 
-    /// Adds the metrics of a step.
-    pub(super) fn append(&mut self, step: u64, metrics: &Metrics) {
-        if let Err(error) = self.try_append(step, metrics) {
+    /// Adds the numbers of a step.
+    pub(super) fn append(&mut self, step: u64, numbers: Metrics) {
+        if let Err(error) = self.try_append(step, numbers) {
             tracing::warn!(error = format!("{error:#}"), "nothing more is written for TensorBoard");
             self.state = EventFileState::Off;
         }
     }
 
-    fn try_append(&mut self, step: u64, metrics: &Metrics) -> anyhow::Result<()> {
+    fn try_append(&mut self, step: u64, numbers: Metrics) -> anyhow::Result<()> {
         if let EventFileState::Due { step } = self.state {
             let mut file = create(&self.folder)?;
             write(&mut file, 0, EventPayload::FileVersion(VERSION.into()))?;
@@ -62,11 +62,8 @@ impl TensorBoardWriter {
             self.state = EventFileState::Open(file);
         }
         let EventFileState::Open(file) = &mut self.state else { return Ok(()) };
-        let numbers = metrics.iter().filter(|(name, _)| *name != "step");
-        let value = numbers
-            .map(|(name, number)| ScalarValue { tag: name.clone(), simple: Some(*number as f32) })
-            .collect();
-        write(file, step, EventPayload::Summary(ScalarSummary { value }))
+        let value = numbers.into_iter().map(|(tag, number)| ScalarValue { tag, simple: Some(number as f32) });
+        write(file, step, EventPayload::Summary(ScalarSummary { value: value.collect() }))
     }
 }
 
@@ -183,9 +180,9 @@ mod tests {
         let files = || fs::read_dir(dir.path()).unwrap().count();
         drop(TensorBoardWriter::after(dir.path(), 0));
         assert_eq!(files(), 0);
-        let row = Metrics::from([("step".into(), 1.0), ("reward".into(), 0.5)]);
+        let row = Metrics::from([("reward".into(), 0.5)]);
         for _ in 0..2 {
-            TensorBoardWriter::after(dir.path(), 0).append(1, &row);
+            TensorBoardWriter::after(dir.path(), 0).append(1, row.clone());
         }
         assert_eq!(files(), 2);
     }
@@ -194,7 +191,7 @@ mod tests {
     fn a_folder_that_is_gone_ends_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut events = TensorBoardWriter::after(&dir.path().join("gone"), 0);
-        events.append(1, &Metrics::from([("reward".into(), 0.5)]));
+        events.append(1, Metrics::from([("reward".into(), 0.5)]));
         assert!(matches!(events.state, EventFileState::Off));
     }
 }

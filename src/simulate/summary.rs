@@ -5,8 +5,8 @@ use super::service::{FaultCounts, SimulatedService, SimulatedWork};
 use crate::config::RunPlan;
 use minds_stages::ledger::GroupCounts;
 use minds_stages::mailbox::MailboxStats;
+use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
-use minds_stages::telemetry::names;
 use minds_stages::trainer::StalenessHistogram;
 use serde_json::json;
 use std::sync::Arc;
@@ -146,12 +146,12 @@ impl SimulationRecorder {
         let log = self.service.log();
         match event {
             PipelineEvent::Step(step) => {
-                let number = |key: &str| step.metrics.get(key).copied().unwrap_or(0.0);
+                let CommittedStep { record, groups } = &**step;
                 self.marks.push((log.elapsed(), self.service.done()));
-                self.staleness.add(step.step, &step.groups);
-                self.held.push(number(names::TIME_WAITS_FOR_STRAGGLERS));
-                let groups: Vec<u64> = step.groups.iter().map(|group| group.group.id.0).collect();
-                log.record("step", [("step", step.step.into()), ("groups", json!(groups))]);
+                self.staleness.add(record.step, groups);
+                self.held.push(record.time_waits_for_stragglers.unwrap_or(0.0));
+                let groups: Vec<u64> = groups.iter().map(|group| group.group.id.0).collect();
+                log.record("step", [("step", record.step.into()), ("groups", json!(groups))]);
             }
             PipelineEvent::CheckpointSaved(saved) => log.record("saved", [("step", saved.step.into())]),
             PipelineEvent::Quarantined(_) => log.record("quarantined", []),

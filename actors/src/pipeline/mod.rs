@@ -12,7 +12,6 @@ mod wiring;
 pub use crate::error::PipelineError;
 use crate::ledger::Ledger;
 use crate::mailbox::{MailboxSender, MailboxStats, StageExit, StageHandle};
-use crate::stages::evaluator::Evaluation;
 pub use crate::stages::event::PipelineEvent;
 use crate::stages::shadow::ShadowTrainer;
 use crate::stages::trainer::FinishRequest;
@@ -20,6 +19,7 @@ use crate::telemetry::StageBoard;
 use crate::telemetry::activity::Activity;
 use futures::future::select_all;
 use limits::SeriesLimits;
+use minds_core::record::EvaluationRecord;
 pub use observer::Observer;
 pub use options::{PipelineOptions, PipelineParts, ResumePoint, ShadowSetup, ShadowStart};
 use tokio::sync::{mpsc, watch};
@@ -42,7 +42,7 @@ pub struct Pipeline {
     /// Whether the run is being ended early, after a last checkpoint.
     giving_up: bool,
     /// Results of the evaluator.
-    evaluations: mpsc::Receiver<Evaluation>,
+    evaluations: mpsc::Receiver<EvaluationRecord>,
     /// Turns true when no more weights will come.
     last: watch::Sender<bool>,
     /// The final event, held back until the last evaluation has been reported.

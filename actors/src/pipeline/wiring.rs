@@ -16,12 +16,13 @@ use crate::policy::{LogprobOracle, Policy, ShadowCheckpoints};
 use crate::stages::batcher::{
     AdvantageBatcher, BatcherLinks, CompleteGroup, ConstantGroups, CpuPool, StalenessGate,
 };
-use crate::stages::evaluator::{Evaluation, Evaluator};
+use crate::stages::evaluator::Evaluator;
 use crate::stages::feeder::{Allowance, Feeder};
 use crate::stages::sampler::{GroupSampler, SampledRollout, Sampler};
 use crate::stages::scorer::{LogprobSource, RolloutScorer, Scorer, ScoringOracles};
 use crate::stages::shadow::ShadowTrainer;
 use crate::stages::trainer::{FinishRequest, Trainer, TrainerLinks};
+use minds_core::record::EvaluationRecord;
 use minds_core::schedule::ScheduleError;
 use minds_core::service::{SamplingBackend, TrainingBackend};
 use std::num::NonZeroUsize;
@@ -294,7 +295,7 @@ impl SharedParts<'_> {
         logprob_source: LogprobSource,
         policy: watch::Receiver<Arc<Policy>>,
         no_more: watch::Receiver<bool>,
-        found: mpsc::Sender<Evaluation>,
+        found: mpsc::Sender<EvaluationRecord>,
     ) -> Option<StageHandle> {
         let Self { options, queries, .. } = self;
         let components: Vec<_> = self.components.iter().filter(|c| c.weight == 0.0).cloned().collect();

@@ -7,9 +7,8 @@
 use super::frozen::FrozenSamplers;
 use super::shadow_request::{AdapterLeaseRequest, LogprobDeltaRequest};
 use crate::mailbox::MailboxSender;
-use crate::telemetry::names;
 use crate::telemetry::shadow_meter::{ShadowMeter, ShadowMeterReading};
-use minds_core::reward::{Metrics, RewardError};
+use minds_core::reward::RewardError;
 use minds_core::service::Service;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -171,20 +170,14 @@ impl QueryBudget {
         }
     }
 
-    /// The counts since an earlier reading.
-    pub(crate) fn report(&self, now: &QueryCounts, earlier: &QueryCounts, out: &mut Metrics) {
-        let mut put = |name: &str, value: f64| {
-            out.insert(name.into(), value);
-        };
-        put(names::QUERIES_USED, (now.sent - earlier.sent) as f64);
-        if let Some(budget) = self.limits.per_step {
-            put(names::QUERIES_BUDGET, budget.get() as f64);
-        }
-        put(names::QUERIES_CACHED, (now.remembered - earlier.remembered) as f64);
-        put(names::QUERIES_WAIT, now.waited_s - earlier.waited_s);
-        if self.shadow.get().is_some() {
-            now.deltas.report(&earlier.deltas, out);
-        }
+    /// Most queries per step.
+    pub(crate) fn per_step(&self) -> Option<u64> {
+        self.limits.per_step.map(NonZeroU64::get)
+    }
+
+    /// Whether gradient steps can be measured.
+    pub(crate) fn has_shadow(&self) -> bool {
+        self.shadow.get().is_some()
     }
 }
 
@@ -199,6 +192,18 @@ pub struct QueryCounts {
     pub waited_s: f64,
     /// Counts and times of measured gradient steps.
     pub deltas: ShadowMeterReading,
+}
+
+impl QueryCounts {
+    /// The counts since an earlier reading.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            sent: self.sent - earlier.sent,
+            remembered: self.remembered - earlier.remembered,
+            waited_s: self.waited_s - earlier.waited_s,
+            deltas: self.deltas.since(&earlier.deltas),
+        }
+    }
 }
 
 #[cfg(test)]

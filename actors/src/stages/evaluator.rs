@@ -14,11 +14,11 @@ use crate::policy::{Policy, QueryBudget};
 use crate::service::retry::Retry;
 use crate::telemetry::activity::Activity;
 use crate::telemetry::meters::PipelineMeters;
-use crate::telemetry::names;
 use futures::StreamExt;
 use futures::stream;
 use minds_core::ids::{GroupId, RolloutId};
-use minds_core::reward::{Metrics, Score, means};
+use minds_core::record::{EvaluatedEnvironment, EvaluationRecord};
+use minds_core::reward::{Score, means};
 use minds_core::schedule::Schedule;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
@@ -38,16 +38,6 @@ pub struct EvaluatorOptions {
     pub rollouts: NonZeroU64,
     /// Rollouts in flight at a time.
     pub concurrency: NonZeroUsize,
-}
-
-/// The result for one version of the weights.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    /// Optimizer steps behind the weights.
-    pub step: u64,
-    /// `eval/<name>/reward` with its 95 % interval `reward_low`, `reward_high` (normal approximation), `episodes` that
-    /// have a reward, `missing` ones, and the means of the rewards' own metrics.
-    pub metrics: Metrics,
 }
 
 /// Samples and scores evaluation rollouts.
@@ -89,7 +79,7 @@ impl Evaluator {
         mut measured: Option<u64>,
         mut policy: watch::Receiver<Arc<Policy>>,
         mut last: watch::Receiver<bool>,
-        found: mpsc::Sender<Evaluation>,
+        found: mpsc::Sender<EvaluationRecord>,
     ) {
         let every = self.options.every.get();
         let first = policy.borrow().version.0;
@@ -122,7 +112,7 @@ impl Evaluator {
     }
 
     /// Samples and scores all rollouts under one version.
-    pub async fn evaluate(&self, policy: &Policy) -> Evaluation {
+    pub async fn evaluate(&self, policy: &Policy) -> EvaluationRecord {
         let policy = &Arc::new(policy.asked_by(self.queries.clone()));
         let episodes = self.options.rollouts.get();
         let tasks: Vec<(Arc<MixtureComponent>, u64)> = self
@@ -135,11 +125,10 @@ impl Evaluator {
             .buffered(self.options.concurrency.get())
             .collect()
             .await;
-        let mut metrics = Metrics::new();
-        for (component, results) in self.components.iter().zip(results.chunks(episodes as usize)) {
-            summarise(&component.name, results, &mut metrics);
-        }
-        Evaluation { step: policy.version.0, metrics }
+        let results = results.chunks(episodes as usize);
+        let environments =
+            self.components.iter().zip(results).map(|(c, results)| (c.name.clone(), summarise(results)));
+        EvaluationRecord { step: policy.version.0, environments: environments.collect() }
     }
 
     async fn rollout(
@@ -177,28 +166,25 @@ impl Evaluator {
     }
 }
 
-fn summarise(name: &str, results: &[Option<Score>], out: &mut Metrics) {
-    let mut put = |key: &str, value: f64| {
-        out.insert(format!("eval/{name}/{key}"), value);
-    };
+/// Means of the rollouts of one environment, with the 95 % interval of the reward (normal approximation).
+fn summarise(results: &[Option<Score>]) -> EvaluatedEnvironment {
     let scores: Vec<&Score> = results.iter().flatten().collect();
     let count = scores.len() as f64;
-    put(names::EVAL_ROLLOUTS, count);
-    put(names::EVAL_REWARD_ERRORS, results.len() as f64 - count);
-    if scores.is_empty() {
-        return;
-    }
     let rewards: Vec<f64> = scores.iter().map(|s| f64::from(s.reward.get())).collect();
-    let mean = rewards.iter().sum::<f64>() / count;
-    put(names::EVAL_REWARD, mean);
-    if scores.len() > 1 {
+    let mean = (count > 0.0).then(|| rewards.iter().sum::<f64>() / count);
+    let interval = mean.filter(|_| count > 1.0).map(|mean| {
         let variance = rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (count - 1.0);
         let half = 1.96 * (variance / count).sqrt();
-        put(names::EVAL_REWARD_LOW, mean - half);
-        put(names::EVAL_REWARD_HIGH, mean + half);
+        (mean - half, mean + half)
+    });
+    EvaluatedEnvironment {
+        reward: mean,
+        reward_low: interval.map(|(low, _)| low),
+        reward_high: interval.map(|(_, high)| high),
+        rollouts: Some(count),
+        reward_errors: Some(results.len() as f64 - count),
+        parts: means(scores.iter().map(|s| &s.metrics)),
     }
-    let prefix = format!("eval/{name}");
-    names::add_parts(out, &prefix, names::OF_AN_EVALUATION, means(scores.iter().map(|s| &s.metrics)));
 }
 
 #[cfg(test)]
@@ -220,8 +206,11 @@ mod tests {
             score(1.0, &[]),
             score(0.0, &[]),
         ];
-        let mut found = Metrics::new();
-        summarise("x", &results, &mut found);
+        let numbers = |results: &[Option<Score>]| {
+            let environments = [("x".to_owned(), summarise(results))].into();
+            EvaluationRecord { step: 0, environments }.numbers()
+        };
+        let found = numbers(&results);
         let half = 1.96 * (1.0f64 / 12.0).sqrt();
         for (key, expected) in [
             ("reward", 0.5),
@@ -233,8 +222,7 @@ mod tests {
         ] {
             assert!((found[&format!("eval/x/{key}")] - expected).abs() < 1e-12, "{key}: {found:?}");
         }
-        found.clear();
-        summarise("x", &[None], &mut found);
+        let found = numbers(&[None]);
         assert_eq!(found.get("eval/x/reward"), None);
         assert_eq!(found["eval/x/missing"], 1.0);
     }

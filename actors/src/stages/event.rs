@@ -1,21 +1,21 @@
 //! What the stages report to the owner of a pipeline.
 
-use super::evaluator::Evaluation;
 use crate::error::PipelineError;
 use crate::ledger::{GroupCounts, SavedGroup, SettledPositions};
-use crate::messages::{QuarantinedRollout, StepRecord};
+use crate::messages::{CommittedStep, QuarantinedRollout};
+use minds_core::record::EvaluationRecord;
 use std::collections::BTreeMap;
 
 /// Events of the pipeline, in the order in which they happened.
 pub enum PipelineEvent {
     /// An optimizer step is done and its weights are published.
-    Step(StepRecord),
+    Step(Box<CommittedStep>),
     /// A checkpoint has been saved.
     CheckpointSaved(SavedCheckpoint),
     /// A reward has failed for good.
     Quarantined(QuarantinedRollout),
     /// Weights have been evaluated. May arrive after later steps.
-    Evaluated(Evaluation),
+    Evaluated(EvaluationRecord),
     /// The run is over, because it was stopped or all steps are done.
     Ended {
         /// Optimizer steps done at the end.

@@ -1,21 +1,18 @@
 //! What the pipeline counts while it runs, for Prometheus.
 //!
 //! Only events that leave no trace are counted here; what can be read from the pipeline at any moment is read from
-//! its [`Observer`](crate::pipeline::Observer). Names and help texts stand in this file alone. Labels are bounded: the
-//! config's environments, and fixed values of the program. Counters start at 0 for each of them, so that `rate`
-//! sees the first event, too.
+//! its [`Observer`](crate::pipeline::Observer). Names, labels and help texts are in [`minds_core::telemetry`]. Counters
+//! start at 0 for each value of their labels, so that `rate` sees the first event, too.
 
 use crate::messages::{TrainingGroup, TrainingRollout};
-use crate::telemetry::names;
-use minds_core::reward::{Metrics, RewardError};
+use minds_core::record::StepRecord;
+use minds_core::reward::RewardError;
 use minds_core::rollout::Rollout;
 use minds_core::sampling::SampleResponse;
 use minds_core::service::BackendError;
-use prometheus::core::Collector;
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
-    exponential_buckets,
-};
+use minds_core::telemetry::{self, MetricKind, MetricSpec};
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
+use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -23,227 +20,118 @@ use tokio::sync::watch;
 const SAMPLED: &str = "sampled";
 const FAILED: &str = "failed";
 
-/// The counters, gauges and histograms of a pipeline. Cheap to clone; all clones share them.
-#[derive(Clone)]
-pub struct PipelineMeters {
-    rollouts: IntCounterVec,
-    tokens: IntCounterVec,
-    rollout_seconds: HistogramVec,
-    scored: IntCounterVec,
-    missing: IntCounterVec,
-    lost_tokens: IntCounter,
-    reward: HistogramVec,
-    score_seconds: HistogramVec,
-    quarantined: IntCounter,
-    trained_tokens: IntCounter,
-    staleness: Histogram,
-    train_seconds: Histogram,
-    export_seconds: Histogram,
-    mean_reward: GaugeVec,
-    mixed: GaugeVec,
-    kl: GaugeVec,
-    entropy: Gauge,
-    learning_rate: Gauge,
-    kl_alarms: IntCounter,
-    clipped: IntCounter,
-    masked: IntCounter,
-    unchanged: IntCounter,
-    /// Counters of requests to the service.
-    pub service: ServiceMeters,
+/// A collector that is made of a row of the table.
+trait Instrument {
+    fn of(spec: &MetricSpec) -> Self;
 }
 
-/// Counters of each request to the service, failed tries included.
-#[derive(Clone)]
-pub struct ServiceMeters {
-    /// Why the service was given up, once it was.
-    away: watch::Sender<Option<String>>,
-    seconds: HistogramVec,
-    failures: IntCounterVec,
-    in_flight: IntGaugeVec,
-    empty: IntCounter,
-}
-
-impl Default for PipelineMeters {
-    fn default() -> Self {
-        let seconds = seconds();
-        Self {
-            rollouts: counters(
-                "minds_sampler_rollouts_total",
-                "Rollouts that ended, by how: `sampled`, or `failed` for good.",
-                &["environment", "outcome"],
-            ),
-            tokens: counters(
-                "minds_sampler_tokens_total",
-                "Tokens of sampled rollouts: `prompt` of their last prompts, `sampled` of their completions.",
-                &["kind"],
-            ),
-            rollout_seconds: histograms(
-                "minds_sampler_rollout_seconds",
-                "Time from a group's dispatch to the end of each of its rollouts.",
-                &["environment"],
-                &seconds,
-            ),
-            scored: counters(
-                "minds_scorer_scored_total",
-                "Rollouts that have their reward.",
-                &["environment"],
-            ),
-            missing: counters(
-                "minds_scorer_reward_errors_total",
-                "Rollouts without a reward, by the cause after the last try.",
-                &["environment", "cause"],
-            ),
-            lost_tokens: counter(
-                "minds_scorer_tokens_discarded_total",
-                "Sampled tokens of rollouts without a reward.",
-            ),
-            reward: histograms(
-                "minds_scorer_reward",
-                "Rewards.",
-                &["environment"],
-                &[-2.0, -1.0, -0.5, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 5.0],
-            ),
-            score_seconds: histograms(
-                "minds_scorer_score_seconds",
-                "Time that a reward took, all tries and waits included.",
-                &["environment"],
-                &seconds,
-            ),
-            quarantined: counter(
-                "minds_scorer_quarantined_total",
-                "Rollouts written to quarantine.jsonl: their reward failed for good, and not by the run's own limits.",
-            ),
-            trained_tokens: counter("minds_trainer_tokens_total", "Sampled tokens that were trained."),
-            staleness: histogram(
-                "minds_trainer_staleness_steps",
-                "Steps between the weights that sampled a group and those that it trained.",
-                &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0],
-            ),
-            train_seconds: histogram(
-                "minds_trainer_train_seconds",
-                "Time of a step's passes and its optimizer step, from submission to result.",
-                &seconds,
-            ),
-            export_seconds: histogram(
-                "minds_trainer_export_seconds",
-                "Time that the line waited for new weights to be ready to sample from, after their step.",
-                &seconds,
-            ),
-            mean_reward: gauges(
-                "minds_trainer_reward",
-                "Mean reward of the last step's rollouts.",
-                &["environment"],
-            ),
-            mixed: gauges(
-                "minds_trainer_mixed_groups_ratio",
-                "Share of the last step's groups whose rewards differ: the others teach nothing.",
-                &["environment"],
-            ),
-            kl: gauges(
-                "minds_trainer_kl_nats",
-                "Gap between the weights that sampled and those in training before the last step, per token: \
-                 `v1` is the mean of q - p, `v2` half the mean of its square (log-probs q when sampled, p now).",
-                &["estimator"],
-            ),
-            entropy: gauge("minds_trainer_entropy_nats", "Mean of -log-prob over the last step's tokens."),
-            learning_rate: gauge("minds_trainer_learning_rate", "Step size of the last optimizer step."),
-            kl_alarms: counter(
-                "minds_trainer_kl_alarms_total",
-                "Steps whose gap was above `trainer.kl_alarm`.",
-            ),
-            clipped: counter(
-                "minds_trainer_clipped_steps_total",
-                "Optimizer steps whose gradient was clipped at the running limit.",
-            ),
-            masked: counter(
-                "minds_trainer_masked_tokens_total",
-                "Sampled tokens left out of the loss because their logprob cannot be right.",
-            ),
-            unchanged: counter(
-                "minds_trainer_unchanged_steps_total",
-                "Steps that left the weights as they were, for all rewards were equal within their groups.",
-            ),
-            service: ServiceMeters {
-                away: watch::Sender::new(None),
-                seconds: histograms(
-                    "minds_service_request_seconds",
-                    "Time from a request's submission, or from when its answer was first waited for, to its end.",
-                    &["operation"],
-                    &seconds,
-                ),
-                failures: counters(
-                    "minds_service_failures_total",
-                    "Requests that failed, by what can be done: `unavailable` ones are tried again.",
-                    &["operation", "kind"],
-                ),
-                in_flight: IntGaugeVec::new(
-                    Opts::new("minds_service_requests_in_flight", "Requests that wait for their answer."),
-                    &["operation"],
-                )
-                .expect("the name is a name"),
-                empty: counter("minds_service_empty_samples_total", "Samples that came back without tokens."),
-            },
-        }
+impl Instrument for IntCounterVec {
+    fn of(spec: &MetricSpec) -> Self {
+        started(spec, Self::new(Opts::new(spec.name, spec.help), spec.labels))
     }
 }
+
+impl Instrument for GaugeVec {
+    fn of(spec: &MetricSpec) -> Self {
+        started(spec, Self::new(Opts::new(spec.name, spec.help), spec.labels))
+    }
+}
+
+impl Instrument for HistogramVec {
+    fn of(spec: &MetricSpec) -> Self {
+        let MetricKind::Histogram(buckets) = spec.kind else { panic!("{} is no histogram", spec.name) };
+        let options = HistogramOpts::new(spec.name, spec.help).buckets(buckets.to_vec());
+        started(spec, Self::new(options, spec.labels))
+    }
+}
+
+/// Starts the one value of a metric without labels.
+fn started<T: MetricVecBuilder>(spec: &MetricSpec, made: prometheus::Result<MetricVec<T>>) -> MetricVec<T> {
+    let values = made.expect("names, labels and buckets of the table are valid: a test makes them all");
+    if spec.labels.is_empty() {
+        values.with_label_values(ALONE);
+    }
+    values
+}
+
+/// Declares a set of instruments, each with its row of the table. Cheap to clone; all clones share the values.
+macro_rules! instruments {
+    (
+        $(#[$about:meta])*
+        $name:ident { $( $(#[$extra_about:meta])* $vis:vis $extra:ident: $type:ty = $begin:expr, )* }
+        $( $field:ident: $instrument:ty = $spec:ident, )+
+    ) => {
+        $(#[$about])*
+        #[derive(Clone)]
+        pub struct $name {
+            $( $(#[$extra_about])* $vis $extra: $type, )*
+            $( $field: $instrument, )+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $extra: $begin, )* $( $field: Instrument::of(&telemetry::$spec), )+ }
+            }
+        }
+
+        impl $name {
+            fn instruments(&self) -> Vec<Box<dyn Collector>> {
+                vec![$( Box::new(self.$field.clone()) ),+]
+            }
+        }
+    };
+}
+
+instruments! {
+    /// The counters, gauges and histograms of a pipeline.
+    PipelineMeters {
+        /// Those of requests to the service.
+        pub service: ServiceMeters = ServiceMeters::default(),
+    }
+    rollouts: IntCounterVec = SAMPLER_ROLLOUTS,
+    tokens: IntCounterVec = SAMPLER_TOKENS,
+    rollout_seconds: HistogramVec = SAMPLER_ROLLOUT_SECONDS,
+    scored: IntCounterVec = SCORER_SCORED,
+    reward_errors: IntCounterVec = SCORER_REWARD_ERRORS,
+    lost_tokens: IntCounterVec = SCORER_TOKENS_DISCARDED,
+    quarantined: IntCounterVec = SCORER_QUARANTINED,
+    reward: HistogramVec = SCORER_REWARD,
+    score_seconds: HistogramVec = SCORER_SCORE_SECONDS,
+    trained_tokens: IntCounterVec = TRAINER_TOKENS,
+    staleness: HistogramVec = TRAINER_STALENESS_STEPS,
+    train_seconds: HistogramVec = TRAINER_TRAIN_SECONDS,
+    export_seconds: HistogramVec = TRAINER_EXPORT_SECONDS,
+    mean_reward: GaugeVec = TRAINER_REWARD,
+    mixed: GaugeVec = TRAINER_MIXED_GROUPS_RATIO,
+    kl: GaugeVec = TRAINER_KL_NATS,
+    entropy: GaugeVec = TRAINER_ENTROPY_NATS,
+    learning_rate: GaugeVec = TRAINER_LEARNING_RATE,
+    kl_alarms: IntCounterVec = TRAINER_KL_ALARMS,
+    clipped: IntCounterVec = TRAINER_CLIPPED_STEPS,
+    masked: IntCounterVec = TRAINER_MASKED_TOKENS,
+    unchanged: IntCounterVec = TRAINER_UNCHANGED_STEPS,
+}
+
+instruments! {
+    /// Counters of each request to the service, failed tries included.
+    ServiceMeters {
+        /// Why the service was given up, once it was.
+        away: watch::Sender<Option<String>> = watch::Sender::new(None),
+    }
+    seconds: HistogramVec = SERVICE_REQUEST_SECONDS,
+    failures: IntCounterVec = SERVICE_FAILURES,
+    in_flight: GaugeVec = SERVICE_REQUESTS_IN_FLIGHT,
+    empty: IntCounterVec = SERVICE_EMPTY_SAMPLES,
+}
+
+/// Labels of a metric that has none.
+const ALONE: &[&str] = &[];
 
 impl PipelineMeters {
     /// All collectors, to be registered.
     #[must_use]
     pub fn collectors(&self) -> Vec<Box<dyn Collector>> {
-        let Self {
-            rollouts,
-            tokens,
-            rollout_seconds,
-            scored,
-            missing,
-            lost_tokens,
-            reward,
-            score_seconds,
-            quarantined,
-            trained_tokens,
-            staleness,
-            train_seconds,
-            export_seconds,
-            mean_reward,
-            mixed,
-            kl,
-            entropy,
-            learning_rate,
-            kl_alarms,
-            clipped,
-            masked,
-            unchanged,
-            service: ServiceMeters { seconds, failures, in_flight, empty, away: _ },
-        } = self.clone();
-        vec![
-            Box::new(rollouts),
-            Box::new(tokens),
-            Box::new(rollout_seconds),
-            Box::new(scored),
-            Box::new(missing),
-            Box::new(lost_tokens),
-            Box::new(reward),
-            Box::new(score_seconds),
-            Box::new(quarantined),
-            Box::new(trained_tokens),
-            Box::new(staleness),
-            Box::new(train_seconds),
-            Box::new(export_seconds),
-            Box::new(mean_reward),
-            Box::new(mixed),
-            Box::new(kl),
-            Box::new(entropy),
-            Box::new(learning_rate),
-            Box::new(kl_alarms),
-            Box::new(clipped),
-            Box::new(masked),
-            Box::new(unchanged),
-            Box::new(seconds),
-            Box::new(failures),
-            Box::new(in_flight),
-            Box::new(empty),
-        ]
+        self.instruments().into_iter().chain(self.service.instruments()).collect()
     }
 
     /// Starts the counters of these environments at 0.
@@ -254,7 +142,7 @@ impl PipelineMeters {
             }
             self.scored.with_label_values(&[environment]);
             for cause in RewardError::NAMES {
-                self.missing.with_label_values(&[environment, cause]);
+                self.reward_errors.with_label_values(&[environment, cause]);
             }
         }
         for kind in ["prompt", "sampled"] {
@@ -276,7 +164,7 @@ impl PipelineMeters {
     /// Sampled tokens that were trained.
     #[must_use]
     pub fn trained_tokens(&self) -> u64 {
-        self.trained_tokens.get()
+        self.trained_tokens.with_label_values(ALONE).get()
     }
 
     /// Records that a rollout has ended.
@@ -299,109 +187,77 @@ impl PipelineMeters {
 
     /// Records that a rollout has no reward, and that its `sampled` tokens are lost.
     pub(crate) fn missing(&self, environment: &str, cause: &RewardError, sampled: usize) {
-        self.missing.with_label_values(&[environment, cause.name()]).inc();
-        self.lost_tokens.inc_by(sampled as u64);
-        self.quarantined.inc_by(u64::from(cause.needs_quarantine()));
+        self.reward_errors.with_label_values(&[environment, cause.name()]).inc();
+        self.lost_tokens.with_label_values(ALONE).inc_by(sampled as u64);
+        self.quarantined.with_label_values(ALONE).inc_by(u64::from(cause.needs_quarantine()));
     }
 
     /// Records a committed step.
-    pub(crate) fn step(&self, metrics: &Metrics, groups: &[TrainingGroup], train: Duration) {
-        let get = |key: &str| metrics.get(key).copied();
-        self.train_seconds.observe(train.as_secs_f64());
-        let step = get(names::STEP).unwrap_or(0.0);
-        for group in groups {
-            self.staleness.observe(step - 1.0 - group.oldest.0 as f64);
+    pub(crate) fn step(&self, record: &StepRecord, groups: &[TrainingGroup]) {
+        self.train_seconds.with_label_values(ALONE).observe(record.time_train.unwrap_or(0.0));
+        if let Some(took) = record.time_export {
+            self.export_seconds.with_label_values(ALONE).observe(took);
         }
+        let staleness = self.staleness.with_label_values(ALONE);
+        groups.iter().for_each(|group| staleness.observe(record.step as f64 - 1.0 - group.oldest.0 as f64));
         let trained = groups.iter().filter(|group| !group.filtered).flat_map(|group| group.members.iter());
-        self.trained_tokens
-            .inc_by(trained.map(|TrainingRollout { rollout, .. }| rollout.sampled_tokens() as u64).sum());
-        for (key, value) in metrics {
-            let environment = key.strip_prefix("env/").and_then(|rest| rest.split_once('/'));
-            match environment {
-                Some((environment, names::REWARD)) => {
-                    self.mean_reward.with_label_values(&[environment]).set(*value);
-                }
-                Some((environment, names::MIXED)) => {
-                    self.mixed.with_label_values(&[environment]).set(*value);
-                }
-                _ => {}
-            }
+        let tokens = trained.map(|TrainingRollout { rollout, .. }| rollout.sampled_tokens() as u64).sum();
+        self.trained_tokens.with_label_values(ALONE).inc_by(tokens);
+        for (name, environment) in &record.environments {
+            set(&self.mean_reward, name, environment.reward);
+            set(&self.mixed, name, environment.mixed_share);
         }
-        for (estimator, key) in [("v1", names::KL_V1), ("v2", names::KL_V2)] {
-            if let Some(kl) = get(key) {
-                self.kl.with_label_values(&[estimator]).set(kl);
-            }
-        }
-        self.entropy.set(get(names::ENTROPY).unwrap_or(0.0));
-        self.learning_rate.set(get(names::LEARNING_RATE).unwrap_or(0.0));
-        self.kl_alarms.inc_by(u64::from(get(names::KL_ALARM) == Some(1.0)));
-        self.clipped.inc_by(get(names::GRADIENT_CLIPPED).unwrap_or(0.0) as u64);
-        self.masked.inc_by(get(names::TOKENS_MASKED).unwrap_or(0.0) as u64);
-        self.unchanged.inc_by(u64::from(get(names::STEPPED) == Some(0.0)));
-    }
-
-    /// Records that new weights are ready.
-    pub(crate) fn exported(&self, took: Duration) {
-        self.export_seconds.observe(took.as_secs_f64());
+        set(&self.kl, "v1", record.kl_v1);
+        set(&self.kl, "v2", record.kl_v2);
+        self.entropy.with_label_values(ALONE).set(record.entropy.unwrap_or(0.0));
+        self.learning_rate.with_label_values(ALONE).set(record.learning_rate.unwrap_or(0.0));
+        self.kl_alarms.with_label_values(ALONE).inc_by(u64::from(record.kl_alarm == Some(1.0)));
+        self.clipped.with_label_values(ALONE).inc_by(record.clipped.unwrap_or(0.0) as u64);
+        self.masked.with_label_values(ALONE).inc_by(record.tokens_masked.unwrap_or(0.0) as u64);
+        self.unchanged.with_label_values(ALONE).inc_by(u64::from(record.stepped == Some(0.0)));
     }
 }
 
-/// Kinds of requests to a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServiceOperation {
-    Sample,
-    Logprobs,
-    Forward,
-    ForwardBackward,
-    OptimStep,
-    SaveState,
-    LoadState,
-    ExportSampler,
-    Release,
-    CreateTraining,
-    BaseSampler,
-    SamplerFrom,
-    Delete,
-    Expire,
+/// Sets a gauge, if the step has the number.
+fn set(gauges: &GaugeVec, label: &str, value: Option<f64>) {
+    if let Some(value) = value {
+        gauges.with_label_values(&[label]).set(value);
+    }
 }
 
-impl ServiceOperation {
-    const ALL: [Self; 14] = [
-        Self::Sample,
-        Self::Logprobs,
-        Self::Forward,
-        Self::ForwardBackward,
-        Self::OptimStep,
-        Self::SaveState,
-        Self::LoadState,
-        Self::ExportSampler,
-        Self::Release,
-        Self::CreateTraining,
-        Self::BaseSampler,
-        Self::SamplerFrom,
-        Self::Delete,
-        Self::Expire,
-    ];
+/// Declares the kinds of requests, each with the name of its method in core's traits.
+macro_rules! operations {
+    ($( $operation:ident: $name:literal, )+) => {
+        /// Kinds of requests to a service.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum ServiceOperation { $( $operation ),+ }
 
-    /// Name of the method in core's traits.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Sample => "sample",
-            Self::Logprobs => "logprobs",
-            Self::Forward => "forward",
-            Self::ForwardBackward => "forward_backward",
-            Self::OptimStep => "optim_step",
-            Self::SaveState => "save_state",
-            Self::LoadState => "load_state",
-            Self::ExportSampler => "export_sampler",
-            Self::Release => "release",
-            Self::CreateTraining => "create_training",
-            Self::BaseSampler => "base_sampler",
-            Self::SamplerFrom => "sampler_from",
-            Self::Delete => "delete",
-            Self::Expire => "expire",
+        impl ServiceOperation {
+            const ALL: &[Self] = &[$( Self::$operation ),+];
+
+            /// Name of the method in core's traits.
+            pub(crate) fn name(self) -> &'static str {
+                match self { $( Self::$operation => $name ),+ }
+            }
         }
-    }
+    };
+}
+
+operations! {
+    Sample: "sample",
+    Logprobs: "logprobs",
+    Forward: "forward",
+    ForwardBackward: "forward_backward",
+    OptimStep: "optim_step",
+    SaveState: "save_state",
+    LoadState: "load_state",
+    ExportSampler: "export_sampler",
+    Release: "release",
+    CreateTraining: "create_training",
+    BaseSampler: "base_sampler",
+    SamplerFrom: "sampler_from",
+    Delete: "delete",
+    Expire: "expire",
 }
 
 /// All values of [`kind`].
@@ -435,7 +291,7 @@ impl ServiceMeters {
     /// Records the samples of a response that have no tokens.
     pub(crate) fn sampled(&self, response: &SampleResponse) {
         let empty = response.sequences.iter().filter(|sampled| sampled.tokens.is_empty());
-        self.empty.inc_by(empty.count() as u64);
+        self.empty.with_label_values(ALONE).inc_by(empty.count() as u64);
     }
 }
 
@@ -467,35 +323,4 @@ impl Drop for InFlightRequest {
     fn drop(&mut self) {
         self.meters.in_flight.with_label_values(&[self.operation.name()]).dec();
     }
-}
-
-/// From 5 ms to 22 min, each twice the one before.
-fn seconds() -> Vec<f64> {
-    exponential_buckets(0.005, 2.0, 19).expect("the numbers are positive and grow")
-}
-
-const NAMES: &str = "names, labels and buckets of this file are right: a test makes them all";
-
-fn counter(name: &str, help: &str) -> IntCounter {
-    IntCounter::new(name, help).expect(NAMES)
-}
-
-fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    IntCounterVec::new(Opts::new(name, help), labels).expect(NAMES)
-}
-
-fn gauge(name: &str, help: &str) -> Gauge {
-    Gauge::new(name, help).expect(NAMES)
-}
-
-fn gauges(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-    GaugeVec::new(Opts::new(name, help), labels).expect(NAMES)
-}
-
-fn histogram(name: &str, help: &str, buckets: &[f64]) -> Histogram {
-    Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())).expect(NAMES)
-}
-
-fn histograms(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
-    HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels).expect(NAMES)
 }

@@ -1,7 +1,5 @@
 //! How long measurements of gradient steps wait, and how long they take.
 
-use crate::telemetry::names;
-use minds_core::reward::Metrics;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -42,13 +40,12 @@ pub struct ShadowMeterReading {
 }
 
 impl ShadowMeterReading {
-    /// The means since an earlier reading, if anything was measured.
-    pub(crate) fn report(&self, earlier: &Self, out: &mut Metrics) {
-        let count = (self.done - earlier.done) as f64;
-        out.insert(names::SHADOW_MEASURED.into(), count);
-        if count > 0.0 {
-            out.insert(names::SHADOW_WAIT.into(), (self.waited_s - earlier.waited_s) / count);
-            out.insert(names::SHADOW_SERVICE.into(), (self.worked_s - earlier.worked_s) / count);
+    /// The sums since an earlier reading.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            done: self.done - earlier.done,
+            waited_s: self.waited_s - earlier.waited_s,
+            worked_s: self.worked_s - earlier.worked_s,
         }
     }
 }

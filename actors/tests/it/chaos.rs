@@ -74,7 +74,7 @@ async fn live(
     {
         return Err(run.kill());
     }
-    if run.steps.last().is_none_or(|step| step.step < STEPS) {
+    if run.steps.last().is_none_or(|step| step.record.step < STEPS) {
         assert_eq!(run.end().await, Ok(STEPS), "seed {seed}, life {life}");
     }
     assert!(run.line.mailboxes().iter().all(|lane| lane.depth <= lane.capacity && lane.lost == 0));

@@ -127,10 +127,10 @@ async fn every_evaluation_plays_the_same_items_and_failures_are_missing() {
         assert_eq!(drawn.len(), 8);
         assert_eq!(drawn[..4], drawn[4..], "paired across versions");
         for evaluation in &run.evaluations {
-            let get = |key: &str| evaluation.metrics[&format!("eval/measured/{key}")];
+            let get = |key: &str| evaluation.numbers()[&format!("eval/measured/{key}")];
             assert_eq!((get("episodes"), get("missing"), get("reward")), (2.0, 2.0, 2.5));
         }
-        assert!(run.evaluations[0].metrics.keys().all(|key| key.starts_with("eval/measured/")));
+        assert!(run.evaluations[0].numbers().keys().all(|key| key.starts_with("eval/measured/")));
     })
     .await;
 }

@@ -99,7 +99,8 @@ async fn the_trainer_waits_for_a_straggler_rather_than_leave_it_too_far_behind()
             world.training.forward_backward = seconds(1);
             let mut run = world.start();
             run.end().await.unwrap();
-            let oldest: Vec<f64> = run.steps.iter().map(|step| step.metrics["async/staleness_max"]).collect();
+            let oldest: Vec<f64> =
+                run.steps.iter().map(|step| step.record.numbers()["async/staleness_max"]).collect();
             assert!(oldest.iter().all(|age| *age <= k as f64), "K = {k}: {oldest:?}");
         })
         .await;
@@ -158,9 +159,9 @@ async fn the_version_is_stamped_at_dispatch() {
             .flat_map(|step| step.groups.iter().map(move |group| (step, group)))
             .find(|(_, group)| group.group.id.0 == 1)
             .unwrap();
-        assert_eq!(step.step, 2, "the newest weights were version 1 when it came back");
+        assert_eq!(step.record.step, 2, "the newest weights were version 1 when it came back");
         assert!(slow.members.iter().all(|m| m.rollout.policy == PolicyVersion(0)));
-        assert_eq!(step.metrics["async/staleness_max"], 1.0);
+        assert_eq!(step.record.numbers()["async/staleness_max"], 1.0);
     })
     .await;
 }

@@ -247,7 +247,7 @@ async fn drift_from_the_reference_is_paid_for_token_by_token() {
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(2));
         for (step, earned) in run.steps.iter().zip([[-0.5, 0.5], [0.0, 0.0]]) {
-            assert_eq!(step.metrics["optim/kl_policy_base"], 0.625);
+            assert_eq!(step.record.numbers()["optim/kl_policy_base"], 0.625);
             for (datum, earned) in step.groups[0].data.iter().zip(earned) {
                 let LossInputs::Policy { advantages, .. } = datum.inputs() else { panic!("{datum:?}") };
                 let [.., first, second] = advantages[..] else { panic!("{advantages:?}") };

@@ -44,7 +44,7 @@ async fn h7_what_has_weight_0_is_evaluated_and_never_trained() {
         run.end().await.unwrap();
         let steps: Vec<u64> = run.evaluations.iter().map(|e| e.step).collect();
         assert_eq!(steps, [0, 2, 4]);
-        assert!(run.evaluations.iter().all(|e| e.metrics["eval/measured/episodes"] == 3.0));
+        assert!(run.evaluations.iter().all(|e| e.numbers()["eval/measured/episodes"] == 3.0));
         let trained = run.steps.iter().flat_map(|s| &s.groups).map(|g| g.group.component.name.as_str());
         assert!(trained.into_iter().all(|name| name == "scripted"));
     })

@@ -49,7 +49,7 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
         assert_eq!(get("minds_scorer_quarantined_total"), missing);
         assert_eq!(get("minds_scorer_score_seconds_sum{environment=\"scripted\"}"), 2.0 * scored);
 
-        let sum = |key: &str| all.iter().map(|step| step.metrics[key]).sum::<f64>();
+        let sum = |key: &str| all.iter().map(|step| step.record.numbers()[key]).sum::<f64>();
         let tokens = all.iter().flat_map(|step| &step.groups).flat_map(|group| group.members.iter());
         let tokens: usize = tokens.map(|member| member.rollout.sampled_tokens()).sum();
         assert_eq!(get("minds_trainer_tokens_total"), tokens as f64);
@@ -58,13 +58,14 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
         assert!((get("minds_trainer_train_seconds_sum") - sum("time/train")).abs() < 1e-9);
         assert_eq!(get("minds_trainer_train_seconds_count"), 10.0);
         assert_eq!(get("minds_trainer_staleness_steps_count"), 20.0);
-        let staleness = all.iter().map(|step| 2.0 * step.metrics["async/staleness_mean"]).sum::<f64>();
+        let staleness =
+            all.iter().map(|step| 2.0 * step.record.numbers()["async/staleness_mean"]).sum::<f64>();
         assert_eq!(get("minds_trainer_staleness_steps_sum"), staleness);
         assert_eq!(get("minds_service_request_seconds_count{operation=\"optim_step\"}"), 10.0);
         assert_eq!(get("minds_service_requests_in_flight{operation=\"sample\"}"), 0.0);
         assert_eq!(
             get("minds_trainer_reward{environment=\"scripted\"}"),
-            all[9].metrics["env/scripted/reward/total"]
+            all[9].record.numbers()["env/scripted/reward/total"]
         );
     })
     .await;

@@ -58,7 +58,10 @@ async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_
             assert!(why.contains("the judge answers 503") && why.contains("no group came through"), "{why}");
             let waited = run.elapsed() - 20.0;
             assert!((waited / limit as f64 - 1.0).abs() < 0.2, "{waited} s of {limit}");
-            assert_eq!(run.saved.last().map(|saved| saved.step), run.steps.last().map(|step| step.step));
+            assert_eq!(
+                run.saved.last().map(|saved| saved.step),
+                run.steps.last().map(|step| step.record.step)
+            );
         }
     })
     .await;
@@ -80,7 +83,7 @@ async fn a_service_that_the_client_gave_up_ends_the_run_at_once() {
         assert!(why.contains("the service is away") && why.contains("not answered for 10 s"), "{why}");
         let asked = run.sampling.asked.lock().unwrap().len();
         assert!(asked <= 8 + 4, "{asked} samples: no group was tried again");
-        let last = run.steps.last().map(|step| step.step);
+        let last = run.steps.last().map(|step| step.record.step);
         assert!(last.is_some_and(|step| step >= 2), "{last:?}");
         assert_eq!(
             run.saved.last().map(|saved| saved.step),

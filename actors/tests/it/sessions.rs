@@ -35,7 +35,7 @@ async fn a_seat_is_answered_by_the_version_of_its_group_however_late_it_asks() {
             for member in step.groups.iter().flat_map(|g| g.members.iter()) {
                 let (id, version) = (member.rollout.id, member.rollout.policy.0);
                 assert_eq!(member.rollout.turns.len(), 2);
-                late += u64::from(version + 1 < step.step);
+                late += u64::from(version + 1 < step.record.step);
                 // Minus one under the start weights, minus a half after a step, and so on.
                 let heard = run.environment.heard.lock().unwrap();
                 let (_, logprob) = heard.iter().find(|(heard, _)| *heard == id).unwrap();

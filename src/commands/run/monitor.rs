@@ -9,12 +9,10 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::{self, ProgressBars};
 use anyhow::anyhow;
-use minds_core::reward::Metrics;
+use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord, environment_key};
 use minds_stages::ledger::one_line;
-use minds_stages::messages::StepRecord;
+use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
-use minds_stages::telemetry::activity::BusyTimes;
-use minds_stages::telemetry::names;
 use minds_stages::trainer::SavedCheckpoint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +42,6 @@ pub(super) struct RunMonitor<'a> {
     pub(super) bars: Option<ProgressBars>,
     pub(super) summary: RunSummary,
     begun: Instant,
-    last: BusyTimes,
     stopping: Option<Instant>,
 }
 
@@ -58,8 +55,7 @@ impl<'a> RunMonitor<'a> {
         summary: RunSummary,
     ) -> Self {
         let begun = Instant::now();
-        let last = pipeline.activity().shares();
-        Self { pipeline, folder, retention, view, bars, summary, begun, last, stopping: None }
+        Self { pipeline, folder, retention, view, bars, summary, begun, stopping: None }
     }
 
     /// Runs until the pipeline has ended.
@@ -134,7 +130,7 @@ impl<'a> RunMonitor<'a> {
     /// Records and shows an event of the pipeline; at its end, returns the number of completed steps.
     fn handle_event(&mut self, event: Option<PipelineEvent>) -> Result<Option<u64>, CommandError> {
         match event {
-            Some(PipelineEvent::Step(step)) => self.step(step)?,
+            Some(PipelineEvent::Step(step)) => self.step(*step)?,
             Some(PipelineEvent::CheckpointSaved(saved)) => self.saved(&saved)?,
             Some(PipelineEvent::Quarantined(poison)) => {
                 self.folder.quarantine(&poison).or_exit(ProcessExit::Failed)?;
@@ -148,8 +144,8 @@ impl<'a> RunMonitor<'a> {
             }
             Some(PipelineEvent::Evaluated(evaluation)) => {
                 self.folder.add_evaluation(&evaluation).or_exit(ProcessExit::Failed)?;
-                self.view.add_evaluation(&evaluation);
                 eval::show(&evaluation);
+                self.view.add_evaluation(evaluation);
             }
             Some(PipelineEvent::Ended { step }) => return Ok(Some(step)),
             Some(PipelineEvent::Failed(why)) => {
@@ -163,20 +159,19 @@ impl<'a> RunMonitor<'a> {
         Ok(None)
     }
 
-    fn step(&mut self, mut done: StepRecord) -> Result<(), CommandError> {
-        let shares = self.pipeline.activity().shares();
-        self.summary.add(&mut done, &shares.since(&self.last));
-        self.last = shares;
+    fn step(&mut self, done: CommittedStep) -> Result<(), CommandError> {
+        self.summary.add(&done);
         self.folder.add_step(&done).or_exit(ProcessExit::Failed)?;
         if let Some(bars) = &self.bars {
-            bars.step(done.step);
+            bars.step(done.record.step);
         }
-        show(done.step, &done.metrics);
+        show(&done.record);
         if self.summary.is_reward_flat() {
             let note = format!(
                 "the reward of the last {WINDOW} steps is that of the first {WINDOW}, within its noise: look at \
-                 `env/all/by_group/frac_mixed` in metrics.json, which says how many groups teach anything, and at \
-                 `trainer.learning_rate`"
+                 `{}` in metrics.json, which says how many groups teach anything, and at \
+                 `trainer.learning_rate`",
+                environment_key(ALL_ENVIRONMENTS, EnvironmentRecord::KEYS.mixed_share)
             );
             print_line!("note         {note}");
             self.view.add_event(EventLevel::Warn, note);
@@ -252,22 +247,21 @@ impl<'a> RunMonitor<'a> {
 }
 
 /// Prints a step as a line or as a log record.
-fn show(step: u64, metrics: &Metrics) {
+fn show(record: &StepRecord) {
     if !terminal::is_logged() {
-        print_line!("{}", step_line(step, metrics));
+        print_line!("{}", step_line(record));
         return;
     }
-    let get = |key: &str| metrics.get(key).copied();
     tracing::info!(
-        step,
-        reward = get("env/all/reward/total"),
-        kl = get(names::KL_V2),
-        entropy = get(names::ENTROPY),
-        staleness = get(names::STALENESS_MEAN),
-        tokens_sampled = get(names::TOKENS_SAMPLED),
-        train_s = get(names::TIME_TRAIN),
-        step_s = get(names::TIME_TOTAL),
-        overlap = get(names::OVERLAP_SHARE),
+        step = record.step,
+        reward = record.reward(),
+        kl = record.kl_v2,
+        entropy = record.entropy,
+        staleness = record.staleness_mean,
+        tokens_sampled = record.tokens_sampled,
+        train_s = record.time_train,
+        step_s = record.time_total,
+        overlap = record.overlap_share,
         "step"
     );
 }

@@ -1,9 +1,8 @@
 //! Sums over a run, and the text of its summary.
 
-use minds_core::reward::Metrics;
-use minds_stages::messages::StepRecord;
+use minds_core::record::StepRecord;
+use minds_stages::messages::CommittedStep;
 use minds_stages::telemetry::activity::BusyTimes;
-use minds_stages::telemetry::names;
 use minds_stages::trainer::StalenessHistogram;
 use std::time::Duration;
 
@@ -34,34 +33,20 @@ pub(super) struct RunSummary {
 
 impl RunSummary {
     /// Creates the sums of a run that resumes after these steps.
-    pub(super) fn after(rows: &[Metrics]) -> Self {
-        let rewards = rows.iter().filter_map(|row| row.get("env/all/reward/total").copied());
-        Self { rewards: rewards.collect(), before: rows.len(), ..Self::default() }
+    pub(super) fn after(rows: &[StepRecord]) -> Self {
+        let rewards = rows.iter().filter_map(StepRecord::reward).collect();
+        Self { rewards, before: rows.len(), ..Self::default() }
     }
 
-    /// Adds the step to the sums, and the busy times of the stretch to the metrics of the step.
-    pub(super) fn add(&mut self, done: &mut StepRecord, stretch: &BusyTimes) {
-        self.histogram.add(done.step, &done.groups);
-        let metrics = &mut done.metrics;
-        let get = |key: &str| metrics.get(key).copied().unwrap_or(0.0);
-        self.sampled += get(names::TOKENS_SAMPLED);
-        self.trained += get(names::TOKENS_TRAINED);
-        self.rewards.push(get("env/all/reward/total"));
-        self.staleness = get(names::STALENESS_MEAN);
-        self.held += get(names::TIME_WAITS_FOR_STRAGGLERS);
-        metrics.insert(names::TIME_TOTAL.into(), stretch.wall);
-        metrics.insert(names::TIME_SAMPLING_BUSY.into(), stretch.sampling);
-        metrics.insert(names::TIME_SCORING_BUSY.into(), stretch.scoring);
-        metrics.insert(names::TIME_TRAINING_BUSY.into(), stretch.training);
-        metrics.insert(names::TIME_WAITS_FOR_SAMPLING.into(), stretch.idle.sampling);
-        metrics.insert(names::TIME_WAITS_FOR_SCORING.into(), stretch.idle.scoring);
-        metrics.insert(names::TIME_WAITS_FOR_BOTH.into(), stretch.idle.both);
-        metrics.insert(names::TIME_WAITS_FOR_EXPORT.into(), stretch.idle.exporting);
-        metrics.insert(names::OVERLAP_SHARE.into(), stretch.overlap_share());
-        if metrics.contains_key(names::SHADOW_MEASURED) {
-            metrics.insert(names::SHADOW_BUSY.into(), stretch.shadow);
-            metrics.insert(names::SHADOW_SHARE.into(), stretch.shadow_share());
-        }
+    /// Adds a step to the sums.
+    pub(super) fn add(&mut self, done: &CommittedStep) {
+        let CommittedStep { record, groups } = done;
+        self.histogram.add(record.step, groups);
+        self.sampled += record.tokens_sampled.unwrap_or(0.0);
+        self.trained += record.tokens_trained.unwrap_or(0.0);
+        self.rewards.push(record.reward().unwrap_or(0.0));
+        self.staleness = record.staleness_mean.unwrap_or(0.0);
+        self.held += record.time_waits_for_stragglers.unwrap_or(0.0);
     }
 
     /// Whether the reward has not moved by more than its noise since the run began; true at most once.
@@ -139,20 +124,21 @@ impl RunSummary {
     }
 }
 
-/// The metrics of a step as one line.
-pub(super) fn step_line(step: u64, metrics: &Metrics) -> String {
-    let get = |key: &str| metrics.get(key).copied().unwrap_or(f64::NAN);
+/// The main numbers of a step as one line.
+pub(super) fn step_line(record: &StepRecord) -> String {
+    let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
     // Absent if nothing was trained.
-    let kl = metrics.get(names::KL_V2).map_or("–".into(), |kl| format!("{kl:.2e}"));
+    let kl = record.kl_v2.map_or("–".into(), |kl| format!("{kl:.2e}"));
     format!(
-        "step {step:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
-        get("env/all/reward/total"),
-        get(names::ENTROPY),
-        get(names::STALENESS_MEAN),
-        get(names::TOKENS_SAMPLED),
-        get(names::TIME_TRAIN),
-        get(names::TIME_TOTAL),
-        100.0 * get(names::OVERLAP_SHARE),
+        "step {:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        record.step,
+        known(record.reward()),
+        known(record.entropy),
+        known(record.staleness_mean),
+        known(record.tokens_sampled),
+        known(record.time_train),
+        known(record.time_total),
+        100.0 * known(record.overlap_share),
     )
 }
 

@@ -1,10 +1,11 @@
 //! Prometheus metrics of the client: requests on the network, including polls and retries.
 //!
-//! This file alone defines names and help texts. Labels are bounded: the operations of the API, and statuses.
+//! Names and help texts are in [`minds_core::telemetry`]. Labels are bounded: the operations of the API, and statuses.
 
 use super::retry::RetryReason;
+use minds_core::telemetry::{self, MetricKind, MetricSpec};
 use prometheus::core::Collector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, exponential_buckets};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts};
 use std::time::Duration;
 
 /// Counters and histograms of a client. Clones are cheap and share their counts.
@@ -15,31 +16,20 @@ pub struct ClientMetrics {
     retries: IntCounterVec,
 }
 
-const NAMES: &str = "names, labels and buckets of this file are right: a test makes them all";
-
 impl Default for ClientMetrics {
     fn default() -> Self {
+        let valid = "names, labels and buckets of the table are valid: a test makes them all";
         let counters =
-            |name, help, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels).expect(NAMES);
-        // From 1 ms to 65 s: no server holds a poll longer.
-        let buckets = exponential_buckets(0.001, 2.0, 17).expect(NAMES);
-        let seconds = HistogramOpts::new(
-            "minds_client_request_seconds",
-            "Time of one request over the network. That of `retrieve_future` is how long the server held the poll.",
-        );
+            |spec: MetricSpec| IntCounterVec::new(Opts::new(spec.name, spec.help), spec.labels).expect(valid);
+        let MetricSpec { name, help, labels, kind, .. } = telemetry::CLIENT_REQUEST_SECONDS;
+        let mut seconds = HistogramOpts::new(name, help);
+        if let MetricKind::Histogram(buckets) = kind {
+            seconds = seconds.buckets(buckets.to_vec());
+        }
         Self {
-            requests: counters(
-                "minds_client_requests_total",
-                "Requests over the network by the status of their answer; `none` where there was no answer.",
-                &["operation", "status"],
-            ),
-            seconds: HistogramVec::new(seconds.buckets(buckets), &["operation"]).expect(NAMES),
-            retries: counters(
-                "minds_client_retries_total",
-                "Requests that were repeated, by why: `busy` (429, or a pause that the server asked for), `failed`, \
-                 `conflict`, `unreadable`, `billing`.",
-                &["why"],
-            ),
+            requests: counters(telemetry::CLIENT_REQUESTS),
+            seconds: HistogramVec::new(seconds, labels).expect(valid),
+            retries: counters(telemetry::CLIENT_RETRIES),
         }
     }
 }

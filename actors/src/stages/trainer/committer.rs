@@ -1,14 +1,14 @@
 //! Commits steps in order: publishes their weights, returns credits, saves checkpoints.
 
 use super::gradient_accumulation::GradientAccumulation;
-use super::{TrainerLinks, TrainerOptions, step_metrics};
+use super::step_metrics::StepMeasurements;
+use super::{TrainerLinks, TrainerOptions};
 use crate::error::PipelineError;
 use crate::ledger::{GroupCounts, GroupOutcome, SavedGroup, SettledPositions};
-use crate::messages::{MixtureComponent, StepRecord};
+use crate::messages::{CommittedStep, MixtureComponent};
 use crate::policy::{Policy, QueryCounts, ShadowOrigin, SharedPath};
 use crate::stages::event::{PipelineEvent, SavedCheckpoint};
-use crate::telemetry::activity::ActivityKind;
-use crate::telemetry::names;
+use crate::telemetry::activity::{ActivityKind, BusyTimes};
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::optim::AdamParams;
 use minds_core::service::{BackendError, Export, Pending, SamplingBackend};
@@ -85,13 +85,16 @@ pub(super) struct StepCommitter {
     saved: Option<u64>,
     /// Query counts at the previous step.
     reading: QueryCounts,
+    /// Busy times until the previous step.
+    busy: BusyTimes,
 }
 
 impl StepCommitter {
     pub(super) fn new(options: TrainerOptions, links: TrainerLinks, first: u64) -> Self {
         // A run resumed from its last step has nothing left to do, and that step is saved.
         let saved = (first >= options.max_steps).then_some(first);
-        Self { options, links, first, saved, reading: QueryCounts::default() }
+        let busy = links.activity.shares();
+        Self { options, links, first, saved, reading: QueryCounts::default(), busy }
     }
 
     pub(super) async fn run(mut self, mut finished: mpsc::Receiver<CommitRequest>) {
@@ -113,20 +116,15 @@ impl StepCommitter {
     async fn close(&mut self, done: CompletedStep) -> Result<(), PipelineError> {
         let CompletedStep { step, adam, gradient_norms, mut accumulated, export, state, shadow_state } = done;
         let forward = accumulated.take_forward();
-        let mut metrics = step_metrics::metrics(&self.options, step, &adam, &accumulated, forward.as_ref());
-        let groups = accumulated.groups;
-        self.links.meters.step(&metrics, &groups, accumulated.train);
-        let (queries, shadow_checkpoints) =
-            (self.links.queries.clone(), self.links.shadow_checkpoints.as_ref());
+        let shadow_checkpoints = self.links.shadow_checkpoints.as_ref();
+        let mut export_time = None;
         let mut sampler_path = None;
         if let Some(export) = export {
             let started = Instant::now();
             let busy = self.links.activity.enter(ActivityKind::Exporting);
             let export = export.await.map_err(|source| PipelineError::Export { step, source })?;
             drop(busy);
-            let took = started.elapsed();
-            self.links.meters.exported(took);
-            metrics.insert(names::TIME_EXPORT.into(), took.as_secs_f64());
+            export_time = Some(started.elapsed());
             let sampler = export.sampler;
             let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
                 (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), sampler.clone())),
@@ -136,8 +134,8 @@ impl StepCommitter {
             self.publish(step, sampler, origin);
             sampler_path = export.path;
         }
-        queries.next_step();
-        for group in &groups {
+        self.links.queries.next_step();
+        for group in &accumulated.groups {
             group.group.span.in_scope(|| debug!(step, "trained"));
             group.group.credit.settle(if group.filtered {
                 &GroupOutcome::Filtered
@@ -145,9 +143,23 @@ impl StepCommitter {
                 &GroupOutcome::Trained
             });
         }
-        let reading = queries.read();
-        queries.report(&reading, &std::mem::replace(&mut self.reading, reading), &mut metrics);
-        self.tell(PipelineEvent::Step(StepRecord { step, metrics, groups })).await?;
+        let queries = self.links.queries.read();
+        let busy = self.links.activity.shares();
+        let measurements = StepMeasurements {
+            step,
+            adam: &adam,
+            accumulated: &accumulated,
+            forward: forward.as_ref(),
+            export: export_time,
+            queries: queries.since(&std::mem::replace(&mut self.reading, queries)),
+            queries_budget: self.links.queries.per_step(),
+            has_shadow: self.links.queries.has_shadow(),
+            busy: busy.since(&std::mem::replace(&mut self.busy, busy)),
+        };
+        let record = measurements.record(&self.options);
+        self.links.meters.step(&record, &accumulated.groups);
+        let committed = CommittedStep { record, groups: accumulated.groups };
+        self.tell(PipelineEvent::Step(Box::new(committed))).await?;
         if let Some((name, pending)) = state {
             let behind = self.behind(gradient_norms);
             let state_path = pending.await.map_err(|source| PipelineError::Save { step, source })?;

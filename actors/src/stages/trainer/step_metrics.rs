@@ -1,74 +1,105 @@
-//! The metrics of one step.
+//! The record of a committed step, completed here and nowhere else.
 
 use super::TrainerOptions;
 use super::gradient_accumulation::GradientAccumulation;
 use super::staleness::StalenessHistogram;
 use crate::messages::{TrainingGroup, TrainingRollout};
-use crate::telemetry::names;
+use crate::policy::QueryCounts;
+use crate::telemetry::activity::BusyTimes;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::optim::AdamParams;
-use minds_core::reward::{Metrics, means};
+use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord};
+use minds_core::reward::means;
 use minds_core::service::{ForwardOutput, LOGPROB_ROUNDING};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use tracing::warn;
 
-pub(super) fn metrics(
-    options: &TrainerOptions,
-    step: u64,
-    adam: &AdamParams,
-    accumulated: &GradientAccumulation,
-    forward: Option<&ForwardOutput>,
-) -> Metrics {
-    let GradientAccumulation { groups, data, optim, clipped, train, idle, held, .. } = accumulated;
-    let mut out = Metrics::new();
-    let mut put = |name: &str, value: f64| {
-        out.insert(name.into(), value);
-    };
-    put(names::STEP, step as f64);
-    put(names::DONE_FRAC, step as f64 / options.max_steps as f64);
-    put(names::LEARNING_RATE, adam.learning_rate);
-    put(names::TIME_TRAIN, train.as_secs_f64());
-    put(names::TIME_TRAINER_IDLE, idle.as_secs_f64());
-    put(names::TIME_WAITS_FOR_STRAGGLERS, held.as_secs_f64());
-    let mut staleness = StalenessHistogram::default();
-    staleness.add(step, groups);
-    put(names::STALENESS_MEAN, staleness.mean());
-    for (name, share) in names::STALENESS_PERCENTILES {
-        put(name, staleness.percentile(share) as f64);
-    }
-    let members = || groups.iter().flat_map(|g| g.members.iter());
-    put(names::TOKENS_SAMPLED, members().map(|m| m.rollout.sampled_tokens()).sum::<usize>() as f64);
-    put(names::TOKENS_PROMPT, members().map(|m| m.rollout.prompt_tokens()).sum::<usize>() as f64);
-    put(names::TOKENS_TRAINED, data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
-    let masked: u64 = groups.iter().map(|group| group.masked_tokens).sum();
-    put(names::TOKENS_MASKED, masked as f64);
-    if masked > 0 {
-        warn!(
-            step,
-            tokens = masked,
-            "the service sampled tokens that it gives a probability below one in nine million: they are left out of the \
-             loss"
-        );
-    }
-    let logprobs = members().flat_map(|m| &m.rollout.turns).map(|turn| &turn.completion.logprobs);
-    put(names::ENTROPY, -mean_of_tokens(logprobs).unwrap_or(0.0));
-    if let Some(drift) = mean_of_tokens(members().flat_map(|m| &m.drift)) {
-        put(names::KL_REFERENCE, drift);
-    }
-    if let Some(forward) = forward {
-        let gaps = gaps(data.iter().zip(&forward.logprobs));
-        let kl = 0.5 * mean(gaps.iter().map(|g| g * g));
-        put(names::KL_V1, mean(gaps.iter().copied()));
-        put(names::KL_V2, kl);
-        if let Some(limit) = options.kl_alarm {
-            put(names::KL_ALARM, if kl > limit { 1.0 } else { 0.0 });
-            if kl > limit {
-                warn!(step, kl, limit, "the weights in training have moved far from those that play");
-            }
+/// Everything that is known of a step when it is committed.
+pub(super) struct StepMeasurements<'a> {
+    pub(super) step: u64,
+    pub(super) adam: &'a AdamParams,
+    pub(super) accumulated: &'a GradientAccumulation,
+    /// Outputs of the passes, if anything was trained.
+    pub(super) forward: Option<&'a ForwardOutput>,
+    /// Time until the weights were ready to sample from, if they are published.
+    pub(super) export: Option<Duration>,
+    /// Queries since the step before.
+    pub(super) queries: QueryCounts,
+    /// Most queries per step.
+    pub(super) queries_budget: Option<u64>,
+    /// Whether rewards may ask for gradient steps.
+    pub(super) has_shadow: bool,
+    /// Busy times since the step before.
+    pub(super) busy: BusyTimes,
+}
+
+impl StepMeasurements<'_> {
+    /// Completes the record of the step. Drops and logs non-finite numbers.
+    pub(super) fn record(&self, options: &TrainerOptions) -> StepRecord {
+        let accumulated = self.accumulated;
+        let mut record = StepRecord {
+            step: self.step,
+            done_frac: Some(self.step as f64 / options.max_steps as f64),
+            learning_rate: Some(self.adam.learning_rate),
+            stepped: Some(f64::from(u8::from(accumulated.optim.is_some()))),
+            clipped: Some(f64::from(accumulated.clipped)),
+            environments: environments(&accumulated.groups),
+            ..StepRecord::default()
+        };
+        self.add_tokens(&mut record);
+        self.add_gaps(&mut record, options.kl_alarm);
+        self.add_staleness(&mut record);
+        self.add_times(&mut record);
+        self.add_queries(&mut record);
+        // Last: a number of the service never replaces one of the run.
+        for (name, value) in accumulated.optim.iter().flat_map(|optim| &optim.metrics) {
+            record.add_of_service(&format!("optim/{name}"), *value);
         }
-        put(names::LARGEST_GAP, gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
+        for (name, value) in self.forward.iter().flat_map(|forward| &forward.metrics) {
+            record.add_of_service(name, *value);
+        }
+        for (name, value) in record.remove_non_finite() {
+            warn!(step = self.step, name, value, "a number of this step is not finite and is left out");
+        }
+        record
+    }
+
+    fn add_tokens(&self, record: &mut StepRecord) {
+        let GradientAccumulation { groups, data, .. } = self.accumulated;
+        let members = || groups.iter().flat_map(|group| group.members.iter());
+        let masked: u64 = groups.iter().map(|group| group.masked_tokens).sum();
+        let logprobs = members().flat_map(|m| &m.rollout.turns).map(|turn| &turn.completion.logprobs);
+        record.tokens_sampled = Some(members().map(|m| m.rollout.sampled_tokens()).sum::<usize>() as f64);
+        record.tokens_prompt = Some(members().map(|m| m.rollout.prompt_tokens()).sum::<usize>() as f64);
+        record.tokens_trained = Some(data.iter().map(Datum::trained_tokens).sum::<usize>() as f64);
+        record.tokens_masked = Some(masked as f64);
+        record.entropy = Some(-mean_of_tokens(logprobs).unwrap_or(0.0));
+        record.kl_reference = mean_of_tokens(members().flat_map(|m| &m.drift));
+        if masked > 0 {
+            warn!(
+                step = self.step,
+                tokens = masked,
+                "the service sampled tokens that it gives a probability below one in nine million: they are left out of the \
+                 loss"
+            );
+        }
+    }
+
+    fn add_gaps(&self, record: &mut StepRecord, kl_alarm: Option<f64>) {
+        let Some(forward) = self.forward else { return };
+        let step = self.step;
+        let gaps = gaps(self.accumulated.data.iter().zip(&forward.logprobs));
+        let kl = 0.5 * mean(gaps.iter().map(|gap| gap * gap));
         let impossible = forward.logprobs.iter().flatten().filter(|lp| **lp > LOGPROB_ROUNDING).count();
-        put(names::IMPOSSIBLE_LOGPROBS, impossible as f64);
+        record.kl_v1 = Some(mean(gaps.iter().copied()));
+        record.kl_v2 = Some(kl);
+        record.kl_alarm = kl_alarm.map(|limit| f64::from(u8::from(kl > limit)));
+        record.largest_gap = Some(gaps.iter().fold(0.0, |most, gap| f64::max(most, gap.abs())));
+        record.impossible_logprobs = Some(impossible as f64);
+        if let Some(limit) = kl_alarm.filter(|limit| kl > *limit) {
+            warn!(step, kl, limit, "the weights in training have moved far from those that play");
+        }
         if impossible > 0 {
             warn!(
                 step,
@@ -78,31 +109,50 @@ pub(super) fn metrics(
             );
         }
     }
-    put(names::GRADIENT_CLIPPED, f64::from(*clipped));
-    if let Some(optim) = optim {
-        optim.metrics.iter().for_each(|(name, value)| put(&format!("optim/{name}"), *value));
+
+    fn add_staleness(&self, record: &mut StepRecord) {
+        let mut staleness = StalenessHistogram::default();
+        staleness.add(self.step, &self.accumulated.groups);
+        let percentile = |share| Some(staleness.percentile(share) as f64);
+        record.staleness_mean = Some(staleness.mean());
+        record.staleness_min = percentile(0.0);
+        record.staleness_p50 = percentile(0.5);
+        record.staleness_p99 = percentile(0.99);
+        record.staleness_max = percentile(1.0);
     }
-    put(names::STEPPED, if optim.is_some() { 1.0 } else { 0.0 });
-    environment("env/all", groups.iter(), &mut out);
-    let mut by_name: BTreeMap<&str, Vec<&TrainingGroup>> = BTreeMap::new();
-    for group in groups {
-        by_name.entry(&group.group.component.name).or_default().push(group);
+
+    fn add_times(&self, record: &mut StepRecord) {
+        let Self { accumulated, busy, .. } = self;
+        record.time_total = Some(busy.wall);
+        record.time_train = Some(accumulated.train.as_secs_f64());
+        record.time_trainer_idle = Some(accumulated.idle.as_secs_f64());
+        record.time_waits_for_stragglers = Some(accumulated.held.as_secs_f64());
+        record.time_export = self.export.map(|took| took.as_secs_f64());
+        record.time_sampling_busy = Some(busy.sampling);
+        record.time_scoring_busy = Some(busy.scoring);
+        record.time_training_busy = Some(busy.training);
+        record.time_waits_for_sampling = Some(busy.idle.sampling);
+        record.time_waits_for_scoring = Some(busy.idle.scoring);
+        record.time_waits_for_both = Some(busy.idle.both);
+        record.time_waits_for_export = Some(busy.idle.exporting);
+        record.overlap_share = Some(busy.overlap_share());
     }
-    for (name, groups) in by_name {
-        environment(&format!("env/{name}"), groups.into_iter(), &mut out);
-    }
-    // A metric of the service never replaces one of the run under the same name.
-    for (name, value) in forward.into_iter().flat_map(|forward| &forward.metrics) {
-        out.entry(name.clone()).or_insert(*value);
-    }
-    // Drops non-finite metrics: JSON has no NaN.
-    out.retain(|name, value| {
-        if !value.is_finite() {
-            warn!(step, name, value, "a number of this step is not finite and is left out");
+
+    fn add_queries(&self, record: &mut StepRecord) {
+        let queries = &self.queries;
+        record.queries_used = Some(queries.sent as f64);
+        record.queries_budget = self.queries_budget.map(|budget| budget as f64);
+        record.queries_cached = Some(queries.remembered as f64);
+        record.queries_wait = Some(queries.waited_s);
+        if self.has_shadow {
+            let measured = queries.deltas.done as f64;
+            record.shadow_measured = Some(measured);
+            record.shadow_wait = (measured > 0.0).then(|| queries.deltas.waited_s / measured);
+            record.shadow_service = (measured > 0.0).then(|| queries.deltas.worked_s / measured);
+            record.shadow_busy = Some(self.busy.shadow);
+            record.shadow_share = Some(self.busy.shadow_share());
         }
-        value.is_finite()
-    });
-    out
+    }
 }
 
 /// `q - p` for every token that was sampled: logprob at sampling time minus logprob before the step. A target
@@ -119,27 +169,33 @@ pub(super) fn gaps<'a>(data: impl Iterator<Item = (&'a Datum, &'a Vec<f32>)>) ->
     gaps
 }
 
-fn environment<'a>(prefix: &str, groups: impl Iterator<Item = &'a TrainingGroup> + Clone, out: &mut Metrics) {
-    let mut put = |name: &str, value: f64| {
-        out.insert(format!("{prefix}/{name}"), value);
-    };
-    let members: Vec<&TrainingRollout> = groups.clone().flat_map(|g| g.members.iter()).collect();
+/// Numbers of each environment, and of all together.
+fn environments(groups: &[TrainingGroup]) -> BTreeMap<String, EnvironmentRecord> {
+    let mut by_name: BTreeMap<&str, Vec<&TrainingGroup>> = BTreeMap::new();
+    by_name.insert(ALL_ENVIRONMENTS, groups.iter().collect());
+    for group in groups {
+        by_name.entry(&group.group.component.name).or_default().push(group);
+    }
+    by_name.into_iter().map(|(name, groups)| (name.to_owned(), environment(&groups))).collect()
+}
+
+fn environment(groups: &[&TrainingGroup]) -> EnvironmentRecord {
+    let members: Vec<&TrainingRollout> = groups.iter().flat_map(|group| group.members.iter()).collect();
     let rewards = || members.iter().map(|m| f64::from(m.score.reward.get()));
-    put(names::REWARD, mean(rewards()));
-    put(names::REWARD_STD, {
-        let centre = mean(rewards());
-        mean(rewards().map(|r| (r - centre).powi(2))).sqrt()
-    });
-    put(names::ROLLOUTS, members.len() as f64);
-    put(names::REWARD_ERRORS, groups.clone().map(|g| f64::from(g.missing)).sum());
-    put(names::MIXED, mean(groups.map(|g| f64::from(u8::from(!g.constant)))));
-    let turns = || members.iter().map(|m| m.rollout.turns.len());
-    put(names::TURNS_PER_ROLLOUT, mean(turns().map(|n| n as f64)));
+    let reward = mean(rewards());
+    let turns = || members.iter().flat_map(|m| &m.rollout.turns);
     let tokens: usize = members.iter().map(|m| m.rollout.sampled_tokens()).sum();
-    put(names::TOKENS_PER_TURN, tokens as f64 / turns().sum::<usize>() as f64);
-    let complete = members.iter().flat_map(|m| &m.rollout.turns).map(|t| f64::from(u8::from(t.complete)));
-    put(names::COMPLETE, mean(complete));
-    names::add_parts(out, prefix, names::OF_AN_ENVIRONMENT, means(members.iter().map(|m| &m.score.metrics)));
+    EnvironmentRecord {
+        reward: Some(reward),
+        reward_std: Some(mean(rewards().map(|r| (r - reward).powi(2))).sqrt()),
+        rollouts: Some(members.len() as f64),
+        reward_errors: Some(groups.iter().map(|group| f64::from(group.missing)).sum()),
+        mixed_share: Some(mean(groups.iter().map(|group| f64::from(u8::from(!group.constant))))),
+        turns_per_rollout: Some(mean(members.iter().map(|m| m.rollout.turns.len() as f64))),
+        tokens_per_turn: Some(tokens as f64 / turns().count() as f64),
+        complete_share: Some(mean(turns().map(|turn| f64::from(u8::from(turn.complete))))),
+        parts: means(members.iter().map(|m| &m.score.metrics)),
+    }
 }
 
 pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {

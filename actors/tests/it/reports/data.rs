@@ -76,7 +76,9 @@ async fn numbers_logprobs_that_are_none_cost_their_member_and_reach_no_optimizer
             let mut run = world.start();
             assert_eq!(run.end().await, Ok(3));
             assert!(run.steps.iter().all(|step| step.groups[0].missing == 1));
-            assert!(run.steps.iter().all(|step| step.metrics.values().all(|value| value.is_finite())));
+            assert!(
+                run.steps.iter().all(|step| step.record.numbers().values().all(|value| value.is_finite()))
+            );
         })
         .await;
     }

@@ -6,12 +6,12 @@ use minds_core::advantage::Estimator;
 use minds_core::ids::RolloutId;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
+use minds_core::record::EvaluationRecord;
 use minds_core::sampling::SamplingParams;
 use minds_core::service::SamplingBackend;
 use minds_stages::batcher::CpuPool;
 use minds_stages::batcher::{self, ConstantGroups, LossWeighting, StalenessHandling};
-use minds_stages::evaluator::Evaluation;
-use minds_stages::messages::{MixtureComponent, QuarantinedRollout, StepRecord};
+use minds_stages::messages::{CommittedStep, MixtureComponent, QuarantinedRollout};
 use minds_stages::pipeline::{
     Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup,
 };
@@ -208,9 +208,9 @@ pub struct Run {
     pub training: Arc<Training>,
     pub queries: Arc<QueryBudget>,
     begun: Instant,
-    pub steps: Vec<StepRecord>,
+    pub steps: Vec<CommittedStep>,
     pub saved: Vec<SavedCheckpoint>,
-    pub evaluations: Vec<Evaluation>,
+    pub evaluations: Vec<EvaluationRecord>,
     pub quarantined: Vec<QuarantinedRollout>,
     /// Groups of all steps.
     pub trained: BTreeSet<u64>,
@@ -236,7 +236,7 @@ impl Run {
     fn take(&mut self, event: PipelineEvent) -> Option<Result<u64, String>> {
         let mut end = None;
         match event {
-            PipelineEvent::Step(step) => self.enter(step),
+            PipelineEvent::Step(step) => self.enter(*step),
             PipelineEvent::CheckpointSaved(saved) => self.saved.push(saved),
             PipelineEvent::Evaluated(evaluation) => self.evaluations.push(evaluation),
             PipelineEvent::Quarantined(quarantined) => self.quarantined.push(quarantined),
@@ -267,7 +267,7 @@ impl Run {
     /// that its steps had trained.
     pub fn kill(self) -> (ResumePoint, BTreeSet<u64>) {
         let Some(last) = self.saved.last() else { return Default::default() };
-        let steps = self.steps.iter().filter(|step| step.step <= last.step);
+        let steps = self.steps.iter().filter(|step| step.record.step <= last.step);
         let trained = steps.flat_map(|step| step.groups.iter().map(|group| group.group.id.0)).collect();
         let start = ResumePoint {
             step: last.step,
@@ -299,9 +299,9 @@ impl Run {
         self.begun.elapsed().as_secs_f64()
     }
 
-    fn enter(&mut self, step: StepRecord) {
-        let expected = self.steps.last().map_or(step.step, |last| last.step + 1);
-        assert_eq!(step.step, expected, "steps are told in order");
+    fn enter(&mut self, step: CommittedStep) {
+        let expected = self.steps.last().map_or(step.record.step, |last| last.record.step + 1);
+        assert_eq!(step.record.step, expected, "steps are told in order");
         for group in &step.groups {
             let first = group.filtered || self.trained.insert(group.group.id.0);
             assert!(first, "{} was trained twice", group.group.id);
@@ -325,7 +325,7 @@ impl Run {
 
     /// One number of every step.
     pub fn metric(&self, name: &str) -> Vec<f64> {
-        self.steps.iter().map(|step| step.metrics[name]).collect()
+        self.steps.iter().map(|step| step.record.numbers()[name]).collect()
     }
 
     /// Ids of the groups of every step.
