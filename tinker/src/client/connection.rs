@@ -36,6 +36,8 @@ const GONE_POLLS: u32 = 3;
 pub(super) struct Connection {
     pub(super) transport: HttpTransport,
     pub(super) timeouts: ClientTimeouts,
+    /// Whether the server has answered the first request.
+    connected: bool,
     pub(super) jitter: Jitter,
     outage: OutageTracker,
     pub(super) config: ClientConfig,
@@ -84,7 +86,8 @@ impl Connection {
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(options.seed));
         let mut connection = Self {
             transport,
-            timeouts: ClientTimeouts { outage: options.timeouts.first_response, ..options.timeouts },
+            timeouts: options.timeouts,
+            connected: false,
             jitter,
             outage: OutageTracker::default(),
             config: ClientConfig::default(),
@@ -105,7 +108,7 @@ impl Connection {
             }
             Err(error) => return Err(error),
         }
-        connection.timeouts = options.timeouts;
+        connection.connected = true;
         let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
         connection.sample_limiter = ConcurrencyLimiter::new(most);
         if connection.config.pjwt_auth_enabled {
@@ -147,6 +150,7 @@ impl Connection {
             jitter: &self.jitter,
             metrics: &self.transport.metrics,
             outage: &self.outage,
+            connected: self.connected,
             billing: Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600)),
         };
         Attempts::new(what, operation(path), context, limit)
@@ -384,7 +388,7 @@ impl Connection {
                     Err(e) => attempts.back_off(self.unreadable(&e.to_string())).await?,
                 },
                 ResponseOutcome::Retry(RetryReason::Conflict(why)) => {
-                    attempts.back_off(RetryReason::Failed(why)).await?
+                    attempts.back_off(RetryReason::failed(None, why)).await?
                 }
                 ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
                 ResponseOutcome::Gone(why) => {
@@ -392,7 +396,7 @@ impl Connection {
                     if gone >= GONE_POLLS {
                         return Err(ResultError::Gone(why));
                     }
-                    attempts.back_off(RetryReason::Failed(why)).await?;
+                    attempts.back_off(RetryReason::failed(None, why)).await?;
                 }
                 ResponseOutcome::Failed(ClientError::Rejected { detail, .. }) => {
                     wrong += 1;

@@ -77,7 +77,7 @@ const REASONS: [&str; 5] = ["failed", "busy", "billing", "conflict", "unreadable
 /// Label value for the reason of a retry.
 fn why(reason: &RetryReason) -> &'static str {
     match reason {
-        RetryReason::Failed(_) => "failed",
+        RetryReason::Failed { .. } => "failed",
         RetryReason::Busy(..) => "busy",
         RetryReason::Billing(_) => "billing",
         RetryReason::Conflict(_) => "conflict",
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(count(), REASONS.len());
         let text = String::new;
         let reasons = [
-            RetryReason::Failed(text()),
+            RetryReason::failed(None, text()),
             RetryReason::Busy(text(), None),
             RetryReason::Billing(text()),
             RetryReason::Conflict(text()),

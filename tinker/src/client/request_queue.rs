@@ -229,7 +229,7 @@ impl ChunkRejection {
                 matches!(error, ClientError::Rejected { .. } | ClientError::Unsupported { .. })
             }
             Self::Retry(reason) => {
-                matches!(reason, RetryReason::Failed(why) if why.ends_with("(status 500)"))
+                matches!(reason, RetryReason::Failed { status: Some(500), .. })
             }
         }
     }

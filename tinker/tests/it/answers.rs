@@ -147,6 +147,21 @@ async fn a_server_that_was_never_there_is_noticed_early() {
     assert!(matches!(&error, ClientError::Unreachable { why, .. } if why.contains("refused")), "{error:?}");
 }
 
+/// Only a wrong address has the short limit of the first response: a server that refuses for load is there.
+#[tokio::test]
+async fn a_server_that_refuses_for_load_at_the_start_is_waited_for_as_in_any_outage() {
+    for status in [429, 503] {
+        let server = Server::start(Kind::default()).await;
+        for _ in 0..8 {
+            server.script("client/config", status, "full");
+        }
+        let near = options(&server.url);
+        let timeouts = ClientTimeouts { first_response: Duration::from_micros(1), ..near.timeouts };
+        let connected = Client::connect(&ClientOptions { timeouts, ..near }).await;
+        assert!(connected.is_ok(), "{status}: {:?}", connected.map(|_| ()).unwrap_err());
+    }
+}
+
 #[tokio::test]
 async fn a_result_that_never_comes_is_given_up() {
     let server = Server::start(Kind { early_polls: u32::MAX, ..Kind::default() }).await;
