@@ -162,7 +162,7 @@ impl ScoringContext<'_> {
         // A sum over fewer tokens would look like a better answer.
         if logprobs.len() != tokens {
             return Err(RewardError::Service(format!(
-                "{} log-probs came for {tokens} tokens",
+                "{} logprobs came for {tokens} tokens",
                 logprobs.len()
             )));
         }

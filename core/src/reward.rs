@@ -87,7 +87,7 @@ pub enum RewardError {
     #[error("nothing in this run can answer what the reward asks: {0}")]
     Unsupported(String),
     /// The step's logprob queries were used up, and the next step did not come in time.
-    #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
+    #[error("the {0} logprob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
     /// The reward came out NaN or infinite.
     #[error("the reward is not finite: {0}")]

@@ -106,7 +106,7 @@ pub trait SamplingBackend: Send + Sync {
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
         let response = self.sample(SampleRequest::score(tokens)).await?;
         response.prompt_logprobs.ok_or_else(|| {
-            BackendError::Unsupported("it returned no prompt log-probs although they were asked for".into())
+            BackendError::Unsupported("it returned no prompt logprobs although they were asked for".into())
         })
     }
 }

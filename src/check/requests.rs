@@ -51,7 +51,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             },
         ),
         StepRequest {
-            what: "log-probs for rewards",
+            what: "logprobs for rewards",
             count: None,
             every: 1,
             note: match plan.queries.per_step {
@@ -66,7 +66,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
     if batching.kl_penalty > 0.0 {
         let of = batching.kl_reference.as_deref().unwrap_or("the base model");
         all.push(request(
-            "log-probs of the reference",
+            "logprobs of the reference",
             groups * members,
             1,
             format!("one a rollout, of {of}"),
@@ -132,9 +132,9 @@ mod tests {
             asked(text, habits),
             [
                 ("samples", Some(12), 1),
-                ("log-probs for rewards", None, 1),
+                ("logprobs for rewards", None, 1),
                 // 12 groups of 8.
-                ("log-probs of the reference", Some(96), 1),
+                ("logprobs of the reference", Some(96), 1),
                 // Two steps of three parts each.
                 ("forward_backward", Some(6), 1),
                 ("optim_step", Some(2), 1),
@@ -154,7 +154,7 @@ mod tests {
         let what: Vec<_> = found.iter().map(|(what, ..)| *what).collect();
         assert_eq!(
             what,
-            ["samples", "log-probs for rewards", "forward_backward", "optim_step", "sampler weights"]
+            ["samples", "logprobs for rewards", "forward_backward", "optim_step", "sampler weights"]
         );
     }
 }

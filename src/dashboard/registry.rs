@@ -309,7 +309,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_scorer_queries_total",
-        help: "Log-prob queries of rewards, by who answered: the `service`, or the `memory` of an equal one.",
+        help: "Logprob queries of rewards, by who answered: the `service`, or the `memory` of an equal one.",
         labels: &["answer"],
         read: |view| {
             let asked = view.pipeline.queries.read();
@@ -318,7 +318,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_scorer_query_wait_seconds_total",
-        help: "Time that log-prob queries have waited for room or for the next step, summed over the queries.",
+        help: "Time that logprob queries have waited for room or for the next step, summed over the queries.",
         labels: &[],
         read: |view| one(view.pipeline.queries.read().waited_s),
     },

@@ -175,7 +175,7 @@ fn keys_of_python_packages_are_refused_where_there_is_none() {
     }
 }
 
-/// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, log-probs on both sides.
+/// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, logprobs on both sides.
 const BORROWS: &str = r#"
 import os
 

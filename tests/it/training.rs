@@ -129,7 +129,7 @@ fn strictly_on_policy_runs_of_one_seed_are_equal() {
         (rewards, kl, adapter(dir.path(), last["state_path"].as_str().unwrap()))
     };
     let first = run_once("1");
-    assert!(first.1.iter().all(|kl| *kl == 0.0), "sampled and trained log-probs differ: {:?}", first.1);
+    assert!(first.1.iter().all(|kl| *kl == 0.0), "sampled and trained logprobs differ: {:?}", first.1);
     assert!(first == run_once("1"), "the same seed gave another run");
     assert!(first.2 != run_once("2").2, "another seed gave the same run");
 }

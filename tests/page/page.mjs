@@ -132,7 +132,7 @@ async function keyboard(page) {
     for (let i = 0; i < 60 && !(await inTokens()); i++) await page.keyboard.press('Tab');
     await page.keyboard.press('ArrowRight');
     const said = await page.textContent('#group .readout');
-    check('token_reads_out', /log-prob/.test(said) && /probability/.test(said), said.trim());
+    check('token_reads_out', /logprob/.test(said) && /probability/.test(said), said.trim());
   }
   await shot(page, 'inspector');
   await page.keyboard.press('Escape');

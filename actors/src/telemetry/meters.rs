@@ -142,10 +142,10 @@ impl Default for PipelineMeters {
             kl: gauges(
                 "minds_trainer_kl_nats",
                 "Gap between the weights that sampled and those in training before the last step, per token: \
-                 `v1` is the mean of q - p, `v2` half the mean of its square (log-probs q when sampled, p now).",
+                 `v1` is the mean of q - p, `v2` half the mean of its square (logprobs q when sampled, p now).",
                 &["estimator"],
             ),
-            entropy: gauge("minds_trainer_entropy_nats", "Mean of -log-prob over the last step's tokens."),
+            entropy: gauge("minds_trainer_entropy_nats", "Mean of -logprob over the last step's tokens."),
             learning_rate: gauge("minds_trainer_learning_rate", "Step size of the last optimizer step."),
             kl_alarms: counter(
                 "minds_trainer_kl_alarms_total",

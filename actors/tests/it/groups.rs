@@ -229,7 +229,7 @@ async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_w
     .await;
 }
 
-/// The scripted samples have the log-probs -0.5, -0.25; under the reference every token has -1. So their drifts are 0.5
+/// The scripted samples have the logprobs -0.5, -0.25; under the reference every token has -1. So their drifts are 0.5
 /// and 0.75 in every member, their mean is 0.625, and at 2 a nat the tokens' advantages change by 2 · (0.625 - 0.5) = 0.25
 /// and 2 · (0.625 - 0.75) = -0.25.
 #[tokio::test(start_paused = true)]

@@ -79,7 +79,7 @@ async fn a_budget_too_small_for_a_batch_ends_the_run_by_name() {
             QueryLimits { per_step: NonZeroU64::new(9), wait_limit: seconds(30), ..QueryLimits::default() };
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
-        assert!(why.contains("the 9 log-prob queries of this step are used up"), "{why}");
+        assert!(why.contains("the 9 logprob queries of this step are used up"), "{why}");
         assert!(why.contains("scorer.queries_per_step"), "{why}");
         assert!(run.quarantined.is_empty(), "it is no rollout's fault");
         assert!(run.elapsed() < 300.0, "{}", run.elapsed());

@@ -171,7 +171,7 @@ async fn a_shadow_that_never_answers_is_given_up_by_name() {
     .await;
 }
 
-/// A scripted step takes every log-prob from -1 to -1/2.
+/// A scripted step takes every logprob from -1 to -1/2.
 #[tokio::test(start_paused = true)]
 async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_left_alone() {
     local(async {

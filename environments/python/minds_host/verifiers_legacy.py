@@ -121,7 +121,7 @@ class VerifiersLegacy:
         client = self._openai.with_options(base_url=url)
         if self._wrap is not None:
             client = self._wrap(client)
-        # Environments reach through the client for log-probs of the policy.
+        # Environments reach through the client for logprobs of the policy.
         client.sampling_client, client.tokenizer = self._clients.sampler, self._clients.tokenizer
         client.renderer = self._clients.renderer
         return client

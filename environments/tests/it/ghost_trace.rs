@@ -12,7 +12,7 @@ fn env() -> Arc<dyn Environment> {
     load("ghost_trace", json!({}))
 }
 
-/// A listener that expects each token of a word with log-prob -2, and with -1.5 after these numbers.
+/// A listener that expects each token of a word with logprob -2, and with -1.5 after these numbers.
 fn hearing(numbers: &'static str) -> Reader {
     Reader::new().expecting(move |prefix, _| {
         if prefix.contains(&format!("Numbers: {numbers}<|im_end|>")) { -1.5 } else { -2.0 }
@@ -27,7 +27,7 @@ fn score(answer: &str) -> Score {
 fn a_scripted_episode_by_hand() {
     let Score { reward, metrics } = score("1, 2, 3, 4, 5");
     let metrics: Vec<_> = metrics.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    // The answer lifts the mean log-prob from -2, that of the four fixed sequences, to -1.5.
+    // The answer lifts the mean logprob from -2, that of the four fixed sequences, to -1.5.
     assert_eq!(metrics, [("gain", 0.5), ("logprob", -1.5), ("reference_logprob", -2.0), ("valid", 1.0)]);
     assert_eq!(reward.get(), 0.5);
     assert_eq!(score("5, 4, 3, 2, 1").reward.get(), 0.0);
@@ -128,7 +128,7 @@ fn g4_g6_the_listener_reads_chat_and_is_asked_for_exactly_the_tokens_of_the_word
     assert!(last(&item).content.ends_with(item.info["word"].as_str().expect("a word")));
 }
 
-// G5: missing log-probs were left out of the mean.
+// G5: missing logprobs were left out of the mean.
 #[test]
 fn g5_a_missing_log_prob_leaves_no_reward() {
     let env = env();

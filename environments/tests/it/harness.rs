@@ -58,7 +58,7 @@ fn h6_how_an_answer_ended_is_told_apart() {
     assert_eq!(ended("[1]<|im_end|><|im_end|>"), Termination::Malformed);
 }
 
-// H5, H16: a log-prob that was missing counted as certainty, and a reward that failed as 0.
+// H5, H16: a logprob that was missing counted as certainty, and a reward that failed as 0.
 #[test]
 fn h5_h16_a_query_that_fails_is_never_a_number() {
     for env in all(0) {

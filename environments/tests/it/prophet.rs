@@ -9,7 +9,7 @@ use minds_environments::registry;
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
 
-/// A reader that expects every token with log-prob -3, and with -1 once the lesson is in its context.
+/// A reader that expects every token with logprob -3, and with -1 once the lesson is in its context.
 pub fn taught() -> Reader {
     Reader::new()
         .expecting(|prefix, _| if prefix.matches("<|im_start|>user").count() > 1 { -1.0 } else { -3.0 })

@@ -46,7 +46,7 @@ function turn(one, at, of) {
   const total = tokens.length + (one.cut ?? 0);
   const facts = [
     many(total, 'token'),
-    mean === null ? null : `mean log-prob ${num(mean)}`,
+    mean === null ? null : `mean logprob ${num(mean)}`,
     one.complete ? null : 'not complete',
   ].filter(Boolean);
   const slot = h('div', { class: 'turn-body' });

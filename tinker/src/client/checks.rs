@@ -109,7 +109,7 @@ pub(super) fn check_saved(path: &str) -> Result<(), String> {
 /// Checks that no logprob is above 0 by more than rounding explains.
 pub(super) fn check_logprobs<'a>(logprobs: impl IntoIterator<Item = &'a f32>) -> Result<(), String> {
     match logprobs.into_iter().find(|lp| **lp > LOGPROB_ROUNDING) {
-        Some(lp) => Err(format!("it holds a log-prob of {lp}, which would be a probability above 1")),
+        Some(lp) => Err(format!("it holds a logprob of {lp}, which would be a probability above 1")),
         None => Ok(()),
     }
 }

@@ -106,7 +106,7 @@ impl SamplingClient {
     pub async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, ClientError> {
         let response = self.sample(&SampleRequest::score(tokens)).await?;
         response.prompt_logprobs.ok_or_else(|| ClientError::Unsupported {
-            what: "prompt log-probs".into(),
+            what: "prompt logprobs".into(),
             detail: "the server left them out".into(),
         })
     }
@@ -122,7 +122,7 @@ impl SamplingClient {
         targets: &[Option<Token>],
         k: usize,
     ) -> Result<TargetLogprobs, ClientError> {
-        let what = "target log-probs";
+        let what = "target logprobs";
         let request = SampleRequest::score(prompt);
         self.limits.check_sample(what, &request)?;
         let rows = request.prompt.len() - 1;
@@ -252,7 +252,7 @@ fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleR
         Err(ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() })
     };
     if request.prompt_logprobs && response.prompt_logprobs.is_none() {
-        return missing("prompt log-probs");
+        return missing("prompt logprobs");
     }
     if request.topk_prompt_logprobs > 0 && response.topk_prompt_logprobs.is_none() {
         return missing("the most likely tokens of the prompt");

@@ -388,5 +388,5 @@ fn read_pass(payload: ResultPayload, data: &[Datum]) -> Result<ForwardOutput, St
     let forward = forward.map_err(|e| e.to_string())?;
     let fits = forward.logprobs.len() == data.len()
         && forward.logprobs.iter().zip(data).all(|(row, datum)| row.len() == datum.len());
-    if fits { Ok(forward) } else { Err("its log-probs do not have the lengths of the data".into()) }
+    if fits { Ok(forward) } else { Err("its logprobs do not have the lengths of the data".into()) }
 }

@@ -222,7 +222,7 @@ fn sampled(
     topk: Option<Vec<Option<TopK>>>,
 ) -> Result<Completion, ConvertError> {
     if logprobs.len() != tokens.len() {
-        let text = format!("a sample has {} tokens and {} log-probs", tokens.len(), logprobs.len());
+        let text = format!("a sample has {} tokens and {} logprobs", tokens.len(), logprobs.len());
         return Err(ConvertError::Invalid(text));
     }
     let topk = topk.map(|rows| rows.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>());
@@ -241,7 +241,7 @@ fn padded<T>(mut rows: Vec<Option<T>>, prompt_len: usize) -> Result<Vec<Option<T
         rows.insert(0, None);
     }
     if rows.len() != prompt_len {
-        let text = format!("a prompt of {prompt_len} tokens got {} log-probs", rows.len());
+        let text = format!("a prompt of {prompt_len} tokens got {} logprobs", rows.len());
         return Err(ConvertError::Invalid(text));
     }
     Ok(rows)
@@ -268,7 +268,7 @@ fn unpack_topk(topk: &TopkLogprobs) -> Result<Vec<Option<TopK>>, ConvertError> {
     if k.checked_mul(length) != Some(tokens.len()) || tokens.len() != logprobs.len() {
         let t = tokens.len();
         let l = logprobs.len();
-        let text = format!("{length} lists of {k} likely tokens hold {t} tokens and {l} log-probs");
+        let text = format!("{length} lists of {k} likely tokens hold {t} tokens and {l} logprobs");
         return Err(ConvertError::Invalid(text));
     }
     if k == 0 {

@@ -109,7 +109,7 @@ fn offsets_outside_of_the_data_are_refused() {
     assert!(forward_from_proto(&output).unwrap_err().to_string().contains("bytes 0..16 of 12"));
 }
 
-/// SkyRL leaves the first prompt log-prob out.
+/// SkyRL leaves the first prompt logprob out.
 #[test]
 fn a_missing_first_prompt_logprob_is_put_in() {
     let mut response: ProtoSampleResponse = check(SAMPLE);

@@ -54,7 +54,7 @@ fn largest_gap(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Draws with a sampler, and compares each log-prob with what scoring and a training pass say about the same tokens.
+/// Draws with a sampler, and compares each logprob with what scoring and a training pass say about the same tokens.
 async fn compare(training: &dyn TrainingBackend, sampler: &dyn SamplingBackend) -> Vec<Vec<Token>> {
     let drawn = sampler.sample(request(4, 7)).await.unwrap().sequences;
     let whole: Vec<Vec<Token>> = drawn.iter().map(|s| [&PROMPT[..], &s.tokens].concat()).collect();

@@ -138,7 +138,7 @@ async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
     for (tokens, logprobs, word) in [
         (json!([1, 64]), json!([-1.0, -1.0]), "vocabulary of 64"),
         (json!([1, 2, 3]), json!([-1.0, -1.0, -1.0]), "3 tokens, 2 were"),
-        (json!([1]), json!([0.5]), "log-prob of 0.5"),
+        (json!([1]), json!([0.5]), "logprob of 0.5"),
     ] {
         let sample =
             json!({"sequences": [{"stop_reason": "length", "tokens": tokens, "logprobs": logprobs}]});
@@ -151,7 +151,7 @@ async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
     sampler.sample(&request()).await.unwrap();
 }
 
-/// Servers have no log-prob for a token that was all but certain, and write `null` for it.
+/// Servers have no logprob for a token that was all but certain, and write `null` for it.
 #[tokio::test]
 async fn numbers_a_null_log_prob_is_none_and_costs_neither_its_sample_nor_the_others_their_answer() {
     let (server, client, _training) = trained(|_| {}).await;
@@ -165,7 +165,7 @@ async fn numbers_a_null_log_prob_is_none_and_costs_neither_its_sample_nor_the_ot
     assert_eq!(second.logprobs, [-0.5, -0.25]);
 }
 
-/// A pass that has added its gradients is no failure, whatever it says of its log-probs: the caller must know that they
+/// A pass that has added its gradients is no failure, whatever it says of its logprobs: the caller must know that they
 /// are there.
 #[tokio::test]
 async fn probabilities_above_1_are_the_servers_fault_by_name_unless_gradients_were_made_with_them() {

@@ -458,5 +458,5 @@ fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<Strin
     let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
     let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
     let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
-    Some(format!("the pass gave {group} log-probs that are not finite: go on from the last state"))
+    Some(format!("the pass gave {group} logprobs that are not finite: go on from the last state"))
 }

@@ -73,7 +73,7 @@ pub(super) fn metrics(
             warn!(
                 step,
                 tokens = impossible,
-                "the service's pass gave log-probs above 0, which would be probabilities above 1: its gradients are in \
+                "the service's pass gave logprobs above 0, which would be probabilities above 1: its gradients are in \
                  the step, and these tokens are left out of the drift"
             );
         }

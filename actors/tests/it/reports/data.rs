@@ -153,7 +153,7 @@ async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
             });
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
-            let words = format!("{} log-probs that are not finite", GroupId(5));
+            let words = format!("{} logprobs that are not finite", GroupId(5));
             assert!(why.contains(&words), "{why}");
             assert_eq!(run.steps.len(), 2, "{broken}: such weights are not published");
             assert!(run.saved.is_empty(), "{broken}: nor saved");
@@ -162,7 +162,7 @@ async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
     }
 }
 
-/// The gradients of such a pass are made, and cannot be taken back; what it says of its log-probs decides nothing.
+/// The gradients of such a pass are made, and cannot be taken back; what it says of its logprobs decides nothing.
 #[tokio::test(start_paused = true)]
 async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
     for (logprob, impossible) in [(0.5, 1.0), (1e-3, 0.0), (1e-7, 0.0)] {
@@ -177,7 +177,7 @@ async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
             assert_eq!(run.end().await, Ok(3), "{logprob}");
             assert_eq!(run.metric("optim/impossible_logprobs"), [0.0, impossible, 0.0], "{logprob}");
             // Sampled with -0.5 and -0.25, trained with -0.5: gaps of 0 and 0.25. What is rounded away is a gap like
-            // any other; what is no log-prob is none.
+            // any other; what is no logprob is none.
             let gap = run.metric("optim/max_abs_logprob_gap")[1];
             let expected = if impossible > 0.0 { 0.25 } else { 0.25 + logprob };
             assert!((gap - f64::from(expected)).abs() < 1e-6, "{logprob}: {gap}");

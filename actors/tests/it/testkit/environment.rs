@@ -39,7 +39,7 @@ pub struct ScriptedEnvironment {
     pub questions: usize,
     /// How many questions of its own each reward asks, all at a time.
     pub own_questions: u32,
-    /// Whether a reward is how one gradient step changes a log-prob.
+    /// Whether a reward is how one gradient step changes a logprob.
     pub shifts: bool,
     /// Whether these rewards differ inside a group, too.
     pub judge_shift: bool,
@@ -49,7 +49,7 @@ pub struct ScriptedEnvironment {
     pub drives_itself: bool,
     /// Whether its rewards compare the members of a group.
     pub compares: bool,
-    /// The log-prob that each answer brought.
+    /// The logprob that each answer brought.
     pub heard: Mutex<Vec<(RolloutId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
     pub broken_item: Option<u64>,

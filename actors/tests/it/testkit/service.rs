@@ -43,7 +43,7 @@ pub struct Sampling {
     /// May change or refuse what a request brings.
     pub answer: Answer,
     pub query_latency: Latency,
-    /// Fails the n-th log-prob query.
+    /// Fails the n-th logprob query.
     pub query: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub asked: Mutex<Vec<Asked>>,
     /// Whether prompts are kept with what was asked, for tests to look at.
@@ -129,7 +129,7 @@ pub struct TrainingScript {
     pub refuse: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_optim: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_export: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
-    /// May change the log-probs that a forward_backward tells.
+    /// May change the logprobs that a forward_backward tells.
     pub logprobs: Telling,
     /// Gradient norms that the first optimizer steps report; later ones report none.
     pub norms: Vec<f64>,

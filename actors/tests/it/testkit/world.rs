@@ -61,7 +61,7 @@ pub struct World {
     /// Tokens that the model reads.
     pub context: usize,
     pub score_timeout: Duration,
-    /// Whose log-probs count.
+    /// Whose logprobs count.
     pub judge: scorer::LogprobSource,
     /// Weights of this version are the reference.
     pub reference: Option<u64>,

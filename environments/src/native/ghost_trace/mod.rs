@@ -169,7 +169,7 @@ impl Environment for GhostTrace {
         let (reference, own) = try_join(reference, own).await?;
         let reference = reference.iter().sum::<f64>() / reference.len() as f64;
         if !(reference.is_finite() && own.is_none_or(f64::is_finite)) {
-            let why = format!("the log-prob of a word is {own:?}, that of the reference {reference}");
+            let why = format!("the logprob of a word is {own:?}, that of the reference {reference}");
             return Err(RewardError::NotFinite(why));
         }
         let mut metrics =

@@ -23,7 +23,7 @@ fn an_observation_is_answered_and_a_step_says_what_it_earns() {
     assert_eq!(right.score.metrics["reward_coerced"], 0.0);
     let turn = &right.turns[0];
     assert!(turn.complete && turn.completion.tokens.len() == turn.text.len() + 1, "{turn:?}");
-    assert_eq!(turn.completion.logprobs[1], -1.0, "log-probs are those of the sampler");
+    assert_eq!(turn.completion.logprobs[1], -1.0, "logprobs are those of the sampler");
     assert_eq!(turn.prompt, solver.asked.lock().unwrap()[0].prompt, "and so is the prompt");
     opens_with_what_was_sent(&right);
     assert!(right.opening[0].content.starts_with("What is "), "{:?}", right.opening);

@@ -10,7 +10,7 @@ use minds_core::service::{BackendError, SamplingBackend};
 use serde_json::json;
 use std::sync::Arc;
 
-/// A policy of a service that has other weights, too, which say what they are. Theirs are log-probs of minus a half.
+/// A policy of a service that has other weights, too, which say what they are. Theirs are logprobs of minus a half.
 struct WithOthers(Arc<Scripted>);
 
 #[async_trait]

@@ -61,7 +61,7 @@ pub fn try_open(options: PythonOptions) -> Result<PythonEnvironment, EnvError> {
 type Script = Box<dyn Fn(&str, usize) -> Result<String, BackendError> + Send + Sync>;
 
 /// A policy that answers the last message by a script; the number counts its answers. Every sampled token has the
-/// log-prob of minus its place in the answer, every scored one that of minus a hundredth of its value.
+/// logprob of minus its place in the answer, every scored one that of minus a hundredth of its value.
 pub struct Scripted {
     script: Script,
     pub asked: Mutex<Vec<SampleRequest>>,
@@ -131,7 +131,7 @@ impl Oracle for Scripted {
     }
 
     async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
-        Err(RewardError::Unsupported("the test asks for log-probs only".into()))
+        Err(RewardError::Unsupported("the test asks for logprobs only".into()))
     }
 
     async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
@@ -139,7 +139,7 @@ impl Oracle for Scripted {
     }
 }
 
-/// An adapter of which each step halves the log-probs that the policy has.
+/// An adapter of which each step halves the logprobs that the policy has.
 #[derive(Default)]
 struct Halving {
     steps: AtomicI32,

@@ -43,5 +43,5 @@ fn build_is_given_what_it_names_and_a_prompt_may_ask_the_policy() {
     play(&asking, 0, &policy).unwrap();
     let prompts = policy.prompts();
     // Minus a hundredth of the bytes of "ats".
-    assert!(prompts[1].contains("Your log-prob is -3.28."), "{prompts:?}");
+    assert!(prompts[1].contains("Your logprob is -3.28."), "{prompts:?}");
 }
