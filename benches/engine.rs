@@ -220,7 +220,7 @@ struct EngineBench {
     random: SampleRng,
     training: Arc<dyn TrainingBackend>,
     sampler: Arc<dyn SamplingBackend>,
-    /// What decoding goes on from; kept by the prefix cache.
+    /// The prompts that decoding starts from; the prefix cache holds them.
     contexts: Vec<Arc<[Token]>>,
 }
 

@@ -88,7 +88,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             ),
         });
         if plan.shadow_from == ShadowFrom::Policy {
-            all.push(request("states for measuring", 1, publish, "deleted when nobody asks any more".into()));
+            all.push(request("states for measuring", 1, publish, "deleted when no longer used".into()));
         }
     }
     if plan.save_every > 0 {

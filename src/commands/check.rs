@@ -44,11 +44,8 @@ impl CheckResult {
     fn show(&self) {
         let Self { plan, .. } = self;
         let batching = &plan.batching;
-        let status = if self.offline {
-            "nothing is wrong with it; nobody was asked"
-        } else {
-            "a run of it would start"
-        };
+        let status =
+            if self.offline { "no errors found; no request was sent" } else { "a run of it would start" };
         print_line!("config       {}: {status}", plan.origin);
         print_line!("service      {}", service(plan));
         let reads = self.context.map(|n| format!(", reads {n} tokens")).unwrap_or_default();
@@ -141,7 +138,7 @@ impl CheckResult {
                 format!("{}: all its {step} steps are done", path.display())
             }
             (Some(path), Some(FolderOutlook::Resumes { step })) => {
-                format!("{}: the run in it goes on after step {step}", path.display())
+                format!("{}: its run resumes after step {step}", path.display())
             }
             (Some(path), Some(FolderOutlook::Restarts)) => {
                 format!("{}: the run in it saved no state and starts over", path.display())

@@ -234,7 +234,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_mailbox_depth",
-        help: "Messages queued or in work.",
+        help: "Messages queued or being processed.",
         labels: &["mailbox"],
         read: |view| mailboxes(view, |mailbox| mailbox.depth as f64),
     },

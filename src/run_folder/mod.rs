@@ -65,7 +65,7 @@ impl RunFolder {
         let resolved = toml::to_string(config).context("failed to write the resolved config")?;
         let config_path = path.join(CONFIG);
         let (checkpoints, differences) = admit(&path, &resolved, terms)?;
-        differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
+        differences.iter().for_each(|what| tracing::warn!("resumes with a different config: {what}"));
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join(ROLLOUTS))?;
         let step = checkpoints.last().map_or(0, |c| c.step);

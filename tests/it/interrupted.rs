@@ -9,7 +9,7 @@ const LONG: &[&str] = &["--max-steps", "40"];
 /// Without checkpoints but the last.
 const UNSAVED: &[&str] = &["--max-steps", "40", "--set", "trainer.save_every=0"];
 
-/// Group and member of every rollout that was trained in so many steps.
+/// Group and member of every rollout that was trained in the first `steps` steps.
 fn trained(dir: &Path, steps: u64) -> Vec<(u64, u64)> {
     let mut rollouts = Vec::new();
     for step in 1..=steps {
@@ -60,7 +60,7 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
     }
 }
 
-/// Every line of the log fails here, as it does when whoever read it has gone.
+/// Every write of the log fails here, as it does when the reader of a pipe has exited.
 #[test]
 fn a_run_whose_log_cannot_be_written_goes_on() {
     for format in ["text", "json"] {

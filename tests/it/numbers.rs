@@ -51,7 +51,8 @@ fn as_told(key: &str, told: &BTreeSet<String>) -> Option<String> {
     let general = match key.split('/').collect::<Vec<_>>()[..] {
         [start @ ("env" | "eval"), _, ref rest @ ..] => {
             let (start, rest) = (format!("{start}/<name>/"), rest.join("/"));
-            // What rewards are made of is told of each environment, and what inner rewards are made of by that of theirs.
+            // Parts of a reward are documented with each environment, and parts of an inner reward with the inner
+            // environment.
             let part = format!("`{}`", rest.strip_prefix("inner_").unwrap_or(&rest));
             let own = format!("`{rest}`");
             let parts = text("environments/README.md");

@@ -83,7 +83,7 @@ async fn what_prometheus_has_read_is_what_the_run_folder_says() {
         sums.push(sums[step - 1] + tokens(dir.path(), step));
     }
     for (time, step) in &steps {
-        // A step has ended a moment before the run's step is told, and reading takes a moment: up to two steps.
+        // A step ends shortly before its metric is updated, and a scrape takes time: up to two steps of difference.
         let (step, after) = (*step as usize, (*step as usize + 2).min(rows.len()));
         let within = |readings: &[(f64, f64)], least: usize, most: usize| {
             let value = readings.iter().find(|(at, _)| at == time).unwrap().1;
@@ -221,7 +221,7 @@ async fn alerts_fire_and_every_question_has_an_answer() {
     let firing: Vec<String> = prometheus.alerts().into_iter().map(|(name, _)| name).collect();
     assert!(!firing.iter().any(|name| ["MindsServiceAway", "MindsRunGone"].contains(&&**name)), "{firing:?}");
 
-    // Every expression is evaluated, and asks for what there is.
+    // Every expression is evaluated and names existing metrics.
     let rules = prometheus.rules();
     let recorded: BTreeSet<&str> = rules
         .iter()

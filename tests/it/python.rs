@@ -128,7 +128,7 @@ fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
         command.args(["--set", "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct"]);
         command.args(["--set", "model.renderer_name=chatml"]).env("MINDS_MODELS", models().root().unwrap());
     }
-    // Nobody listens there. Who looks for an installer leaves it in the home.
+    // No server listens there. A search for an installer would leave files in the home folder.
     command.env("HTTPS_PROXY", "http://127.0.0.1:9").env("HOME", dir.path());
     let (code, out, err) = output(command.current_dir(root("")));
     assert_eq!(code, Some(0), "{id} on {}: {out}\n{err}", python.display());
@@ -218,7 +218,7 @@ class Taught(Env):
 
 class Builder:
     async def build(self, sampling_client, *, service_client, base_model, training_client):
-        assert training_client is None, "nobody touches the adapter in training"
+        assert training_client is None, "the adapter in training is not accessible"
         return [Taught(service_client, sampling_client.tokenizer, base_model) for _ in range(3)]
 
 

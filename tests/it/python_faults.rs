@@ -19,7 +19,7 @@ fn package(dir: &Path, name: &str, step: &str) -> PathBuf {
     path
 }
 
-const RAISES: &str = "raise ValueError('the judge has no key')";
+const RAISES: &str = "raise ValueError('the grader has no key')";
 
 /// Sets the classic example to another package.
 fn sets(id: &str) -> [String; 4] {
@@ -38,7 +38,7 @@ fn check_plays_a_rollout_and_tells_what_broke_in_it() {
     let broken = package(dir.path(), "broken.py", RAISES).display().to_string();
     let (code, out, err) = checked(&broken, &[]);
     assert_eq!(code, Some(2), "{out}");
-    for part in ["env.id", "ValueError: the judge has no key", "broken.py", "in step", "A stand-in answer"] {
+    for part in ["env.id", "ValueError: the grader has no key", "broken.py", "in step", "A stand-in answer"] {
         assert!(err.contains(part), "{part}: {err}");
     }
     assert_eq!(checked(&broken, &["--offline"]).0, Some(0), "nothing is played");
@@ -65,7 +65,7 @@ fn a_run_in_which_every_reward_raises_ends_with_the_traceback_of_the_first() {
     assert_eq!(code, Some(1), "{out}\n{err}");
     for part in [
         "groups in a row failed in the environment's own code",
-        "ValueError: the judge has no key",
+        "ValueError: the grader has no key",
         "in step",
     ] {
         assert!(err.contains(part), "{part}: {err}");
@@ -97,7 +97,7 @@ fn a_module_that_pythonpath_shows_is_found_by_everybody() {
     assert_eq!(steps(&folder), [1]);
 }
 
-/// Nobody listens at the proxy. The policy is asked on this machine, and never through it.
+/// No server listens at the proxy: requests to the policy stay on this machine and bypass it.
 #[test]
 fn a_proxy_is_not_asked_for_the_policy() {
     let dir = tempfile::tempdir().unwrap();

@@ -34,7 +34,7 @@ impl Served {
             .by_ref()
             .map(Result::unwrap)
             .find_map(|line| line.strip_prefix("address").map(|rest| rest.trim().to_owned()));
-        // Whoever prints to a closed pipe might stop, so the rest is read too.
+        // A process that prints to a closed pipe may end, so the rest is read too.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, url: url.unwrap() }
     }

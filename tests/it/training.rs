@@ -61,7 +61,7 @@ fn shadows_start_from_every_version_and_leave_nothing_but_checkpoints() {
         let (code, stdout, stderr) = train("3");
         assert_eq!(code, Some(0), "{stdout}\n{stderr}");
         let (code, stdout, stderr) = train("4");
-        assert_eq!(code, Some(0), "it goes on from the checkpoint's spread: {stdout}\n{stderr}");
+        assert_eq!(code, Some(0), "it resumes with the checkpoint's spread: {stdout}\n{stderr}");
         for row in metrics(&folder) {
             assert!(row["shadow/measured"] > 0.0 && row["shadow/service_s"] > 0.0, "{row:?}");
             assert!((0.0..=1.0).contains(&row["shadow/service_share"]), "{row:?}");

@@ -37,7 +37,7 @@ async fn training_never_waits_for_an_evaluation_and_the_last_weights_are_measure
     .await;
 }
 
-/// The same with an evaluation every so many steps, each of which is over before the next step.
+/// The same with an evaluation every `every` steps, each of which ends before the next step.
 fn every(every: u64, steps: u64) -> World {
     let mut world = world(steps);
     world.measured.latency = Box::new(|_, _| seconds(1));

@@ -116,7 +116,7 @@ async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes(
             0 => Judge::Reward(id.member as f32),
             _ => Judge::Missing(RewardError::Environment("odd".into())),
         });
-        // One group is ready before the next has come back.
+        // One group is ready before the next one returns.
         world.environment.latency = Box::new(|id, _| seconds(id.group.0));
         let mut run = world.start();
         run.pass(seconds(600)).await;

@@ -73,7 +73,7 @@ async fn h10_every_good_group_is_trained_exactly_once() {
     .await;
 }
 
-// H11: a stop did not reach those who waited, and the last checkpoint claimed that all steps were done. H12: two owners
+// H11: a stop did not reach waiting tasks, and the last checkpoint claimed that all steps were done. H12: two owners
 // saved every checkpoint twice.
 #[tokio::test(start_paused = true)]
 async fn h11_h12_a_stop_is_heard_at_once_and_each_state_is_saved_once_with_its_true_step() {

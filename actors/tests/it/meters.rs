@@ -1,4 +1,4 @@
-//! What Prometheus is told agrees with the books.
+//! The Prometheus metrics agree with the ledger.
 
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::reward::RewardError;

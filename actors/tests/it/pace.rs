@@ -11,7 +11,7 @@ fn size(n: usize) -> NonZeroUsize {
     n.try_into().unwrap()
 }
 
-/// `groups` to a step in so many parts, with so many optimizer steps.
+/// `groups` groups per step, sent in `parts` minibatches, with `substeps` optimizer steps.
 fn in_parts(groups: usize, parts: usize, substeps: usize, steps: u64) -> World {
     let mut world = World::new(groups, 1, steps);
     world.options.batch.minibatches = size(parts);
@@ -198,7 +198,7 @@ async fn each_sequence_can_count_as_much_as_any_other() {
             let given: Vec<f32> = advantages.iter().copied().filter(|a| *a != 0.0).collect();
             assert_eq!(given, [expected; 2]);
         }
-        assert_eq!(run.steps[0].groups[0].members[1].advantage, 0.5, "what is told is the advantage itself");
+        assert_eq!(run.steps[0].groups[0].members[1].advantage, 0.5, "the record holds the advantage itself");
     })
     .await;
 }

@@ -24,7 +24,7 @@ async fn a_refused_batch_leaves_step_and_version_and_the_next_one_trains() {
         assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
         assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused"));
         let policies: Vec<u64> = run.steps.iter().map(|s| s.groups[0].members[0].rollout.policy.0).collect();
-        assert_eq!(policies, [0, 1, 2], "group 2 was played by the weights of group 1");
+        assert_eq!(policies, [0, 1, 2], "group 2 was not sampled by the newest weights");
         assert_eq!(run.metric("async/staleness_max"), [0.0; 3]);
     })
     .await;

@@ -87,26 +87,26 @@ impl FutureTable {
         let mut table = self.lock();
         if table.pending >= self.limits.pending {
             return Err(ApiError::too_many_requests(format!(
-                "{} requests are in work already",
+                "{} requests are already in progress",
                 table.pending
             )));
         }
         // One request is always accepted, regardless of its size.
         if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
             return Err(ApiError::too_many_requests(format!(
-                "{} bytes of requests are in work already",
+                "{} bytes of requests are already in progress",
                 table.pending_bytes
             )));
         }
         let (own, own_bytes) = table.owners.get(owner).copied().unwrap_or_default();
         if own >= self.limits.pending_of_owner {
             return Err(ApiError::too_many_requests(format!(
-                "{own} requests of this session are in work already"
+                "{own} requests of this session are already in progress"
             )));
         }
         if own > 0 && own_bytes + bytes > self.limits.pending_bytes_of_owner {
             return Err(ApiError::too_many_requests(format!(
-                "{own_bytes} bytes of requests of this session are in work already"
+                "{own_bytes} bytes of requests of this session are already in progress"
             )));
         }
         let known = table.owners.get_key_value(owner).map(|(owner, _)| owner.clone());

@@ -26,7 +26,7 @@ class NullSemaphore:
 
 
 class LoggedErrors(logging.Handler):
-    """What the library logs as an error while a rollout is judged: a reward function that raised counts as 0 there."""
+    """Collects the library's error logs during scoring: the library counts a reward function that raises as 0."""
 
     def __init__(self):
         super().__init__(logging.ERROR)

@@ -357,7 +357,7 @@ impl WorkerProcess {
         match sender {
             Some(sender) => sender.send(event).await.is_ok(),
             None => {
-                debug!(worker = %self.name, rollout, "said something that nobody waits for");
+                debug!(worker = %self.name, rollout, "sent a message for an unknown rollout");
                 false
             }
         }

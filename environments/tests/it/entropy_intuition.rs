@@ -1,4 +1,4 @@
-//! entropy_intuition as a run plays it, and the nine known faults of its first version, E1 to E9.
+//! entropy_intuition as a run uses it, and the nine known faults of its first version, E1 to E9.
 
 use crate::support::{Query, Reader, last, load, rollout};
 use minds_core::environment::{Environment, Item};

@@ -1,4 +1,4 @@
-//! ghost_trace as a run plays it, and the eight known faults of its first version, G1 to G8.
+//! ghost_trace as a run uses it, and the eight known faults of its first version, G1 to G8.
 
 use crate::support::{Query, Reader, last, line, load, rollout};
 use minds_core::chat::Role;
@@ -143,7 +143,7 @@ fn g5_a_missing_log_prob_leaves_no_reward() {
     }
 }
 
-// G7: the first version stringified the list of messages for whoever wrapped it; G8: it asked once per rollout.
+// G7: the first version stringified the list of messages when it was wrapped; G8: it asked once per rollout.
 #[test]
 fn g7_g8_what_is_asked_depends_on_word_and_numbers_alone() {
     let env = env();

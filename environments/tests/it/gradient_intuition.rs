@@ -1,4 +1,4 @@
-//! gradient_intuition as a run plays it, and the known faults of its first version, I1 to I14.
+//! gradient_intuition as a run uses it, and the known faults of its first version, I1 to I14.
 
 use crate::support::{Query, Reader, last, load, reply, rollout, rollout_of};
 use minds_core::chat::{Message, Role};
@@ -143,7 +143,7 @@ fn i4_i5_one_measurement_per_episode_through_the_oracle() {
     }
     let asked = reader.asked();
     assert_eq!(asked.len(), 3);
-    // Equal questions, to the letter: whoever answers them may remember the answer.
+    // The queries are identical, so their answer can be cached.
     assert!(asked.iter().all(|query| *query == asked[0] && matches!(query, Query::LogprobDelta { .. })));
 }
 

@@ -1,4 +1,4 @@
-//! gradient_prophet as a run plays it.
+//! gradient_prophet as a run uses it.
 
 use crate::support::{Reader, last, line, load, rollout};
 use minds_core::chat::Role;

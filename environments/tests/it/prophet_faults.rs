@@ -91,8 +91,7 @@ fn p2_a_lesson_that_changes_nothing_is_no_surprise_however_unlikely_the_answer()
     assert_eq!((score.metrics["truth"], score.reward.get()), (0.0, 1.0));
     let env = surprise();
     let item = env.item(0);
-    // There is no right order of equal surprises, and no number in place of one: for no member of a group, whatever
-    // it answered.
+    // Equal surprises have no correct order, so every member of the group gets a reward error, whatever it answered.
     let order: Vec<usize> = (1..=probes(&item)).collect();
     for answer in [&*format!("{order:?}"), "?", "[1]", ""] {
         let missing = unmoved().score(&*env, &item, answer);

@@ -1,4 +1,4 @@
-//! self_prediction as a run plays it, and the seven known faults of its first version, S1 to S7.
+//! self_prediction as a run uses it, and the seven known faults of its first version, S1 to S7.
 
 use crate::support::{Reader, last, load, rollout};
 use minds_core::chat::{Message, Role};

@@ -153,7 +153,7 @@ pub struct Reader {
     pub renderer: Arc<dyn Renderer>,
     per_token: PerToken,
     next: Next,
-    /// The change that a step on this text makes; without it nobody can take one.
+    /// The change that a step on this text makes; without it no step can be measured.
     step: Option<Step>,
     /// The number of the query that fails, from 0.
     fails_at: Option<usize>,

@@ -188,7 +188,7 @@ function route() {
     try {
       id = decodeURIComponent(id);
     } catch {
-      // an address that somebody mistyped names no group, and the answer will say so
+      // a mistyped address names no group; the server's answer reports that
     }
     if (id !== selection.id) void open(id);
   } else if (selection.id !== null) hide();

@@ -178,7 +178,7 @@ function filter() {
   list.parentElement.classList.toggle('none', shown.length === 0);
   const [what, more] = groups.length ? ['No group matches', 'Change the filter above.'] : nothing();
   none.replaceChildren(h('strong', { text: what }), h('span', { text: more }));
-  // New groups come in above: whoever reads further down keeps the place.
+  // New groups are inserted at the top: a reader further down keeps the scroll position.
   if (list.scrollTop > 0 && before) {
     const now = shown.findIndex((group) => group.id === before);
     if (now > 0) list.scrollTop = now * rowHeight() + (list.scrollTop % rowHeight());

@@ -1,4 +1,4 @@
-// Events, checkpoints, and what the run was told to do.
+// Events, checkpoints and the config.
 
 import { $, copyButton, empty, h, memory, setText } from './dom.js';
 import { clock, count, many, num } from './format.js';

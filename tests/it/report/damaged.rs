@@ -31,7 +31,7 @@ fn notes(folder: &Path) -> (String, String) {
     (out, text)
 }
 
-/// 1e308 − (−1e308) is no number, and an axis of so many steps has no end.
+/// 1e308 − (−1e308) overflows, and an axis over such a range would never end.
 #[test]
 fn numbers_whose_difference_is_none_are_drawn() {
     let rows: Vec<_> = (1..=20)
@@ -142,7 +142,7 @@ fn no_key_of_any_config_is_shown() {
         assert_eq!(
             fs::read_to_string(dir.path().join("config.toml")).unwrap(),
             config,
-            "a run goes on with it"
+            "a run can resume from it"
         );
     }
 }

@@ -317,7 +317,7 @@ impl TrainingClient {
                 result = work => {
                     // The receiver may have gone in this moment.
                     if done.send(result).is_err() {
-                        tracing::debug!("a result came that nobody waits for");
+                        tracing::debug!("a result arrived after its caller was dropped");
                     }
                 }
             }

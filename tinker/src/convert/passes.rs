@@ -136,7 +136,9 @@ pub fn pass_from_proto(request: &proto::ProtoForwardBackwardRequest) -> Result<C
         match value.value {
             Some(LossConfig::Number(number)) => config.insert(key.clone(), number),
             _ => {
-                return Err(ConvertError::Invalid(format!("the setting `{key}` of the loss is no number")));
+                return Err(ConvertError::Invalid(format!(
+                    "the setting `{key}` of the loss is not a number"
+                )));
             }
         };
     }

@@ -264,7 +264,8 @@ fn pack_topk<'a>(rows: impl ExactSizeIterator<Item = &'a [(u32, f32)]> + Clone) 
 fn unpack_topk(topk: &TopkLogprobs) -> Result<Vec<Option<TopK>>, ConvertError> {
     let k = topk.k as usize;
     let length = topk.length as usize;
-    let (tokens, logprobs) = (tokens_of_bytes(&topk.token_ids)?, numbers::read::<f32>(&topk.logprobs)?);
+    let tokens = tokens_of_bytes(&topk.token_ids)?;
+    let logprobs = numbers::read::<f32>(&topk.logprobs)?;
     if k.checked_mul(length) != Some(tokens.len()) || tokens.len() != logprobs.len() {
         let t = tokens.len();
         let l = logprobs.len();

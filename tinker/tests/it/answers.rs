@@ -116,7 +116,7 @@ async fn a_server_that_stays_away_is_given_up_by_name() {
     let ClientError::InDoubt { what, detail } = &error else { panic!("{error:?}") };
     assert_eq!(what, "optim_step");
     assert!(detail.contains("has not answered") && detail.ends_with("away (status 503)"), "{detail}");
-    // Nobody knows whether it was executed, so nothing may follow it.
+    // It is unknown whether it was executed, so nothing may follow it.
     assert!(matches!(training.save_state("x").await, Err(ClientError::Lost { .. })));
 }
 

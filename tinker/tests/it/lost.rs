@@ -112,7 +112,7 @@ async fn weights_that_are_not_there_are_in_doubt_and_a_name_that_is_taken_is_a_r
     });
     script(&server, "save_weights", &[(409, EXISTS); 3]);
     let error = training.save_state("b").await.unwrap_err();
-    assert!(matches!(&error, ClientError::Rejected { .. }), "nobody's answer was lost: {error:?}");
+    assert!(matches!(&error, ClientError::Rejected { .. }), "no answer was lost: {error:?}");
 }
 
 /// A step that may have been made ends the order; what was saved or not does not.

@@ -1,4 +1,4 @@
-//! The client against a server that nobody here wrote: SkyRL, started by `just skyrl`.
+//! The client against a third-party server: SkyRL, started by `just skyrl`.
 //!
 //! Without the variable `MINDS_SKYRL_URL` there is no server, and nothing is tested.
 #![expect(clippy::print_stdout, reason = "the numbers are recorded in docs/skyrl.md")]
@@ -203,8 +203,8 @@ async fn what_it_cannot_do_is_an_error_that_says_so() {
         assert!(error.to_string().contains(word), "{what}: {error}");
     }
     // A sampler over nothing is only noticed when it is used.
-    let nobody = service.sampler_from("tinker://nobody/sampler_weights/none").await.unwrap();
-    let error = nobody.logprobs(Arc::new(PROMPT)).await.unwrap_err();
+    let missing = service.sampler_from("tinker://unknown/sampler_weights/none").await.unwrap();
+    let error = missing.logprobs(Arc::new(PROMPT)).await.unwrap_err();
     println!("a path: {error}");
     assert!(!error.is_retryable(), "{error:?}");
     // The model goes on.

@@ -231,7 +231,7 @@ async fn a_busy_exchange_of_the_key_is_asked_again() {
     assert!(matches!(error, ClientError::Denied { status: 401, .. }), "{error:?}");
 }
 
-/// A list without names says nothing of what there is.
+/// A model list without names does not restrict the base model.
 #[tokio::test]
 async fn a_model_must_be_in_a_list_that_has_names_unless_any_may_be_asked_for() {
     let connect = async |list: &str, any_model: bool| {

@@ -313,7 +313,7 @@ impl StepInProgress {
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
             return BatchOutcome::Fatal(format!(
-                "a group was played by weights newer than {version}: versions went back"
+                "a group was sampled by weights newer than {version}: versions went back"
             ));
         }
         let last = minibatch + 1 >= minibatches.get();
@@ -426,7 +426,7 @@ impl StepInProgress {
         };
         match self.closing.send(CommitRequest::Commit(Box::new(done))).await {
             Ok(()) => BatchOutcome::Stepped,
-            Err(_) => BatchOutcome::Fatal("nobody closes the steps any more".into()),
+            Err(_) => BatchOutcome::Fatal("the step committer has stopped".into()),
         }
     }
 
@@ -458,5 +458,5 @@ fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<Strin
     let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
     let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
     let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
-    Some(format!("the pass gave {group} logprobs that are not finite: go on from the last state"))
+    Some(format!("the pass returned non-finite logprobs for {group}: resume from the last checkpoint"))
 }

@@ -153,7 +153,7 @@ async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
             });
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
-            let words = format!("{} logprobs that are not finite", GroupId(5));
+            let words = format!("non-finite logprobs for {}", GroupId(5));
             assert!(why.contains(&words), "{why}");
             assert_eq!(run.steps.len(), 2, "{broken}: such weights are not published");
             assert!(run.saved.is_empty(), "{broken}: nor saved");

@@ -14,9 +14,9 @@ async fn silent_death_a_reward_that_always_fails_ends_the_run_with_its_cause() {
         let mut world = World::new(2, 1, 50);
         world.options.max_failed_in_a_row = 12;
         world.environment.judge =
-            Box::new(|_, _| Judge::Missing(RewardError::Environment("the judge has no model".into())));
+            Box::new(|_, _| Judge::Missing(RewardError::Environment("the oracle has no model".into())));
         let why = world.start().end().await.unwrap_err();
-        assert!(why.contains("the judge has no model"), "{why}");
+        assert!(why.contains("the oracle has no model"), "{why}");
     })
     .await;
 }
@@ -109,8 +109,8 @@ async fn credits_do_not_leak_when_half_of_the_groups_are_filtered() {
         let mut world = World::new(2, 1, 200);
         world.options.batch.constant = ConstantGroups::Replace;
         world.environment.judge = reward_in_every(2);
-        // The books are checked at every event: never more than the credits are out, and the run would starve if fewer
-        // and fewer were.
+        // The ledger is checked at every event: no more groups than credits are in flight, and a leak would starve the
+        // run.
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(200));
         let counts = run.line.ledger().counts();
@@ -232,7 +232,7 @@ async fn wait_cycle_what_is_waited_for_may_come_before_or_after_the_wait_begins(
     }
 }
 
-/// Prompts stand for rollouts: each group has its own, and whoever holds one of its members holds it.
+/// Prompts stand for rollouts: each group has its own, and any of its members keeps it alive.
 #[tokio::test(start_paused = true)]
 async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they_are() {
     local(async {

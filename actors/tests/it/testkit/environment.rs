@@ -82,7 +82,7 @@ impl Default for ScriptedEnvironment {
 }
 
 impl ScriptedEnvironment {
-    /// How often this rollout was judged before.
+    /// How often this rollout was scored before.
     fn attempt(&self, id: RolloutId) -> u32 {
         let mut tries = self.tries.lock().unwrap();
         let tries = tries.entry(id).or_default();
@@ -156,7 +156,8 @@ impl Environment for ScriptedEnvironment {
     }
 }
 
-/// One session after the other: `turns` samples, a question, then the judge's word; no word leaves no result.
+/// Runs one session after the other: `turns` samples, a query, then the scripted reward. Without a reward the session
+/// ends without a result.
 #[async_trait]
 impl SelfDrivenEnvironment for ScriptedEnvironment {
     async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>) {

@@ -48,7 +48,7 @@ pub struct Sampling {
     pub asked: Mutex<Vec<Asked>>,
     /// Whether prompts are kept with what was asked, for tests to look at.
     pub remember: bool,
-    /// The prompts of all requests for samples, as long as somebody else holds them.
+    /// The prompts of all sample requests that are still referenced elsewhere.
     pub prompts: Mutex<Vec<Weak<[Token]>>>,
     pub queries: AtomicU64,
     /// Requests of every kind that the service has seen, those of adapters included.

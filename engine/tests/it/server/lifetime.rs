@@ -140,7 +140,7 @@ fn adapters_are_bounded_and_a_finished_session_makes_room() {
         assert!(answer["detail"].as_str().unwrap().contains("finish a session"), "{answer}");
         let first = model.split(':').next().unwrap();
         server.post(&format!("sessions/{first}/finish"), &json!({})).await;
-        // Whoever worked on the model leaves a moment later.
+        // The work on the model ends a moment later.
         let promise = server.post_patiently("create_model", &second).await;
         server.result(&promise).await;
         server.stop().await;

@@ -164,7 +164,7 @@ fn a_refused_request_uses_its_number_up() {
 #[test]
 fn a_request_that_cannot_be_read_uses_its_number_up_too() {
     run(async {
-        // Whoever waited for a number here would wait for an hour.
+        // A request that waits for a missing number would wait for an hour.
         let server = Served::start(None, |o| o.gap = Duration::from_secs(3600)).await;
         let model = server.model().await;
         for (number, address) in

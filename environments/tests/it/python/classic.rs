@@ -83,7 +83,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
     assert_eq!(
         first.as_ref().unwrap().score.metrics["said"],
         steps as f64,
-        "nobody else's answers are counted"
+        "the answers of other rollouts are not counted"
     );
     opens_with_what_was_sent(first.as_ref().unwrap());
     assert_eq!(first.as_ref().unwrap().opening.len(), 1, "later messages do not open it");
@@ -112,7 +112,7 @@ fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
     }
     assert!(
         cause(&answers(&env, 0, &["raising x"])[0]).contains("ValueError: x"),
-        "an exception is no number"
+        "an exception is not a reward"
     );
 }
 

@@ -20,7 +20,7 @@ fn with(name: &str, change: impl FnOnce(&mut PythonOptions)) -> PythonOptions {
     options
 }
 
-/// Says again what it is told.
+/// A policy that repeats its prompt.
 fn echo() -> Arc<Scripted> {
     Scripted::new(|said, _| said.to_owned())
 }
@@ -156,7 +156,7 @@ fn every_process_loads_the_same_rows_or_is_refused_by_name() {
     let error = try_open(with("drawn", |options| options.workers = NonZeroUsize::new(2)));
     let error = error.err().unwrap().to_string();
     assert!(error.contains("its rows are not the same whenever it is loaded"), "{error}");
-    // One process has nobody to differ from.
+    // A single process has no other to differ from.
     let alone = try_open(with("drawn", |options| options.workers = NonZeroUsize::new(1))).unwrap();
     assert_eq!(reward(&answers(&alone, 0, &["x"])[0]), 1.0);
 }

@@ -39,7 +39,7 @@ fn build_is_given_what_it_names_and_a_prompt_may_ask_the_policy() {
 
     let asking = try_open(options("build_many", &json!({"way": "asking"}))).unwrap();
     assert!(!asking.needs_shadow_adapters());
-    assert_eq!(asking.item(0).prompt, [], "nobody plays yet");
+    assert_eq!(asking.item(0).prompt, [], "no policy exists yet");
     play(&asking, 0, &policy).unwrap();
     let prompts = policy.prompts();
     // Minus a hundredth of the bytes of "ats".

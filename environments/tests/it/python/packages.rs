@@ -117,7 +117,7 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
     assert!(env.description().group_rewards);
     let found = answers(&env, 0, &["a long answer", "short", "middling", "small"]);
     assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [0.0, 1.0, 0.0, 1.0]);
-    // A reward that fails is told with every member.
+    // Every member reports a reward that fails.
     assert!(found.iter().all(|outcome| outcome.as_ref().unwrap().score.metrics["reward_errors"] > 0.0));
     // A member whose model failed is left out of the comparison, and has no reward.
     let broken =

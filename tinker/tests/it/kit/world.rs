@@ -10,7 +10,7 @@ use minds_tinker::types::{self, CheckpointPath, FailureCategory, RequestFailed};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 
-/// A result in the server's own terms; how it is written depends on who asks.
+/// A result in the server's own terms; its encoding depends on the request.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Pass(ForwardOutput),
