@@ -76,7 +76,7 @@ impl CheckResult {
             batching.max_staleness,
             match batching.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
-                StalenessHandling::Drop => "older ones are dropped and played again",
+                StalenessHandling::Drop => "staler ones are dropped and resampled",
             }
         );
         print_line!("loss         {}, learning rate {}", plan.loss.name(), plan.adam.learning_rate);

@@ -242,7 +242,7 @@ fn port(what: &'static str, address: SocketAddr, other: &str) -> DoctorFinding {
     match TcpListener::bind(address) {
         Ok(_) => finding(FindingStatus::Ok, what, format!("{address} is free")),
         Err(error) => {
-            finding(FindingStatus::Warn, what, format!("{address} cannot be had: {error}; name {other}"))
+            finding(FindingStatus::Warn, what, format!("{address} cannot be bound: {error}; name {other}"))
         }
     }
 }

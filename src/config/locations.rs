@@ -54,7 +54,7 @@ impl ConfigLocations {
     /// The error about text that is not valid TOML.
     #[must_use]
     pub fn syntax(&self, error: &toml::de::Error) -> ConfigError {
-        self.at(error.span(), format!("this is no TOML: {}", error.message()))
+        self.at(error.span(), format!("this is not valid TOML: {}", error.message()))
     }
 
     /// The error about the value of a key.

@@ -173,10 +173,10 @@ mod tests {
         let log = tracing_subscriber::registry().with(WarningLayer);
         tracing::subscriber::with_default(log, || {
             tracing::info!("a step of this test");
-            tracing::warn!(step = 7, name = "kl", "far from those that play");
+            tracing::warn!(step = 7, name = "kl", "far from the sampling weights");
         });
         let told = due(true);
-        let warned = (EventLevel::Warn, "far from those that play step=7 name=kl".to_owned());
+        let warned = (EventLevel::Warn, "far from the sampling weights step=7 name=kl".to_owned());
         assert!(told.contains(&warned), "{told:?}");
         assert!(told.iter().all(|(_, text)| !text.contains("a step of this test")), "{told:?}");
     }

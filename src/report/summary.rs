@@ -147,7 +147,7 @@ pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
             fact("Opened", count(counts.opened), "groups"),
             share("Trained", counts.trained, "in a batch of the trainer"),
             share("Filtered", counts.filtered, "nothing to teach"),
-            share("Dropped", counts.dropped, "too old or without an answer, played again"),
+            share("Dropped", counts.dropped, "too stale or without an answer, resampled"),
             share("Failed", counts.failed, "something went wrong"),
             share("In flight", counts.in_flight(), "when the state was saved"),
         ],
@@ -183,7 +183,7 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
             "Batches without an optimizer step",
             table.steps_where(names::STEPPED, 0.0),
             "every batch changed the weights",
-            "the weights stayed, for there was nothing to learn from them",
+            "the weights are unchanged, because there was no gradient",
         ),
         of_steps("KL alarms", table.steps_where(names::KL_ALARM, 1.0), &limit, &limit),
     ]

@@ -275,7 +275,7 @@ pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
 /// The path is not a run folder, or its list of checkpoints is damaged.
 pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> {
     if !path.join(CONFIG).is_file() {
-        bail!("{} is no run folder: it has no config.toml", path.display());
+        bail!("{} is not a run folder: it has no config.toml", path.display());
     }
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }

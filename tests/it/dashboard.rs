@@ -251,7 +251,7 @@ fn an_address_that_is_taken_is_told() {
     let (status, _, stderr) =
         output(&mut run(&config("ci_test.toml"), &dir.path().join("a"), &["--set", &set]));
     assert_eq!(status, Some(3));
-    assert!(stderr.contains("`metrics.addr`") && stderr.contains("cannot be had"), "{stderr}");
+    assert!(stderr.contains("`metrics.addr`") && stderr.contains("cannot listen on"), "{stderr}");
 
     let off = ["--set", "metrics.addr=\"off\"", "--max-steps", "1"];
     let (status, stdout, _) = output(&mut run(&config("ci_test.toml"), &dir.path().join("b"), &off));

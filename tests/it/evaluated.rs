@@ -57,7 +57,7 @@ fn who_looks_on_sees_evaluations_and_what_is_warned_of() {
     assert!(told.by_ref().any(|(name, row)| name == "evaluation" && row["eval/held/reward"].is_number()));
     running.signal("-INT");
     let far =
-        |event: &Value| event["text"].as_str().unwrap().starts_with("the weights in training have moved far");
+        |event: &Value| event["text"].as_str().unwrap().starts_with("the weights in training have drifted");
     let mut warned = told.filter(|(name, event)| name == "event" && far(event));
     assert_eq!(warned.next().unwrap().1["level"], "warn");
     assert!(warned.count() < 3, "told once, and what is left at the end");
@@ -130,5 +130,5 @@ fn a_run_measures_its_weights_and_the_verb_measures_them_alike() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     let (code, _, err) = output(command.arg("eval").arg(&config).arg("--checkpoint").arg(dir.path()));
     assert_eq!(code, Some(2));
-    assert!(err.contains("no run folder"), "{err}");
+    assert!(err.contains("not a run folder"), "{err}");
 }

@@ -207,9 +207,9 @@ fn runs_of_no_step_of_one_and_of_a_hundred_thousand_are_shown() {
 fn what_is_no_run_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (code, _, err) = report(&dir.path().join("none"), &[]);
-    assert!(code == Some(2) && err.contains("is no folder"), "{err}");
+    assert!(code == Some(2) && err.contains("is not a folder"), "{err}");
     let (code, _, err) = report(dir.path(), &[]);
-    assert!(code == Some(2) && err.contains("is no run folder: it has no config.toml"), "{err}");
+    assert!(code == Some(2) && err.contains("is not a run folder: it has no config.toml"), "{err}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was written");
     let run = folder(&[]);
     let (code, _, err) = report(run.path(), &["-o", "/no/such/folder/report.html"]);

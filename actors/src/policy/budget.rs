@@ -144,7 +144,7 @@ impl QueryBudget {
         if take() {
             return Ok(());
         }
-        warn!(most, "the step's logprob queries are used up: rewards wait for the next step");
+        warn!(most, "logprob query budget of this step used up: rewards wait for the next step");
         let mut spent = self.spent.subscribe();
         let waiting = async {
             while !take() {

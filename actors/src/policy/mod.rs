@@ -189,5 +189,5 @@ pub(crate) async fn target_logprobs(
         .get(prefix.len()..)
         .filter(|tail| tail.len() == target.len())
         .and_then(|tail| tail.iter().map(|lp| lp.filter(|lp| lp.is_finite())).collect())
-        .ok_or_else(|| BackendError::Unavailable("a target token came back without a logprob".into()))
+        .ok_or_else(|| BackendError::Unavailable("a target token has no logprob".into()))
 }

@@ -136,7 +136,7 @@ impl Default for PipelineMeters {
             ),
             mixed: gauges(
                 "minds_trainer_mixed_groups_ratio",
-                "Share of the last step's groups whose rewards differ: the others teach nothing.",
+                "Share of the last step's groups whose rewards differ: the others have no gradient.",
                 &["environment"],
             ),
             kl: gauges(
@@ -181,7 +181,7 @@ impl Default for PipelineMeters {
                     &["operation"],
                 )
                 .expect("the name is a name"),
-                empty: counter("minds_service_empty_samples_total", "Samples that came back without tokens."),
+                empty: counter("minds_service_empty_samples_total", "Samples without tokens."),
             },
         }
     }

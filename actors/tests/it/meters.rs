@@ -86,7 +86,7 @@ async fn a_sample_without_tokens_is_counted_and_named() {
         run.end().await.unwrap();
         assert_eq!(read(&meters)["minds_service_empty_samples_total"], 1.0);
         let (first, ..) = run.line.ledger().failures().unwrap();
-        assert!(first.contains("a sample came back without tokens"), "{first}");
+        assert!(first.contains("a sample has no tokens"), "{first}");
     })
     .await;
 }

@@ -60,7 +60,7 @@ async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
             assert!(
-                why.contains("the reward service answers 503") && why.contains("no group came through"),
+                why.contains("the reward service answers 503") && why.contains("no group succeeded"),
                 "{why}"
             );
             let waited = run.elapsed() - 20.0;

@@ -59,7 +59,7 @@ async fn a_run_that_fails_saves_only_weights_that_work() {
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
             assert_eq!(run.saved.len(), usize::from(!diverged), "{why}");
-            assert_eq!(why.contains("no finite logprobs"), diverged, "{why}");
+            assert_eq!(why.contains("non-finite logprobs"), diverged, "{why}");
         }
     })
     .await;

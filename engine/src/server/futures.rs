@@ -201,7 +201,7 @@ impl FutureTable {
         let digits = id.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix('-'));
         let number = digits.and_then(|digits| digits.parse().ok());
         number.ok_or_else(|| {
-            ApiError::not_found(format!("`{}` is no request of this server", super::ids::printable(id)))
+            ApiError::not_found(format!("`{}` is not a request of this server", super::ids::printable(id)))
         })
     }
 
@@ -260,7 +260,7 @@ impl Drop for ResultPromise {
     fn drop(&mut self) {
         // The task was cancelled or panicked, or its model was unloaded.
         self.deliver(RequestOutcome::Failed(RequestFailed {
-            error: "the request was given up before it had a result".into(),
+            error: "the request was dropped before it had a result".into(),
             category: FailureCategory::Server,
         }));
     }

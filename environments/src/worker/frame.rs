@@ -37,7 +37,7 @@ pub(super) enum FrameError {
     #[error("it sent a frame of {length} bytes whose message ends after {end}")]
     Padded { length: usize, end: u64 },
     #[error(
-        "it began a frame of {length} bytes that did not go on: {got} came, and too few in the last {} s",
+        "it sent an incomplete frame of {length} bytes: {got} arrived, and too few in the last {} s",
         STALL.as_secs()
     )]
     Stalled { length: usize, got: usize },

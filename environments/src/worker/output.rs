@@ -49,7 +49,7 @@ impl OutputTail {
             splitter.split(&buffer[..count], |line| {
                 if second.elapsed() >= Duration::from_secs(1) {
                     if left_out > 0 {
-                        debug!(target: "python", %worker, lines = left_out, "not logged: too many at a time");
+                        debug!(target: "python", %worker, lines = left_out, "lines not logged: too many at once");
                     }
                     (second, logged, left_out) = (Instant::now(), 0, 0);
                 }

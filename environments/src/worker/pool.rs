@@ -277,7 +277,11 @@ impl PoolShared {
             shared.options.worker_exits.fetch_add(1, Relaxed);
             shared.set(slot, SlotState::Starting);
             let Some(pause) = budget.spend(Instant::now()) else {
-                error!(slot, "{MOST_ENDS} processes have ended within {} s: given up", WITHIN.as_secs());
+                error!(
+                    slot,
+                    "{MOST_ENDS} processes have ended within {} s: no more are started",
+                    WITHIN.as_secs()
+                );
                 shared.set(slot, SlotState::GivenUp(cause.into()));
                 return;
             };

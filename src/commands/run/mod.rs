@@ -91,7 +91,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
-            tracing::debug!("what the run kept for itself on the service was not given up in time");
+            tracing::debug!("temporary weights on the service were not deleted in time");
         }
         if let Some(dashboard) = dashboard {
             dashboard.close().await;

@@ -232,7 +232,7 @@ impl<'a> RunMonitor<'a> {
     /// Prints the summary of a run that ended without an error.
     async fn print_summary(self, step: u64) {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
-            tracing::warn!("old states were not deleted in time");
+            tracing::warn!("old checkpoints were not deleted in time");
         }
         let shares = self.pipeline.activity().shares();
         print_line!("{}", self.summary.summary(step, self.begun.elapsed(), &shares));

@@ -58,7 +58,7 @@ impl CheckpointRetention {
             self.deletions.spawn(async move {
                 for path in paths {
                     if let Err(error) = service.delete(&path).await {
-                        tracing::warn!(path, %error, "an old state could not be deleted");
+                        tracing::warn!(path, %error, "failed to delete an old checkpoint");
                     }
                 }
             });

@@ -65,10 +65,10 @@ fn what_is_no_regular_file_is_left_out_and_told() {
     symlink("nowhere", path("checkpoints.jsonl")).unwrap();
     let (out, text) = notes(dir.path());
     for note in [
-        "metrics.json is left out: it is no regular file",
+        "metrics.json is left out: it is not a regular file",
         "evals.jsonl is left out: it is a folder",
         "checkpoints.jsonl is left out: ",
-        "rollouts/step_000001.jsonl is left out: it is no regular file, and 3 more such files",
+        "rollouts/step_000001.jsonl is left out: it is not a regular file, and 3 more such files",
     ] {
         assert!(out.contains(note), "{note}: {out}");
     }

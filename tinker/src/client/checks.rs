@@ -39,7 +39,7 @@ impl ModelLimits {
 
     pub(super) fn check_data(&self, what: &str, data: &[Datum], loss: Loss) -> Result<(), ClientError> {
         if data.is_empty() {
-            return Err(ClientError::rejected(what, "there are no data"));
+            return Err(ClientError::rejected(what, "the request has no data"));
         }
         for (index, datum) in data.iter().enumerate() {
             let check = || {
@@ -75,7 +75,7 @@ impl ModelLimits {
         let asked = request.num_samples;
         let came = response.sequences.len();
         if asked != came {
-            return Err(format!("{asked} samples were asked for, {came} came"));
+            return Err(format!("{asked} samples were requested, {came} arrived"));
         }
         let most = request.params.max_tokens;
         for sample in &response.sequences {
@@ -97,7 +97,7 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
     }
     Err(ClientError::rejected(
         what,
-        format!("`{name}` is no name for weights: use letters, digits, `-`, `_` and `.`"),
+        format!("`{name}` is not a valid name for weights: use letters, digits, `-`, `_` and `.`"),
     ))
 }
 

@@ -145,11 +145,11 @@ impl SamplingClient {
         };
         let tensor = self.draw(what, wire, read).await?.ok_or_else(absent)?;
         let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
-            return Err(self.failed(what, "they came as a sparse tensor"));
+            return Err(self.failed(what, "they arrived as a sparse tensor"));
         };
         let values = numbers::read::<f32>(bytes).map_err(|e| self.failed(what, &e.to_string()))?.into_owned();
         if values.len() != targets.len() {
-            return Err(self.failed(what, &format!("{} came for {} targets", values.len(), targets.len())));
+            return Err(self.failed(what, &format!("{} values for {} targets", values.len(), targets.len())));
         }
         checks::check_logprobs(&values).map_err(|why| self.failed(what, &why))?;
         Ok(TargetLogprobs { values, k })
@@ -188,7 +188,7 @@ async fn fetch<T>(
         let (promise, permit) = match submit(connection, what, &request, permit).await {
             // It was drawn, and its result has no name here: another draw is as good.
             Err(ClientError::InDoubt { detail, .. }) if resubmissions < RESUBMISSIONS => {
-                tracing::debug!(what, detail, "a sample is drawn anew");
+                tracing::debug!(what, detail, "a sample is resampled");
                 resubmissions += 1;
                 continue;
             }

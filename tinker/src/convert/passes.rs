@@ -172,7 +172,7 @@ fn pass<D>(
     read: impl Fn(&D, Loss) -> Result<Datum, ConvertError>,
 ) -> Result<CheckedPass, ConvertError> {
     if data.is_empty() {
-        return Err(ConvertError::invalid("there are no data"));
+        return Err(ConvertError::invalid("the request has no data"));
     }
     let read = |(i, datum)| read(datum, loss).map_err(|e| e.at(format_args!("datum {i}")));
     Ok(CheckedPass { data: data.iter().enumerate().map(read).collect::<Result<_, _>>()?, loss })

@@ -139,7 +139,7 @@ pub fn sample_response_from_proto(
             Ok(proto::ProtoStopReason::Stop) => StopReason::Stop,
             Ok(proto::ProtoStopReason::Length) => StopReason::Length,
             Err(_) => {
-                let text = format!("there is no stop reason of number {}", sequence.stop_reason);
+                let text = format!("unknown stop reason {}", sequence.stop_reason);
                 return Err(ConvertError::Invalid(text));
             }
         };

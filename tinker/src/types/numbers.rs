@@ -40,7 +40,7 @@ impl WireNumber for f32 {
 
 /// The length of the bytes is not a multiple of the number's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes are no whole count of numbers of {size} bytes")]
+#[error("{len} bytes are not a multiple of {size} bytes per number")]
 pub struct ByteLengthError {
     /// Length of the input in bytes.
     pub len: usize,

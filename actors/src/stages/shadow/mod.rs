@@ -181,7 +181,7 @@ impl ShadowTrainer {
             // The permit is kept meanwhile: its successor must not exist beside it. A shadow that panicked is not put
             // back either.
             Err(missing) => {
-                warn!(%missing, "shadow adapter given up");
+                warn!(%missing, "shadow adapter discarded");
                 release(&*shadow).await;
             }
         }
@@ -259,7 +259,7 @@ impl ShadowTrainer {
 
 async fn release(shadow: &dyn TrainingBackend) {
     if let Err(error) = shadow.release().await {
-        debug!(%error, "a shadow adapter was not given up on the service");
+        debug!(%error, "failed to release a shadow adapter on the service");
     }
 }
 

@@ -406,7 +406,7 @@ impl StepInProgress {
             );
         }
         if accumulated.optim.is_none() {
-            warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+            warn!(step = self.step + 1, "all rewards are equal within their groups: weights unchanged");
         }
         // Shadows start from the checkpoint, where there is one.
         let shadows = self.links.shadow_checkpoints.as_ref().filter(|_| publish && !save);

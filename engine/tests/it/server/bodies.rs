@@ -83,9 +83,9 @@ fn what_is_wrong_is_refused_with_a_reason_of_known_length() {
             ("forward_backward", PROTOBUF, "zstd", bomb, 413, "100000"),
             ("forward_backward", json_type, "gzip", vec![1], 415, "gzip"),
             ("optim_step", json_type, "", br#"{"model_id": "../../etc"}"#.to_vec(), 404, "no model"),
-            ("retrieve_future", json_type, "", br#"{"request_id": "x"}"#.to_vec(), 404, "no request"),
+            ("retrieve_future", json_type, "", br#"{"request_id": "x"}"#.to_vec(), 404, "not a request"),
             ("retrieve_future", json_type, "", br#"{"request_id": 5}"#.to_vec(), 422, "JSON"),
-            ("cancel_future", json_type, "", br#"{"request_id": "req"}"#.to_vec(), 404, "no request"),
+            ("cancel_future", json_type, "", br#"{"request_id": "req"}"#.to_vec(), 404, "not a request"),
             ("get_info", json_type, "", br#"{"model_id": "a\nb"}"#.to_vec(), 404, "a?b"),
             (
                 "weights_info",

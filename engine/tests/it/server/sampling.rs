@@ -126,7 +126,7 @@ fn a_cancelled_sample_is_given_up() {
         let promise = server.post("asample", &endless).await;
         server.post("cancel_future", &json!({"request_id": promise["request_id"]})).await;
         let given_up = server.result(&promise).await;
-        assert!(given_up["error"].as_str().unwrap().contains("given up"), "{given_up}");
+        assert!(given_up["error"].as_str().unwrap().contains("dropped before"), "{given_up}");
         server.stop().await;
     });
 }

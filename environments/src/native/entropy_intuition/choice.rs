@@ -147,7 +147,7 @@ async fn next(
                 Some(lp) => Ok(lp),
                 None => alone.await.and_then(|lps| match lps[..] {
                     [lp] => Ok(f64::from(lp)),
-                    _ => Err(RewardError::Service(format!("{} logprobs came for one token", lps.len()))),
+                    _ => Err(RewardError::Service(format!("{} logprobs for one token", lps.len()))),
                 }),
             }
         }
