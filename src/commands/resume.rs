@@ -81,13 +81,13 @@ pub async fn adapter(
                 // The checkpoint may have been loaded in part.
                 training = make().await?;
             }
-            Err(error) => return Err(error).with_context(|| format!("failed to load the state {path}")),
+            Err(error) => return Err(error).with_context(|| format!("failed to load the checkpoint {path}")),
         }
     }
     match first {
         None => Ok(training),
         Some((path, error)) => Err(error).with_context(|| {
-            format!("failed to load the checkpoint {path} or any before it; --resume never starts over in another folder")
+            format!("failed to load the checkpoint {path} or any before it; --resume never starts over")
         }),
     }
 }

@@ -71,7 +71,7 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
         }
         if name.is_empty() || name.chars().count() > MOST_NAME || name.chars().any(char::is_control) {
             let problem = format!(
-                "is {name:?}: it is a prefix of metric names, so use 1 to {MOST_NAME} characters, none of them a control character"
+                "is {name:?}: as a prefix of metric names it must have 1 to {MOST_NAME} characters and no control characters"
             );
             return Err(bad("name", problem));
         }

@@ -141,7 +141,7 @@ mod tests {
                 "[trainer]\nseed = 'x'",
                 "x.toml:2:8: `trainer.seed` is \"x\", it must be a non-negative whole number",
             ),
-            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a whole number"),
+            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a non-negative whole number"),
             ("[trainer]\nlearning_rate = [1]", "`trainer.learning_rate` is a list, it must be a number"),
             (
                 "[[envs]]\nid = 'a'\n[[envs]]\nid = 2",

@@ -194,7 +194,7 @@ impl WorkerRollout<'_> {
         if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
             let given = turns.len();
             return Err(RewardError::Environment(format!(
-                "the environment reports {told} completions, but {given} were sampled: it is ambiguous which of them count"
+                "the environment reports {told} completions, but {given} were sampled: ambiguous which of them count"
             )));
         }
         Ok(SessionRollout { turns, opening: opening.into(), score })

@@ -117,7 +117,8 @@ fn lines_that_are_too_long_and_names_that_are_too_many_are_left_out_and_counted(
     text.insert_str(2, &format!("{{\"step\":0,{long}\"a\":1}},\n"));
     let dir = folder(&[("metrics.json", &text)]);
     // Four names are those of every row, and 16,000 come once.
-    let told = format!("{} numbers are left out, whose names come after the first 4096", 16_000 - (4096 - 4));
+    let told =
+        format!("{} numbers are left out because their names come after the first 4096", 16_000 - (4096 - 4));
     fs::write(dir.path().join("evals.jsonl"), format!("{{\"step\":1,{long}\"x\":1}}\n{{\"step\":2}}\n"))
         .unwrap();
     let (out, text) = notes(dir.path());

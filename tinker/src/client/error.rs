@@ -76,7 +76,7 @@ pub enum ClientError {
     /// The server did not respond, or was overloaded, for the whole outage limit. All requests share that limit: a
     /// higher layer that retries would wait for it again.
     #[error(
-        "{what}: the server has not answered for {}s, the limit of the wait, in {attempts} attempts; the last one: {why}",
+        "{what}: the server has not answered for {}s (the limit), {attempts} attempts; the last one: {why}",
         waited.as_secs()
     )]
     Unreachable {
