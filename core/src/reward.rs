@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cause_is_one_of_the_words() {
+    fn every_cause_is_a_known_label() {
         let why = String::new;
         let causes = [
             RewardError::Service(why()),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_asks_what_its_sizes_say() {
+    fn the_requests_of_a_step_follow_from_its_sizes() {
         let text = "[trainer]\nrollouts_per_example = 8\ngroups_per_batch = 12\nnum_substeps = 2\nstream_minibatches = 3\n\
                     publish_every = 4\nkl_penalty_coef = 0.1\nsave_every = 10\neval_every = 5\n[eval]\nepisodes = 16";
         let habits = EnvironmentUsage { self_driven: false, measure: true, evaluated: 2 };
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_turned_off_is_not_asked() {
+    fn disabled_features_send_no_requests() {
         let found = asked("trainer.save_every = 0", EnvironmentUsage::default());
         let what: Vec<_> = found.iter().map(|(what, ..)| *what).collect();
         assert_eq!(

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_taken_is_told_with_what_to_do() {
+    fn a_port_in_use_is_reported_with_advice() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = port("serve", taken.local_addr().unwrap(), "another with --addr");
         assert_eq!(found.status, FindingStatus::Warn);

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_is_told_in_words() {
+    fn a_value_of_the_wrong_type_is_described_in_words() {
         for (text, expected) in [
             (
                 "[trainer]\nseed = 'x'",

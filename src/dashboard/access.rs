@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_asked_for_where_there_is_one() {
+    fn a_configured_token_is_required() {
         let guard = AccessGuard::new("0.0.0.0:9464".parse().unwrap(), Some(Secret::new("sesame")));
         for (given, fine) in [
             (vec![], false),

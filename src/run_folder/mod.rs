@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_only_with_its_own_config() {
+    fn a_run_resumes_only_with_its_own_config() {
         let dir = tempfile::tempdir().unwrap();
         let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
         drop(open_folder(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_file_that_stands_for_the_lock_holds_off_a_check_as_it_holds_off_a_run() {
+    fn a_lock_file_blocks_a_check_as_it_blocks_a_run() {
         let dir = tempfile::tempdir().unwrap();
         drop(open_folder(dir.path(), &config("")).unwrap());
         assert_eq!(lock_warning(&dir.path().join("not/yet/there")), None);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_come_back_as_they_were_and_a_file_that_is_not_what_it_should_be_is_not_used() {
+    fn groups_round_trip_and_an_unexpected_file_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
         let spares = [spare(3), spare(9)];
         let kept = write(dir.path(), "000010", &spares).unwrap().unwrap();

@@ -49,7 +49,7 @@ fn the_numbers_are_those_of_the_line() {
 }
 
 #[test]
-fn people_read_the_same() {
+fn text_and_json_output_agree() {
     let (code, stdout, stderr) = output(&mut check(&config("ci_test.toml"), &["--offline"]));
     assert_eq!(code, Some(0), "{stderr}");
     for part in [
@@ -68,7 +68,7 @@ fn people_read_the_same() {
 }
 
 #[test]
-fn what_check_accepts_starts_and_goes_on_as_it_said() {
+fn a_config_that_check_accepts_starts_and_resumes_as_predicted() {
     let dir = tempfile::tempdir().unwrap();
     let (ci, folder) = (config("ci_test.toml"), dir.path().join("run"));
     let look = || checked(&ci, &["--output-dir", folder.to_str().unwrap()]).1["run_folder"].clone();

@@ -152,7 +152,7 @@ fn a_run_can_be_watched_while_it_works() {
 
 /// Open connections receive the end of the run before the process exits.
 #[test]
-fn the_last_that_is_told_is_how_the_run_has_ended() {
+fn the_last_event_is_the_end_of_the_run() {
     for (asked, state, text) in
         [(true, "stopped", "stopped after step "), (false, "done", "done: all 30 steps")]
     {
@@ -187,7 +187,7 @@ fn the_last_that_is_told_is_how_the_run_has_ended() {
 }
 
 #[test]
-fn nobody_is_let_in_who_should_not_be() {
+fn unauthorized_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut endless(dir.path(), &ANYWHERE));
     let addr = address(&running.wait_for("dashboard"));
@@ -219,7 +219,7 @@ fn nobody_is_let_in_who_should_not_be() {
 
 /// Two hundred connections that say half of what they want take 64 files at most.
 #[test]
-fn whoever_says_nothing_takes_no_file_from_the_run() {
+fn silent_connections_do_not_exhaust_file_descriptors() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut endless(dir.path(), &ANYWHERE));
     let addr = address(&running.wait_for("dashboard"));
@@ -244,7 +244,7 @@ fn whoever_says_nothing_takes_no_file_from_the_run() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told() {
+fn an_address_in_use_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let set = format!("metrics.addr=\"{}\"", taken.local_addr().unwrap());

@@ -23,7 +23,7 @@ fn trained(dir: &Path, steps: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
+fn a_killed_run_leaves_a_readable_folder_and_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), LONG));
     running.wait_for("step 7");
@@ -40,7 +40,7 @@ fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
 }
 
 #[test]
-fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
+fn an_interrupted_run_saves_and_resumes_from_there() {
     for signal in ["-INT", "-TERM"] {
         let dir = tempfile::tempdir().unwrap();
         let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED));
@@ -62,7 +62,7 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
 
 /// Every write of the log fails here, as it does when the reader of a pipe has exited.
 #[test]
-fn a_run_whose_log_cannot_be_written_goes_on() {
+fn a_run_continues_when_its_log_cannot_be_written() {
     for format in ["text", "json"] {
         let dir = tempfile::tempdir().unwrap();
         let mut command = run(&config("ci_test.toml"), dir.path(), &["--max-steps", "20"]);
@@ -87,7 +87,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 "#;
 
 #[test]
-fn a_run_whose_terminal_is_closed_saves_where_it_is() {
+fn a_run_saves_when_its_terminal_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let command = run(&config("ci_test.toml"), dir.path(), UNSAVED);
     let mut python = Command::new("python3");

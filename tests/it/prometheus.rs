@@ -50,7 +50,7 @@ fn tokens(dir: &Path, step: usize) -> usize {
 }
 
 #[tokio::test]
-async fn what_prometheus_has_read_is_what_the_run_folder_says() {
+async fn prometheus_values_agree_with_the_run_folder() {
     let dir = tempfile::tempdir().unwrap();
     let sets = ["--set", "trainer.save_every=5", "--set", "metrics.token_env=THE_TOKEN"];
     let mut command = run(&config("ci_test.toml"), dir.path(), &sets);

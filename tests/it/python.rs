@@ -159,7 +159,7 @@ fn python_packages_are_shown_and_answers_to_them_scored() {
 }
 
 #[test]
-fn keys_of_python_packages_are_refused_where_there_is_none() {
+fn keys_of_python_packages_are_refused_without_a_python_package() {
     let dir = tempfile::tempdir().unwrap();
     for (set, words) in [
         ("env.id=target_number", "`env.workers` is for Python packages"),

@@ -33,7 +33,7 @@ fn checked(id: &str, extra: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn check_plays_a_rollout_and_tells_what_broke_in_it() {
+fn check_runs_a_rollout_and_reports_its_failure() {
     let dir = tempfile::tempdir().unwrap();
     let broken = package(dir.path(), "broken.py", RAISES).display().to_string();
     let (code, out, err) = checked(&broken, &[]);
@@ -99,7 +99,7 @@ fn a_module_that_pythonpath_shows_is_found_by_everybody() {
 
 /// No server listens at the proxy: requests to the policy stay on this machine and bypass it.
 #[test]
-fn a_proxy_is_not_asked_for_the_policy() {
+fn requests_to_the_policy_bypass_the_proxy() {
     let dir = tempfile::tempdir().unwrap();
     let python = format!("env.python={}", venv::verifiers().display());
     let mut command =
@@ -114,7 +114,7 @@ fn a_proxy_is_not_asked_for_the_policy() {
 }
 
 #[test]
-fn answers_longer_than_the_model_reads_are_shortened_and_that_is_said() {
+fn completions_longer_than_the_context_are_shortened_with_a_note() {
     let dir = tempfile::tempdir().unwrap();
     let whole =
         package(dir.path(), "whole.py", "return {'reward': float(len(action))}").display().to_string();
@@ -128,7 +128,7 @@ fn answers_longer_than_the_model_reads_are_shortened_and_that_is_said() {
 }
 
 #[test]
-fn an_answer_may_begin_with_a_hyphen_and_one_that_is_not_enough_says_so_in_a_line() {
+fn a_completion_may_begin_with_a_hyphen_and_too_few_are_a_one_line_error() {
     let dir = tempfile::tempdir().unwrap();
     let score = |name: &str, step: &str| {
         let id = package(dir.path(), name, step).display().to_string();

@@ -48,7 +48,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn a_run_trains_on_a_server_and_goes_on_there() {
+fn a_run_trains_on_a_server_and_resumes_there() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::start(&dir.path().join("data"));
     let set = format!("tinker.base_url={}", served.url);

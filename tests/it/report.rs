@@ -38,7 +38,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_run_becomes_a_page_that_stands_alone_and_a_picture() {
+fn a_run_becomes_a_self_contained_page_and_a_picture() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "20"])).0, Some(0));
     let (code, out, err) = report(dir.path(), &[]);
@@ -204,7 +204,7 @@ fn runs_of_no_step_of_one_and_of_a_hundred_thousand_are_shown() {
 }
 
 #[test]
-fn what_is_no_run_folder_is_refused() {
+fn a_folder_that_is_not_a_run_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (code, _, err) = report(&dir.path().join("none"), &[]);
     assert!(code == Some(2) && err.contains("is not a folder"), "{err}");

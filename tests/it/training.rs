@@ -3,7 +3,7 @@
 use crate::command::{adapter, checkpoints, config, metrics, output, run, steps};
 
 #[test]
-fn every_stage_works_and_the_run_folder_tells_it() {
+fn every_stage_works_and_the_run_folder_shows_it() {
     let dir = tempfile::tempdir().unwrap();
     let strict = ["--set", "trainer.max_staleness=1"];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &strict));
@@ -135,7 +135,7 @@ fn strictly_on_policy_runs_of_one_seed_are_equal() {
 }
 
 #[test]
-fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
+fn a_finished_run_has_nothing_to_do_and_continues_when_extended() {
     let dir = tempfile::tempdir().unwrap();
     let steps_of = |n: &str| output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", n]));
     assert_eq!(steps_of("2").0, Some(0));
@@ -147,7 +147,7 @@ fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
 }
 
 #[test]
-fn only_the_newest_states_are_kept_and_the_books_of_all_lives_balance() {
+fn only_the_newest_checkpoints_are_kept_and_the_ledger_balances_across_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let train = |steps: &str, keep: &str| {
         let sets = ["--set", "trainer.save_every=1", "--max-steps", steps, "--set", keep];

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_in_which_a_service_is_asked_does_not_count() {
+    async fn time_spent_waiting_for_a_service_does_not_count() {
         let clock = RewardClock::default();
         let begun = Instant::now();
         let work = async {

@@ -107,7 +107,7 @@ async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes() {
+async fn failures_between_good_groups_do_not_count_as_a_series_however_slow_the_trainer() {
     local(async {
         let mut world = World::new(1, 7, 8);
         world.options.max_failed_in_a_row = 2;
@@ -146,7 +146,7 @@ async fn a_run_that_gives_up_saves_what_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reward_whose_service_was_away_is_tried_again() {
+async fn a_reward_whose_service_was_unavailable_is_retried() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.environment.judge = Box::new(|id, attempt| match attempt {
@@ -163,7 +163,7 @@ async fn a_reward_whose_service_was_away_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sampler_that_was_away_is_asked_again_with_the_same_seed_and_a_refusal_fails_the_group() {
+async fn an_unavailable_sampler_is_retried_with_the_same_seed_and_a_refusal_fails_the_group() {
     local(async {
         let mut world = World::new(1, 0, 2);
         world.sampling.answer = Box::new(|n, _| match n {
@@ -207,7 +207,7 @@ async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_words() {
+async fn a_panic_and_a_short_response_while_sampling_fail_their_group_with_the_cause() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.sampling.answer = Box::new(|n, samples| {

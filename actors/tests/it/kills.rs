@@ -76,7 +76,7 @@ async fn a_run_killed_again_and_again_trains_each_group_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_that_were_ready_are_trained_and_not_played_again() {
+async fn ready_groups_are_trained_and_not_resampled() {
     local(async {
         let mut world = world();
         world.options.train.save_every = 1;

@@ -126,7 +126,7 @@ async fn counters_are_there_before_anything_has_happened() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_trainers_idle_time_is_told_by_what_it_waits_for() {
+async fn the_trainers_idle_time_is_split_by_what_it_waits_for() {
     local(async {
         // Strictly on-policy, one group: 10 s of sampling, 5 s of scoring, 1 s of training, 2 s of export, five times.
         let mut world = World::new(1, 0, 5);

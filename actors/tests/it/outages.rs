@@ -23,7 +23,7 @@ fn judge_away(world: &mut World, from: u64, to: u64) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_blamed() {
+async fn groups_without_their_reward_service_are_resampled_and_no_environment_is_blamed() {
     local(async {
         let mut world = World::new(2, 1, 20);
         world.options.max_failed_in_a_row = 6;
@@ -49,7 +49,7 @@ async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_bla
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_what_was_trained_is_saved() {
+async fn a_reward_service_away_beyond_the_limit_ends_the_run_with_its_cause_and_a_checkpoint() {
     local(async {
         for limit in [60, 900, 7200] {
             let mut world = World::new(2, 1, 20);
@@ -114,7 +114,7 @@ async fn a_reward_does_not_pay_for_the_time_that_its_queries_wait() {
 
 /// A limit is waited out once, not once a try.
 #[tokio::test(start_paused = true)]
-async fn a_reward_that_never_comes_is_waited_for_once() {
+async fn a_reward_that_never_arrives_is_awaited_once() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 3;

@@ -88,7 +88,7 @@ async fn a_budget_too_small_for_a_batch_ends_the_run_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_episode_whose_reward_fails_for_good_is_told_once_with_its_text() {
+async fn a_rollout_whose_reward_fails_for_good_is_quarantined_once_with_its_text() {
     local(async {
         let mut world = World::new(2, 0, 2);
         world.environment.judge = Box::new(|id, attempt| match (id.group.0, id.member, attempt) {
@@ -114,7 +114,7 @@ async fn an_episode_whose_reward_fails_for_good_is_told_once_with_its_text() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_checkpoint_holds_what_environments_have_learnt() {
+async fn a_checkpoint_holds_the_state_of_environments() {
     local(async {
         let mut world = World::new(2, 0, 4);
         world.options.train.save_every = 2;

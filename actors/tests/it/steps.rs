@@ -107,7 +107,7 @@ async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_may_sta
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_session_and_a_failed_export_end_the_run_with_their_words() {
+async fn a_lost_session_and_a_failed_export_end_the_run_with_the_cause() {
     local(async {
         let mut world = World::new(1, 1, 3);
         world.training.refuse = Box::new(|_| Err(BackendError::Lost("gone".into())));
@@ -221,7 +221,7 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
+async fn a_run_resumed_at_its_last_step_ends_at_once() {
     local(async {
         let start = ResumePoint { step: 3, ..ResumePoint::default() };
         let mut run = World::new(2, 1, 3).start_from(start);
@@ -233,7 +233,7 @@ async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_stage_ends_the_run_with_its_words() {
+async fn a_panic_in_a_stage_ends_the_run_with_its_message() {
     local(async {
         let mut world = World::new(2, 1, 9);
         world.environment.broken_item = Some(3);

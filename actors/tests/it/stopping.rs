@@ -66,7 +66,7 @@ async fn a_run_that_fails_saves_only_weights_that_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_seeds() {
+async fn a_resumed_run_samples_exactly_the_unsettled_items_with_the_same_seeds() {
     local(async {
         let whole = world(2, 6);
         let mut whole = whole.start();

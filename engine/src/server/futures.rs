@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_lost_with_a_promise_leaves_a_failure() {
+    async fn a_dropped_promise_leaves_a_failure() {
         let futures = futures(|_| {});
         let promise = futures.promise("a", 0).unwrap();
         let dropped = promise.id();

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_for_a_lost_number_is_given_up_with_it() {
+    fn requests_waiting_for_a_lost_number_fail_with_it() {
         let mut order = RequestOrder::new();
         for number in [1, 3, 4] {
             order.offer(Some(number), number).unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_number_run_after_all_that_came_before_them() {
+    fn requests_without_a_number_run_after_all_earlier_ones() {
         let mut order = RequestOrder::new();
         order.offer(None, 100).unwrap();
         assert_eq!(drain(&mut order), [100], "nothing came before it");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_number_do_not_wait_for_what_was_given_up() {
+    fn requests_without_a_number_do_not_wait_for_dropped_ones() {
         let mut order = RequestOrder::new();
         order.offer(Some(2), 2).unwrap();
         order.offer(None, 100).unwrap();

@@ -48,7 +48,7 @@ fn written() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_is_written_comes_back() {
+fn checkpoints_round_trip() {
     let folder = written();
     let (adapter, state) = adapter();
     let read = read_adapter(folder.path(), &base()).unwrap();

@@ -175,7 +175,7 @@ mod tests {
         }
 
         #[test]
-        fn values_come_back_as_they_were_written(a in "[a-z0-9.%]{1,8}", b in "[a-z0-9.%]{1,8}", x in 0.0..=1.0_f64) {
+        fn values_round_trip(a in "[a-z0-9.%]{1,8}", b in "[a-z0-9.%]{1,8}", x in 0.0..=1.0_f64) {
             let text = format!("FINAL ANSWER: {a}\nCONFIDENCE: {b}");
             prop_assert_eq!(labelled(&text, LABELS), Some([&*a, &*b]));
             prop_assert_eq!(share(&x.to_string()), Some(x));

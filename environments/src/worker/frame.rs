@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_limit_and_bytes_that_are_no_message_are_errors() {
+    fn a_length_beyond_the_limit_and_malformed_messages_are_errors() {
         assert!(matches!(read_all(&[0xff; 8]), Err(FrameError::TooLong(0xffff_ffff))));
         assert!(matches!(read_all(&[0, 0, 0, 1, 0xc1]), Err(FrameError::Unreadable(_))));
         assert!(matches!(read_all(b"\0\0\0\x05hello"), Err(FrameError::Padded { length: 5, end: 1 })));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_frame_that_does_not_go_on_is_an_error_although_signs_of_life_fill_it() {
+    async fn a_stalled_frame_is_an_error_even_if_heartbeats_fill_it() {
         // 24 bytes are an answer to a beat, and beats are five seconds apart: twelve of them come in a minute.
         let (found, after) = trickle(1_000_000, 24, 5).await;
         let Err(FrameError::Stalled { length: 1_000_000, got }) = found else { panic!("{found:?}") };

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_put_together_and_long_ones_cut() {
+    fn lines_are_joined_and_long_ones_cut() {
         let mut lines = LineSplitter::default();
         let mut found = Vec::new();
         for piece in ["a", "b\nc\n\n", &"x".repeat(LINE), "yyy", "y\nd"] {

@@ -34,7 +34,7 @@ fn a_scripted_episode_by_hand() {
 }
 
 #[test]
-fn examples_come_as_earlier_exchanges_of_the_chat() {
+fn examples_are_earlier_exchanges_of_the_chat() {
     let prompt = env().item(0).prompt;
     let texts: Vec<&str> = prompt.iter().map(|message| &*message.content).collect();
     assert_eq!(texts[1..5], ["Word: sun", "310, 4, 778, 100, 52", "Word: chair", "85, 612, 9, 247, 930"]);
@@ -95,7 +95,7 @@ fn g2_exactly_five_whole_numbers_from_0_to_999() {
 
 // G3: an invalid answer cost a hundred, so that a group with one of them trained nothing but being valid.
 #[test]
-fn g3_the_penalty_lies_just_under_the_worst_valid_reward() {
+fn g3_the_penalty_is_just_below_the_worst_valid_reward() {
     for bound in [0.1, 0.9, 5.0] {
         let env = load("ghost_trace", json!({ "bound": bound }));
         let reward = |lp: f32, answer: &str| {
@@ -112,7 +112,7 @@ fn g3_the_penalty_lies_just_under_the_worst_valid_reward() {
 // G4, G6: word and prompt were encoded together and sliced by guess; the listener read a bare text that the policy
 // never sees; the word changed its case.
 #[test]
-fn g4_g6_the_listener_reads_chat_and_is_asked_for_exactly_the_tokens_of_the_word() {
+fn g4_g6_the_listener_reads_chat_and_is_queried_for_exactly_the_tokens_of_the_word() {
     let reader = hearing("1, 2, 3, 4, 5");
     let env = env();
     let item = env.item(3);
@@ -145,7 +145,7 @@ fn g5_a_missing_log_prob_leaves_no_reward() {
 
 // G7: the first version stringified the list of messages when it was wrapped; G8: it asked once per rollout.
 #[test]
-fn g7_g8_what_is_asked_depends_on_word_and_numbers_alone() {
+fn g7_g8_the_query_depends_on_word_and_numbers_alone() {
     let env = env();
     let asked = |answer: &str| {
         let reader = hearing("");

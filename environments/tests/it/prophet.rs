@@ -51,7 +51,7 @@ fn the_log_form_measures_errors_by_their_ratio() {
 }
 
 #[test]
-fn the_question_says_what_the_form_asks_for() {
+fn the_question_matches_the_reward_form() {
     for (form, end) in [
         ("per_token", "How much does the lesson change the log-probability of the target per token?"),
         ("sum", "How much does the lesson change the log-probability of the target?"),

@@ -162,7 +162,7 @@ mod tests {
 
     // H20: a published run had not learnt anything, and nothing said so.
     #[test]
-    fn h20_a_reward_that_does_not_move_is_told_once() {
+    fn h20_a_constant_reward_is_reported_once() {
         let told = |reward: fn(usize) -> f64| -> Vec<usize> {
             let mut totals = RunSummary::default();
             (1..=100)

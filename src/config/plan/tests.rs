@@ -84,7 +84,7 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 }
 
 #[test]
-fn rewards_are_judged_by_the_weights_that_the_config_names() {
+fn logprob_queries_use_the_weights_that_the_config_names() {
     let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
     assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, OraclePlan::Sampled);
     assert_eq!(oracle("latest").unwrap().oracle, OraclePlan::Latest);
@@ -131,7 +131,7 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
 }
 
 #[test]
-fn a_config_of_the_original_harness_is_told_which_of_its_defaults_differ() {
+fn notes_list_the_defaults_that_differ_for_a_config_of_the_original_harness() {
     let original = |id: &str, trainer: &str, model: &str| {
         let text = format!(
             "[env]\nid = \"{id}\"\n[trainer]\n{trainer}\nargs = {{ max_new_tokens = 512 }}\n\

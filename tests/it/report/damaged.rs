@@ -33,7 +33,7 @@ fn notes(folder: &Path) -> (String, String) {
 
 /// 1e308 − (−1e308) overflows, and an axis over such a range would never end.
 #[test]
-fn numbers_whose_difference_is_none_are_drawn() {
+fn numbers_whose_difference_overflows_are_drawn() {
     let rows: Vec<_> = (1..=20)
         .map(|step| {
             let mut row = row(step, if step == 4 { 1e308 } else { 0.5 });
@@ -53,7 +53,7 @@ fn numbers_whose_difference_is_none_are_drawn() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_left_out_and_told() {
+fn irregular_files_are_left_out_and_reported() {
     let dir = folder(&[("rollouts/step_000002.jsonl", &rollout(2))]);
     let path = |name: &str| dir.path().join(name);
     assert!(Command::new("mkfifo").arg(path("rollouts/step_000001.jsonl")).status().unwrap().success());
@@ -86,7 +86,7 @@ fn what_is_no_regular_file_is_left_out_and_told() {
 }
 
 #[test]
-fn a_config_that_is_no_text_is_not_shown_and_the_rest_is() {
+fn a_binary_config_is_not_shown_and_the_rest_is() {
     let dir = folder(&[("metrics.json", &metrics(&[row(1, 0.125)]))]);
     fs::write(dir.path().join("config.toml"), [0xff, 0xfe, 0, 1]).unwrap();
     let (out, text) = notes(dir.path());

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_runs_and_checkpoints_are_no_labels() {
+    fn names_of_runs_and_checkpoints_are_not_used_as_labels() {
         for (path, expected) in [
             ("asample", "asample"),
             ("training_runs/0b1d/checkpoints/weights/000010", "training_runs"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_of_every_kind_stand_at_zero_from_the_start() {
+    fn retries_of_every_kind_are_zero_from_the_start() {
         let metrics = ClientMetrics::default();
         metrics.begin();
         let count =

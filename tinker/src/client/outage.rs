@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_and_its_end_are_told_once_each_and_a_short_one_not_at_all() {
+    async fn an_outage_and_its_end_are_logged_once_each_and_a_short_one_not_at_all() {
         // Silent from 0 to 10, and from 30 to 90.
         let answers = [false, false, true, false, false, false, false, false, false, true, true];
         let reported = follow(&OutageTracker::default(), "asample", &answers).await;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_is_over_when_a_request_of_its_own_kind_is_answered() {
+    async fn an_outage_ends_when_a_request_of_its_own_kind_is_answered() {
         let outage = OutageTracker::default();
         let begun = Instant::now();
         follow(&outage, "asample", &[false; 3]).await;

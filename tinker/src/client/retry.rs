@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_for_a_server_as_long_as_the_limit_says_and_no_longer() {
+    async fn a_request_waits_for_a_server_exactly_as_long_as_the_limit() {
         for limit in [Duration::from_secs(10), MINUTE, 2 * HOUR] {
             let world = World::new(limit);
             let (silence, error) = world.given_up(&mut world.attempts(None)).await;
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_one_kind_of_request_was_given_up_no_other_kind_waits_for_the_same_server() {
+    async fn after_one_kind_of_request_timed_out_no_other_kind_waits_for_the_same_server() {
         let world = World::new(HOUR);
         world.given_up(&mut world.attempts(None)).await;
         let World { timeouts, jitter, metrics, outage } = &world;

@@ -389,7 +389,7 @@ mod tests {
 
     /// The token of the SDK's own tests: {"iat": 1000, "exp": 4600}.
     #[test]
-    fn a_token_says_how_long_it_lives() {
+    fn a_token_states_its_lifetime() {
         assert_eq!(lifetime("e30.eyJpYXQiOiAxMDAwLCAiZXhwIjogNDYwMH0.x"), Duration::from_secs(3600));
         assert_eq!(lifetime("nonsense"), Duration::from_secs(60));
     }

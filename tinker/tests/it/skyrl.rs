@@ -182,7 +182,7 @@ async fn any_seed_is_taken_and_draws_the_same_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_it_cannot_do_is_an_error_that_says_so() {
+async fn unsupported_features_are_reported_errors() {
     let Some(service) = connect().await else { return };
     let training = adapter(&service).await;
     let sampler = service.base_sampler().await.unwrap();

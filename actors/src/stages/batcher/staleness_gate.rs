@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_counted_by_groups_that_have_left_and_refused_batches_are_none() {
+    fn steps_are_counted_by_settled_groups_and_refused_batches_do_not_count() {
         let staleness_gate = staleness_gate(5, 7);
         assert_eq!(staleness_gate.step(), 8);
         assert!(!staleness_gate.too_old(PolicyVersion(6)) && staleness_gate.too_old(PolicyVersion(5)));

@@ -108,7 +108,7 @@ fn a_finished_session_takes_its_models_along_and_no_others() {
 }
 
 #[test]
-fn open_polls_are_sent_away_when_the_server_stops() {
+fn open_polls_end_when_the_server_stops() {
     run(async {
         let server = Served::start(None, |o| o.poll = Duration::from_secs(3600)).await;
         let model = server.model().await;

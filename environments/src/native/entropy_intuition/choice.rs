@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_prob_has_no_spread() {
+    fn invalid_logprobs_have_no_spread() {
         for logprobs in [&[][..], &[f64::NAN, -1.0], &[-1.0, f64::NAN], &[f64::NEG_INFINITY; 2], &[0.5, -1.0]]
         {
             assert_eq!(spread(logprobs), None, "{logprobs:?}");

@@ -119,7 +119,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_question_says_what_it_allows() {
+    fn every_question_states_its_allowed_numbers() {
         let questions = NumberQuestions { seed: 5, products: true };
         let mut texts = BTreeSet::new();
         for index in 0..2400 {

@@ -191,7 +191,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn words_are_nouns_in_lower_case_and_stand_in_one_list_only() {
+    fn words_are_nouns_in_lower_case_and_in_one_list_only() {
         let words: Vec<&str> = TRAIN.split_whitespace().chain(HELD_OUT.split_whitespace()).collect();
         let distinct: BTreeSet<&str> = words.iter().copied().chain(EXAMPLES.map(|(word, _)| word)).collect();
         assert_eq!(distinct.len(), words.len() + EXAMPLES.len());

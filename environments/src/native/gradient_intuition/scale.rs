@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_group_share_a_scale_in_whatever_order_they_come() {
+    fn members_of_a_group_share_a_scale_in_any_order() {
         let truths = [4.0, -2.0, 0.5];
         let play = |order: [usize; 3]| {
             let scales = TruthScales::new(1.0);

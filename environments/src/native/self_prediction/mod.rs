@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_right_seven_times_of_ten_earns_most_by_saying_so() {
+    fn the_best_confidence_is_the_true_accuracy() {
         for calibration in [Brier, Log] {
             let earned = |c: f64| 0.7 * calibration.score(c, true) + 0.3 * calibration.score(c, false);
             assert!((0..=100).all(|c| earned(f64::from(c) / 100.0) <= earned(0.7)), "{calibration:?}");

@@ -14,7 +14,7 @@ fn solve(said: &str) -> String {
 }
 
 #[test]
-fn an_observation_is_answered_and_a_step_says_what_it_earns() {
+fn an_observation_is_completed_and_its_step_gives_the_reward() {
     let env = open("observe");
     assert_eq!((&*env.description().kind, &*env.description().class), ("classic", "Sum"));
     let solver = Scripted::new(|said, _| solve(said));
@@ -95,7 +95,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
 }
 
 #[test]
-fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
+fn a_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let env = open("faults");
     for word in ["text_reward", "no_reward", "nan"] {
         let found = cause(&answers(&env, 0, &[word])[0]);
@@ -117,7 +117,7 @@ fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
 }
 
 #[test]
-fn what_cannot_be_loaded_says_why() {
+fn a_load_failure_names_the_cause() {
     for (fault, words) in [
         ("raise", &["RuntimeError: no data today", "faults.py", "load_environment"][..]),
         ("exit", &["SystemExit: 4"]),

@@ -91,7 +91,7 @@ fn an_argument_that_cannot_be_done_is_refused_by_its_name() {
 }
 
 #[test]
-fn an_empty_stop_is_no_stop_and_none_is_the_runs() {
+fn an_empty_stop_disables_stops_and_a_missing_one_is_the_runs() {
     for (stop, expected) in [
         (json!([]), Stop::Tokens(vec![])),
         (json!(null), super::profile().renderer.stop()),

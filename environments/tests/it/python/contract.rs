@@ -42,7 +42,7 @@ fn a_step_alone_pays_where_there_is_one() {
 }
 
 #[test]
-fn functions_that_are_closed_over_the_object_see_the_one_that_played() {
+fn closures_over_the_object_see_the_one_of_their_rollout() {
     let env = case("closed");
     for item in 0..4 {
         let found = answers(&env, item, &["x"; 8]);
@@ -102,7 +102,7 @@ fn so_they_do_with_numpys_generators() {
 }
 
 #[test]
-fn what_an_item_cannot_set_is_one_task_for_a_group_and_told() {
+fn unseeded_randomness_is_one_task_per_group_and_reported() {
     let env = case("unsettable");
     let [note] = &env.description().notes[..] else { panic!("{:?}", env.description()) };
     assert!(note.contains("random.SystemRandom"), "{note}");

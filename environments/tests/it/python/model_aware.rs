@@ -7,7 +7,7 @@ use serde_json::json;
 /// The scripted reader gives each byte minus a hundredth of its value, so the mean over "dogs" is known by hand:
 /// (100 + 111 + 103 + 115) / 4 / 100.
 #[test]
-fn logprobs_are_asked_awaited_and_blocking() {
+fn logprobs_can_be_queried_awaited_and_blocking() {
     for way in ["awaited", "blocking"] {
         let env = try_open(options("build_many", &json!({"way": way}))).unwrap();
         assert_eq!(env.items().get(), 3, "one item for each that was built");
