@@ -96,7 +96,7 @@ pub enum RewardError {
 
 impl RewardError {
     /// Whether the same scoring may succeed if it is tried again now. A wait that took its whole limit is not repeated:
-    /// a limit that is waited out several times is no limit.
+    /// repeating the wait would multiply the limit.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Service(_))

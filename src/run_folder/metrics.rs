@@ -139,7 +139,7 @@ mod tests {
         let under = |start: &str, names: &[&str]| -> BTreeSet<String> {
             names.iter().map(|name| format!("{start}{name}")).collect()
         };
-        // What the embedded engine tells of its passes and steps, and what others tell, which no list can name.
+        // Metrics of the embedded engine's passes and steps, and those of other services, which cannot be listed.
         let service = ["optim/grad_norm", "optim/grad_clip", "optim/<number>", "loss:sum", "<number>:<rule>"];
         let of_a_step = [
             under("", names::OF_A_STEP),

@@ -37,7 +37,7 @@ fn the_numbers_are_those_of_the_line() {
     assert_eq!(found["model"]["context"], 2048);
     assert_eq!(found["warnings"], serde_json::json!([]));
 
-    // The real line, in virtual time, reports what it was made with.
+    // The real pipeline, in virtual time, reports its settings.
     let mut simulate = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     simulate.arg("simulate").arg(&ci).args(["--steps", "2", "--json"]);
     let (code, stdout, stderr) = output(&mut simulate);

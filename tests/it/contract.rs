@@ -11,7 +11,7 @@ fn package() -> String {
     format!("{}/environments/tests/packages/contract.py", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What `envs score` says that an answer earns.
+/// The reward of an answer according to `envs score`.
 fn scored(case: &str, index: &str) -> f64 {
     let set = format!("case=\"{case}\"");
     let args = ["envs", "score", &package(), "--set", &set, "--index", index, "--completion", "x"];

@@ -48,7 +48,7 @@ pub fn get(addr: &str, path: &str, headers: &[&str]) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// What the stream tells from now to its end: names and data.
+/// The events of the stream from now to its end: names and data.
 pub fn told(addr: &str) -> impl Iterator<Item = (String, Value)> {
     let mut lines = BufReader::new(ask(addr, "/api/live", &[])).lines().map(Result::unwrap);
     std::iter::from_fn(move || {

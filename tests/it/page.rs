@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// What is asked for where something is missing.
+/// The advice if something is missing.
 const NEEDS: &str = "this test needs Chromium, Node 18 or newer and npm (Debian: apt-get install chromium nodejs npm; \
                      CHROMIUM names another browser of that kind)";
 

@@ -180,7 +180,7 @@ def load_environment():
     return Broken()
 ";
 
-/// A run on a server, of which a fifth of the groups play what is broken.
+/// A run on a server in which a fifth of the groups use a broken environment.
 fn faulty(dir: &Path, served: &Served) -> Watched {
     let ci = std::fs::read_to_string(config("ci_test.toml")).unwrap();
     let broken = dir.join("broken.py");

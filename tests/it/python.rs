@@ -111,7 +111,8 @@ fn tool_test_trains_two_steps() {
     }
 }
 
-/// Trains with every group, and without the network. What asks with a `long` prompt is played by a model with room for it.
+/// Trains with every group, and without the network. Environments with `long` prompts use a model with a larger
+/// context.
 fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
     let dir = tempfile::tempdir().unwrap();
     let config = root("configs/python_classic.toml");

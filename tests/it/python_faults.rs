@@ -1,4 +1,4 @@
-//! Python packages that are broken, or are found where the environment says: told before a run, or by its end.
+//! Broken Python packages: reported before a run, or by its end.
 
 use crate::command::{check, config, output, run, steps};
 use crate::venv;

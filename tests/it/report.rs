@@ -81,7 +81,7 @@ fn a_run_becomes_a_self_contained_page_and_a_picture() {
     assert_eq!(picture[..8], [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n']);
     let number = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
     assert_eq!((number(16), number(20)), (2080, 1080));
-    // The run goes on in its folder as if there were no report.
+    // The run continues in its folder as if there were no report.
     assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "21"])).0, Some(0));
 }
 

@@ -1,4 +1,4 @@
-// Drives the dashboard of a run that is under way, as somebody in front of it would, in a real browser.
+// Drives the dashboard of a live run in a real browser, as a user would.
 //
 //   npm install --no-package-lock && node page.mjs http://127.0.0.1:8018/ shots [--hostile TEXT]
 //

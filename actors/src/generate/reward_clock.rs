@@ -1,6 +1,6 @@
 //! A time limit on work that may have to wait for a service: the time spent waiting does not count.
 //!
-//! Requests to a service have limits of their own, and an outage is no fault of the reward that waits for it. The clock
+//! Requests to a service have their own limits, and a reward that waits is not responsible for an outage. The clock
 //! of rollouts in Python processes (`environments/src/worker/clock.rs`) follows the same rule; neither crate depends on
 //! the other.
 

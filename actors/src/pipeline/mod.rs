@@ -168,7 +168,7 @@ pub struct Pipeline {
     observer: Observer,
     max_failed_in_a_row: u64,
     max_raised_in_a_row: u64,
-    /// Why the service was given up, once it was.
+    /// Why the run stopped waiting for the service, if it did.
     away: watch::Receiver<Option<String>>,
     /// No bound unless constant groups are replaced.
     max_replaced_in_a_row: u64,
@@ -571,7 +571,7 @@ fn restore(
     restored
 }
 
-/// Waits until the service is given up.
+/// Waits until the outage limit of the service is reached.
 async fn given_up(away: &mut watch::Receiver<Option<String>>) -> String {
     let why = away.wait_for(Option::is_some).await.ok().and_then(|away| away.clone());
     match why {

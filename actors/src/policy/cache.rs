@@ -77,7 +77,7 @@ mod tests {
 
     type Result = std::result::Result<u32, RewardError>;
 
-    /// A question that takes a second to answer, and counts how often it was asked.
+    /// A query that takes a second, and counts how often it was sent.
     fn ask(asked: &Arc<AtomicU32>, answer: Result) -> impl FnOnce() -> BoxFuture<'static, Result> {
         let asked = asked.clone();
         move || {

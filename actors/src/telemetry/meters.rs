@@ -55,7 +55,7 @@ pub struct PipelineMeters {
 /// Counters of each request to the service, failed tries included.
 #[derive(Clone)]
 pub struct ServiceMeters {
-    /// Why the service was given up, once it was.
+    /// Why the run stopped waiting for the service, if it did.
     away: watch::Sender<Option<String>>,
     seconds: HistogramVec,
     failures: IntCounterVec,

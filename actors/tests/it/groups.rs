@@ -6,7 +6,7 @@ use minds_core::reward::RewardError;
 use minds_core::service::BackendError;
 use minds_stages::batcher::ConstantGroups;
 
-/// Member 1 of every group fares badly; the others earn 0, 2 and 3.
+/// Member 1 of every group fails; the others get 0, 2 and 3.
 async fn one_bad_member(bad: Judge) {
     local(async {
         let what = format!("{bad:?}");
@@ -84,7 +84,7 @@ async fn a_batch_of_rewards_that_all_raise_ends_the_run_with_the_first_cause() {
     .await;
 }
 
-/// A service that is away, or a single member that raises, is no broken environment.
+/// An unavailable service, or a single member that raises, does not count as a broken environment.
 #[tokio::test(start_paused = true)]
 async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all_raised() {
     for service in [true, false] {

@@ -1,4 +1,4 @@
-//! A run that is killed at any moment and goes on trains what one that was not killed trains.
+//! A run that is killed at any moment and resumed trains what an uninterrupted run trains.
 
 use crate::testkit::{World, local};
 use minds_stages::pipeline::ResumePoint;

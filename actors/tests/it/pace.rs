@@ -152,7 +152,7 @@ async fn a_failed_member_is_resampled_with_other_seeds() {
         let mut world = World::new(1, 0, 1);
         world.group_size = 3;
         world.options.resamples = 2;
-        // The group's request brings a broken sample for its second member; so does the first time it comes again.
+        // The group's request returns a broken sample for its second member; so does the first retry.
         world.sampling.answer = Box::new(|n, sequences| {
             if n < 2 {
                 sequences[usize::from(n == 0)].logprobs[0] = f32::NAN;

@@ -50,7 +50,7 @@ async fn no_more_questions_are_under_way_than_the_run_allows() {
     .await;
 }
 
-/// A batch needs 2 × 2 × 5 = 20 questions; the rewards of two batches are asked for at once.
+/// A batch needs 2 × 2 × 5 = 20 queries; the rewards of two batches run at once.
 #[tokio::test(start_paused = true)]
 async fn work_ahead_waits_for_the_next_steps_budget_and_nothing_is_lost() {
     local(async {

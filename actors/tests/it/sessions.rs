@@ -1,4 +1,4 @@
-//! Environments that play by themselves.
+//! Self-driven environments.
 
 use crate::testkit::{Judge, Run, Sampling, ScriptedService, World, local, seconds};
 use minds_core::environment::{FrozenWeights, Oracle as _};

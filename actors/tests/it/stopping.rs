@@ -1,4 +1,4 @@
-//! Stopping, going on, and being dropped.
+//! Stopping, resuming, and being dropped.
 
 use crate::testkit::{World, local, seconds};
 use minds_core::service::BackendError;
@@ -18,7 +18,7 @@ fn world(k: u64, steps: u64) -> World {
 #[tokio::test(start_paused = true)]
 async fn stopping_ends_the_step_under_way_and_saves_only_what_is_trained() {
     local(async {
-        // Four groups under way: one in training, one in the trainer's mailbox, one in the batcher, one in play.
+        // Four groups under way: one in training, one in the trainer's mailbox, one in the batcher, one being sampled.
         let mut run = world(3, 20).start();
         run.until_step(1).await;
         run.pass(seconds(5)).await;

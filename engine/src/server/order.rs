@@ -1,9 +1,9 @@
 //! The order of one model's requests.
 //!
 //! Clients number the requests of a model from 1 and send several at once, so they arrive in any order.
-//! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can be given up; the
-//! requests that waited for it are given up too, because they were meant to run after it. A request without a number
-//! runs after every request that arrived before it.
+//! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can time out; the requests
+//! that waited for it fail too, because they were meant to run after it. A request without a number runs after every
+//! request that arrived before it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,7 +22,7 @@ impl<T> RequestOrder<T> {
         Self { next: 1, parked: BTreeMap::new(), unnumbered: VecDeque::new() }
     }
 
-    /// Adds a request. Returns it as an error if its number was given up.
+    /// Adds a request. Returns it as an error if its number timed out.
     pub(super) fn offer(&mut self, number: Option<u64>, item: T) -> Result<(), T> {
         match number {
             None => {

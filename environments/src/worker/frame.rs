@@ -27,7 +27,7 @@ const STEP: usize = 1 << 16;
 /// seconds. A live writer sends this much at once.
 const STALL: Duration = Duration::from_secs(60);
 
-/// A stream that is no longer worth reading.
+/// A stream that cannot be read any further.
 #[derive(Debug, Error)]
 pub(super) enum FrameError {
     #[error("it sent a frame of {0} bytes, the limit is {LIMIT}")]
@@ -186,7 +186,7 @@ mod tests {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
         tokio::spawn(async move {
             near.write_u32(length).await.unwrap();
-            // Ends when nobody reads any more.
+            // Ends when the reader is gone.
             while near.write_all(&vec![b'1'; each]).await.is_ok() {
                 tokio::time::sleep(Duration::from_secs(pause)).await;
             }

@@ -269,7 +269,7 @@ impl WorkerProcess {
         self.kill_requested.load(Relaxed) || self.exit.borrow().is_some()
     }
 
-    /// Runs a task that continues after its rollout has been given up.
+    /// Runs a task that continues after its rollout is dropped.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         drop(self.runtime.spawn(work));
     }

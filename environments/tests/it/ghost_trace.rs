@@ -154,7 +154,7 @@ fn g7_g8_the_query_depends_on_word_and_numbers_alone() {
         asked.sort();
         asked
     };
-    // Equal questions are asked once by the oracle; here they are equal to the letter, however the numbers are spaced.
+    // The oracle sends equal queries once; here they are identical, however the numbers are spaced.
     assert_eq!(asked("1, 2, 3, 4, 5"), asked("1,2,3,4,  5\n"));
     let reference: BTreeSet<Query> = asked("nonsense").into_iter().collect();
     assert!(

@@ -87,12 +87,12 @@ fn h17_metric_names_are_unique_and_all_but_one_environment_report_validity() {
     }
 }
 
-// H18: data were built anew at each start without a seed, so that a resumed run trained on others.
+// H18: data were rebuilt at each start without a seed, so that a resumed run trained on others.
 #[test]
 fn h18_items_are_a_function_of_seed_and_index() {
     for (env, again) in all(3).into_iter().zip(all(3)) {
         let items = env.items().get();
-        // Asked backwards and forwards, in two instances: nothing depends on what was asked before.
+        // Items are requested backwards and forwards, in two instances: no item depends on earlier requests.
         for index in (0..items.min(300)).rev() {
             assert_eq!(env.item(index), env.item(index + items), "{} {index}", env.id());
         }

@@ -196,7 +196,7 @@ fn p7_members_of_a_group_ask_the_same_questions() {
         let asked = |answer: &str| -> Vec<Query> {
             let reader = taught();
             let item = env.item(2);
-            // Only what was asked matters: equal questions are answered once by the cache in front of the reader.
+            // Only the query matters: the cache in front of the reader answers equal queries once.
             drop(reader.score(&*env, &item, answer));
             reader.asked()
         };

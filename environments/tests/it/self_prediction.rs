@@ -192,7 +192,7 @@ fn s3_without_a_confidence_there_is_no_calibration() {
     {
         assert_eq!(reward(&*env, &item, &answer), 0.0, "{answer}");
     }
-    // Being wrong and honest about it earns less than being right, and more than being wrong and sure.
+    // Being wrong with a low confidence gets less than being right, and more than being wrong with a high one.
     let earned = |answer, confidence| reward(&*env, &item, &both(answer, confidence));
     assert!(earned(wrong - 1, "0.5") > earned(wrong, "0") && earned(wrong, "0") > earned(wrong, "1"));
 }

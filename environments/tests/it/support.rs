@@ -147,7 +147,7 @@ type PerToken = Box<dyn Fn(&str, &str) -> f32 + Send + Sync>;
 type Step = Box<dyn Fn(&str) -> Result<f64, RewardError> + Send + Sync>;
 type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, RewardError> + Send + Sync>;
 
-/// A reader that reads ChatML, answers by script and remembers what it was asked.
+/// A reader that parses ChatML, answers by script and records its queries.
 pub struct Reader {
     pub tokenizer: Arc<Bytes>,
     pub renderer: Arc<dyn Renderer>,

@@ -1,4 +1,4 @@
-//! The cache and the names it is asked for.
+//! The cache and the names of its models.
 
 use crate::make::{small_folder, small_gguf, write};
 use minds_models::{

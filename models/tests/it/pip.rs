@@ -1,4 +1,4 @@
-//! What pip may do wrong, played by a script in its place.
+//! Failures of pip, simulated by a script in its place.
 #![cfg(unix)]
 
 use crate::make::write;

@@ -32,7 +32,7 @@ const sign = (x) => (x > 0 ? 'up' : x < 0 ? 'down' : 'level');
 
 function metrics(member) {
   const all = Object.entries(member.metrics ?? {});
-  if (!all.length) return h('p', { class: 'quiet', text: 'The reward came without further numbers.' });
+  if (!all.length) return h('p', { class: 'quiet', text: 'The reward has no further metrics.' });
   const cells = all.map(([name, value]) =>
     h('div', null, h('dt', null, h('bdi', { text: name })), h('dd', { text: num(value) })),
   );

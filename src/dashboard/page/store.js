@@ -118,7 +118,7 @@ export function addEvent(event) {
   notify('events');
 }
 
-/** Whether the run has told that it is over. */
+/** Whether the run has reported its end. */
 export const isOver = (state) => ['done', 'stopped', 'failed'].includes(state?.state);
 
 /** The newest value of a metric that is a number. */

@@ -1,9 +1,9 @@
 //! Tracks outages of the server by kind of request, with one clock per outage.
 //!
 //! A request that begins late in an outage does not wait longer than one that began earlier. Successes of another kind
-//! do not end the outage: a server may serve training but not sampling. After requests of one kind are given up, those
-//! of every other kind are given up at their first failure, so that limits do not add up. An outage is logged once
-//! after it has lasted for `LOG_AFTER`, and once when it is over.
+//! do not end the outage: a server may serve training but not sampling. After requests of one kind reach the limit,
+//! those of every other kind fail at their first failure, so that limits do not add up. An outage is logged once after
+//! it has lasted for `LOG_AFTER`, and once when it is over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -71,14 +71,14 @@ impl OutageTracker {
         self.lock().get(operation).map(|outage| outage.since)
     }
 
-    /// Records that a request of this kind was given up.
+    /// Records that a request of this kind reached the limit.
     pub(super) fn give_up(&self, operation: &str) {
         if let Some(outage) = self.lock().get_mut(operation) {
             outage.given_up = true;
         }
     }
 
-    /// Whether requests were given up and none of their kind had a response since.
+    /// Whether requests reached the limit and none of their kind had a response since.
     pub(super) fn given_up(&self) -> bool {
         self.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
     }

@@ -67,7 +67,7 @@ impl Client {
         .await
     }
 
-    /// Ends the session. On servers that do not know this, its models are given up one by one, so that their places are
+    /// Ends the session. On servers that do not know this, its models are released one by one, so that their places are
     /// free at once and not only when the session has run out.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use reqwest::header::HeaderValue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// A sample whose result the server has forgotten is asked for anew this often.
+/// Retries of a sample whose result the server has lost.
 const RESUBMISSIONS: u32 = 5;
 
 /// A sampler of the server. Requests are independent of each other.
@@ -32,7 +32,7 @@ pub struct SamplingClient {
 /// Logprobs of chosen tokens at each prompt position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetLogprobs {
-    /// Row after row, one row per position that predicts a token; NaN where no token was asked for.
+    /// Row after row, one row per position that predicts a token; NaN where no token was requested.
     pub values: Vec<f32>,
     /// Number of tokens per row.
     pub k: usize,
@@ -172,7 +172,7 @@ impl SamplingClient {
     }
 }
 
-/// Submits until accepted, waits for the result, and begins anew if the server has lost it.
+/// Submits until accepted, waits for the result, and starts over if the server has lost it.
 async fn fetch<T>(
     connection: &Arc<Connection>,
     what: &str,
@@ -246,7 +246,7 @@ async fn submit<'a>(
     }
 }
 
-/// Checks that everything that was asked for is there.
+/// Checks that all requested outputs are present.
 fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
     let missing = |what: &str| {
         Err(ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() })

@@ -35,7 +35,7 @@ fn request() -> SampleRequest {
     SampleRequest::new(Arc::new([1, 2, 3]), 1, SamplingParams { seed: Some(1), ..SamplingParams::plain(2) })
 }
 
-/// The kind of error after a scripted answer, and how often the address was asked.
+/// The kind of error after a scripted answer, and the number of requests to the address.
 async fn check(status: u16, body: &str, times: usize) -> (Result<(), ClientError>, usize) {
     let (server, _client, training) = trained(Kind::default()).await;
     for _ in 0..times {
@@ -203,7 +203,7 @@ async fn a_poll_that_is_refused_four_times_is_a_failed_request() {
     assert_eq!(server.asked("retrieve_future"), 4);
 }
 
-/// A sample whose result is lost is drawn anew under another number; a training request is not.
+/// A sample whose result is lost is resampled under another number; a training request is not.
 #[tokio::test]
 async fn a_forgotten_sample_is_resampled() {
     let (server, sampler) = sampling().await;

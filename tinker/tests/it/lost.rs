@@ -50,7 +50,7 @@ async fn a_sample_whose_future_is_not_found_is_resampled() {
     assert_eq!(numbers(&server, "asample")[6..], [6, 6, 6, 6, 7]);
 }
 
-/// The server names the result that it has when the request comes again under its number.
+/// The server returns its existing result when the request is sent again under its number.
 #[tokio::test]
 async fn a_pass_whose_future_is_not_found_is_sent_again_under_its_number_and_run_once() {
     let (server, _client, training) = trained().await;

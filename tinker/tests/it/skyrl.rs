@@ -207,7 +207,7 @@ async fn unsupported_features_are_reported_errors() {
     let error = missing.logprobs(Arc::new(PROMPT)).await.unwrap_err();
     println!("a path: {error}");
     assert!(!error.is_retryable(), "{error:?}");
-    // The model goes on.
+    // The model still works.
     training.optim_step(AdamParams::default()).await.unwrap();
     close(service).await;
 }

@@ -165,7 +165,7 @@ async fn numbers_a_null_logprob_is_absent_and_fails_no_other_sample() {
     assert_eq!(second.logprobs, [-0.5, -0.25]);
 }
 
-/// A pass that has added its gradients is no failure, whatever it says of its logprobs: the caller must know that they
+/// A pass that has added its gradients is not a failure, whatever its logprobs: the caller must know that they
 /// are there.
 #[tokio::test]
 async fn probabilities_above_1_are_the_servers_fault_by_name_unless_gradients_were_made_with_them() {

@@ -3,7 +3,7 @@
 //! A small pool of long-lived shadow adapters measures it, never the adapter in training. Before every measurement a
 //! shadow loads the weights that it is to start from, with a fresh optimizer, so a result does not depend on earlier
 //! measurements. The pool bounds how many adapters are alive; they are created when they are first needed, one
-//! that failed is given up and replaced, and all are released with the stage. A request gets exactly one reply, a
+//! that failed is discarded and replaced, and all are released with the stage. A request gets exactly one reply, a
 //! number or the reason why there is none.
 //!
 //! A reward may also lease one of them ([`AdapterLeaseRequest`]) and train it freely.

@@ -183,7 +183,7 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
     .await;
 }
 
-/// A trainer that was made anew and counts from 0 again.
+/// A trainer that was recreated and counts from 0 again.
 #[tokio::test(start_paused = true)]
 async fn version_weights_older_than_the_sampling_weights_end_the_run() {
     local(async {
@@ -262,7 +262,7 @@ async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they
             most = most.max(prompts.iter().filter(|prompt| prompt.strong_count() > 0).count());
         }
         assert_eq!((steps, run.sampling.prompts.lock().unwrap().len()), (500, 2000));
-        // All that have a credit, and the groups of a step that is just being told.
+        // All groups with a credit, and those of a step that is just being reported.
         assert!(
             (credits - 4..=credits + 4).contains(&most),
             "{most} groups are held, {credits} have a credit"

@@ -45,7 +45,7 @@ pub struct ScriptedEnvironment {
     pub judge_shift: bool,
     /// What it keeps in checkpoints: the number of rewards.
     pub learnt: AtomicU64,
-    /// Whether it plays by itself.
+    /// Whether it is self-driven.
     pub drives_itself: bool,
     /// Whether its rewards compare the members of a group.
     pub compares: bool,

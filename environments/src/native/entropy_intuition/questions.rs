@@ -1,6 +1,6 @@
-//! What is asked: products, subsets of a range, ranges with a bias, and plain ranges, in rotation.
+//! The questions: products, subsets of a range, ranges with a bias, and plain ranges, in rotation.
 //!
-//! A question is a function of seed and index. Every allowed number lies from 1 to 100, and no example is asked.
+//! A question is a function of seed and index. Every allowed number is from 1 to 100, and no example is a question.
 
 use super::EXAMPLES;
 use minds_core::random::seeded_rng;

@@ -6,12 +6,12 @@
 //!
 //! `gain = lp(answer) - mean of lp over four fixed sequences`
 //!
-//! `reward = gain, cut off at -bound and +bound`; an answer that is not five such numbers earns `-bound - 0.1`.
+//! `reward = gain, cut off at -bound and +bound`; an answer that is not five such numbers gets `-bound - 0.1`.
 //!
 //! The fixed sequences take out how likely the word is by itself, which differs by nats from word to word while
 //! sequences differ by tenths. Any numbers make a word less likely than none; the reference is therefore other numbers.
 //! The penalty lies just under the worst valid reward, however the bound is chosen: far above it a policy would choose
-//! to be invalid, and far below it nothing but the form would be trained. What is asked depends on word and numbers
+//! to be invalid, and far below it only the format would be trained. The query depends on word and numbers
 //! alone, so members of a group that name the same numbers share an answer.
 
 use crate::args::{self, Arg, ArgKind};

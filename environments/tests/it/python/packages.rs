@@ -198,7 +198,7 @@ fn five_gyms_get_the_expected_rewards_on_verifiers_0_3_1_and_0_1_14() {
 }
 
 /// The rewards come from the package's own functions, called in a process of their own with a message as 0.1.14 makes
-/// it. That is an object, which this code takes for no message: of plain text both would earn 1.
+/// it. It is an object, which this code does not accept as a message: as plain text both would get 1.
 #[test]
 #[ignore = "minutes: `just python-packages`"]
 fn stardata_0_1_1_is_scored_by_its_own_checkers() {

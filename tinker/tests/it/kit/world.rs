@@ -26,7 +26,7 @@ pub struct World {
     samplers: HashMap<String, Weights>,
     pub saved: BTreeMap<String, (Weights, Moments)>,
     pub results: HashMap<String, Outcome>,
-    /// How often each result was asked for.
+    /// The number of polls for each result.
     pub polls: HashMap<String, u32>,
     names: HashMap<String, String>,
     /// Names of results in the order in which they were executed.
