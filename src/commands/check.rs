@@ -71,7 +71,7 @@ impl CheckResult {
             check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
         print_line!("mailboxes    {}", mailboxes.join(", "));
         print_line!(
-            "staleness    up to {} steps off policy, rollouts at most {} steps old; {}",
+            "staleness    up to {} steps off policy, rollouts at most {} steps stale; {}",
             batching.max_steps_off_policy,
             batching.max_staleness,
             match batching.staleness {
@@ -141,7 +141,7 @@ impl CheckResult {
                 format!("{}: its run resumes after step {step}", path.display())
             }
             (Some(path), Some(FolderOutlook::Restarts)) => {
-                format!("{}: the run in it saved no state and starts over", path.display())
+                format!("{}: its run saved no checkpoint and starts over", path.display())
             }
             (Some(path), _) => format!("{}: a new run", path.display()),
             (None, _) => format!("outputs/{}/<time>: a new run", self.plan.stem),

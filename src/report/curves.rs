@@ -99,8 +99,8 @@ fn throughput(table: &MetricsTable) -> Chart {
 }
 
 fn staleness(table: &MetricsTable) -> Chart {
-    let curves = [("mean", names::STALENESS_MEAN), ("oldest", names::STALENESS_MAX)];
-    chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
+    let curves = [("mean", names::STALENESS_MEAN), ("max", names::STALENESS_MAX)];
+    chart("Staleness of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// Charts of the other metrics of an environment's rewards and rollouts.

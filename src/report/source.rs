@@ -194,7 +194,7 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
         }
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
-                "{CONFIG} is of another version of the program: it is shown, but not understood"
+                "{CONFIG} is from another version of the program: it is shown but not interpreted"
             ));
             mask::mask(&mut table);
             Some(toml::to_string_pretty(&table)?)
@@ -214,7 +214,7 @@ fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<System
     let before = notes.len();
     let Some(file) = open(folder, METRICS, notes) else {
         if notes.len() == before {
-            notes.push(format!("there is no {METRICS}: the run has not begun"));
+            notes.push(format!("{METRICS} is missing: the run has not begun"));
         }
         return (MetricsTable::default(), None);
     };

@@ -61,10 +61,10 @@ pub fn status(source: &ReportSource) -> String {
     match saved {
         Some(saved) if total.is_some_and(|total| saved.step >= total) => format!("finished: {steps}"),
         Some(saved) if saved.name.ends_with("-stop") && saved.step == done => {
-            format!("stopped, with its state saved: {steps}")
+            format!("stopped, with a checkpoint saved: {steps}")
         }
         // The lock would distinguish the two, but taking it could keep a run from starting.
-        _ => format!("under way or cut off: {steps}"),
+        _ => format!("in progress or interrupted: {steps}"),
     }
 }
 
@@ -149,7 +149,7 @@ pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
             share("Filtered", counts.filtered, "nothing to teach"),
             share("Dropped", counts.dropped, "too stale or without an answer, resampled"),
             share("Failed", counts.failed, "something went wrong"),
-            share("In flight", counts.in_flight(), "when the state was saved"),
+            share("In flight", counts.in_flight(), "at the last checkpoint"),
         ],
     ))
 }
@@ -178,7 +178,7 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
             count(table.sum("env/all/missing_episodes") as u64),
             in_steps(&missing),
         ),
-        fact("In quarantine", count(quarantined), "rewards that failed for good"),
+        fact("In quarantine", count(quarantined), "rewards that failed after all retries"),
         of_steps(
             "Batches without an optimizer step",
             table.steps_where(names::STEPPED, 0.0),
@@ -219,10 +219,10 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
         fact("Batch", batch, ""),
         fact(
             "Off policy",
-            format!("rollouts are at most {} old", several(batching.max_staleness, "step")),
+            format!("rollouts are at most {} stale", several(batching.max_staleness, "step")),
             match batching.staleness {
-                StalenessHandling::Wait => "stragglers are waited for",
-                StalenessHandling::Drop => "older ones are dropped",
+                StalenessHandling::Wait => "the trainer waits for stragglers",
+                StalenessHandling::Drop => "staler ones are dropped",
             },
         ),
         fact(

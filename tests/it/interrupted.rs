@@ -196,7 +196,7 @@ fn a_deadline_ends_a_run_as_an_interruption_does() {
     let extra = ["--max-steps", "100000", "--deadline", "1s", "--set", "trainer.save_every=0"];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains("the deadline is reached"), "{stdout}");
+    assert!(stdout.contains("deadline reached"), "{stdout}");
     assert!(checkpoints(dir.path()).pop().unwrap()["name"].as_str().unwrap().ends_with("-stop"));
     let (code, _, stderr) =
         output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "9", "--resume", "never"]));

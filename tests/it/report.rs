@@ -92,10 +92,10 @@ fn a_run_under_way_is_read_and_not_disturbed() {
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), &long));
     running.wait_for("step 3");
     let text = page(dir.path());
-    assert!(text.contains("under way or cut off"), "{text:.3000}");
+    assert!(text.contains("in progress or interrupted"), "{text:.3000}");
     running.signal("-INT");
     assert_eq!(running.end(), Some(0));
-    assert!(!page(dir.path()).contains("under way or cut off"), "it stopped with a state");
+    assert!(!page(dir.path()).contains("in progress or interrupted"), "it stopped with a state");
 }
 
 fn rollout(step: u64, member: u32, text: &str) -> String {

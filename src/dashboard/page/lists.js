@@ -121,11 +121,11 @@ function checkpoints() {
   $('checkpoint-list').replaceChildren(
     h(
       'div',
-      { class: 'scroll tall', tabindex: '0', role: 'region', 'aria-label': 'Saved states' },
+      { class: 'scroll tall', tabindex: '0', role: 'region', 'aria-label': 'Checkpoints' },
       h(
         'table',
         null,
-        h('caption', { class: 'unseen', text: `Saved states of ${run?.name ?? 'the run'}, newest first` }),
+        h('caption', { class: 'unseen', text: `Checkpoints of ${run?.name ?? 'the run'}, newest first` }),
         h('thead', null, h('tr', null, head)),
         h('tbody', null, rows),
       ),
