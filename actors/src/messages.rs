@@ -60,7 +60,7 @@ pub struct Group {
 pub struct RolloutFailure {
     /// Cause, as the log and the ledger report it.
     pub why: String,
-    /// Whether a service could not answer, which is no fault of the rollout or its environment.
+    /// Whether a service could not answer; the rollout and its environment are then not at fault.
     pub unanswered: bool,
 }
 

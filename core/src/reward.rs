@@ -87,7 +87,7 @@ pub enum RewardError {
     #[error("nothing in this run can answer what the reward asks: {0}")]
     Unsupported(String),
     /// The step's logprob queries were used up, and the next step did not come in time.
-    #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
+    #[error("the {0} logprob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
     /// The reward came out NaN or infinite.
     #[error("the reward is not finite: {0}")]
@@ -96,7 +96,7 @@ pub enum RewardError {
 
 impl RewardError {
     /// Whether the same scoring may succeed if it is tried again now. A wait that took its whole limit is not repeated:
-    /// a limit that is waited out several times is no limit.
+    /// repeating the wait would multiply the limit.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Service(_))
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cause_is_one_of_the_words() {
+    fn every_cause_is_a_known_label() {
         let why = String::new;
         let causes = [
             RewardError::Service(why()),

@@ -86,7 +86,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_run_info",
-        help: "Always 1: what is trained where.",
+        help: "Always 1: run, base model, service and loss.",
         labels: &["run", "base_model", "service", "loss"],
         read: |view| {
             let run_info = &view.run_info;
@@ -99,7 +99,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_run_start_timestamp_seconds",
-        help: "When this life of the run began.",
+        help: "Start time of this process.",
         labels: &[],
         read: |view| one(view.run_info.started),
     },
@@ -111,7 +111,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_run_step_timestamp_seconds",
-        help: "When the last optimizer step was done; before the first one, when this life of the run began.",
+        help: "When the last optimizer step was done; before the first one, the start time of this process.",
         labels: &[],
         read: |view| one(view.history().step_at),
     },
@@ -123,25 +123,25 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_run_max_staleness_steps",
-        help: "Most steps by which rollouts may lie behind the weights that they train.",
+        help: "Bound on the staleness of rollouts, in steps.",
         labels: &[],
         read: |view| one(view.run_info.max_staleness as f64),
     },
     RunMetric {
         name: "minds_run_checkpoint_step",
-        help: "Steps done at the last saved state.",
+        help: "Steps done at the last checkpoint.",
         labels: &[],
         read: |view| one(view.history().checkpoint.map_or(view.run_info.first_step, |(step, _)| step) as f64),
     },
     RunMetric {
         name: "minds_run_checkpoint_timestamp_seconds",
-        help: "When the last state was saved; before the first one, when this life of the run began.",
+        help: "When the last checkpoint was saved; before the first one, the start time of this process.",
         labels: &[],
         read: |view| one(view.history().checkpoint.map_or(view.run_info.started, |(_, at)| at)),
     },
     RunMetric {
         name: "minds_eval_step",
-        help: "Steps that the weights of the last evaluation had behind them.",
+        help: "Optimizer steps of the weights of the last evaluation.",
         labels: &[],
         read: |view| {
             let step =
@@ -169,7 +169,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_pipeline_credits",
-        help: "Rights to have a group under way, by state: `used` or `free`.",
+        help: "Credits, each the right to have a group in flight, by state: `used` or `free`.",
         labels: &["state"],
         read: |view| {
             let used = view.pipeline.ledger.counts().in_flight();
@@ -184,7 +184,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_pipeline_groups_settled_total",
-        help: "Groups that have left the pipeline, by their outcome.",
+        help: "Finished groups by outcome.",
         labels: &["outcome"],
         read: |view| {
             let counts = view.pipeline.ledger.counts();
@@ -198,7 +198,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_pipeline_tokens_discarded_total",
-        help: "Sampled tokens of rollouts that had their reward and were not trained, by the outcome of their group.",
+        help: "Sampled tokens of rollouts that had a reward and were not trained, by the outcome of their group.",
         labels: &["outcome"],
         read: |view| {
             let DiscardedTokens { filtered, dropped, failed } = view.pipeline.ledger.discarded();
@@ -207,13 +207,13 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_pipeline_seconds_total",
-        help: "Time that the pipeline has been at work.",
+        help: "Run time of the pipeline.",
         labels: &[],
         read: |view| one(view.pipeline.activity.shares().wall),
     },
     RunMetric {
         name: "minds_pipeline_busy_seconds_total",
-        help: "Time in which at least one piece of this work was under way.",
+        help: "Time in which at least one piece of this work was in progress.",
         labels: &["work"],
         read: |view| {
             let shares = view.pipeline.activity.shares();
@@ -228,19 +228,19 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_pipeline_overlap_seconds_total",
-        help: "Time in which the trainer was busy while sampling or scoring went on.",
+        help: "Time in which the trainer was busy during sampling or scoring.",
         labels: &[],
         read: |view| one(view.pipeline.activity.shares().overlap),
     },
     RunMetric {
         name: "minds_mailbox_depth",
-        help: "Messages queued or in work.",
+        help: "Messages queued or being processed.",
         labels: &["mailbox"],
         read: |view| mailboxes(view, |mailbox| mailbox.depth as f64),
     },
     RunMetric {
         name: "minds_mailbox_capacity",
-        help: "Most messages that a mailbox holds.",
+        help: "Capacity of the mailbox in messages.",
         labels: &["mailbox"],
         read: |view| mailboxes(view, |mailbox| mailbox.capacity as f64),
     },
@@ -258,7 +258,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_mailbox_wait_seconds_total",
-        help: "Time that senders have waited for room, summed over the senders.",
+        help: "Time that senders waited for a permit, summed over senders.",
         labels: &["mailbox"],
         read: |view| mailboxes(view, |mailbox| mailbox.waited_s),
     },
@@ -282,7 +282,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_trainer_idle_seconds_total",
-        help: "Time in which the trainer had nothing to do, by what went on meanwhile: what it was waiting for.",
+        help: "Time in which the trainer was idle, by what it was waiting for.",
         labels: &["reason"],
         read: |view| {
             let idle = view.pipeline.activity.shares().idle;
@@ -303,13 +303,13 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_scorer_backlog",
-        help: "Rollouts that are sampled and not yet scored.",
+        help: "Rollouts sampled but not yet scored.",
         labels: &[],
         read: |view| one(backlog(view)),
     },
     RunMetric {
         name: "minds_scorer_queries_total",
-        help: "Log-prob queries of rewards, by who answered: the `service`, or the `memory` of an equal one.",
+        help: "Logprob queries of rewards, answered by the `service` or from the `memory` of an equal query.",
         labels: &["answer"],
         read: |view| {
             let asked = view.pipeline.queries.read();
@@ -318,7 +318,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_scorer_query_wait_seconds_total",
-        help: "Time that log-prob queries have waited for room or for the next step, summed over the queries.",
+        help: "Time that logprob queries waited for a slot or for the next step, summed over queries.",
         labels: &[],
         read: |view| one(view.pipeline.queries.read().waited_s),
     },
@@ -330,7 +330,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_shadow_wait_seconds_total",
-        help: "Time that these waited for an adapter.",
+        help: "Time that these steps waited for an adapter.",
         labels: &[],
         read: |view| one(view.pipeline.queries.read().deltas.waited_s),
     },
@@ -342,7 +342,7 @@ const RUN_METRICS: &[RunMetric] = &[
     },
     RunMetric {
         name: "minds_python_process_ends_total",
-        help: "Processes of a Python environment that ended unasked, or did not start, and were replaced.",
+        help: "Processes of a Python environment that ended unexpectedly or did not start, and were replaced.",
         labels: &["environment"],
         read: |view| {
             view.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()

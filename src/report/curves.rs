@@ -60,7 +60,7 @@ fn drift(table: &MetricsTable) -> Chart {
 }
 
 fn entropy(table: &MetricsTable) -> Chart {
-    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(names::ENTROPY))])
+    chart("Entropy", "−mean logprob, nats per token", &[("", table.points(names::ENTROPY))])
 }
 
 /// Charts of the throughput and timing of the pipeline.
@@ -86,7 +86,7 @@ pub fn flow(table: &MetricsTable) -> Vec<Chart> {
         staleness(table),
         chart("Time of a step", "seconds", &seconds.map(|(name, key)| (name, table.points(key)))),
         with(CurveStyle::Plain, busy),
-        chart("Log-prob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
+        chart("Logprob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
         chart("Measured gradient steps", "mean seconds", &of(shadow)),
     ])
 }
@@ -99,8 +99,8 @@ fn throughput(table: &MetricsTable) -> Chart {
 }
 
 fn staleness(table: &MetricsTable) -> Chart {
-    let curves = [("mean", names::STALENESS_MEAN), ("oldest", names::STALENESS_MAX)];
-    chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
+    let curves = [("mean", names::STALENESS_MEAN), ("max", names::STALENESS_MAX)];
+    chart("Staleness of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// Charts of the other metrics of an environment's rewards and rollouts.

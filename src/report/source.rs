@@ -104,10 +104,10 @@ impl ReportSource {
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let place = folder.display();
         if !folder.is_dir() {
-            bail!("{place} is no folder: name the folder of a run, as `run` prints it");
+            bail!("{place} is not a folder: name the run folder that `run` prints");
         }
         if !folder.join(CONFIG).is_file() {
-            bail!("{place} is no run folder: it has no {CONFIG}");
+            bail!("{place} is not a run folder: it has no {CONFIG}");
         }
         let mut notes = Vec::new();
         let (config, plan) = config(folder, &mut notes)?;
@@ -194,7 +194,7 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
         }
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
-                "{CONFIG} is of another version of the program: it is shown, but not understood"
+                "{CONFIG} is from another version of the program: it is shown but not interpreted"
             ));
             mask::mask(&mut table);
             Some(toml::to_string_pretty(&table)?)
@@ -214,7 +214,7 @@ fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<System
     let before = notes.len();
     let Some(file) = open(folder, METRICS, notes) else {
         if notes.len() == before {
-            notes.push(format!("there is no {METRICS}: the run has not begun"));
+            notes.push(format!("{METRICS} is missing: the run has not begun"));
         }
         return (MetricsTable::default(), None);
     };
@@ -237,7 +237,7 @@ fn table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, Option<System
     if table.left_out() > 0 {
         let numbers = table.left_out();
         notes.push(format!(
-            "{METRICS}: {numbers} numbers are left out, whose names come after the first {MOST_NAMES}"
+            "{METRICS}: {numbers} numbers are left out because their names come after the first {MOST_NAMES}"
         ));
     }
     (table, written)

@@ -31,7 +31,7 @@ impl MetricsFile {
         let rows = match super::text_of(&path)? {
             Some(text) => read_rows(&text).with_context(|| {
                 format!(
-                    "{} is damaged: mend it, or move it away to go on without the rows so far",
+                    "{} is damaged: repair it, or move it away to resume without the rows so far",
                     path.display()
                 )
             })?,
@@ -102,7 +102,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<Metrics>> {
             let row = |line: &&str| serde_json::from_str::<JsonRow>(line).ok();
             let rows: Vec<JsonRow> = lines.iter().map_while(row).collect();
             ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
-            tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
+            tracing::warn!(rows = rows.len(), "the last row of metrics.json is incomplete and is left out");
             rows
         }
     };
@@ -139,7 +139,7 @@ mod tests {
         let under = |start: &str, names: &[&str]| -> BTreeSet<String> {
             names.iter().map(|name| format!("{start}{name}")).collect()
         };
-        // What the embedded engine tells of its passes and steps, and what others tell, which no list can name.
+        // Metrics of the embedded engine's passes and steps, and those of other services, which cannot be listed.
         let service = ["optim/grad_norm", "optim/grad_clip", "optim/<number>", "loss:sum", "<number>:<rule>"];
         let of_a_step = [
             under("", names::OF_A_STEP),

@@ -45,7 +45,7 @@ mod tests {
     use minds_core::reward::RewardError;
 
     #[test]
-    fn a_line_tells_the_item_the_cause_and_the_text() {
+    fn a_line_holds_the_item_the_cause_and_the_text() {
         let poison = QuarantinedRollout {
             environment: "ghost".into(),
             rollout: RolloutId { group: GroupId(7), member: 3 },

@@ -191,7 +191,7 @@ impl RolloutGenerator {
         drop(busy);
         let sequences = response?.sequences;
         if sequences.len() != count as usize {
-            return Err(format!("{count} samples were asked for, {} came back", sequences.len()).into());
+            return Err(format!("{count} samples were requested, {} arrived", sequences.len()).into());
         }
         Ok(sequences.into_iter().map(check).collect())
     }

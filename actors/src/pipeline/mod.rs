@@ -168,7 +168,7 @@ pub struct Pipeline {
     observer: Observer,
     max_failed_in_a_row: u64,
     max_raised_in_a_row: u64,
-    /// Why the service was given up, once it was.
+    /// Why the run stopped waiting for the service, if it did.
     away: watch::Receiver<Option<String>>,
     /// No bound unless constant groups are replaced.
     max_replaced_in_a_row: u64,
@@ -439,14 +439,14 @@ impl Pipeline {
                 why = broken(&mut self.stages) => break PipelineEvent::Failed(why),
                 why = given_up(&mut self.away), if !self.giving_up => {
                     // The rest of the service may still be reachable: the weights may still be saved.
-                    error!(%why, "giving up after the step under way");
+                    error!(%why, "stopping after the step in progress");
                     self.giving_up = true;
                     self.end(Some(why));
                 }
                 _ = counts.wait_for(hopeless), if !self.giving_up => {
                     // The weights are good: they are saved before the run ends.
                     let why = self.too_many();
-                    error!(%why, "giving up after the step under way");
+                    error!(%why, "stopping after the step in progress");
                     self.giving_up = true;
                     self.end(Some(why));
                 }
@@ -528,7 +528,7 @@ impl Pipeline {
         }
         if let Some((lasts, why)) = self.ledger().unanswered() {
             let lasts = lasts.as_secs();
-            return format!("no group came through for {lasts} s because a service did not answer: {why}");
+            return format!("no group succeeded for {lasts} s because a service did not answer: {why}");
         }
         match self.observer.ledger.failures() {
             Some((first, group, last)) if first == last => {
@@ -571,7 +571,7 @@ fn restore(
     restored
 }
 
-/// Waits until the service is given up.
+/// Waits until the outage limit of the service is reached.
 async fn given_up(away: &mut watch::Receiver<Option<String>>) -> String {
     let why = away.wait_for(Option::is_some).await.ok().and_then(|away| away.clone());
     match why {

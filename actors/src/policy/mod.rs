@@ -132,7 +132,7 @@ impl Oracle for LogprobOracle {
                 let topk = response.sequences.first().and_then(|s| s.topk.as_ref()?.first().cloned());
                 topk.map(Into::into).ok_or_else(|| {
                     RewardError::Environment(
-                        "this service returns no top-k log-probs: use a reward that needs none".into(),
+                        "this service returns no top-k logprobs: use a reward that needs none".into(),
                     )
                 })
             }
@@ -189,5 +189,5 @@ pub(crate) async fn target_logprobs(
         .get(prefix.len()..)
         .filter(|tail| tail.len() == target.len())
         .and_then(|tail| tail.iter().map(|lp| lp.filter(|lp| lp.is_finite())).collect())
-        .ok_or_else(|| BackendError::Unavailable("a target token came back without a log-prob".into()))
+        .ok_or_else(|| BackendError::Unavailable("a target token has no logprob".into()))
 }

@@ -55,7 +55,7 @@ pub struct PipelineMeters {
 /// Counters of each request to the service, failed tries included.
 #[derive(Clone)]
 pub struct ServiceMeters {
-    /// Why the service was given up, once it was.
+    /// Why the run stopped waiting for the service, if it did.
     away: watch::Sender<Option<String>>,
     seconds: HistogramVec,
     failures: IntCounterVec,
@@ -69,7 +69,7 @@ impl Default for PipelineMeters {
         Self {
             rollouts: counters(
                 "minds_sampler_rollouts_total",
-                "Rollouts that ended, by how: `sampled`, or `failed` for good.",
+                "Finished rollouts: `sampled`, or `failed` after all retries.",
                 &["environment", "outcome"],
             ),
             tokens: counters(
@@ -83,14 +83,10 @@ impl Default for PipelineMeters {
                 &["environment"],
                 &seconds,
             ),
-            scored: counters(
-                "minds_scorer_scored_total",
-                "Rollouts that have their reward.",
-                &["environment"],
-            ),
+            scored: counters("minds_scorer_scored_total", "Rollouts with a reward.", &["environment"]),
             missing: counters(
                 "minds_scorer_reward_errors_total",
-                "Rollouts without a reward, by the cause after the last try.",
+                "Rollouts without a reward, by the cause of the last attempt.",
                 &["environment", "cause"],
             ),
             lost_tokens: counter(
@@ -105,13 +101,13 @@ impl Default for PipelineMeters {
             ),
             score_seconds: histograms(
                 "minds_scorer_score_seconds",
-                "Time that a reward took, all tries and waits included.",
+                "Time of a reward, including retries and waits.",
                 &["environment"],
                 &seconds,
             ),
             quarantined: counter(
                 "minds_scorer_quarantined_total",
-                "Rollouts written to quarantine.jsonl: their reward failed for good, and not by the run's own limits.",
+                "Rollouts written to quarantine.jsonl: their reward failed after all retries, and not because of the run's own limits.",
             ),
             trained_tokens: counter("minds_trainer_tokens_total", "Sampled tokens that were trained."),
             staleness: histogram(
@@ -126,7 +122,7 @@ impl Default for PipelineMeters {
             ),
             export_seconds: histogram(
                 "minds_trainer_export_seconds",
-                "Time that the line waited for new weights to be ready to sample from, after their step.",
+                "Wait after a step until its weights can be sampled.",
                 &seconds,
             ),
             mean_reward: gauges(
@@ -136,17 +132,17 @@ impl Default for PipelineMeters {
             ),
             mixed: gauges(
                 "minds_trainer_mixed_groups_ratio",
-                "Share of the last step's groups whose rewards differ: the others teach nothing.",
+                "Share of the last step's groups whose rewards differ: the others have no gradient.",
                 &["environment"],
             ),
             kl: gauges(
                 "minds_trainer_kl_nats",
                 "Gap between the weights that sampled and those in training before the last step, per token: \
-                 `v1` is the mean of q - p, `v2` half the mean of its square (log-probs q when sampled, p now).",
+                 `v1` is the mean of q - p, `v2` half the mean of its square (logprobs q when sampled, p now).",
                 &["estimator"],
             ),
-            entropy: gauge("minds_trainer_entropy_nats", "Mean of -log-prob over the last step's tokens."),
-            learning_rate: gauge("minds_trainer_learning_rate", "Step size of the last optimizer step."),
+            entropy: gauge("minds_trainer_entropy_nats", "Mean of -logprob over the last step's tokens."),
+            learning_rate: gauge("minds_trainer_learning_rate", "Learning rate of the last optimizer step."),
             kl_alarms: counter(
                 "minds_trainer_kl_alarms_total",
                 "Steps whose gap was above `trainer.kl_alarm`.",
@@ -157,31 +153,31 @@ impl Default for PipelineMeters {
             ),
             masked: counter(
                 "minds_trainer_masked_tokens_total",
-                "Sampled tokens left out of the loss because their logprob cannot be right.",
+                "Sampled tokens left out of the loss because their logprob is implausible.",
             ),
             unchanged: counter(
                 "minds_trainer_unchanged_steps_total",
-                "Steps that left the weights as they were, for all rewards were equal within their groups.",
+                "Steps that left the weights unchanged because all rewards were equal within their groups.",
             ),
             service: ServiceMeters {
                 away: watch::Sender::new(None),
                 seconds: histograms(
                     "minds_service_request_seconds",
-                    "Time from a request's submission, or from when its answer was first waited for, to its end.",
+                    "Time from a request's submission, or from the first wait for its answer, to its end.",
                     &["operation"],
                     &seconds,
                 ),
                 failures: counters(
                     "minds_service_failures_total",
-                    "Requests that failed, by what can be done: `unavailable` ones are tried again.",
+                    "Failed requests by kind: `unavailable` ones are retried.",
                     &["operation", "kind"],
                 ),
                 in_flight: IntGaugeVec::new(
-                    Opts::new("minds_service_requests_in_flight", "Requests that wait for their answer."),
+                    Opts::new("minds_service_requests_in_flight", "Requests without an answer yet."),
                     &["operation"],
                 )
                 .expect("the name is a name"),
-                empty: counter("minds_service_empty_samples_total", "Samples that came back without tokens."),
+                empty: counter("minds_service_empty_samples_total", "Samples without tokens."),
             },
         }
     }

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_that_is_called_as_a_number_of_the_run_replaces_none() {
+    fn a_part_named_like_a_run_metric_does_not_replace_it() {
         let mut out = Metrics::from([("eval/a/reward".into(), 0.25)]);
         let parts = Metrics::from([("reward".into(), 7.0), ("error".into(), 1.0)]);
         add_parts(&mut out, "eval/a", OF_AN_EVALUATION, parts);

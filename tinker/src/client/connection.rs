@@ -288,14 +288,10 @@ impl Connection {
                     Ok(reply) => format!("status {}", reply.status),
                     Err(why) => self.transport.redact(why),
                 };
-                tracing::warn!(
-                    since_s = since.as_secs(),
-                    why,
-                    "paused: the service does not answer, waiting for it"
-                );
+                tracing::warn!(since_s = since.as_secs(), why, "paused: the service does not answer");
             }
             Some(OutageEvent::Over(after)) => {
-                tracing::warn!(after_s = after.as_secs(), "the service is back: going on")
+                tracing::warn!(after_s = after.as_secs(), "the service is back: continuing")
             }
         }
         reply

@@ -25,12 +25,12 @@ impl Default for ClientMetrics {
         let buckets = exponential_buckets(0.001, 2.0, 17).expect(NAMES);
         let seconds = HistogramOpts::new(
             "minds_client_request_seconds",
-            "Time of one request over the network. That of `retrieve_future` is how long the server held the poll.",
+            "Time of one network request; for `retrieve_future`, how long the server held the poll.",
         );
         Self {
             requests: counters(
                 "minds_client_requests_total",
-                "Requests over the network by the status of their answer; `none` where there was no answer.",
+                "Network requests by the status of their answer; `none` without an answer.",
                 &["operation", "status"],
             ),
             seconds: HistogramVec::new(seconds.buckets(buckets), &["operation"]).expect(NAMES),
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_runs_and_checkpoints_are_no_labels() {
+    fn names_of_runs_and_checkpoints_are_not_used_as_labels() {
         for (path, expected) in [
             ("asample", "asample"),
             ("training_runs/0b1d/checkpoints/weights/000010", "training_runs"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_of_every_kind_stand_at_zero_from_the_start() {
+    fn retries_of_every_kind_are_zero_from_the_start() {
         let metrics = ClientMetrics::default();
         metrics.begin();
         let count =

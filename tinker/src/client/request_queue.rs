@@ -90,7 +90,7 @@ impl QueueTask {
             }
             // The caller may have dropped the receiver; the request was sent anyway.
             if accepted.send(result).is_err() {
-                tracing::debug!(what, "nobody waits for this request");
+                tracing::debug!(what, "the caller has dropped this request");
             }
         }
     }

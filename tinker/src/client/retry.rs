@@ -4,7 +4,7 @@
 //! again is safe even when only the answer was lost. Errors of the caller are never asked again.
 //!
 //! An outage has one clock ([`OutageTracker`]) and one limit ([`ClientTimeouts::outage`]) for all waiting requests: all
-//! of them are given up when it runs out, and those that begin later at their first failure.
+//! of them fail when it runs out, and those that begin later fail at their first failure.
 
 use super::error::ClientError;
 use super::metrics::ClientMetrics;
@@ -19,10 +19,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// A conflict is asked again this often: most are real, some are a race with one's own lost request.
+/// Retries of a conflict: most are real, some are a race with one's own lost request.
 const CONFLICTS: u32 = 3;
 
-/// Answers that cannot be read are asked for again this often.
+/// Retries of an unreadable answer.
 const UNREADABLE: u32 = 8;
 
 /// What a request on something that is not there means.
@@ -180,7 +180,7 @@ pub(super) struct RetryContext<'a> {
     pub(super) billing: Duration,
 }
 
-/// One request over all its attempts: how often it was asked, how long to pause, when to give up.
+/// One request over all its attempts: their number, the next pause, and the limit.
 pub(super) struct Attempts<'a> {
     what: &'a str,
     /// The kind of request, as an outage is counted by it.
@@ -315,7 +315,7 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
-    /// After a success in between, failures count anew.
+    /// A success resets the count of failures.
     pub(super) fn progressed(&mut self) {
         self.pause = self.context.timeouts.backoff;
         if let Some(since) = self.failing.take() {
@@ -387,7 +387,7 @@ mod tests {
             attempts.back_off(RetryReason::failed(None, "away".into())).await
         }
 
-        /// How long it is asked again before it is given up, and how that is told.
+        /// How long it is retried, and how the failure is reported.
         async fn given_up(&self, attempts: &mut Attempts<'_>) -> (Duration, ClientError) {
             let begun = Instant::now();
             loop {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_for_a_server_as_long_as_the_limit_says_and_no_longer() {
+    async fn a_request_waits_for_a_server_exactly_as_long_as_the_limit() {
         for limit in [Duration::from_secs(10), MINUTE, 2 * HOUR] {
             let world = World::new(limit);
             let (silence, error) = world.given_up(&mut world.attempts(None)).await;
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_one_kind_of_request_was_given_up_no_other_kind_waits_for_the_same_server() {
+    async fn after_one_kind_of_request_timed_out_no_other_kind_waits_for_the_same_server() {
         let world = World::new(HOUR);
         world.given_up(&mut world.attempts(None)).await;
         let World { timeouts, jitter, metrics, outage } = &world;

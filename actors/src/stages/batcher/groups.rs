@@ -86,7 +86,7 @@ impl CompleteGroup {
             let unanswered = have + unanswered >= needed;
             let cause = missing.iter().find(|failure| failure.unanswered == unanswered);
             let cause =
-                cause.or(missing.first()).map_or("no member came back", |failure| failure.why.as_str());
+                cause.or(missing.first()).map_or("no member finished", |failure| failure.why.as_str());
             let why = format!(
                 "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
                  trainer.on_member_failure): {cause}"

@@ -158,7 +158,9 @@ impl AdvantageBatcher {
             match built.map_err(|e| e.to_string().into()).and_then(|built| built) {
                 Ok(ready) => stage.collect(ready, ctx),
                 Err(RolloutFailure { why, unanswered: true }) => {
-                    group.span.in_scope(|| warn!(%why, "no service for this group, its item comes again"));
+                    group.span.in_scope(
+                        || warn!(%why, "a service is unavailable for this group: its item will be resampled"),
+                    );
                     group.credit.settle(&GroupOutcome::Unanswered(why));
                 }
                 Err(RolloutFailure { why, unanswered: false }) => {

@@ -181,7 +181,7 @@ impl StepCommitter {
         let saving = if self.saved == Some(step) || nothing_done {
             Ok(())
         } else if why.is_some() && !self.works().await {
-            Err(format!("did not save step {step}, for its weights give no finite log-probs"))
+            Err(format!("did not save step {step}: its weights give non-finite logprobs"))
         } else {
             self.save(step, gradient_norms).await
         };

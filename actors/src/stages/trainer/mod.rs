@@ -313,7 +313,7 @@ impl StepInProgress {
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
             return BatchOutcome::Fatal(format!(
-                "a group was played by weights newer than {version}: versions went back"
+                "a group was sampled by weights newer than {version}: versions went back"
             ));
         }
         let last = minibatch + 1 >= minibatches.get();
@@ -331,7 +331,7 @@ impl StepInProgress {
         let training = &self.links.training;
         let started = Instant::now();
         let busy = self.links.activity.enter(ActivityKind::Training);
-        // No group has a learning signal: momentum alone would move the weights, so there is no step of Adam.
+        // No group has a learning signal: momentum alone would move the weights, so the Adam step is skipped.
         let teaches = accumulated.gradients || !data.is_empty();
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
@@ -364,7 +364,7 @@ impl StepInProgress {
             },
             Some(Err(error)) => {
                 accumulated.refuse(&groups, &error);
-                // The service may still execute a pass that was given up.
+                // The service may still execute a pass that timed out.
                 if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
                 {
                     return accumulated.give_up(&error);
@@ -406,7 +406,7 @@ impl StepInProgress {
             );
         }
         if accumulated.optim.is_none() {
-            warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+            warn!(step = self.step + 1, "all rewards are equal within their groups: weights unchanged");
         }
         // Shadows start from the checkpoint, where there is one.
         let shadows = self.links.shadow_checkpoints.as_ref().filter(|_| publish && !save);
@@ -426,7 +426,7 @@ impl StepInProgress {
         };
         match self.closing.send(CommitRequest::Commit(Box::new(done))).await {
             Ok(()) => BatchOutcome::Stepped,
-            Err(_) => BatchOutcome::Fatal("nobody closes the steps any more".into()),
+            Err(_) => BatchOutcome::Fatal("the step committer has stopped".into()),
         }
     }
 
@@ -458,5 +458,5 @@ fn not_finite(groups: &[TrainingGroup], forward: &ForwardOutput) -> Option<Strin
     let owners = groups.iter().flat_map(|group| group.data.iter().map(|_| group.group.id));
     let broken = |logprobs: &Vec<f32>| logprobs.iter().any(|lp| !lp.is_finite());
     let (group, _) = owners.zip(&forward.logprobs).find(|(_, logprobs)| broken(logprobs))?;
-    Some(format!("the pass gave {group} log-probs that are not finite: go on from the last state"))
+    Some(format!("the pass returned non-finite logprobs for {group}: resume from the last checkpoint"))
 }

@@ -63,7 +63,7 @@ pub(super) fn metrics(
         if let Some(limit) = options.kl_alarm {
             put(names::KL_ALARM, if kl > limit { 1.0 } else { 0.0 });
             if kl > limit {
-                warn!(step, kl, limit, "the weights in training have moved far from those that play");
+                warn!(step, kl, limit, "the weights in training have drifted from the sampling weights");
             }
         }
         put(names::LARGEST_GAP, gaps.iter().fold(0.0, |most, g| f64::max(most, g.abs())));
@@ -73,7 +73,7 @@ pub(super) fn metrics(
             warn!(
                 step,
                 tokens = impossible,
-                "the service's pass gave log-probs above 0, which would be probabilities above 1: its gradients are in \
+                "the service's pass gave logprobs above 0, which would be probabilities above 1: its gradients are in \
                  the step, and these tokens are left out of the drift"
             );
         }
@@ -98,7 +98,7 @@ pub(super) fn metrics(
     // Drops non-finite metrics: JSON has no NaN.
     out.retain(|name, value| {
         if !value.is_finite() {
-            warn!(step, name, value, "a number of this step is not finite and is left out");
+            warn!(step, name, value, "metric of this step is not finite and is left out");
         }
         value.is_finite()
     });

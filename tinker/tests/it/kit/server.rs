@@ -94,7 +94,7 @@ impl Server {
         self.script.lock().unwrap().push_back(Scripted { path, status, headers: vec![], body: body.into() });
     }
 
-    /// How often an address was asked.
+    /// The number of requests to an address.
     pub fn asked(&self, path: &str) -> usize {
         self.seen.lock().unwrap().iter().filter(|seen| seen.path.ends_with(path)).count()
     }
