@@ -45,7 +45,7 @@ pub(super) enum RetryReason {
     Failed {
         /// Status of the response, if there was one.
         status: Option<u16>,
-        /// What failed.
+        /// What failed, without secrets.
         why: String,
     },
     /// The server is full and may say for how long.
