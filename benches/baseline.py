@@ -96,7 +96,7 @@ class Torch:
 
     @torch.inference_mode()
     def generate(self, cache, logits, steps):
-        """Draws `steps` tokens at temperature 1, with their log-probs."""
+        """Draws `steps` tokens at temperature 1, with their logprobs."""
         tokens, logprobs = [], []
         for step in range(steps):
             scores = logits.log_softmax(-1)

@@ -1,5 +1,5 @@
 //! What watching a run costs: the processor time of the dashboard's thread beside that of the whole process, while
-//! Prometheus scrapes every second and a page looks on.
+//! Prometheus scrapes every second and a page is connected.
 //!
 //! Baseline: the same process's own work in the same run. The thread's time comes from the kernel, so it is exact however
 //! noisy the machine is. Stages count on their own threads; what a count costs is measured alone and multiplied.

@@ -220,7 +220,7 @@ struct EngineBench {
     random: SampleRng,
     training: Arc<dyn TrainingBackend>,
     sampler: Arc<dyn SamplingBackend>,
-    /// What decoding goes on from; kept by the prefix cache.
+    /// The prompts that decoding starts from; the prefix cache holds them.
     contexts: Vec<Arc<[Token]>>,
 }
 
@@ -311,7 +311,7 @@ fn advantage(index: usize) -> f32 {
     if index.is_multiple_of(2) { 1.0 } else { -1.0 }
 }
 
-/// Trains the last tokens, as many as have a sampling log-prob.
+/// Trains the last tokens, as many as have a sampling logprob.
 fn datum(tokens: &[Token], sampled: &[f32], advantage: f32) -> Result<Datum> {
     let (len, trained) = (tokens.len() - 1, sampled.len());
     let mut logprobs = vec![0.0; len - trained];

@@ -67,7 +67,7 @@ def best_entropy(rollouts: list[dict]) -> float:
 
 
 def best_sequence(rollouts: list[dict]) -> float:
-    """The answer that earned most on average, among those given to at least five words; no number if there is none."""
+    """Mean reward of the best answer among those given to at least five words; NaN without one."""
     rewards = defaultdict(dict)
     for rollout in rollouts:
         rewards[rollout["turns"][0]["text"]][rollout["item"]] = rollout["reward"]

@@ -99,7 +99,7 @@ async fn run_groups(env: &PythonEnvironment, concurrency: u64, groups: u64, memb
     begun.elapsed().as_secs_f64()
 }
 
-/// Rollouts per second of so many workers, 64 rollouts of 100 ms in each of them, in groups of so many.
+/// Rollouts per second of `workers` workers, each running 64 rollouts of 100 ms, in groups of `members`.
 fn scaled(runtime: &Runtime, workers: u64, members: u32) -> f64 {
     let env = open("timed", None, workers as usize, &json!({"seconds": 0.1}));
     let (concurrency, groups) = (workers * 64 / u64::from(members), 20);

@@ -328,7 +328,7 @@ pub struct ServeArgs {
 /// Commands below the `models` command.
 #[derive(Debug, Subcommand)]
 pub enum ModelsCommand {
-    /// Lists the models in the cache, and those that can be had by name.
+    /// Lists the models in the cache, and those that can be fetched by name.
     List,
     /// Fetches a model into the cache.
     Fetch {

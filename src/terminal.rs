@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_play_tricks_on_a_terminal_is_shown_in_words() {
+    fn control_characters_are_shown_by_name_on_a_terminal() {
         assert_eq!(escape_controls("a\tb\nä"), "a\tb\nä");
         assert_eq!(escape_controls("\u{1b}[31mred\r\u{7}\u{9b}2J"), "\\u{1b}[31mred\\r\\u{7}\\u{9b}2J");
     }

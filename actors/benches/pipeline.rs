@@ -96,7 +96,7 @@ async fn run(tokens: usize, longest: Duration) -> Figures {
     Figures { samples, messages, cpu: cpu_seconds() - before, wall: begun.elapsed().as_secs_f64() }
 }
 
-/// Processor time of so many messages through a bounded channel, from one task to another.
+/// CPU seconds that `messages` messages take through a bounded channel from one task to another.
 async fn channel(messages: u64) -> f64 {
     let before = cpu_seconds();
     let (sender, mut receiver) = tokio::sync::mpsc::channel::<Box<u64>>(1000);
@@ -119,5 +119,5 @@ fn peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("this bench needs Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<f64>().ok());
-    kib.expect("Linux tells the peak") / 1024.0
+    kib.expect("Linux reports the peak memory") / 1024.0
 }

@@ -18,7 +18,7 @@ pub enum PipelineError {
     #[error("the service is away: {0}")]
     ServiceAway(String),
     /// For too long no group became ready, because a service did not answer.
-    #[error("no group came through for {seconds} s because a service did not answer: {why}")]
+    #[error("no group succeeded for {seconds} s because a service did not answer: {why}")]
     Unanswered {
         /// Time since the last group that became ready.
         seconds: u64,
@@ -110,13 +110,13 @@ pub enum PipelineError {
         gap: f64,
     },
     /// The weights or the gradients are not finite.
-    #[error("the pass gave {group} log-probs that are not finite: go on from the last state")]
+    #[error("the pass returned non-finite logprobs for {group}: resume from the last checkpoint")]
     NotFinite {
         /// The group whose logprobs are not finite.
         group: GroupId,
     },
     /// The weights of the last step are not worth a checkpoint.
-    #[error("did not save step {step}, for its weights give no finite log-probs")]
+    #[error("did not save step {step}: its weights give non-finite logprobs")]
     UnusableWeights {
         /// Optimizer steps behind the weights.
         step: u64,
@@ -132,16 +132,16 @@ pub enum PipelineError {
         why: String,
     },
     /// A group was sampled by weights that did not exist yet.
-    #[error("a group was played by weights newer than {version}: versions went back")]
+    #[error("a group was sampled by weights newer than {version}: versions went back")]
     VersionsWentBack {
         /// The version in training.
         version: PolicyVersion,
     },
     /// The task that commits steps has ended.
-    #[error("nobody closes the steps any more")]
+    #[error("the step committer has stopped")]
     CommitterGone,
     /// The owner of the pipeline receives no events any more.
-    #[error("lost its follower")]
+    #[error("the owner of the pipeline has stopped receiving events")]
     ObserverGone,
 }
 

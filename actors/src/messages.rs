@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_the_item_the_cause_and_the_text() {
+    fn a_line_holds_the_item_the_cause_and_the_text() {
         let quarantined = QuarantinedRollout {
             environment: "ghost".into(),
             rollout: RolloutId { group: GroupId(7), member: 3 },

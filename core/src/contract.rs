@@ -189,9 +189,9 @@ pub async fn a_name_is_given_once(service: &dyn Service, run: &str) {
     training.save_state(&name).await.expect("a save");
     rejected("a taken name", training.save_state(&name).await);
     rejected("a name like a path", training.save_state("../up").await);
-    rejected("an unknown path", training.load_state("tinker://nobody/weights/nothing", true).await);
+    rejected("an unknown path", training.load_state("tinker://unknown/weights/nothing", true).await);
     rejected("no path at all", training.load_state("nothing", true).await);
-    rejected("an unknown path", service.sampler_from("tinker://nobody/sampler_weights/nothing").await);
+    rejected("an unknown path", service.sampler_from("tinker://unknown/sampler_weights/nothing").await);
 }
 
 /// Deleted weights cannot be loaded, and others still can. Services that cannot delete report it as unsupported.

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_learnt_and_its_prompt_is_not() {
+    fn a_completion_is_trained_and_its_prompt_is_not() {
         let datum = Datum::supervised(&[1, 2, 3], &[4, 5]).unwrap();
         assert_eq!((datum.input(), datum.targets()), (&[1, 2, 3, 4][..], &[2, 3, 4, 5][..]));
         assert_eq!(*datum.inputs(), LossInputs::Weights(vec![0.0, 0.0, 1.0, 1.0]));

@@ -137,10 +137,7 @@ impl ScoringContext<'_> {
         let logprobs = self.oracle.logprobs(prefix.into(), target.into()).await?;
         // A sum over fewer tokens would look like a better answer.
         if logprobs.len() != tokens {
-            return Err(RewardError::Service(format!(
-                "{} log-probs came for {tokens} tokens",
-                logprobs.len()
-            )));
+            return Err(RewardError::Service(format!("{} logprobs for {tokens} tokens", logprobs.len())));
         }
         Ok((logprobs.iter().map(|lp| f64::from(*lp)).sum(), tokens))
     }

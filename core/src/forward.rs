@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_are_put_together_by_their_suffix() {
+    fn metrics_are_combined_by_their_suffix() {
         let part = |n: usize, values: &[(&str, f64)]| ForwardOutput {
             logprobs: vec![vec![-1.0]; n],
             metrics: values.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect(),

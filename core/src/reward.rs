@@ -92,7 +92,7 @@ pub enum RewardError {
     #[error("the service refused the request: {0}")]
     Refused(String),
     /// The step's logprob queries were used up, and the next step did not come in time.
-    #[error("the {0} log-prob queries of this step are used up (`scorer.queries_per_step`)")]
+    #[error("the {0} logprob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
     /// The reward came out NaN or infinite.
     #[error("the reward is not finite: {0}")]
@@ -101,7 +101,7 @@ pub enum RewardError {
 
 impl RewardError {
     /// Whether the same scoring may succeed if it is tried again now. A wait that took its whole limit is not repeated:
-    /// a limit that is waited out several times is no limit.
+    /// repeating the wait would multiply the limit.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Service(_))
@@ -133,7 +133,7 @@ impl RewardError {
         }
     }
 
-    /// Whether the environment's own code failed, or computed no number.
+    /// Whether the environment's own code failed, or returned a non-finite reward.
     #[must_use]
     pub fn is_environment_fault(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::NotFinite(_))
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cause_is_one_of_the_words() {
+    fn every_cause_is_a_known_label() {
         let why = String::new;
         let causes = [
             RewardError::Service(why()),

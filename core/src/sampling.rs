@@ -189,10 +189,10 @@ impl Completion {
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum CompletionError {
     /// It has no tokens.
-    #[error("a sample came back without tokens")]
+    #[error("a sample has no tokens")]
     Empty,
     /// The numbers of tokens and of logprobs differ.
-    #[error("a sample of {tokens} tokens came back with {logprobs} log-probs")]
+    #[error("a sample of {tokens} tokens has {logprobs} logprobs")]
     Unmatched {
         /// Number of tokens in the sample.
         tokens: usize,
@@ -200,7 +200,7 @@ pub enum CompletionError {
         logprobs: usize,
     },
     /// A logprob is NaN or infinite.
-    #[error("token {at} of a sample came back with the log-prob {logprob}")]
+    #[error("token {at} of a sample has the logprob {logprob}")]
     NotFinite {
         /// Position of the token in the sample, from 0.
         at: usize,

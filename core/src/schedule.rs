@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn every_item_comes_once_per_cycle_in_another_order() {
+    fn every_item_occurs_once_per_cycle_in_a_new_order() {
         for items in [1, 2, 3, 5, 16, 17, 123] {
             let schedule = Schedule::new(3, &[component(1.0, items)]).unwrap();
             let cycle = |c: u64| -> Vec<u64> {

@@ -35,7 +35,7 @@ pub enum BackendError {
     #[error("the service failed: {0}")]
     Unavailable(String),
     /// The service is reachable, but did not answer within the time limit of the request. The request is not sent again
-    /// for that reason: a limit that is waited out several times is no limit.
+    /// for that reason: repeating the wait would multiply the limit.
     #[error("the service took too long: {0}")]
     TimedOut(String),
     /// The service has not answered within the longest wait allowed for it: give up.
@@ -128,7 +128,7 @@ pub trait SamplingBackend: Send + Sync {
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
         let response = self.sample(SampleRequest::score(tokens)).await?;
         response.prompt_logprobs.ok_or_else(|| {
-            BackendError::Unsupported("it returned no prompt log-probs although they were asked for".into())
+            BackendError::Unsupported("it returned no prompt logprobs although they were asked for".into())
         })
     }
 }

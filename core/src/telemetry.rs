@@ -71,67 +71,65 @@ metrics! {
         BUILD_INFO: Gauge, "minds_build_info" ["version", "commit"]
             "Always 1: the program's version and commit.";
         RUN_INFO: Gauge, "minds_run_info" ["run", "base_model", "service", "loss"]
-            "Always 1: what is trained where."
+            "Always 1: run, base model, service and loss."
             "Join on it to name a run.";
         RUN_START_TIMESTAMP_SECONDS: Gauge, "minds_run_start_timestamp_seconds" []
-            "When this life of the run began."
+            "Start time of this process."
             "Changes often: the process is restarted, read its last log lines.";
         RUN_STEP: Gauge, "minds_run_step" []
             "Optimizer steps done."
             "Does not grow: see `minds_trainer_idle_seconds_total` and send SIGUSR1.";
         RUN_STEP_TIMESTAMP_SECONDS: Gauge, "minds_run_step_timestamp_seconds" []
-            "When the last optimizer step was done; before the first one, when this life of the run \
-             began."
+            "When the last optimizer step was done; before the first one, the start time of this process."
             "Much longer ago than a step takes: as above.";
         RUN_STEPS: Gauge, "minds_run_steps" []
             "Optimizer steps in all.";
         RUN_MAX_STALENESS_STEPS: Gauge, "minds_run_max_staleness_steps" []
-            "Most steps by which rollouts may lie behind the weights that they train."
+            "Bound on the staleness of rollouts, in steps."
             "`trainer.max_staleness`.";
         RUN_CHECKPOINT_STEP: Gauge, "minds_run_checkpoint_step" []
-            "Steps done at the last saved state.";
+            "Steps done at the last checkpoint.";
         RUN_CHECKPOINT_TIMESTAMP_SECONDS: Gauge, "minds_run_checkpoint_timestamp_seconds" []
-            "When the last state was saved; before the first one, when this life of the run began."
+            "When the last checkpoint was saved; before the first one, the start time of this process."
             "Older than what may be lost: lower `trainer.save_every`. Not growing at all: the service \
              cannot save.";
     }
     "The pipeline" {
         PIPELINE_CREDITS: Gauge, "minds_pipeline_credits" ["state"]
-            "Rights to have a group under way, by state: `used` or `free`."
+            "Credits, each the right to have a group in flight, by state: `used` or `free`."
             "`free` for long: the feeder has nothing to open, which is right only at the end.";
         PIPELINE_GROUPS_OPENED: Counter, "minds_pipeline_groups_opened_total" []
             "Groups opened.";
         PIPELINE_GROUPS_SETTLED: Counter, "minds_pipeline_groups_settled_total" ["outcome"]
-            "Groups that have left the pipeline, by their outcome."
+            "Finished groups by outcome."
             "`failed` grows: the log names each first cause. `filtered` (no signal) grows: the task is \
              too easy or too hard. `dropped` (too old, or no service answered; the item comes again) \
              grows: raise `max_staleness` or lower `async_off_policy_steps`. Else `trained`.";
         PIPELINE_TOKENS_DISCARDED: Counter, "minds_pipeline_tokens_discarded_total" ["outcome"]
-            "Sampled tokens of rollouts that had their reward and were not trained, by the outcome of \
-             their group."
+            "Sampled tokens of rollouts that had a reward and were not trained, by the outcome of their group."
             "The price of the outcomes above.";
         PIPELINE_SECONDS: Counter, "minds_pipeline_seconds_total" []
-            "Time that the pipeline has been at work.";
+            "Run time of the pipeline.";
         PIPELINE_BUSY_SECONDS: Counter, "minds_pipeline_busy_seconds_total" ["work"]
-            "Time in which at least one piece of this work was under way."
+            "Time in which at least one piece of this work was in progress."
             "The largest rate of `sampling`, `scoring`, `training`, `shadow` is the bottleneck: near 1, \
              that stage sets the pace. `any` is at least one of them.";
         PIPELINE_OVERLAP_SECONDS: Counter, "minds_pipeline_overlap_seconds_total" []
-            "Time in which the trainer was busy while sampling or scoring went on."
+            "Time in which the trainer was busy during sampling or scoring."
             "Its share of the training time far below 1: raise `async_off_policy_steps`.";
         MAILBOX_DEPTH: Gauge, "minds_mailbox_depth" ["mailbox"]
-            "Messages queued or in work."
+            "Messages queued or being processed."
             "In `groups`, `rollouts`, `scored`, `batches`, `measures`. At capacity for long: the stage \
              behind the mailbox is the bottleneck.";
         MAILBOX_CAPACITY: Gauge, "minds_mailbox_capacity" ["mailbox"]
-            "Most messages that a mailbox holds.";
+            "Capacity of the mailbox in messages.";
         MAILBOX_SENT: Counter, "minds_mailbox_sent_total" ["mailbox"]
             "Messages sent.";
         MAILBOX_LOST: Counter, "minds_mailbox_lost_total" ["mailbox"]
             "Messages dropped unopened. Anything but 0 before a run's end is a fault."
             "Anything but 0 before the end: a stage died, see the log.";
         MAILBOX_WAIT_SECONDS: Counter, "minds_mailbox_wait_seconds_total" ["mailbox"]
-            "Time that senders have waited for room, summed over the senders."
+            "Time that senders waited for a permit, summed over senders."
             "Grows in `rollouts`: rewards are slow, raise `scorer.workers`.";
         STAGE_BUSY: Gauge, "minds_stage_busy" ["stage"]
             "Pieces of work in progress.";
@@ -144,7 +142,7 @@ metrics! {
     }
     "Evaluations" {
         EVAL_STEP: Gauge, "minds_eval_step" []
-            "Steps that the weights of the last evaluation had behind them."
+            "Optimizer steps of the weights of the last evaluation."
             "Far behind `minds_run_step`: evaluations take longer than `trainer.eval_every` steps.";
         EVAL_REWARD: Gauge, "minds_eval_reward" ["environment"]
             "Mean reward of the last evaluation."
@@ -159,7 +157,7 @@ metrics! {
     }
     "Sampling" {
         SAMPLER_ROLLOUTS: Counter, "minds_sampler_rollouts_total" ["environment", "outcome"]
-            "Rollouts that ended, by how: `sampled`, or `failed` for good."
+            "Finished rollouts: `sampled`, or `failed` after all retries."
             "`failed`: the service or the environment refuses, see the log.";
         SAMPLER_TOKENS: Counter, "minds_sampler_tokens_total" ["kind"]
             "Tokens of sampled rollouts: `prompt` of their last prompts, `sampled` of their completions.";
@@ -169,41 +167,38 @@ metrics! {
     }
     "Scoring" {
         SCORER_SCORED: Counter, "minds_scorer_scored_total" ["environment"]
-            "Rollouts that have their reward.";
+            "Rollouts with a reward.";
         SCORER_REWARD_ERRORS: Counter, "minds_scorer_reward_errors_total" ["environment", "cause"]
-            "Rollouts without a reward, by the cause after the last try."
+            "Rollouts without a reward, by the cause of the last attempt."
             "`service`: one that the reward needs failed; `away`: it did not answer within its limit; \
              `timed_out`, `environment`, `unsupported`, `refused`, `budget`, `not_finite`. Above a few percent: read \
              `quarantine.jsonl`; `budget`: raise `scorer.queries_per_step`.";
         SCORER_TOKENS_DISCARDED: Counter, "minds_scorer_tokens_discarded_total" []
             "Sampled tokens of rollouts without a reward.";
         SCORER_QUARANTINED: Counter, "minds_scorer_quarantined_total" []
-            "Rollouts written to quarantine.jsonl: their reward failed for good, and not by the run's own \
-             limits.";
+            "Rollouts written to quarantine.jsonl: their reward failed after all retries, and not because of the run's own limits.";
         SCORER_REWARD: Histogram(&REWARDS), "minds_scorer_reward" ["environment"]
             "Rewards."
             "All in one bucket: nothing to learn.";
         SCORER_SCORE_SECONDS: Histogram(&SECONDS), "minds_scorer_score_seconds" ["environment"]
-            "Time that a reward took, all tries and waits included.";
+            "Time of a reward, including retries and waits.";
         SCORER_BACKLOG: Gauge, "minds_scorer_backlog" []
-            "Rollouts that are sampled and not yet scored."
+            "Rollouts sampled but not yet scored."
             "Grows: raise `scorer.workers` or make the reward cheaper.";
         SCORER_QUERIES: Counter, "minds_scorer_queries_total" ["answer"]
-            "Log-prob queries of rewards, by who answered: the `service`, or the `memory` of an equal \
-             one.";
+            "Logprob queries of rewards, answered by the `service` or from the `memory` of an equal query.";
         SCORER_QUERY_WAIT_SECONDS: Counter, "minds_scorer_query_wait_seconds_total" []
-            "Time that log-prob queries have waited for room or for the next step, summed over the \
-             queries."
+            "Time that logprob queries waited for a slot or for the next step, summed over queries."
             "Grows: raise `scorer.concurrency` or `scorer.queries_per_step`.";
         SHADOW_STEPS: Counter, "minds_shadow_steps_total" []
             "Gradient steps measured by shadow adapters.";
         SHADOW_WAIT_SECONDS: Counter, "minds_shadow_wait_seconds_total" []
-            "Time that these waited for an adapter."
+            "Time that these steps waited for an adapter."
             "More than the next one: raise `shadow.adapters`.";
         SHADOW_SERVICE_SECONDS: Counter, "minds_shadow_service_seconds_total" []
             "Time that these took.";
         PYTHON_PROCESS_ENDS: Counter, "minds_python_process_ends_total" ["environment"]
-            "Processes of a Python environment that ended unasked, or did not start, and were replaced."
+            "Processes of a Python environment that ended unexpectedly or did not start, and were replaced."
             "Grows: its code crashes or needs too much memory; the log has its last lines.";
     }
     "Training" {
@@ -215,11 +210,10 @@ metrics! {
         TRAINER_TRAIN_SECONDS: Histogram(&SECONDS), "minds_trainer_train_seconds" []
             "Time of a step's passes and its optimizer step, from submission to result.";
         TRAINER_EXPORT_SECONDS: Histogram(&SECONDS), "minds_trainer_export_seconds" []
-            "Time that the line waited for new weights to be ready to sample from, after their step."
+            "Wait after a step until its weights can be sampled."
             "As long as a step: raise `publish_every`.";
         TRAINER_IDLE_SECONDS: Counter, "minds_trainer_idle_seconds_total" ["reason"]
-            "Time in which the trainer had nothing to do, by what went on meanwhile: what it was waiting \
-             for."
+            "Time in which the trainer was idle, by what it was waiting for."
             "The largest of `sampling`, `scoring`, `sampling_and_scoring`, `export` is what to speed up. \
              `nothing`: something is stuck, send SIGUSR1.";
         TRAINER_REFUSED_BATCHES: Counter, "minds_trainer_refused_batches_total" []
@@ -228,7 +222,7 @@ metrics! {
         TRAINER_REWARD: Gauge, "minds_trainer_reward" ["environment"]
             "Mean reward of the last step's rollouts.";
         TRAINER_MIXED_GROUPS_RATIO: Gauge, "minds_trainer_mixed_groups_ratio" ["environment"]
-            "Share of the last step's groups whose rewards differ: the others teach nothing."
+            "Share of the last step's groups whose rewards differ: the others have no gradient."
             "Below a half: most of what is sampled has no learning signal.";
         TRAINER_KL_NATS: Gauge, "minds_trainer_kl_nats" ["estimator"]
             "Gap between the weights that sampled and those in training before the last step, per token: \
@@ -236,44 +230,43 @@ metrics! {
              now)."
             "`v2` above 0.01 with an unclipped loss: lower the learning rate or the staleness.";
         TRAINER_ENTROPY_NATS: Gauge, "minds_trainer_entropy_nats" []
-            "Mean of -log-prob over the last step's tokens."
+            "Mean of -logprob over the last step's tokens."
             "Falls to 0: the policy has collapsed.";
         TRAINER_LEARNING_RATE: Gauge, "minds_trainer_learning_rate" []
-            "Step size of the last optimizer step.";
+            "Learning rate of the last optimizer step.";
         TRAINER_CLIPPED_STEPS: Counter, "minds_trainer_clipped_steps_total" []
             "Optimizer steps whose gradient was clipped at the running limit."
             "Any: look at `optim/max_abs_logprob_gap` of that step.";
         TRAINER_MASKED_TOKENS: Counter, "minds_trainer_masked_tokens_total" []
-            "Sampled tokens left out of the loss because their logprob cannot be right."
+            "Sampled tokens left out of the loss because their logprob is implausible."
             "Any: a fault of the service.";
         TRAINER_KL_ALARMS: Counter, "minds_trainer_kl_alarms_total" []
             "Steps whose gap was above `trainer.kl_alarm`."
             "Any: the policy moves too far between sampling and training.";
         TRAINER_UNCHANGED_STEPS: Counter, "minds_trainer_unchanged_steps_total" []
-            "Steps that left the weights as they were, for all rewards were equal within their groups."
+            "Steps that left the weights unchanged because all rewards were equal within their groups."
             "Grows: as `minds_trainer_mixed_groups_ratio`.";
     }
     "The service" {
         SERVICE_REQUEST_SECONDS: Histogram(&SECONDS), "minds_service_request_seconds" ["operation"]
-            "Time from a request's submission, or from when its answer was first waited for, to its end."
+            "Time from a request's submission, or from the first wait for its answer, to its end."
             "By method of the service: `sample`, `logprobs`, `forward_backward`, `optim_step`, \
              `export_sampler`, `save_state`, `load_state` and others.";
         SERVICE_FAILURES: Counter, "minds_service_failures_total" ["operation", "kind"]
-            "Requests that failed, by what can be done: `unavailable` ones are tried again."
+            "Failed requests by kind: `unavailable` ones are retried."
             "Not tried again are `rejected`, `unsupported`, `timed_out` (the answer took longer than its \
              limit), `away` (no answer within `tinker.outage`) and `lost`.";
         SERVICE_REQUESTS_IN_FLIGHT: Gauge, "minds_service_requests_in_flight" ["operation"]
-            "Requests that wait for their answer.";
+            "Requests without an answer yet.";
         SERVICE_EMPTY_SAMPLES: Counter, "minds_service_empty_samples_total" []
-            "Samples that came back without tokens."
+            "Samples without tokens."
             "Their rollouts have no completion. Grows: the service or its template is broken.";
         CLIENT_REQUESTS: Counter, "minds_client_requests_total" ["operation", "status"]
-            "Requests over the network by the status of their answer; `none` where there was no answer."
+            "Network requests by the status of their answer; `none` without an answer."
             "Of servers only, not of the embedded engine. 429: the server is full, the client slows down \
              by itself; 5xx, `none`: the server is in trouble.";
         CLIENT_REQUEST_SECONDS: Histogram(&POLL_SECONDS), "minds_client_request_seconds" ["operation"]
-            "Time of one request over the network. That of `retrieve_future` is how long the server held \
-             the poll.";
+            "Time of one network request; for `retrieve_future`, how long the server held the poll.";
         CLIENT_RETRIES: Counter, "minds_client_retries_total" ["why"]
             "Requests that were repeated, by why: `busy` (429, or a pause that the server asked for), \
              `failed`, `conflict`, `unreadable`, `billing`."

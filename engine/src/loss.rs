@@ -51,7 +51,7 @@ fn clamp<T: Real>(x: T, low: f64, high: f64) -> T {
 mod tests {
     use super::*;
 
-    /// Ratio 1.5, 0.5 or 1.1 of a log-prob of -1.
+    /// Ratio 1.5, 0.5 or 1.1 of a logprob of -1.
     fn check(loss: Loss, ratio: f64, coefficient: f64, value: f64, slope: f64) {
         let (found, found_slope) = token_loss(loss, -1.0, -1.0 - ratio.ln(), coefficient);
         assert!((found - value).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: value {found}");

@@ -1,8 +1,8 @@
 //! Environments, chat renderers and the registry.
 //!
-//! An environment is asked for by its id with [`registry::load`] and shared as an immutable value; a renderer by its
-//! name with [`render::renderer`]. Both answer a wrong name or argument with an error that says what would be right.
-//! The native ones wait for nothing but the [`Oracle`](minds_core::environment::Oracle) that a reward asks; those that are
+//! An environment is loaded by its id with [`registry::load`] and shared as an immutable value; a renderer by its name
+//! with [`render::renderer`]. Both answer a wrong name or argument with an error that says what would be right. The
+//! native ones wait for nothing but the [`Oracle`](minds_core::environment::Oracle) that a reward asks; those that are
 //! Python packages ([`worker`]) have processes and threads of their own.
 
 pub mod args;

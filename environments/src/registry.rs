@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_id_is_answered_with_the_known_ones() {
+    fn an_unknown_id_is_an_error_that_lists_the_known_ones() {
         let error = |id| load(id, &Map::new(), 0).err().expect("unknown").to_string();
         let known: Vec<String> = list().iter().map(|info| format!("`{}`", info.id)).collect();
         assert_eq!(

@@ -178,7 +178,7 @@ impl GgufFile {
     /// An array of strings; an error where the key is absent.
     pub(crate) fn strings(&self, key: &str) -> Result<Vec<&str>, ModelError> {
         let Some(GgufValue::Array(items)) = self.get(key) else {
-            return Err(ModelError::damaged(self.bytes.path(), format!("there is no array `{key}`")));
+            return Err(ModelError::damaged(self.bytes.path(), format!("the array `{key}` is missing")));
         };
         items
             .iter()

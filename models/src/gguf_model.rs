@@ -24,7 +24,7 @@ pub(crate) fn architecture(gguf: &GgufFile) -> Result<Architecture, ModelError> 
     };
     let shape_of = |tensor: &str| gguf.tensor(tensor).map(|t| t.shape.as_slice());
     let Some([vocab, dim]) = shape_of("token_embd.weight") else {
-        return Err(ModelError::damaged(path, "there is no matrix `token_embd.weight`"));
+        return Err(ModelError::damaged(path, "the matrix `token_embd.weight` is missing"));
     };
     let heads = need("attention.head_count")?;
     if heads == 0 {
@@ -133,7 +133,7 @@ pub(crate) fn tokenizer_parts(gguf: &GgufFile) -> Result<ByteLevelParts, ModelEr
     for merge in gguf.strings("tokenizer.ggml.merges")? {
         let pair = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty());
         let (left, right) =
-            pair.ok_or_else(|| ModelError::damaged(path, format!("the merge `{merge}` is no pair")))?;
+            pair.ok_or_else(|| ModelError::damaged(path, format!("the merge `{merge}` is not a pair")))?;
         merges.push((left.to_owned(), right.to_owned()));
     }
     // Types of llama.cpp: 3 control, 4 user-defined (an ordinary added token).

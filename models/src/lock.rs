@@ -63,7 +63,7 @@ impl FileLock {
                 tracing::warn!(
                     path = %stand_in.0.display(),
                     %error,
-                    "the file system has no locks: this file stands for the lock"
+                    "the file system has no locks: this file replaces the lock"
                 );
                 Ok(Self { _file: file, stand_in: Some(stand_in) })
             }

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_here_is_found_without_asking_anybody() {
+    fn a_local_model_is_found_without_a_request() {
         let dir = tempfile::tempdir().unwrap();
         let cache = ModelCache::at(dir.path().join("cache"));
         assert_eq!(

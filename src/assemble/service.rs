@@ -23,6 +23,9 @@ use tokio::runtime::Runtime;
 /// Longest wait for a server at the end of a run.
 const SESSION_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest wait of a probe for a server that does not respond or is overloaded.
+const PROBE_OUTAGE_LIMIT: Duration = Duration::from_secs(30);
+
 /// A service with its model, tokenizer and renderer.
 pub struct ModelService {
     /// The service that samples and trains.
@@ -125,7 +128,9 @@ pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
 /// # Errors
 /// The same errors as at the start of a run.
 pub fn probe_server(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), CommandError> {
-    let (service, remote) = connect(plan, server, None, &ClientMetrics::default())?;
+    // An overloaded server is an answer, too: nothing is gained by waiting for it as a run does.
+    let server = RemotePlan { outage: server.outage.min(PROBE_OUTAGE_LIMIT), ..server.clone() };
+    let (service, remote) = connect(plan, &server, None, &ClientMetrics::default())?;
     let found = (service.info(), service.keeps_samplers());
     remote.close(FinishReason::Success);
     Ok(found)

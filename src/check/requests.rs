@@ -51,7 +51,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             },
         ),
         StepRequest {
-            what: "log-probs for rewards",
+            what: "logprobs for rewards",
             count: None,
             every: 1,
             note: match plan.queries.per_step {
@@ -66,7 +66,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
     if batching.kl_penalty > 0.0 {
         let of = batching.kl_reference.as_deref().unwrap_or("the base model");
         all.push(request(
-            "log-probs of the reference",
+            "logprobs of the reference",
             groups * members,
             1,
             format!("one a rollout, of {of}"),
@@ -88,7 +88,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             ),
         });
         if plan.shadow_from == ShadowFrom::Policy {
-            all.push(request("states for measuring", 1, publish, "deleted when nobody asks any more".into()));
+            all.push(request("states for measuring", 1, publish, "deleted when no longer used".into()));
         }
     }
     if plan.save_every > 0 {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_asks_what_its_sizes_say() {
+    fn the_requests_of_a_step_follow_from_its_sizes() {
         let text = "[trainer]\nrollouts_per_example = 8\ngroups_per_batch = 12\nnum_substeps = 2\nstream_minibatches = 3\n\
                     publish_every = 4\nkl_penalty_coef = 0.1\nsave_every = 10\neval_every = 5\n[eval]\nepisodes = 16";
         let habits = EnvironmentUsage { self_driven: false, measure: true, evaluated: 2 };
@@ -132,9 +132,9 @@ mod tests {
             asked(text, habits),
             [
                 ("samples", Some(12), 1),
-                ("log-probs for rewards", None, 1),
+                ("logprobs for rewards", None, 1),
                 // 12 groups of 8.
-                ("log-probs of the reference", Some(96), 1),
+                ("logprobs of the reference", Some(96), 1),
                 // Two steps of three parts each.
                 ("forward_backward", Some(6), 1),
                 ("optim_step", Some(2), 1),
@@ -149,12 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_turned_off_is_not_asked() {
+    fn disabled_features_send_no_requests() {
         let found = asked("trainer.save_every = 0", EnvironmentUsage::default());
         let what: Vec<_> = found.iter().map(|(what, ..)| *what).collect();
         assert_eq!(
             what,
-            ["samples", "log-probs for rewards", "forward_backward", "optim_step", "sampler weights"]
+            ["samples", "logprobs for rewards", "forward_backward", "optim_step", "sampler weights"]
         );
     }
 }

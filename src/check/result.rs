@@ -91,7 +91,7 @@ impl CheckResult {
         if let (false, ServicePlan::Remote(server)) = (offline, &plan.service) {
             let (info, keeps_samplers) = assemble::probe_server(&plan, server)?;
             assemble::check_samplers(&plan, &info.name, keeps_samplers).or_exit(ProcessExit::Config)?;
-            let key = if server.api_key.is_some() { "takes the key" } else { "asks for no key" };
+            let key = if server.api_key.is_some() { "takes the key" } else { "needs no key" };
             tried.push(format!(
                 "{} answers, {key}, gives a session and does not refuse {}",
                 server.base_url, info.base_model

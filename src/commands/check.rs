@@ -44,11 +44,8 @@ impl CheckResult {
     fn show(&self) {
         let Self { plan, .. } = self;
         let batching = &plan.batching;
-        let status = if self.offline {
-            "nothing is wrong with it; nobody was asked"
-        } else {
-            "a run of it would start"
-        };
+        let status =
+            if self.offline { "no errors found; no request was sent" } else { "a run of it would start" };
         print_line!("config       {}: {status}", plan.origin);
         print_line!("service      {}", service(plan));
         let reads = self.context.map(|n| format!(", reads {n} tokens")).unwrap_or_default();
@@ -74,12 +71,12 @@ impl CheckResult {
             check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
         print_line!("mailboxes    {}", mailboxes.join(", "));
         print_line!(
-            "staleness    up to {} steps off policy, rollouts at most {} steps old; {}",
+            "staleness    up to {} steps off policy, rollouts at most {} steps stale; {}",
             batching.max_steps_off_policy,
             batching.max_staleness,
             match batching.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
-                StalenessHandling::Drop => "older ones are dropped and played again",
+                StalenessHandling::Drop => "staler ones are dropped and resampled",
             }
         );
         print_line!("loss         {}, learning rate {}", plan.loss.name(), plan.adam.learning_rate);
@@ -141,10 +138,10 @@ impl CheckResult {
                 format!("{}: all its {step} steps are done", path.display())
             }
             (Some(path), Some(FolderOutlook::Resumes { step })) => {
-                format!("{}: the run in it goes on after step {step}", path.display())
+                format!("{}: its run resumes after step {step}", path.display())
             }
             (Some(path), Some(FolderOutlook::Restarts)) => {
-                format!("{}: the run in it saved no state and starts over", path.display())
+                format!("{}: its run saved no checkpoint and starts over", path.display())
             }
             (Some(path), _) => format!("{}: a new run", path.display()),
             (None, _) => format!("outputs/{}/<time>: a new run", self.plan.stem),

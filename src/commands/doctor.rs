@@ -88,9 +88,9 @@ fn cores() -> DoctorFinding {
 fn memory(plan: Option<&RunPlan>) -> DoctorFinding {
     let needed = plan.and_then(needed_memory);
     match (machine::memory(), needed) {
-        (None, _) => finding(FindingStatus::Warn, "memory", "this system does not say how much is free"),
+        (None, _) => finding(FindingStatus::Warn, "memory", "the free memory is unknown on this system"),
         (Some(free), Some(needed)) if free < needed => {
-            let less = "a smaller model, or a smaller engine.kv_cache_mib, takes less, and a container may be given more";
+            let less = "a smaller model, or a smaller engine.kv_cache_mib, needs less, or raise the container's limit";
             let message = format!("{} free, about {} needed: {less}", HumanBytes(free), HumanBytes(needed));
             finding(FindingStatus::Missing, "memory", message)
         }
@@ -127,9 +127,11 @@ fn disk(plan: Option<&RunPlan>) -> DoctorFinding {
         Ok(free) => {
             finding(FindingStatus::Ok, "disk", format!("{} free for {}", HumanBytes(free), folder.display()))
         }
-        Err(error) => {
-            finding(FindingStatus::Warn, "disk", format!("{} cannot be asked: {error}", folder.display()))
-        }
+        Err(error) => finding(
+            FindingStatus::Warn,
+            "disk",
+            format!("the free space of {} is unknown: {error}", folder.display()),
+        ),
     }
 }
 
@@ -153,15 +155,18 @@ fn model(plan: Option<&RunPlan>) -> DoctorFinding {
             finding(FindingStatus::Ok, "model", format!("{name} is at hand"))
         }
         Ok((ModelAvailability::Absent { .. }, true)) if !is_embedded => {
-            finding(FindingStatus::Ok, "model", format!("the tokenizer of {name} is at hand"))
+            finding(FindingStatus::Ok, "model", format!("the tokenizer of {name} is on this machine"))
         }
         Ok((ModelAvailability::Absent { .. }, _)) if !is_embedded => {
-            let message = format!("the tokenizer of {name} is not at hand: a run fetches it from the hub");
+            let message =
+                format!("the tokenizer of {name} is not on this machine: a run fetches it from the hub");
             finding(FindingStatus::Warn, "model", message)
         }
-        Ok((ModelAvailability::Absent { name, .. }, _)) => {
-            finding(absent, "model", format!("{name} is not at hand: `minds-actors models fetch {name}`"))
-        }
+        Ok((ModelAvailability::Absent { name, .. }, _)) => finding(
+            absent,
+            "model",
+            format!("{name} is not on this machine: `minds-actors models fetch {name}`"),
+        ),
     }
 }
 
@@ -191,7 +196,7 @@ fn python(plan: Option<&RunPlan>) -> Vec<DoctorFinding> {
             None => finding(
                 FindingStatus::Warn,
                 what,
-                format!("is not there: on Debian or Ubuntu, `apt-get install {package}`"),
+                format!("is missing: on Debian or Ubuntu, `apt-get install {package}`"),
             ),
         });
     }
@@ -215,7 +220,7 @@ fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
                 Ok(()) => finding(
                     FindingStatus::Ok,
                     "environment",
-                    format!("{} is there; `minds-actors check` tries it", env.name),
+                    format!("{} is installed; `minds-actors check` tests it", env.name),
                 ),
                 Err(error) => finding(FindingStatus::Missing, "environment", error.to_string()),
             }
@@ -242,7 +247,7 @@ fn port(what: &'static str, address: SocketAddr, other: &str) -> DoctorFinding {
     match TcpListener::bind(address) {
         Ok(_) => finding(FindingStatus::Ok, what, format!("{address} is free")),
         Err(error) => {
-            finding(FindingStatus::Warn, what, format!("{address} cannot be had: {error}; name {other}"))
+            finding(FindingStatus::Warn, what, format!("{address} cannot be bound: {error}; name {other}"))
         }
     }
 }
@@ -252,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_taken_is_told_with_what_to_do() {
+    fn a_port_in_use_is_reported_with_advice() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = port("serve", taken.local_addr().unwrap(), "another with --addr");
         assert_eq!(found.status, FindingStatus::Warn);

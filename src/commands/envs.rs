@@ -102,7 +102,7 @@ fn load(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
         return Ok(Arc::new(python(env)?));
     }
     if env.python.is_some() {
-        return Err(anyhow!("--python: {} is no Python package", env.name)).or_exit(ProcessExit::Config);
+        return Err(anyhow!("--python: {} is not a Python package", env.name)).or_exit(ProcessExit::Config);
     }
     let plan = plan(env, minds_models::TINY_RANDOM, None)?;
     let options = &plan.envs[0].options;
@@ -163,7 +163,7 @@ fn show_python(environment: &PythonEnvironment) {
         found.python
     );
     match found.columns.is_empty() {
-        true => print_line!("{} items, made when they are played", found.items),
+        true => print_line!("{} items, created when they are sampled", found.items),
         false => print_line!("{} rows with {}", found.items, found.columns.join(", ")),
     }
     if !found.rewards.is_empty() {
@@ -203,7 +203,7 @@ fn completion_text(written: &str) -> Result<String, CommandError> {
         ("-", _) => {
             let mut text = String::new();
             let read = std::io::stdin().read_to_string(&mut text);
-            read.context("--completion -: standard input is no text").or_exit(ProcessExit::Config)?;
+            read.context("--completion -: standard input is not text").or_exit(ProcessExit::Config)?;
             Ok(text)
         }
         (_, Some(path)) => std::fs::read_to_string(path)

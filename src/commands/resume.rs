@@ -76,18 +76,18 @@ pub async fn adapter(
                 return Ok(training);
             }
             Err(error @ BackendError::Rejected(_)) => {
-                tracing::warn!(path, %error, "a saved state cannot be loaded, the one before it is tried");
+                tracing::warn!(path, %error, "failed to load a checkpoint, trying the one before it");
                 first.get_or_insert((path.clone(), error));
                 // The checkpoint may have been loaded in part.
                 training = make().await?;
             }
-            Err(error) => return Err(error).with_context(|| format!("failed to load the state {path}")),
+            Err(error) => return Err(error).with_context(|| format!("failed to load the checkpoint {path}")),
         }
     }
     match first {
         None => Ok(training),
         Some((path, error)) => Err(error).with_context(|| {
-            format!("failed to load the state {path}, or any before it; --resume never begins anew in another folder")
+            format!("failed to load the checkpoint {path} or any before it; --resume never starts over")
         }),
     }
 }

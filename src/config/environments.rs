@@ -36,7 +36,7 @@ pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("fail", BadReward::Fail)
 pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
     let all: Vec<EnvConfig> = match (&file.envs[..], &file.env) {
         ([_, ..], Some(_)) => {
-            let problem = "stands beside [[envs]]: use one of them".into();
+            let problem = "cannot be combined with [[envs]]: use one of them".into();
             return Err(("env".into(), problem));
         }
         ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
@@ -71,7 +71,7 @@ pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>,
         }
         if name.is_empty() || name.chars().count() > MOST_NAME || name.chars().any(char::is_control) {
             let problem = format!(
-                "is {name:?}: it stands before the metrics, so write 1 to {MOST_NAME} characters, none of them a control character"
+                "is {name:?}: as a prefix of metric names it must have 1 to {MOST_NAME} characters and no control characters"
             );
             return Err(bad("name", problem));
         }

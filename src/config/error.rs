@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_known_name_is_meant_and_only_a_near_one() {
+    fn only_a_near_name_is_suggested() {
         let keys = ["seed", "learning_rate", "loss_fn"];
         assert_eq!(nearest("lerning_rate", keys), Some("learning_rate"));
         assert_eq!(nearest("sede", keys), Some("seed"), "two letters in the wrong order");

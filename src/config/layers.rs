@@ -116,7 +116,7 @@ fn show(value: &toml::Value) -> String {
 /// Describes the type that serde expected in terms of a config.
 fn in_words(expected: &str) -> &str {
     match expected {
-        "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "u32" | "u64" | "usize" => "a non-negative whole number",
         "f32" | "f64" => "a number",
         "a string" | "path string" => "a text in quotes",
         "a boolean" => "true or false",
@@ -135,13 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_is_told_in_words() {
+    fn a_value_of_the_wrong_type_is_described_in_words() {
         for (text, expected) in [
             (
                 "[trainer]\nseed = 'x'",
-                "x.toml:2:8: `trainer.seed` is \"x\", it must be a whole number that is not negative",
+                "x.toml:2:8: `trainer.seed` is \"x\", it must be a non-negative whole number",
             ),
-            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a whole number"),
+            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a non-negative whole number"),
             ("[trainer]\nlearning_rate = [1]", "`trainer.learning_rate` is a list, it must be a number"),
             (
                 "[[envs]]\nid = 'a'\n[[envs]]\nid = 2",

@@ -54,7 +54,7 @@ impl ConfigLocations {
     /// The error about text that is not valid TOML.
     #[must_use]
     pub fn syntax(&self, error: &toml::de::Error) -> ConfigError {
-        self.at(error.span(), format!("this is no TOML: {}", error.message()))
+        self.at(error.span(), format!("this is not valid TOML: {}", error.message()))
     }
 
     /// The error about the value of a key.
@@ -186,7 +186,7 @@ api_key = 17
     }
 
     #[test]
-    fn what_came_last_from_outside_is_named_instead_of_the_line() {
+    fn an_overriding_variable_or_flag_is_named_instead_of_the_line() {
         let mut locations = ConfigLocations::new("x.toml".into(), TEXT);
         locations.give("trainer.batch_size", "MINDS_TRAINER__BATCH_SIZE");
         locations.give("envs", "--set envs=[]");

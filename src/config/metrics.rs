@@ -19,7 +19,7 @@ const SHORTEST_TOKEN: usize = 16;
 pub struct MetricsPlan {
     /// Address that serves Prometheus and the dashboard; `None` if turned off.
     pub addr: Option<SocketAddr>,
-    /// Whether the config sets the address; the default one is given up if it is in use.
+    /// Whether the config sets the address; the default one is replaced if it is in use.
     pub is_written: bool,
     /// The token that clients on other machines must send.
     pub token: Option<Secret>,

@@ -289,7 +289,7 @@ impl RunPlan {
         }
         if self.sampling.temperature != 1.0 || self.sampling.top_k.is_some() || self.sampling.top_p < 1.0 {
             concerns.push(
-                "trainer.args: samples are drawn from another distribution than the one whose log-probs are trained"
+                "trainer.args: the sampling distribution differs from the one whose logprobs are trained"
                     .into(),
             );
         }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_none_is_answered_with_the_one_that_was_meant() {
+    fn an_unknown_key_is_an_error_with_a_suggestion() {
         for (text, key, words) in [
             (
                 "[trainer]\nlerning_rate = 1",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_has_words_and_every_key_has_its_description() {
+    fn the_schema_has_titles_and_every_key_has_a_description() {
         let schema = schema();
         assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
         let keys = SchemaKeys { schema: &schema };

@@ -62,7 +62,8 @@ pub(super) async fn require_access(
     next: Next,
 ) -> Response {
     if !names_this_machine(guard.addr, request.headers()) {
-        return (StatusCode::MISDIRECTED_REQUEST, "ask for this machine by its own name\n").into_response();
+        return (StatusCode::MISDIRECTED_REQUEST, "use this machine's own name in the address\n")
+            .into_response();
     }
     if request.uri().path() == "/"
         && let Some(token) = request.uri().query().and_then(|query| query.strip_prefix("token="))
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_asked_for_where_there_is_one() {
+    fn a_configured_token_is_required() {
         let guard = AccessGuard::new("0.0.0.0:9464".parse().unwrap(), Some(Secret::new("sesame")));
         for (given, fine) in [
             (vec![], false),

@@ -52,8 +52,9 @@ impl DashboardListener {
             Err(_) if !plan.is_written => (TcpListener::bind(SocketAddr::new(addr.ip(), 0)), true),
             other => (other, false),
         };
-        let listener = listener
-            .with_context(|| format!("`metrics.addr`: {addr} cannot be had; name another one, or \"off\""))?;
+        let listener = listener.with_context(|| {
+            format!("`metrics.addr`: cannot listen on {addr}; use another address, or \"off\"")
+        })?;
         listener.set_nonblocking(true).context("failed to set up the metrics' address")?;
         let guard = AccessGuard::new(
             listener.local_addr().context("failed to read the metrics' address")?,
@@ -92,7 +93,7 @@ impl DashboardListener {
                 tokio::select! {
                     served = &mut serving => {
                         if let Ok(Err(error)) = served {
-                            tracing::warn!(%error, "the dashboard has ended, the run goes on");
+                            tracing::warn!(%error, "the dashboard has stopped, the run continues");
                         }
                         return;
                     }

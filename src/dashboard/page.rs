@@ -41,7 +41,7 @@ mod tests {
 
     /// Every `src`, `href` and `import` of the page names one of its files.
     #[test]
-    fn the_page_asks_for_what_there_is() {
+    fn the_page_requests_only_existing_files() {
         let known = |name: &str| FILES.iter().any(|(known, _)| *known == name);
         let mut asked = 0;
         for (name, bytes) in FILES.iter().filter(|(name, _)| !name.starts_with("uPlot")) {

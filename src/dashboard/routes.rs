@@ -58,7 +58,7 @@ pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, p
         .route("/api/checkpoints", get(checkpoints))
         .route("/api/groups", get(groups))
         .route("/api/groups/{id}", get(group))
-        .fallback(|| async { missing("there is no such address") })
+        .fallback(|| async { missing("unknown address") })
         .layer(from_fn_with_state(Arc::new(guard), access::require_access))
         .layer(map_response(protect))
         .with_state(RouteState { view, registry }))

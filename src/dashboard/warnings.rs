@@ -146,7 +146,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     #[test]
-    fn one_kind_is_told_at_once_and_then_once_a_minute_with_its_number() {
+    fn a_kind_of_warning_is_reported_at_once_and_then_once_a_minute_with_its_count() {
         let mut troubles = WarningDigest::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_heard_with_their_fields_and_other_words_are_not() {
+    fn warnings_are_recorded_with_their_fields_and_other_events_are_not() {
         let log = tracing_subscriber::registry().with(WarningLayer);
         tracing::subscriber::with_default(log, || {
             tracing::info!("a step of this test");
-            tracing::warn!(step = 7, name = "kl", "far from those that play");
+            tracing::warn!(step = 7, name = "kl", "far from the sampling weights");
         });
         let told = due(true);
-        let warned = (EventLevel::Warn, "far from those that play step=7 name=kl".to_owned());
+        let warned = (EventLevel::Warn, "far from the sampling weights step=7 name=kl".to_owned());
         assert!(told.contains(&warned), "{told:?}");
         assert!(told.iter().all(|(_, text)| !text.contains("a step of this test")), "{told:?}");
     }

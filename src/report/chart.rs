@@ -286,7 +286,7 @@ pub mod tests {
 
     /// 1e308 − (−1e308) overflows to infinity.
     #[test]
-    fn values_whose_difference_is_no_number_are_drawn_with_their_true_labels() {
+    fn values_whose_difference_overflows_are_drawn_with_true_labels() {
         let huge = [0.0, 1e308, 5.0, -1e308, f64::MAX, f64::MIN];
         for values in [&huge[..], &huge.repeat(10), &huge.repeat(1000)] {
             let mut chart = chart(values);

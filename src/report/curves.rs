@@ -66,7 +66,7 @@ fn drift(table: &MetricsTable) -> Chart {
 }
 
 fn entropy(table: &MetricsTable) -> Chart {
-    chart("Entropy", "−mean log-prob, nats per token", &[("", table.points(KEYS.entropy))])
+    chart("Entropy", "−mean logprob, nats per token", &[("", table.points(KEYS.entropy))])
 }
 
 /// Charts of the throughput and timing of the pipeline.
@@ -89,7 +89,7 @@ pub fn flow(table: &MetricsTable) -> Vec<Chart> {
         staleness(table),
         chart("Time of a step", "seconds", &seconds.map(|(name, key)| (name, table.points(key)))),
         with(CurveStyle::Plain, busy),
-        chart("Log-prob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
+        chart("Logprob queries", "per step", &of(queries).map(|(name, points)| (name, changing(points)))),
         chart("Measured gradient steps", "mean seconds", &of(shadow)),
     ])
 }
@@ -103,7 +103,7 @@ fn throughput(table: &MetricsTable) -> Chart {
 
 fn staleness(table: &MetricsTable) -> Chart {
     let curves = [("mean", KEYS.staleness_mean), ("oldest", KEYS.staleness_max)];
-    chart("StalenessHandling of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
+    chart("Staleness of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 
 /// Charts of the other metrics of an environment's rewards and rollouts.

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smooth_curve_is_the_mean_of_what_lies_around() {
+    fn a_smoothed_point_is_the_mean_of_its_neighbors() {
         let points: Vec<(f64, f64)> =
             [1.0, 2.0, 6.0, 4.0].into_iter().enumerate().map(|(i, v)| (i as f64, v)).collect();
         let smooth: Vec<f64> = smooth(&points, 3).into_iter().map(|(_, v)| v).collect();

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_ink_can_be_told_from_all_others() {
+    fn all_inks_are_distinguishable() {
         for (n, ink) in INKS.iter().enumerate() {
             assert!(
                 INKS[..n].iter().all(|other| other.light != ink.light && other.name != ink.name),

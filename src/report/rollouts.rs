@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_and_the_worst_come_first_and_chance_keeps_to_its_end_of_the_run() {
+    fn the_best_and_the_worst_come_first_and_random_picks_stay_in_their_part_of_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[&[0.1, 1.0], &[0.5, 0.5], &[0.0, 1.0], &[0.2, 0.3]]);
         let chosen = choose(&files, 0);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn one_step_is_a_last_one_and_a_damaged_line_is_told() {
+    fn a_single_step_is_the_last_one_and_a_damaged_line_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[&[0.5]]);
         let text = fs::read_to_string(&files[0].path).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_or_none_any_more_is_told_and_the_others_are_read() {
+    fn a_missing_or_irregular_file_is_reported_and_the_others_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[&[0.5], &[0.25], &[1.0]]);
         fs::remove_file(&files[0].path).unwrap();

@@ -64,10 +64,10 @@ impl ReportSource {
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let place = folder.display();
         if !folder.is_dir() {
-            bail!("{place} is no folder: name the folder of a run, as `run` prints it");
+            bail!("{place} is not a folder: name the run folder that `run` prints");
         }
         if !folder.join(CONFIG).is_file() {
-            bail!("{place} is no run folder: it has no {CONFIG}");
+            bail!("{place} is not a run folder: it has no {CONFIG}");
         }
         let mut notes = Vec::new();
         let (config, plan) = config(folder, &mut notes)?;
@@ -141,7 +141,7 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
         }
         (Err(_), Ok(mut table)) => {
             notes.push(format!(
-                "{CONFIG} is of another version of the program: it is shown, but not understood"
+                "{CONFIG} is from another version of the program: it is shown but not interpreted"
             ));
             mask::mask(&mut table);
             Some(toml::to_string_pretty(&table)?)

@@ -63,10 +63,10 @@ pub fn status(source: &ReportSource) -> String {
     match saved {
         Some(saved) if total.is_some_and(|total| saved.step >= total) => format!("finished: {steps}"),
         Some(saved) if saved.name.ends_with("-stop") && saved.step == done => {
-            format!("stopped, with its state saved: {steps}")
+            format!("stopped, with a checkpoint saved: {steps}")
         }
         // The lock would distinguish the two, but taking it could keep a run from starting.
-        _ => format!("under way or cut off: {steps}"),
+        _ => format!("in progress or interrupted: {steps}"),
     }
 }
 
@@ -149,9 +149,9 @@ pub fn groups(source: &ReportSource) -> Option<(u64, Vec<ReportFact>)> {
             fact("Opened", count(counts.opened), "groups"),
             share("Trained", counts.trained, "in a batch of the trainer"),
             share("Filtered", counts.filtered, "nothing to teach"),
-            share("Dropped", counts.dropped, "too old or without an answer, played again"),
+            share("Dropped", counts.dropped, "too stale or without an answer, resampled"),
             share("Failed", counts.failed, "something went wrong"),
-            share("In flight", counts.in_flight(), "when the state was saved"),
+            share("In flight", counts.in_flight(), "at the last checkpoint"),
         ],
     ))
 }
@@ -177,12 +177,12 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
         alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
     vec![
         fact("Rollouts without a reward", count(table.sum(&missing) as u64), in_steps(&steps)),
-        fact("In quarantine", count(quarantined), "rewards that failed for good"),
+        fact("In quarantine", count(quarantined), "rewards that failed after all retries"),
         of_steps(
             "Batches without an optimizer step",
             table.steps_where(KEYS.stepped, 0.0),
             "every batch changed the weights",
-            "the weights stayed, for there was nothing to learn from them",
+            "the weights are unchanged, because there was no gradient",
         ),
         of_steps("KL alarms", table.steps_where(KEYS.kl_alarm, 1.0), &limit, &limit),
     ]
@@ -218,10 +218,10 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
         fact("Batch", batch, ""),
         fact(
             "Off policy",
-            format!("rollouts are at most {} old", several(batching.max_staleness, "step")),
+            format!("rollouts are at most {} stale", several(batching.max_staleness, "step")),
             match batching.staleness {
-                StalenessHandling::Wait => "stragglers are waited for",
-                StalenessHandling::Drop => "older ones are dropped",
+                StalenessHandling::Wait => "the trainer waits for stragglers",
+                StalenessHandling::Drop => "staler ones are dropped",
             },
         ),
         fact(

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_seen_becomes_a_mark_and_the_rest_stays() {
+    fn invisible_characters_become_marks_and_the_rest_stays() {
         assert_eq!(flat(&visible("a\tb\nc")), "a\tb\nc");
         assert_eq!(flat(&visible("a\0b\u{1b}[31m\r\u{7f}")), "a[␀]b[␛][31m[␍][␡]");
         assert_eq!(flat(&visible("\u{202e}evil\u{202c}\u{e0041}")), "[U+202E]evil[U+202C][U+E0041]");

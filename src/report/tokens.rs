@@ -94,7 +94,7 @@ fn span(pieces: Vec<TextPiece>, logprob: f32, tokens: usize) -> TokenSpan {
     let chance = logprob.exp();
     let shade = [0.9, 0.5, 0.1, 0.01].iter().filter(|limit| chance < **limit).count() as u8;
     let several = if tokens > 1 { format!(", {tokens} tokens") } else { String::new() };
-    let title = format!("p = {}, log-prob {}{several}", show(f64::from(chance)), show(f64::from(logprob)));
+    let title = format!("p = {}, logprob {}{several}", show(f64::from(chance)), show(f64::from(logprob)));
     TokenSpan { pieces, shade, title }
 }
 
@@ -114,7 +114,7 @@ mod tests {
         let spans = shaded(&ByteTokenizer, "aä!", &tokens, &[0.0, -1.0, -2.0, -0.2]).unwrap();
         assert_eq!(text(&spans), "aä!");
         assert_eq!(spans.iter().map(|s| s.shade).collect::<Vec<_>>(), [0, 3, 1]);
-        assert_eq!(spans[1].title, "p = 0.0498, log-prob −3, 2 tokens");
+        assert_eq!(spans[1].title, "p = 0.0498, logprob −3, 2 tokens");
     }
 
     #[test]

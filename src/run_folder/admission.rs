@@ -91,7 +91,7 @@ pub(super) fn admit(
             }
             if !differences.is_empty() {
                 bail!(
-                    "{} holds a run with another config:\n  {}\nuse the same config to go on, name another folder, \
+                    "{} holds a run with another config:\n  {}\nuse the same config to resume, name another folder, \
                      or go on all the same with --force",
                     path.display(),
                     differences.join("\n  ")

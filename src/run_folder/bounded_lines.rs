@@ -33,7 +33,7 @@ pub fn regular(path: &Path) -> io::Result<Metadata> {
     match () {
         () if meta.is_file() => Ok(meta),
         () if meta.is_dir() => Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
-        () => Err(io::Error::other("it is no regular file")),
+        () => Err(io::Error::other("it is not a regular file")),
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
         std::os::unix::fs::symlink(path("none"), path("dangling")).unwrap();
         assert!(open(&path("file")).is_ok() && open(&path("link")).is_ok());
         let refused = |name: &str| open(&path(name)).unwrap_err();
-        assert_eq!(refused("device").to_string(), "it is no regular file");
+        assert_eq!(refused("device").to_string(), "it is not a regular file");
         assert_eq!(open(dir.path()).unwrap_err().to_string(), "it is a folder");
         assert_eq!(refused("dangling").kind(), ErrorKind::NotFound);
     }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_is_no_checkpoint_and_harms_no_other() {
+    fn a_truncated_line_is_ignored_and_harms_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         append(&path, &checkpoint(5)).unwrap();
@@ -213,7 +213,7 @@ mod tests {
 
     /// A step has at least one group, and a position that is settled was opened.
     #[test]
-    fn steps_and_positions_are_no_more_than_the_groups_that_there_were() {
+    fn steps_and_positions_are_bounded_by_the_number_of_groups() {
         let said = |step: u64, below: u64, groups: [u64; 3]| {
             let [opened, trained, filtered] = groups;
             let groups = GroupCounts { opened, trained, filtered, ..GroupCounts::default() };

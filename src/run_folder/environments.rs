@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_at_every_resume_until_a_checkpoint_was_made_with_it() {
+    fn a_change_is_reported_at_every_resume_until_the_next_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let life = |data: &str, step: Option<u64>| {
             let mut folder =

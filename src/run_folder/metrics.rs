@@ -29,7 +29,7 @@ impl MetricsFile {
         let path = folder.join(FILE);
         let rows = read(&path).with_context(|| {
             format!(
-                "{} is damaged: mend it, or move it away to go on without the rows so far",
+                "{} is damaged: repair it, or move it away to resume without the rows so far",
                 path.display()
             )
         })?;
@@ -78,7 +78,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<StepRecord>> {
         let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();
         let rows: Vec<StepRecord> = lines.iter().map_while(|line| serde_json::from_str(line).ok()).collect();
         ensure!(text.starts_with('[') && rows.len() + 1 >= lines.len(), whole);
-        tracing::warn!(rows = rows.len(), "the last row of metrics.json was cut off and is left out");
+        tracing::warn!(rows = rows.len(), "the last row of metrics.json is incomplete and is left out");
         Ok(rows)
     })
 }

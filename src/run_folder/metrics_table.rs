@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_row_has_not_is_no_number_and_a_damaged_line_is_told() {
+    fn missing_values_are_nan_and_a_damaged_line_is_reported() {
         let text = "[\n{\"step\":1,\"a\":0.5},\n{\"step\":2,\"a\":null,\"b\":3},\n{\"a\":1},\n{\"step\":4,\"b\":1e999},\n{\"step\":5,\"a\":7}\n{\"ste";
         let (table, damage) = MetricsTable::read(text.as_bytes()).unwrap();
         assert_eq!(table.steps(), [1, 2, 5]);

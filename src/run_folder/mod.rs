@@ -65,7 +65,7 @@ impl RunFolder {
         let resolved = toml::to_string(config).context("failed to write the resolved config")?;
         let config_path = path.join(CONFIG);
         let (checkpoints, differences) = admit(&path, &resolved, terms)?;
-        differences.iter().for_each(|what| tracing::warn!("goes on with another config: {what}"));
+        differences.iter().for_each(|what| tracing::warn!("resumes with a different config: {what}"));
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join(rollouts::FOLDER))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
@@ -272,7 +272,7 @@ pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
 /// The path is not a run folder, or its list of checkpoints is damaged.
 pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> {
     if !path.join(CONFIG).is_file() {
-        bail!("{} is no run folder: it has no config.toml", path.display());
+        bail!("{} is not a run folder: it has no config.toml", path.display());
     }
     Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
 }
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_only_with_its_own_config() {
+    fn a_run_resumes_only_with_its_own_config() {
         let dir = tempfile::tempdir().unwrap();
         let first = config("[trainer]\nseed = 1\ntotal_batches = 5");
         drop(open_folder(dir.path(), &config("[trainer]\nseed = 7")).unwrap());
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_file_that_stands_for_the_lock_holds_off_a_check_as_it_holds_off_a_run() {
+    fn a_lock_file_blocks_a_check_as_it_blocks_a_run() {
         let dir = tempfile::tempdir().unwrap();
         drop(open_folder(dir.path(), &config("")).unwrap());
         assert_eq!(lock_warning(&dir.path().join("not/yet/there")), None);

@@ -16,7 +16,7 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
     let before = notes.len();
     let Some(file) = open(folder, METRICS, notes) else {
         if notes.len() == before {
-            notes.push(format!("there is no {METRICS}: the run has not begun"));
+            notes.push(format!("{METRICS} is missing: the run has not begun"));
         }
         return (MetricsTable::default(), None);
     };
@@ -39,7 +39,7 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
     if table.left_out() > 0 {
         let numbers = table.left_out();
         notes.push(format!(
-            "{METRICS}: {numbers} numbers are left out, whose names come after the first {MOST_NAMES}"
+            "{METRICS}: {numbers} numbers are left out because their names come after the first {MOST_NAMES}"
         ));
     }
     (table, written)

@@ -44,7 +44,7 @@ pub(super) fn write(
     for spare in spares {
         let group = rmp_serde::to_vec_named(spare).context("failed to write a group")?;
         if all.len() + group.len() > MOST_BYTES {
-            tracing::warn!(left_out = spares.len() - groups, "groups that wait are too large to be kept");
+            tracing::warn!(left_out = spares.len() - groups, "waiting groups are too large to be kept");
             break;
         }
         all.extend(group);
@@ -78,7 +78,7 @@ pub(super) fn read(folder: &Path, name: &str, kept: &SavedGroupsFile) -> Vec<Sav
     try_read(&path(folder, name), kept).unwrap_or_else(|error| {
         tracing::warn!(
             error = format!("{error:#}"),
-            "{} groups that were ready are sampled again",
+            "{} ready groups could not be kept and are resampled",
             kept.groups
         );
         Vec::new()
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_come_back_as_they_were_and_a_file_that_is_not_what_it_should_be_is_not_used() {
+    fn groups_round_trip_and_an_unexpected_file_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
         let spares = [spare(3), spare(9)];
         let kept = write(dir.path(), "000010", &spares).unwrap().unwrap();

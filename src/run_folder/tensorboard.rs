@@ -155,12 +155,12 @@ mod tests {
     /// The check value of CRC-32C in RFC 3720's catalogue is 0xe3069283 for "123456789"; turned right by 15 bits it is
     /// 0x2507c60d, and with 0xa282ead8 added 0xc78ab0e5.
     #[test]
-    fn a_checksum_is_masked_as_the_format_says() {
+    fn a_checksum_is_masked_as_the_format_requires() {
         assert_eq!(masked(b"123456789"), 0xc78a_b0e5_u32.to_le_bytes());
     }
 
     #[test]
-    fn a_record_says_its_length_and_holds_its_bytes() {
+    fn a_record_holds_its_length_and_its_bytes() {
         let record = record(b"abc");
         assert_eq!(record.len(), 8 + 4 + 3 + 4);
         assert_eq!((&record[..8], &record[12..15]), (&3_u64.to_le_bytes()[..], &b"abc"[..]));
@@ -168,7 +168,7 @@ mod tests {
 
     /// Field 1 is a string of one byte; field 2 is a float, wire type 5.
     #[test]
-    fn zero_and_what_is_no_number_are_written() {
+    fn zero_and_nan_are_written() {
         let bytes = |simple| ScalarValue { tag: "x".into(), simple: Some(simple) }.encode_to_vec();
         assert_eq!(bytes(0.0), [0x0a, 1, b'x', 0x15, 0, 0, 0, 0]);
         assert_eq!(bytes(f32::INFINITY), [0x0a, 1, b'x', 0x15, 0, 0, 0x80, 0x7f]);

@@ -37,7 +37,7 @@ fn the_numbers_are_those_of_the_line() {
     assert_eq!(found["model"]["context"], 2048);
     assert_eq!(found["warnings"], serde_json::json!([]));
 
-    // The real line, in virtual time, reports what it was made with.
+    // The real pipeline, in virtual time, reports its settings.
     let mut simulate = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     simulate.arg("simulate").arg(&ci).args(["--steps", "2", "--json"]);
     let (code, stdout, stderr) = output(&mut simulate);
@@ -49,11 +49,11 @@ fn the_numbers_are_those_of_the_line() {
 }
 
 #[test]
-fn people_read_the_same() {
+fn text_and_json_output_agree() {
     let (code, stdout, stderr) = output(&mut check(&config("ci_test.toml"), &["--offline"]));
     assert_eq!(code, Some(0), "{stderr}");
     for part in [
-        "nothing is wrong with it; nobody was asked",
+        "no errors found; no request was sent",
         "embedded engine",
         "plain_letters",
         "80 %",
@@ -68,7 +68,7 @@ fn people_read_the_same() {
 }
 
 #[test]
-fn what_check_accepts_starts_and_goes_on_as_it_said() {
+fn a_config_that_check_accepts_starts_and_resumes_as_predicted() {
     let dir = tempfile::tempdir().unwrap();
     let (ci, folder) = (config("ci_test.toml"), dir.path().join("run"));
     let look = || checked(&ci, &["--output-dir", folder.to_str().unwrap()]).1["run_folder"].clone();
@@ -106,7 +106,7 @@ fn a_server_and_its_key_are_tried() {
     let (code, _, stderr) = checked(&ci, &away);
     assert_eq!(code, Some(3), "{stderr}");
     assert!(stderr.contains("failed to connect to http://127.0.0.1:1"), "{stderr}");
-    assert_eq!(checked(&ci, &[&away[..], &["--offline"]].concat()).0, Some(0), "nobody was asked");
+    assert_eq!(checked(&ci, &[&away[..], &["--offline"]].concat()).0, Some(0), "no request was sent");
     let (code, _, stderr) = checked(&ci, &["--set", "tinker.base_url=http://10.0.0.1"]);
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains("allow_insecure"), "{stderr}");

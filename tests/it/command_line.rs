@@ -72,7 +72,7 @@ fn the_version_is_that_of_the_package_and_the_commit() {
 }
 
 #[test]
-fn the_doctor_says_what_is_missing_and_how_to_get_it() {
+fn doctor_lists_what_is_missing_and_how_to_install_it() {
     let ci = config("ci_test.toml");
     let (code, said, stderr) = output(&mut program(&["doctor", ci.to_str().unwrap()]));
     assert_eq!(code, Some(0), "a random model needs nothing\n{said}{stderr}");

@@ -11,7 +11,7 @@ fn package() -> String {
     format!("{}/environments/tests/packages/contract.py", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What `envs score` says that an answer earns.
+/// The reward of an answer according to `envs score`.
 fn scored(case: &str, index: &str) -> f64 {
     let set = format!("case=\"{case}\"");
     let args = ["envs", "score", &package(), "--set", &set, "--index", index, "--completion", "x"];
@@ -38,7 +38,7 @@ fn played(case: &str, folder: &Path, sets: &[&str]) -> (Vec<Value>, String) {
 }
 
 #[test]
-fn every_case_earns_what_it_says_by_hand_and_in_a_run() {
+fn every_case_gets_the_stated_reward_by_hand_and_in_a_run() {
     for (case, indices) in
         [("paid", &["0"][..]), ("closed", &["0", "7"]), ("types", &["0", "4", "13"]), ("heavy", &["299"])]
     {
@@ -80,7 +80,7 @@ fn the_items_of_a_run_differ_and_are_the_same_in_the_next_one() {
 }
 
 #[test]
-fn a_run_says_when_its_items_are_one_prompt_and_when_nothing_sets_them() {
+fn a_run_warns_of_items_with_one_prompt_and_of_unseeded_items() {
     let dir = tempfile::tempdir().unwrap();
     let (_, err) = played("frozen", dir.path(), &["trainer.groups_per_batch=24"]);
     assert_eq!(err.matches("the first 20 items are one prompt").count(), 1, "{err}");

@@ -48,7 +48,7 @@ pub fn get(addr: &str, path: &str, headers: &[&str]) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// What the stream tells from now to its end: names and data.
+/// The events of the stream from now to its end: names and data.
 pub fn told(addr: &str) -> impl Iterator<Item = (String, Value)> {
     let mut lines = BufReader::new(ask(addr, "/api/live", &[])).lines().map(Result::unwrap);
     std::iter::from_fn(move || {
@@ -58,7 +58,7 @@ pub fn told(addr: &str) -> impl Iterator<Item = (String, Value)> {
     })
 }
 
-/// A run of the random model that goes on until it is stopped.
+/// A run of the random model that continues until it is stopped.
 pub fn endless(dir: &Path, extra: &[&str]) -> Command {
     let set = ["--max-steps", "1000000", "--set", "trainer.save_every=5"];
     run(&config("ci_test.toml"), dir, &[&set[..], extra].concat())
@@ -83,7 +83,7 @@ fn a_run_can_be_watched_while_it_works() {
     }
     assert_eq!(get(&addr, "/assets/../Cargo.toml", &[]).status, 404);
 
-    // What is told of a step is what the folder keeps of it.
+    // The API reports a step as the run folder holds it.
     let rows = get(&addr, "/api/steps", &[]).json();
     let kept = metrics(dir.path());
     assert!(rows.as_array().unwrap().len() >= 5);
@@ -129,7 +129,7 @@ fn a_run_can_be_watched_while_it_works() {
     assert!(value("minds_run_step_timestamp_seconds") > value("minds_run_start_timestamp_seconds"));
     assert!(value("process_resident_memory_bytes") > 1e6);
 
-    // The stream tells the state at once, and then each step.
+    // The stream sends the state at once, and then each step.
     let mut lines = BufReader::new(ask(&addr, "/api/live", &[])).lines().map(Result::unwrap);
     let first = lines.by_ref().find(|line| line.starts_with("event: ")).unwrap();
     assert_eq!(first, "event: state");
@@ -150,9 +150,9 @@ fn a_run_can_be_watched_while_it_works() {
     assert!(running.child.wait().unwrap().success());
 }
 
-/// Whoever looks on at the end learns of it before the program goes, and is not left to guess.
+/// Open connections receive the end of the run before the process exits.
 #[test]
-fn the_last_that_is_told_is_how_the_run_has_ended() {
+fn the_last_event_is_the_end_of_the_run() {
     for (asked, state, text) in
         [(true, "stopped", "stopped after step "), (false, "done", "done: all 30 steps")]
     {
@@ -163,7 +163,7 @@ fn the_last_that_is_told_is_how_the_run_has_ended() {
                 run(&config("ci_test.toml"), dir.path(), &[&ANYWHERE[..], &["--max-steps", "30"]].concat());
         }
         let mut running = Running::start(&mut command);
-        // The address is taken before it is told, so that nobody comes too late.
+        // The listener is bound before its address is printed, so no connection is refused.
         let addr = address(&running.wait_for("dashboard"));
         let mut told = told(&addr);
         let mut all: Vec<(String, Value)> = told.by_ref().take_while(|(name, _)| name != "step").collect();
@@ -187,7 +187,7 @@ fn the_last_that_is_told_is_how_the_run_has_ended() {
 }
 
 #[test]
-fn nobody_is_let_in_who_should_not_be() {
+fn unauthorized_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut endless(dir.path(), &ANYWHERE));
     let addr = address(&running.wait_for("dashboard"));
@@ -219,7 +219,7 @@ fn nobody_is_let_in_who_should_not_be() {
 
 /// Two hundred connections that say half of what they want take 64 files at most.
 #[test]
-fn whoever_says_nothing_takes_no_file_from_the_run() {
+fn silent_connections_do_not_exhaust_file_descriptors() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut endless(dir.path(), &ANYWHERE));
     let addr = address(&running.wait_for("dashboard"));
@@ -244,14 +244,14 @@ fn whoever_says_nothing_takes_no_file_from_the_run() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told() {
+fn an_address_in_use_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let set = format!("metrics.addr=\"{}\"", taken.local_addr().unwrap());
     let (status, _, stderr) =
         output(&mut run(&config("ci_test.toml"), &dir.path().join("a"), &["--set", &set]));
     assert_eq!(status, Some(3));
-    assert!(stderr.contains("`metrics.addr`") && stderr.contains("cannot be had"), "{stderr}");
+    assert!(stderr.contains("`metrics.addr`") && stderr.contains("cannot listen on"), "{stderr}");
 
     let off = ["--set", "metrics.addr=\"off\"", "--max-steps", "1"];
     let (status, stdout, _) = output(&mut run(&config("ci_test.toml"), &dir.path().join("b"), &off));

@@ -53,7 +53,7 @@ fn a_reward_without_queries_is_shown_with_its_numbers() {
     assert_eq!(at("[4.5]")["metrics"]["error"], 1.5);
 }
 
-/// The truth is the mean over the target's tokens of log-prob after the lesson minus log-prob before it, and the reward
+/// The truth is the mean over the target's tokens of logprob after the lesson minus logprob before it, and the reward
 /// 1 / (1 + error²): computed here from the queries that are shown.
 #[test]
 fn a_reward_with_queries_shows_all_that_went_into_it() {

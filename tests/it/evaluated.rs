@@ -31,7 +31,7 @@ base_url = "embedded"
 "#;
 
 #[test]
-fn who_looks_on_sees_evaluations_and_what_is_warned_of() {
+fn the_live_stream_has_evaluations_and_warnings() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
     fs::write(&config, CONFIG).unwrap();
@@ -57,7 +57,7 @@ fn who_looks_on_sees_evaluations_and_what_is_warned_of() {
     assert!(told.by_ref().any(|(name, row)| name == "evaluation" && row["eval/held/reward"].is_number()));
     running.signal("-INT");
     let far =
-        |event: &Value| event["text"].as_str().unwrap().starts_with("the weights in training have moved far");
+        |event: &Value| event["text"].as_str().unwrap().starts_with("the weights in training have drifted");
     let mut warned = told.filter(|(name, event)| name == "event" && far(event));
     assert_eq!(warned.next().unwrap().1["level"], "warn");
     assert!(warned.count() < 3, "told once, and what is left at the end");
@@ -65,7 +65,7 @@ fn who_looks_on_sees_evaluations_and_what_is_warned_of() {
 }
 
 #[test]
-fn a_run_that_goes_on_has_one_evaluation_of_each_step() {
+fn a_resumed_run_has_one_evaluation_per_step() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
     fs::write(&config, CONFIG).unwrap();
@@ -84,7 +84,7 @@ fn a_run_that_goes_on_has_one_evaluation_of_each_step() {
 }
 
 #[test]
-fn the_last_weights_are_measured_where_the_end_is_no_multiple_of_eval_every() {
+fn the_final_weights_are_evaluated_even_if_the_end_is_not_a_multiple_of_eval_every() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = (dir.path().join("train.toml"), dir.path().join("run"));
     fs::write(&config, CONFIG).unwrap();
@@ -130,5 +130,5 @@ fn a_run_measures_its_weights_and_the_verb_measures_them_alike() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     let (code, _, err) = output(command.arg("eval").arg(&config).arg("--checkpoint").arg(dir.path()));
     assert_eq!(code, Some(2));
-    assert!(err.contains("no run folder"), "{err}");
+    assert!(err.contains("not a run folder"), "{err}");
 }

@@ -1,7 +1,6 @@
-//! A Tinker server by script, on whose model nothing is known to be harmless: every completion is meant to do something
-//! to whoever shows it.
+//! A scripted Tinker server whose completions are hostile: every one tries to attack the program that shows it.
 //!
-//! It computes nothing: a pass gives back the log-probs that it was sent, so that every ratio is 1. It speaks the older of
+//! It computes nothing: a pass gives back the logprobs that it was sent, so that every ratio is 1. It speaks the older of
 //! the two wires, JSON throughout.
 
 use axum::extract::{DefaultBodyLimit, State};

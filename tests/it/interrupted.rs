@@ -9,7 +9,7 @@ const LONG: &[&str] = &["--max-steps", "40"];
 /// Without checkpoints but the last.
 const UNSAVED: &[&str] = &["--max-steps", "40", "--set", "trainer.save_every=0"];
 
-/// Group and member of every rollout that was trained in so many steps.
+/// Group and member of every rollout that was trained in the first `steps` steps.
 fn trained(dir: &Path, steps: u64) -> Vec<(u64, u64)> {
     let mut rollouts = Vec::new();
     for step in 1..=steps {
@@ -23,7 +23,7 @@ fn trained(dir: &Path, steps: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
+fn a_killed_run_leaves_a_readable_folder_and_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), LONG));
     running.wait_for("step 7");
@@ -40,7 +40,7 @@ fn a_killed_run_leaves_a_readable_folder_and_goes_on() {
 }
 
 #[test]
-fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
+fn an_interrupted_run_saves_and_resumes_from_there() {
     for signal in ["-INT", "-TERM"] {
         let dir = tempfile::tempdir().unwrap();
         let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), UNSAVED));
@@ -60,9 +60,9 @@ fn an_interrupted_run_saves_where_it_is_and_goes_on_from_there() {
     }
 }
 
-/// Every line of the log fails here, as it does when whoever read it has gone.
+/// Every write of the log fails here, as it does when the reader of a pipe has exited.
 #[test]
-fn a_run_whose_log_cannot_be_written_goes_on() {
+fn a_run_continues_when_its_log_cannot_be_written() {
     for format in ["text", "json"] {
         let dir = tempfile::tempdir().unwrap();
         let mut command = run(&config("ci_test.toml"), dir.path(), &["--max-steps", "20"]);
@@ -87,7 +87,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 "#;
 
 #[test]
-fn a_run_whose_terminal_is_closed_saves_where_it_is() {
+fn a_run_saves_when_its_terminal_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let command = run(&config("ci_test.toml"), dir.path(), UNSAVED);
     let mut python = Command::new("python3");
@@ -116,23 +116,21 @@ fn every_item_is_trained_once_across_an_interruption() {
 #[test]
 fn a_run_killed_twenty_times_ends_with_the_weights_of_one_that_was_not() {
     const SYNCHRONOUS: &[&str] =
-        &["--max-steps", "30", "--set", "trainer.async_off_policy_steps=0", "--set", "trainer.save_every=3"];
+        &["--max-steps", "60", "--set", "trainer.async_off_policy_steps=0", "--set", "trainer.save_every=3"];
     let [alone, killed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let start = |dir: &tempfile::TempDir| run(&config("ci_test.toml"), dir.path(), SYNCHRONOUS);
     assert_eq!(output(&mut start(&alone)).0, Some(0));
-    for kill in 0..20_u32 {
+    for kill in 0..20_usize {
         let mut running = Running::start(&mut start(&killed));
         // Moments of every kind: while it starts, at its first steps, and after a save.
-        let line = ["model", "run folder", "step", "saved"][kill as usize % 4];
-        if running.try_wait_for(line).is_none() {
-            break; // it had come to its end
-        }
+        let line = ["model", "run folder", "step", "saved"][kill % 4];
+        running.wait_for(line);
         running.signal("-KILL");
-        running.end();
+        assert_eq!(running.end(), None, "kill {kill} found it running");
     }
     assert_eq!(output(&mut start(&killed)).0, Some(0));
-    assert_eq!(steps(killed.path()), (1..=30).collect::<Vec<_>>());
-    let mut groups = trained(killed.path(), 30);
+    assert_eq!(steps(killed.path()), (1..=60).collect::<Vec<_>>());
+    let mut groups = trained(killed.path(), 60);
     let count = groups.len();
     groups.sort_unstable();
     groups.dedup();
@@ -141,14 +139,10 @@ fn a_run_killed_twenty_times_ends_with_the_weights_of_one_that_was_not() {
         let path = checkpoints(dir.path()).pop().unwrap()["state_path"].as_str().unwrap().to_owned();
         adapter(dir.path(), &path)
     };
-    for ((name, expected), (_, found)) in last(&alone).iter().zip(&last(&killed)) {
-        let numbers = |bytes: &[u8]| -> Vec<f32> {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-        };
-        for (a, b) in numbers(expected).into_iter().zip(numbers(found)) {
-            assert!((a - b).abs() < 1e-5, "{name}: {a} and {b}");
-        }
-    }
+    let expected = last(&alone);
+    let found = last(&killed);
+    assert!(!expected.is_empty());
+    assert_eq!(expected, found, "names and bytes of all tensors");
 }
 
 #[test]
@@ -161,7 +155,10 @@ fn a_damaged_state_is_passed_over_for_the_one_before_it() {
     std::fs::write(state.join("optimizer.safetensors"), b"half of it").unwrap();
     let (code, stdout, stderr) = output(&mut start("6"));
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains("resumed      at step 2") && stderr.contains("cannot be loaded"), "{stderr}");
+    assert!(
+        stdout.contains("resumed      at step 2") && stderr.contains("failed to load a checkpoint"),
+        "{stderr}"
+    );
     assert_eq!(steps(dir.path()), (1..=6).collect::<Vec<_>>());
     assert!(dir.path().join("checkpoints.past_000002.jsonl").is_file());
     assert!(dir.path().join("rollouts/step_000003.past.jsonl").is_file());
@@ -193,7 +190,7 @@ fn a_deadline_ends_a_run_as_an_interruption_does() {
     let extra = ["--max-steps", "100000", "--deadline", "1s", "--set", "trainer.save_every=0"];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &extra));
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stdout.contains("the deadline is reached"), "{stdout}");
+    assert!(stdout.contains("deadline reached"), "{stdout}");
     assert!(checkpoints(dir.path()).pop().unwrap()["name"].as_str().unwrap().ends_with("-stop"));
     let (code, _, stderr) =
         output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "9", "--resume", "never"]));

@@ -9,6 +9,7 @@ mod contract;
 mod dashboard;
 mod envs;
 mod evaluated;
+mod generated;
 mod hostile;
 mod import_circles;
 mod interrupted;

@@ -51,7 +51,8 @@ fn as_told(key: &str, told: &BTreeSet<String>) -> Option<String> {
     let general = match key.split('/').collect::<Vec<_>>()[..] {
         [start @ ("env" | "eval"), _, ref rest @ ..] => {
             let (start, rest) = (format!("{start}/<name>/"), rest.join("/"));
-            // What rewards are made of is told of each environment, and what inner rewards are made of by that of theirs.
+            // Parts of a reward are documented with each environment, and parts of an inner reward with the inner
+            // environment.
             let part = format!("`{}`", rest.strip_prefix("inner_").unwrap_or(&rest));
             let own = format!("`{rest}`");
             let parts = text("environments/README.md");
@@ -89,7 +90,7 @@ fn every_number_that_a_run_writes_is_explained_and_is_there() {
     let (code, _, err) = output(&mut run(&config, &folder, &[]));
     assert_eq!(code, Some(0), "{err}");
     let rows = metrics(&folder);
-    // The embedded engine tells of its passes and steps what is named.
+    // The embedded engine reports the listed metrics of its passes and steps.
     check("metrics.json", rows.iter().flat_map(|row| row.keys()), &["<number>:<rule>", "optim/<number>"]);
     let evaluations = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
     let rows = evaluations.lines().map(|line| serde_json::from_str(line).unwrap());

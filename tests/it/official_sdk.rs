@@ -36,7 +36,7 @@ fn serve(data: &Path, extra: &[&str]) -> Command {
     command
 }
 
-/// A server that is killed if the test fails before it is asked to stop.
+/// A server that is killed if the test fails before it stops the server.
 struct Server(Child);
 
 impl Drop for Server {

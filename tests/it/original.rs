@@ -1,7 +1,7 @@
 //! The configs and packages of the original trainer, from a checkout of its repository, of which nothing is here.
 //!
 //! Only model, service and length of answers are set. Rewards that ask the model are compared with the packages' own
-//! functions in `environments/tests/it/python/original.rs`, where log-probs are known by hand.
+//! functions in `environments/tests/it/python/original.rs`, where logprobs are known by hand.
 
 use crate::command::{metrics, output, run, steps};
 use crate::venv::{by_hand, must, original, verifiers_of_the_original};

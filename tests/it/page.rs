@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// What is asked for where something is missing.
+/// The advice if something is missing.
 const NEEDS: &str = "this test needs Chromium, Node 18 or newer and npm (Debian: apt-get install chromium nodejs npm; \
                      CHROMIUM names another browser of that kind)";
 
@@ -76,7 +76,7 @@ fn a_real_browser_shows_a_run_and_whatever_its_model_writes() {
     let group = verdict["checks"]["a_hostile_group_is_there"].as_str().unwrap();
     assert!(group.ends_with(&format!(" {LONG} characters")), "no long completion was looked at: {verdict}");
 
-    // Nobody who looks on is in the way of a kind end.
+    // Open connections do not delay a graceful shutdown.
     assert_eq!(watched.end("-TERM"), Some(0));
     let (last, rows) = (checkpoints(dir.path()).pop().unwrap(), metrics(dir.path()));
     let step = last["step"].as_u64().unwrap();

@@ -50,7 +50,7 @@ fn tokens(dir: &Path, step: usize) -> usize {
 }
 
 #[tokio::test]
-async fn what_prometheus_has_read_is_what_the_run_folder_says() {
+async fn prometheus_values_agree_with_the_run_folder() {
     let dir = tempfile::tempdir().unwrap();
     let sets = ["--set", "trainer.save_every=5", "--set", "metrics.token_env=THE_TOKEN"];
     let mut command = run(&config("ci_test.toml"), dir.path(), &sets);
@@ -83,7 +83,7 @@ async fn what_prometheus_has_read_is_what_the_run_folder_says() {
         sums.push(sums[step - 1] + tokens(dir.path(), step));
     }
     for (time, step) in &steps {
-        // A step has ended a moment before the run's step is told, and reading takes a moment: up to two steps.
+        // A step ends shortly before its metric is updated, and a scrape takes time: up to two steps of difference.
         let (step, after) = (*step as usize, (*step as usize + 2).min(rows.len()));
         let within = |readings: &[(f64, f64)], least: usize, most: usize| {
             let value = readings.iter().find(|(at, _)| at == time).unwrap().1;
@@ -180,7 +180,7 @@ def load_environment():
     return Broken()
 ";
 
-/// A run on a server, of which a fifth of the groups play what is broken.
+/// A run on a server in which a fifth of the groups use a broken environment.
 fn faulty(dir: &Path, served: &Served) -> Watched {
     let ci = std::fs::read_to_string(config("ci_test.toml")).unwrap();
     let broken = dir.join("broken.py");
@@ -221,7 +221,7 @@ async fn alerts_fire_and_every_question_has_an_answer() {
     let firing: Vec<String> = prometheus.alerts().into_iter().map(|(name, _)| name).collect();
     assert!(!firing.iter().any(|name| ["MindsServiceAway", "MindsRunGone"].contains(&&**name)), "{firing:?}");
 
-    // Every expression is evaluated, and asks for what there is.
+    // Every expression is evaluated and names existing metrics.
     let rules = prometheus.rules();
     let recorded: BTreeSet<&str> = rules
         .iter()

@@ -111,7 +111,8 @@ fn tool_test_trains_two_steps() {
     }
 }
 
-/// Trains with every group, and without the network. What asks with a `long` prompt is played by a model with room for it.
+/// Trains with every group, and without the network. Environments with `long` prompts use a model with a larger
+/// context.
 fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
     let dir = tempfile::tempdir().unwrap();
     let config = root("configs/python_classic.toml");
@@ -128,7 +129,7 @@ fn trains_two_steps(python: &Path, id: &str, args: &str, long: bool) {
         command.args(["--set", "model.base_model=HuggingFaceTB/SmolLM2-135M-Instruct"]);
         command.args(["--set", "model.renderer_name=chatml"]).env("MINDS_MODELS", models().root().unwrap());
     }
-    // Nobody listens there. Who looks for an installer leaves it in the home.
+    // No server listens there. A search for an installer would leave files in the home folder.
     command.env("HTTPS_PROXY", "http://127.0.0.1:9").env("HOME", dir.path());
     let (code, out, err) = output(command.current_dir(root("")));
     assert_eq!(code, Some(0), "{id} on {}: {out}\n{err}", python.display());
@@ -159,7 +160,7 @@ fn python_packages_are_shown_and_answers_to_them_scored() {
 }
 
 #[test]
-fn keys_of_python_packages_are_refused_where_there_is_none() {
+fn keys_of_python_packages_are_refused_without_a_python_package() {
     let dir = tempfile::tempdir().unwrap();
     for (set, words) in [
         ("env.id=target_number", "`env.workers` is for Python packages"),
@@ -175,7 +176,7 @@ fn keys_of_python_packages_are_refused_where_there_is_none() {
     }
 }
 
-/// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, log-probs on both sides.
+/// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, logprobs on both sides.
 const BORROWS: &str = r#"
 import os
 
@@ -218,7 +219,7 @@ class Taught(Env):
 
 class Builder:
     async def build(self, sampling_client, *, service_client, base_model, training_client):
-        assert training_client is None, "nobody touches the adapter in training"
+        assert training_client is None, "the adapter in training is not accessible"
         return [Taught(service_client, sampling_client.tokenizer, base_model) for _ in range(3)]
 
 

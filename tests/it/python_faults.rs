@@ -1,4 +1,4 @@
-//! Python packages that are broken, or are found where the environment says: told before a run, or by its end.
+//! Broken Python packages: reported before a run, or by its end.
 
 use crate::command::{check, config, output, run, steps};
 use crate::venv;
@@ -19,7 +19,7 @@ fn package(dir: &Path, name: &str, step: &str) -> PathBuf {
     path
 }
 
-const RAISES: &str = "raise ValueError('the judge has no key')";
+const RAISES: &str = "raise ValueError('the grader has no key')";
 
 /// Sets the classic example to another package.
 fn sets(id: &str) -> [String; 4] {
@@ -33,12 +33,12 @@ fn checked(id: &str, extra: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn check_plays_a_rollout_and_tells_what_broke_in_it() {
+fn check_runs_a_rollout_and_reports_its_failure() {
     let dir = tempfile::tempdir().unwrap();
     let broken = package(dir.path(), "broken.py", RAISES).display().to_string();
     let (code, out, err) = checked(&broken, &[]);
     assert_eq!(code, Some(2), "{out}");
-    for part in ["env.id", "ValueError: the judge has no key", "broken.py", "in step", "A stand-in answer"] {
+    for part in ["env.id", "ValueError: the grader has no key", "broken.py", "in step", "A stand-in answer"] {
         assert!(err.contains(part), "{part}: {err}");
     }
     assert_eq!(checked(&broken, &["--offline"]).0, Some(0), "nothing is played");
@@ -65,7 +65,7 @@ fn a_run_in_which_every_reward_raises_ends_with_the_traceback_of_the_first() {
     assert_eq!(code, Some(1), "{out}\n{err}");
     for part in [
         "groups in a row failed in the environment's own code",
-        "ValueError: the judge has no key",
+        "ValueError: the grader has no key",
         "in step",
     ] {
         assert!(err.contains(part), "{part}: {err}");
@@ -97,9 +97,9 @@ fn a_module_that_pythonpath_shows_is_found_by_everybody() {
     assert_eq!(steps(&folder), [1]);
 }
 
-/// Nobody listens at the proxy. The policy is asked on this machine, and never through it.
+/// No server listens at the proxy: requests to the policy stay on this machine and bypass it.
 #[test]
-fn a_proxy_is_not_asked_for_the_policy() {
+fn requests_to_the_policy_bypass_the_proxy() {
     let dir = tempfile::tempdir().unwrap();
     let python = format!("env.python={}", venv::verifiers().display());
     let mut command =
@@ -114,7 +114,7 @@ fn a_proxy_is_not_asked_for_the_policy() {
 }
 
 #[test]
-fn answers_longer_than_the_model_reads_are_shortened_and_that_is_said() {
+fn completions_longer_than_the_context_are_shortened_with_a_note() {
     let dir = tempfile::tempdir().unwrap();
     let whole =
         package(dir.path(), "whole.py", "return {'reward': float(len(action))}").display().to_string();
@@ -128,7 +128,7 @@ fn answers_longer_than_the_model_reads_are_shortened_and_that_is_said() {
 }
 
 #[test]
-fn an_answer_may_begin_with_a_hyphen_and_one_that_is_not_enough_says_so_in_a_line() {
+fn a_completion_may_begin_with_a_hyphen_and_too_few_are_a_one_line_error() {
     let dir = tempfile::tempdir().unwrap();
     let score = |name: &str, step: &str| {
         let id = package(dir.path(), name, step).display().to_string();

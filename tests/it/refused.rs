@@ -3,7 +3,7 @@
 use crate::command::{config, output, run};
 
 #[test]
-fn what_is_wrong_with_a_config_is_said_and_nothing_is_started() {
+fn an_invalid_config_is_explained_and_nothing_is_started() {
     let dir = tempfile::tempdir().unwrap();
     for (extra, code, parts) in [
         (&["--set", "trainer.seeed=1"][..], 2, &["seeed", "did you mean `seed`?"][..]),

@@ -34,7 +34,7 @@ impl Served {
             .by_ref()
             .map(Result::unwrap)
             .find_map(|line| line.strip_prefix("address").map(|rest| rest.trim().to_owned()));
-        // Whoever prints to a closed pipe might stop, so the rest is read too.
+        // A process that prints to a closed pipe may end, so the rest is read too.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, url: url.unwrap() }
     }
@@ -48,7 +48,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn a_run_trains_on_a_server_and_goes_on_there() {
+fn a_run_trains_on_a_server_and_resumes_there() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::start(&dir.path().join("data"));
     let set = format!("tinker.base_url={}", served.url);

@@ -38,7 +38,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_run_becomes_a_page_that_stands_alone_and_a_picture() {
+fn a_run_becomes_a_self_contained_page_and_a_picture() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "20"])).0, Some(0));
     let (code, out, err) = report(dir.path(), &[]);
@@ -81,7 +81,7 @@ fn a_run_becomes_a_page_that_stands_alone_and_a_picture() {
     assert_eq!(picture[..8], [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n']);
     let number = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
     assert_eq!((number(16), number(20)), (2080, 1080));
-    // The run goes on in its folder as if there were no report.
+    // The run continues in its folder as if there were no report.
     assert_eq!(output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", "21"])).0, Some(0));
 }
 
@@ -92,10 +92,10 @@ fn a_run_under_way_is_read_and_not_disturbed() {
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), &long));
     running.wait_for("step 3");
     let text = page(dir.path());
-    assert!(text.contains("under way or cut off"), "{text:.3000}");
+    assert!(text.contains("in progress or interrupted"), "{text:.3000}");
     running.signal("-INT");
     assert_eq!(running.end(), Some(0));
-    assert!(!page(dir.path()).contains("under way or cut off"), "it stopped with a state");
+    assert!(!page(dir.path()).contains("in progress or interrupted"), "it stopped with a state");
 }
 
 fn rollout(step: u64, member: u32, text: &str) -> String {
@@ -204,12 +204,12 @@ fn runs_of_no_step_of_one_and_of_a_hundred_thousand_are_shown() {
 }
 
 #[test]
-fn what_is_no_run_folder_is_refused() {
+fn a_folder_that_is_not_a_run_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (code, _, err) = report(&dir.path().join("none"), &[]);
-    assert!(code == Some(2) && err.contains("is no folder"), "{err}");
+    assert!(code == Some(2) && err.contains("is not a folder"), "{err}");
     let (code, _, err) = report(dir.path(), &[]);
-    assert!(code == Some(2) && err.contains("is no run folder: it has no config.toml"), "{err}");
+    assert!(code == Some(2) && err.contains("is not a run folder: it has no config.toml"), "{err}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was written");
     let run = folder(&[]);
     let (code, _, err) = report(run.path(), &["-o", "/no/such/folder/report.html"]);

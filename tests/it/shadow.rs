@@ -210,7 +210,7 @@ async fn a_measurement_is_what_a_step_of_a_copy_does_and_the_policy_keeps_its_bi
         .await;
 }
 
-/// The same over HTTP, where weights go through saved states and models have to be given up one by one.
+/// The same over HTTP, where weights are passed as checkpoints and models must be released one by one.
 #[tokio::test]
 async fn a_measurement_on_a_server_is_right_and_leaves_nothing_there() {
     let dir = tempfile::tempdir().unwrap();

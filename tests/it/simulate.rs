@@ -180,7 +180,7 @@ fn the_same_seed_gives_the_same_events_and_another_one_others() {
 }
 
 #[test]
-fn through_an_outage_nothing_is_lost_and_the_books_balance_whatever_fails() {
+fn an_outage_loses_nothing_and_the_ledger_balances_whatever_fails() {
     let quiet = numbers(TAILS, &[]);
     let away = "simulate.faults=[{ at_s = 50, for_s = 500, what = \"away\" }]";
     let found = numbers(TAILS, &[away.into()]);
@@ -202,7 +202,7 @@ fn through_an_outage_nothing_is_lost_and_the_books_balance_whatever_fails() {
 }
 
 #[test]
-fn steps_that_take_no_time_have_no_rate_and_that_is_said() {
+fn steps_that_take_no_time_have_no_rate_and_this_is_reported() {
     let none = ["sample", "reward", "query", "forward_backward", "optim_step", "export", "save"];
     let none: Vec<String> = none.iter().map(|key| format!("simulate.{key}=0")).collect();
     let found = numbers(QUEUES, &[&none[..], &["simulate.steps=50".into()]].concat());

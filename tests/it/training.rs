@@ -3,7 +3,7 @@
 use crate::command::{adapter, checkpoints, config, metrics, output, run, steps};
 
 #[test]
-fn every_stage_works_and_the_run_folder_tells_it() {
+fn every_stage_works_and_the_run_folder_shows_it() {
     let dir = tempfile::tempdir().unwrap();
     let strict = ["--set", "trainer.max_staleness=1"];
     let (code, stdout, stderr) = output(&mut run(&config("ci_test.toml"), dir.path(), &strict));
@@ -61,7 +61,7 @@ fn shadows_start_from_every_version_and_leave_nothing_but_checkpoints() {
         let (code, stdout, stderr) = train("3");
         assert_eq!(code, Some(0), "{stdout}\n{stderr}");
         let (code, stdout, stderr) = train("4");
-        assert_eq!(code, Some(0), "it goes on from the checkpoint's spread: {stdout}\n{stderr}");
+        assert_eq!(code, Some(0), "it resumes with the checkpoint's spread: {stdout}\n{stderr}");
         for row in metrics(&folder) {
             assert!(row["shadow/measured"] > 0.0 && row["shadow/service_s"] > 0.0, "{row:?}");
             assert!((0.0..=1.0).contains(&row["shadow/service_share"]), "{row:?}");
@@ -129,13 +129,13 @@ fn strictly_on_policy_runs_of_one_seed_are_equal() {
         (rewards, kl, adapter(dir.path(), last["state_path"].as_str().unwrap()))
     };
     let first = run_once("1");
-    assert!(first.1.iter().all(|kl| *kl == 0.0), "sampled and trained log-probs differ: {:?}", first.1);
+    assert!(first.1.iter().all(|kl| *kl == 0.0), "sampled and trained logprobs differ: {:?}", first.1);
     assert!(first == run_once("1"), "the same seed gave another run");
     assert!(first.2 != run_once("2").2, "another seed gave the same run");
 }
 
 #[test]
-fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
+fn a_finished_run_has_nothing_to_do_and_continues_when_extended() {
     let dir = tempfile::tempdir().unwrap();
     let steps_of = |n: &str| output(&mut run(&config("ci_test.toml"), dir.path(), &["--max-steps", n]));
     assert_eq!(steps_of("2").0, Some(0));
@@ -147,7 +147,7 @@ fn a_finished_run_has_nothing_to_do_and_goes_on_when_it_is_made_longer() {
 }
 
 #[test]
-fn only_the_newest_states_are_kept_and_the_books_of_all_lives_balance() {
+fn only_the_newest_checkpoints_are_kept_and_the_ledger_balances_across_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let train = |steps: &str, keep: &str| {
         let sets = ["--set", "trainer.save_every=1", "--max-steps", steps, "--set", keep];

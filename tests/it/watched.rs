@@ -64,7 +64,7 @@ impl Drop for Ends {
     }
 }
 
-/// Reads lines until one gives an answer, and the rest in the background: whoever writes to a full pipe stops.
+/// Reads lines until `find` matches one, and the rest in the background: a process that writes to a full pipe blocks.
 fn hear(output: impl std::io::Read + Send + 'static, mut find: impl FnMut(&str) -> Option<String>) -> String {
     let mut lines = BufReader::new(output).lines().map_while(Result::ok);
     let mut heard = Vec::new();

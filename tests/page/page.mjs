@@ -1,4 +1,4 @@
-// Drives the dashboard of a run that is under way, as somebody in front of it would, in a real browser.
+// Drives the dashboard of a live run in a real browser, as a user would.
 //
 //   npm install --no-package-lock && node page.mjs http://127.0.0.1:8018/ shots [--hostile TEXT]
 //
@@ -132,7 +132,7 @@ async function keyboard(page) {
     for (let i = 0; i < 60 && !(await inTokens()); i++) await page.keyboard.press('Tab');
     await page.keyboard.press('ArrowRight');
     const said = await page.textContent('#group .readout');
-    check('token_reads_out', /log-prob/.test(said) && /probability/.test(said), said.trim());
+    check('token_reads_out', /logprob/.test(said) && /probability/.test(said), said.trim());
   }
   await shot(page, 'inspector');
   await page.keyboard.press('Escape');

@@ -76,7 +76,7 @@ params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5, stop=[])
 answer = sampler.sample(prompt=prompt(b"hello"), num_samples=4, sampling_params=params).result()
 check("four samples of six tokens", [len(s.tokens) for s in answer.sequences] == [6] * 4)
 check("samples differ", len({tuple(s.tokens) for s in answer.sequences}) == 4)
-check("log-probs of samples are log-probs", all(lp <= 0 for s in answer.sequences for lp in s.logprobs))
+check("logprobs of samples are logprobs", all(lp <= 0 for s in answer.sequences for lp in s.logprobs))
 again = sampler.sample(prompt=prompt(b"hello"), num_samples=4, sampling_params=params).result()
 check("a seed repeats", [s.tokens for s in again.sequences] == [s.tokens for s in answer.sequences])
 stop = types.SamplingParams(max_tokens=6, seed=5, stop=[answer.sequences[0].tokens[2]])
@@ -85,7 +85,7 @@ check("a stop token ends and stays", (str(stopped.stop_reason), stopped.tokens[-
 
 scores = sampler.compute_logprobs(prompt(b"hello world")).result()
 forward = client.forward(texts(), "cross_entropy").result()
-check("the first token has no log-prob", scores[0] is None)
+check("the first token has no logprob", scores[0] is None)
 check("compute_logprobs agrees with forward", close(scores[1:], logprobs(forward)), scores, logprobs(forward))
 trained = client.forward_backward(texts(), "cross_entropy").result()
 check("forward_backward agrees with forward", close(logprobs(trained, 1), logprobs(forward, 1)))
@@ -103,7 +103,7 @@ check("top-k lists for all but the first", lists[0] is None and [len(x) for x in
 check("the best stand first", all(x[0][1] >= x[1][1] >= x[2][1] for x in lists[1:]), lists)
 best = dict((token, lp) for token, lp in lists[1])
 if ord("e") in best:
-    check("top-k agrees with the prompt's log-prob", abs(best[ord("e")] - topk.prompt_logprobs[1]) < 1e-5)
+    check("top-k agrees with the prompt's logprob", abs(best[ord("e")] - topk.prompt_logprobs[1]) < 1e-5)
 
 sampled = answer.sequences[0]
 rollout = list(b"hello") + list(sampled.tokens)

@@ -191,7 +191,7 @@ impl RolloutGenerator {
         let sequences = response?.sequences;
         if sequences.len() != count as usize {
             let came = sequences.len();
-            return Err(RolloutError::Sampling(format!("{count} samples were asked for, {came} came back")));
+            return Err(RolloutError::Sampling(format!("{count} samples were requested, {came} arrived")));
         }
         Ok(sequences.into_iter().map(check).collect())
     }

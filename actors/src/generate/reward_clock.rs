@@ -1,6 +1,6 @@
 //! A time limit on work that may have to wait for a service: the time spent waiting does not count.
 //!
-//! Requests to a service have limits of their own, and an outage is no fault of the reward that waits for it. The clock
+//! Requests to a service have their own limits, and a reward that waits is not responsible for an outage. The clock
 //! of rollouts in Python processes (`environments/src/worker/clock.rs`) follows the same rule; neither crate depends on
 //! the other.
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_in_which_a_service_is_asked_does_not_count() {
+    async fn time_spent_waiting_for_a_service_does_not_count() {
         let clock = RewardClock::default();
         let begun = Instant::now();
         let work = async {

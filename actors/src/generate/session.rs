@@ -40,7 +40,7 @@ impl RolloutGenerator {
             SessionSampler { generator: self.clone(), rollout, asked, inner: policy.sampler.clone() };
         let oracle = Arc::new(SessionOracle { sampler: sampler.clone(), policy });
         let (left, outcome) = oneshot::channel();
-        // The receiver is gone if the group was given up.
+        // The receiver is gone if the group was dropped.
         let exit = move |result| drop(left.send(result));
         (RolloutSession::new(rollout, Arc::new(sampler), oracle, exit), outcome)
     }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_has_settled_any_number_of_positions_goes_on_at_once() {
+    fn a_run_with_any_number_of_settled_positions_resumes_at_once() {
         let far = SettledPositions { below: MOST, also: [MOST].into() };
         assert_eq!(far.rest().next(), Some(MOST + 1), "it would take years to count so far");
     }

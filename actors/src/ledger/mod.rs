@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credit_comes_back_exactly_once() {
+    fn a_credit_returns_exactly_once() {
         let ledger = Ledger::new(SettledPositions::default());
         let credits: Vec<Credit> = (0..4).map(|n| ledger.open(GroupId(n))).collect();
         credits.iter().zip([10, 20, 40, 80]).for_each(|(credit, tokens)| credit.add_tokens(tokens));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_comes_again_and_is_not_settled() {
+    fn a_dropped_item_is_resampled_and_not_settled() {
         let ledger = Ledger::new(SettledPositions::default());
         for (n, outcome) in (0..).zip([GroupOutcome::Dropped, GroupOutcome::Trained, GroupOutcome::Dropped]) {
             ledger.open(GroupId(n)).settle(&outcome);

@@ -119,7 +119,7 @@ mod tests {
 
     /// A group that fails as soon as it is opened, and the times at which it is.
     #[tokio::test(start_paused = true)]
-    async fn a_group_comes_again_after_pauses_that_double_and_fails_when_its_time_is_over() {
+    async fn a_postponed_group_returns_after_doubling_pauses_and_fails_at_its_limit() {
         let mut postponed = PostponedGroups::default();
         let begun = Instant::now();
         let mut opened = Vec::new();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn groups_that_fail_together_are_one_time_and_one_that_comes_through_ends_the_row() {
+    async fn groups_that_fail_together_count_once_and_a_success_ends_the_series() {
         let mut postponed = PostponedGroups::default();
         assert!((0..8).all(|n| postponed.add(GroupId(n), LIMIT) == PostponedOutcome::Later));
         assert_eq!(postponed.paused_until(), Some(Instant::now() + seconds(1)));

@@ -57,7 +57,7 @@ async fn no_more_than_capacity_is_ever_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_send_given_up_while_waiting_has_sent_nothing() {
+async fn a_send_cancelled_while_waiting_sends_nothing() {
     LocalSet::new()
         .run_until(async {
             let (sender, receiver) = mailbox::<u32>("test", capacity(1));
@@ -135,7 +135,7 @@ impl Handler<StageMessage<u32>> for Quitter {
 }
 
 #[tokio::test]
-async fn the_warden_tells_an_end_from_a_panic() {
+async fn the_watching_task_distinguishes_an_end_from_a_panic() {
     LocalSet::new()
         .run_until(async {
             let (sender, receiver) = mailbox::<u32>("test", capacity(1));
@@ -160,7 +160,7 @@ async fn the_warden_tells_an_end_from_a_panic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_room_learns_that_the_receiver_has_gone() {
+async fn a_sender_waiting_for_a_permit_fails_when_the_receiver_is_gone() {
     LocalSet::new()
         .run_until(async {
             let (sender, receiver) = mailbox::<u32>("test", capacity(1));

@@ -35,7 +35,7 @@ pub struct Pipeline {
     finish: MailboxSender<FinishRequest>,
     observer: Observer,
     limits: SeriesLimits,
-    /// Why the service was given up, once it was.
+    /// Why the run stopped waiting for the service, if it did.
     away: watch::Receiver<Option<String>>,
     /// Holds adapters and checkpoints on the service that belong to shadows alone.
     shadows: Option<ShadowTrainer>,
@@ -108,7 +108,7 @@ impl Pipeline {
 
     /// Ends the run early, after a last checkpoint.
     fn give_up(&mut self, why: PipelineError) {
-        error!(%why, "giving up after the step under way");
+        error!(%why, "stopping after the step in progress");
         self.giving_up = true;
         self.end(Some(why));
     }
@@ -152,7 +152,7 @@ impl Pipeline {
     }
 }
 
-/// Waits until the service is given up.
+/// Waits until the outage limit of the service is reached.
 async fn given_up(away: &mut watch::Receiver<Option<String>>) -> PipelineError {
     let why = away.wait_for(Option::is_some).await.ok().and_then(|away| away.clone());
     match why {

@@ -143,7 +143,7 @@ impl QueryBudget {
         if take() {
             return Ok(());
         }
-        warn!(most, "the step's log-prob queries are used up: rewards wait for the next step");
+        warn!(most, "logprob query budget of this step used up: rewards wait for the next step");
         let mut spent = self.spent.subscribe();
         let waiting = async {
             while !take() {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_that_never_comes_is_a_cause_by_name() {
+    async fn waiting_for_a_step_that_never_comes_is_a_named_error() {
         let queries = QueryBudget::new(limits(8, 1));
         queries.admit().await.map(drop).expect("the first");
         let begun = Instant::now();

@@ -77,7 +77,7 @@ mod tests {
 
     type Result = std::result::Result<u32, RewardError>;
 
-    /// A question that takes a second to answer, and counts how often it was asked.
+    /// A query that takes a second, and counts how often it was sent.
     fn ask(asked: &Arc<AtomicU32>, answer: Result) -> impl FnOnce() -> BoxFuture<'static, Result> {
         let asked = asked.clone();
         move || {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn equal_questions_are_asked_once_also_while_the_answer_is_under_way() {
+    async fn equal_queries_are_sent_once_even_while_the_first_is_in_flight() {
         let memory = AnswerCache::default();
         let asked = Arc::new(AtomicU32::new(0));
         let one = || memory.once("x", ask(&asked, Ok(7)));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_given_up_is_asked_anew_and_still_answers_those_who_wait() {
+    async fn a_dropped_query_is_sent_again_for_the_remaining_waiters() {
         let memory = AnswerCache::default();
         let asked = Arc::new(AtomicU32::new(0));
         let short = tokio::time::timeout(Duration::from_millis(500), memory.once("x", ask(&asked, Ok(1))));

@@ -133,7 +133,7 @@ impl Oracle for LogprobOracle {
                 let topk = response.sequences.first().and_then(|s| s.topk.as_ref()?.first().cloned());
                 topk.map(Into::into).ok_or_else(|| {
                     RewardError::Unsupported(
-                        "this service returns no top-k log-probs: use a reward that needs none".into(),
+                        "this service returns no top-k logprobs: use a reward that needs none".into(),
                     )
                 })
             }
@@ -190,5 +190,5 @@ pub(crate) async fn target_logprobs(
         .get(prefix.len()..)
         .filter(|tail| tail.len() == target.len())
         .and_then(|tail| tail.iter().map(|lp| lp.filter(|lp| lp.is_finite())).collect())
-        .ok_or_else(|| BackendError::Unavailable("a target token came back without a log-prob".into()))
+        .ok_or_else(|| BackendError::Unavailable("a target token has no logprob".into()))
 }

@@ -194,7 +194,7 @@ mod tests {
 
     /// Rewards 1, 0, 1, 0: mean 0.5, sample variance 1/3, standard error sqrt(1/12).
     #[test]
-    fn a_mean_has_its_interval_and_what_is_missing_is_no_number() {
+    fn a_mean_has_an_interval_and_missing_rewards_do_not_count() {
         let score = |reward: f32, metrics: &[(&str, f64)]| {
             let metrics = metrics.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
             Some(Score { reward: Reward::new(reward).unwrap(), metrics })

@@ -115,7 +115,7 @@ instruments! {
 instruments! {
     /// Counters of each request to the service, failed tries included.
     ServiceMeters {
-        /// Why the service was given up, once it was.
+        /// Why the run stopped waiting for the service, if it did.
         away: watch::Sender<Option<String>> = watch::Sender::new(None),
     }
     seconds: HistogramVec = SERVICE_REQUEST_SECONDS,

@@ -1,4 +1,4 @@
-//! Everything goes wrong now and then, for long: nothing hangs, the books balance at every event.
+//! Long runs in which every kind of fault occurs at random: nothing hangs, and the ledger balances at every event.
 
 use crate::testkit::{Judge, Run, World, local, seconds};
 use minds_core::random::seeded_rng;
@@ -19,8 +19,8 @@ fn percent(seed: u64, kind: u64, event: u64) -> u64 {
     seeded_rng([seed, kind, event, 0]).next_u64() % 100
 }
 
-/// 5 % of the requests fail, 2 % are never answered, 1 % of the samples have no number; rewards are slow, fail, panic or
-/// never come; now and then a batch is refused.
+/// 5 % of the requests fail, 2 % are never answered, and 1 % of the samples have a NaN logprob. Rewards are slow, fail,
+/// panic or never arrive; some batches are refused.
 fn world(seed: u64) -> World {
     let mut world = World::new(2, 1 + seed % 3, STEPS);
     world.options.train.save_every = 20;

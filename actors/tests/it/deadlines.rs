@@ -3,7 +3,7 @@
 use crate::testkit::{World, local, seconds};
 
 #[tokio::test(start_paused = true)]
-async fn a_sample_that_never_comes_is_waited_for_once_and_its_group_is_played_again() {
+async fn a_sample_that_never_arrives_is_awaited_once_and_its_group_is_resampled() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.sampling.latency = Box::new(|n| seconds(if n == 0 { 1_000_000 } else { 1 }));

@@ -37,7 +37,7 @@ async fn training_never_waits_for_an_evaluation_and_the_last_weights_are_measure
     .await;
 }
 
-/// The same with an evaluation every so many steps, each of which is over before the next step.
+/// The same with an evaluation every `every` steps, each of which ends before the next step.
 fn every(every: u64, steps: u64) -> World {
     let mut world = world(steps);
     world.measured.latency = Box::new(|_, _| seconds(1));
@@ -76,7 +76,7 @@ async fn the_last_weights_are_measured_also_where_they_were_not_yet_published() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_to_its_end_measures_what_no_earlier_life_has() {
+async fn a_resumed_run_adds_the_missing_evaluations() {
     for (evaluated, expected) in [(true, &[4, 5][..]), (false, &[3, 4, 5])] {
         local(async {
             let start = ResumePoint { step: 3, evaluated, ..ResumePoint::default() };
@@ -112,7 +112,7 @@ async fn a_run_that_is_stopped_does_not_wait_for_an_evaluation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_evaluation_plays_the_same_items_and_failures_are_missing() {
+async fn every_evaluation_samples_the_same_items_and_failures_are_missing() {
     local(async {
         let mut world = world(1);
         world.measured.judge = Box::new(|id, _| match id.group.0 {

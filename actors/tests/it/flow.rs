@@ -51,7 +51,7 @@ async fn the_next_steps_are_sampled_and_scored_while_this_one_trains() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_steps_off_policy_every_group_is_played_by_the_weights_it_trains() {
+async fn on_policy_every_group_is_sampled_by_the_weights_it_trains() {
     local(async {
         let mut world = World::new(2, 0, 5);
         world.sampling.latency = Box::new(|n| seconds(1 + n as u64 % 3));
@@ -207,7 +207,7 @@ async fn members_find_their_group_and_place_in_whatever_order_they_finish() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_books_balance_on_many_threads_in_real_time() {
+async fn the_ledger_balances_on_many_threads_in_real_time() {
     local(async {
         let mut world = World::new(4, 3, 100);
         world.group_size = 4;

@@ -6,7 +6,7 @@ use minds_core::reward::RewardError;
 use minds_core::service::BackendError;
 use minds_stages::batcher::ConstantGroups;
 
-/// Member 1 of every group fares badly; the others earn 0, 2 and 3.
+/// Member 1 of every group fails; the others get 0, 2 and 3.
 async fn one_bad_member(bad: Judge) {
     local(async {
         let what = format!("{bad:?}");
@@ -110,7 +110,7 @@ async fn rewards_that_fail_for_other_causes_or_for_some_members_only_are_not_all
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes() {
+async fn failures_between_good_groups_do_not_count_as_a_series_however_slow_the_trainer() {
     local(async {
         let mut world = World::new(1, 7, 8);
         world.options.max_failed_in_a_row = 2;
@@ -119,7 +119,7 @@ async fn failures_between_good_groups_are_no_row_however_long_the_trainer_takes(
             0 => Judge::Reward(id.member as f32),
             _ => Judge::Missing(RewardError::Environment("odd".into())),
         });
-        // One group is ready before the next has come back.
+        // One group is ready before the next one returns.
         world.environment.latency = Box::new(|id, _| seconds(id.group.0));
         let mut run = world.start();
         run.pass(seconds(600)).await;
@@ -149,7 +149,7 @@ async fn a_run_that_gives_up_saves_what_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reward_whose_service_was_away_is_tried_again() {
+async fn a_reward_whose_service_was_unavailable_is_retried() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.environment.judge = Box::new(|id, attempt| match attempt {
@@ -166,7 +166,7 @@ async fn a_reward_whose_service_was_away_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sampler_that_was_away_is_asked_again_with_the_same_seed_and_a_refusal_fails_the_group() {
+async fn an_unavailable_sampler_is_retried_with_the_same_seed_and_a_refusal_fails_the_group() {
     local(async {
         let mut world = World::new(1, 0, 2);
         world.sampling.answer = Box::new(|n, _| match n {
@@ -210,7 +210,7 @@ async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_words() {
+async fn a_panic_and_a_short_response_while_sampling_fail_their_group_with_the_cause() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.sampling.answer = Box::new(|n, samples| {
@@ -225,14 +225,14 @@ async fn a_panic_and_a_short_answer_while_sampling_fail_their_group_with_their_w
         assert_eq!(run.groups(), [[2]]);
         let (first, group, last) = run.line.ledger().failures().unwrap();
         assert!(first.contains("it panicked") && first.contains("sampler bug"), "{first}");
-        assert!(group.0 == 1 && last.contains("2 samples were asked for, 1 came back"), "{last}");
+        assert!(group.0 == 1 && last.contains("2 samples were requested, 1 arrived"), "{last}");
         let busy: u64 = run.line.board().read().iter().map(|(_, stage)| stage.busy).sum();
         assert_eq!(busy, 0);
     })
     .await;
 }
 
-/// The scripted samples have the log-probs -0.5, -0.25; under the reference every token has -1. So their drifts are 0.5
+/// The scripted samples have the logprobs -0.5, -0.25; under the reference every token has -1. So their drifts are 0.5
 /// and 0.75 in every member, their mean is 0.625, and at 2 a nat the tokens' advantages change by 2 · (0.625 - 0.5) = 0.25
 /// and 2 · (0.625 - 0.75) = -0.25.
 #[tokio::test(start_paused = true)]

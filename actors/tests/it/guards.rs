@@ -126,7 +126,7 @@ async fn the_check_waits_for_the_first_step_that_trains_anything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_of_stale_rollouts_or_of_later_steps_is_no_fault_of_the_service() {
+async fn a_gap_of_stale_rollouts_or_later_steps_does_not_end_the_run() {
     local(async {
         let mut world = World::new(1, 1, 4);
         world.options.train.max_first_gap = 0.5;

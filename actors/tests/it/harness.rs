@@ -73,10 +73,10 @@ async fn h10_every_good_group_is_trained_exactly_once() {
     .await;
 }
 
-// H11: a stop did not reach those who waited, and the last checkpoint claimed that all steps were done. H12: two owners
+// H11: a stop did not reach waiting tasks, and the last checkpoint claimed that all steps were done. H12: two owners
 // saved every checkpoint twice.
 #[tokio::test(start_paused = true)]
-async fn h11_h12_a_stop_is_heard_at_once_and_each_state_is_saved_once_with_its_true_step() {
+async fn h11_h12_a_stop_takes_effect_at_once_and_each_checkpoint_is_saved_once_with_its_true_step() {
     local(async {
         let mut world = World::new(1, 1, 100);
         world.options.train.save_every = 2;

@@ -1,4 +1,4 @@
-//! A run that is killed at any moment and goes on trains what one that was not killed trains.
+//! A run that is killed at any moment and resumed trains what an uninterrupted run trains.
 
 use crate::testkit::{World, local};
 use minds_stages::pipeline::ResumePoint;
@@ -76,7 +76,7 @@ async fn a_run_killed_again_and_again_trains_each_group_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_that_were_ready_are_trained_and_not_played_again() {
+async fn ready_groups_are_trained_and_not_resampled() {
     local(async {
         let mut world = world();
         world.options.train.save_every = 1;

@@ -1,4 +1,4 @@
-//! The line against a scripted service and environment, in virtual time on one thread.
+//! The pipeline against a scripted service and environment, in virtual time on one thread.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod chaos;

@@ -1,4 +1,4 @@
-//! What Prometheus is told agrees with the books.
+//! The Prometheus metrics agree with the ledger.
 
 use crate::testkit::{Judge, World, local, seconds};
 use minds_core::reward::RewardError;
@@ -87,7 +87,7 @@ async fn a_sample_without_tokens_is_counted_and_named() {
         run.end().await.unwrap();
         assert_eq!(read(&meters)["minds_service_empty_samples_total"], 1.0);
         let (first, ..) = run.line.ledger().failures().unwrap();
-        assert!(first.contains("a sample came back without tokens"), "{first}");
+        assert!(first.contains("a sample has no tokens"), "{first}");
     })
     .await;
 }
@@ -127,7 +127,7 @@ async fn counters_are_there_before_anything_has_happened() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_trainers_idle_time_is_told_by_what_it_waits_for() {
+async fn the_trainers_idle_time_is_split_by_what_it_waits_for() {
     local(async {
         // Strictly on-policy, one group: 10 s of sampling, 5 s of scoring, 1 s of training, 2 s of export, five times.
         let mut world = World::new(1, 0, 5);

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::time::Instant;
 
-/// Rewards ask a judge of their own, which is away from one second to another. Also how often it was asked meanwhile.
+/// Rewards query a service of their own that is unavailable between two points in time. Returns the count of queries
+/// that it received meanwhile.
 fn judge_away(world: &mut World, from: u64, to: u64) -> Arc<AtomicUsize> {
     let (begun, asked) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let count = asked.clone();
     world.environment.judge = Box::new(move |id, _| {
         if (from..to).contains(&begun.elapsed().as_secs()) {
             count.fetch_add(1, Relaxed);
-            return Judge::Missing(RewardError::Service("the judge answers 503".into()));
+            return Judge::Missing(RewardError::Service("the reward service answers 503".into()));
         }
         Judge::Reward(id.member as f32)
     });
@@ -22,7 +23,7 @@ fn judge_away(world: &mut World, from: u64, to: u64) -> Arc<AtomicUsize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_blamed() {
+async fn groups_without_their_reward_service_are_resampled_and_no_environment_is_blamed() {
     local(async {
         let mut world = World::new(2, 1, 20);
         world.options.max_failed_in_a_row = 6;
@@ -37,7 +38,10 @@ async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_bla
         // 20 steps of 5 s, five minutes of nothing, and at most one pause of a minute too long.
         assert!(run.elapsed() < 20.0 * 5.0 + 300.0 + 62.0, "{}", run.elapsed());
         let all: Vec<u64> = run.trained.iter().copied().collect();
-        assert!(all.starts_with(&[0, 1, 2, 3, 4, 5, 6, 7]), "those that had no judge were trained: {all:?}");
+        assert!(
+            all.starts_with(&[0, 1, 2, 3, 4, 5, 6, 7]),
+            "groups that lost their reward service were not trained later: {all:?}"
+        );
         // Ten pauses that double to a minute; four groups of two with three tries each.
         assert!(asked.load(Relaxed) <= 12 * 4 * 2 * 3, "it was asked {} times", asked.load(Relaxed));
     })
@@ -45,7 +49,7 @@ async fn groups_without_a_judge_come_back_when_it_does_and_no_environment_is_bla
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_what_was_trained_is_saved() {
+async fn a_reward_service_away_beyond_the_limit_ends_the_run_with_its_cause_and_a_checkpoint() {
     local(async {
         for limit in [60, 900, 7200] {
             let mut world = World::new(2, 1, 20);
@@ -55,7 +59,10 @@ async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_
             judge_away(&mut world, 20, u64::MAX);
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
-            assert!(why.contains("the judge answers 503") && why.contains("no group came through"), "{why}");
+            assert!(
+                why.contains("the reward service answers 503") && why.contains("no group succeeded"),
+                "{why}"
+            );
             let waited = run.elapsed() - 20.0;
             assert!((waited / limit as f64 - 1.0).abs() < 0.2, "{waited} s of {limit}");
             assert_eq!(
@@ -67,7 +74,7 @@ async fn a_judge_that_stays_away_is_given_up_after_the_limit_with_its_cause_and_
     .await;
 }
 
-/// The client has waited for the whole of its limit: nobody else begins to wait again.
+/// The client has waited for its whole limit: no other request starts a new wait.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_the_client_gave_up_ends_the_run_at_once() {
     local(async {
@@ -110,7 +117,7 @@ async fn a_reward_does_not_pay_for_the_time_that_its_queries_wait() {
 
 /// A limit is waited out once, not once a try.
 #[tokio::test(start_paused = true)]
-async fn a_reward_that_never_comes_is_waited_for_once() {
+async fn a_reward_that_never_arrives_is_awaited_once() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 3;

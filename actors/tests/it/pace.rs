@@ -11,7 +11,7 @@ fn size(n: usize) -> NonZeroUsize {
     n.try_into().unwrap()
 }
 
-/// `groups` to a step in so many parts, with so many optimizer steps.
+/// `groups` groups per step, sent in `parts` minibatches, with `substeps` optimizer steps.
 fn in_parts(groups: usize, parts: usize, substeps: usize, steps: u64) -> World {
     let mut world = World::new(groups, 1, steps);
     world.options.batch.minibatches = size(parts);
@@ -20,7 +20,7 @@ fn in_parts(groups: usize, parts: usize, substeps: usize, steps: u64) -> World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parts_are_submitted_as_they_come_and_a_step_follows_after_so_many() {
+async fn minibatches_are_submitted_as_they_fill_and_a_step_follows_the_last() {
     for (parts, substeps, one_step) in [
         (1, 1, vec!["fb", "optim", "export -"]),
         (4, 1, vec!["fb", "fb", "fb", "fb", "optim", "export -"]),
@@ -58,7 +58,7 @@ async fn a_part_trains_while_the_rest_of_its_step_is_sampled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_part_that_is_refused_costs_its_own_groups_only() {
+async fn a_refused_minibatch_costs_only_its_own_groups() {
     local(async {
         let mut world = in_parts(2, 2, 1, 2);
         world.training.refuse = Box::new(|n| match n {
@@ -75,7 +75,7 @@ async fn a_part_that_is_refused_costs_its_own_groups_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_that_grew_too_old_are_dropped_counted_and_played_again() {
+async fn groups_that_are_too_stale_are_dropped_counted_and_resampled() {
     for seed in 0..20 {
         local(async {
             let mut world = World::new(2, 3, 20);
@@ -99,7 +99,7 @@ async fn groups_that_grew_too_old_are_dropped_counted_and_played_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_groups_are_too_old_there_is_no_empty_step() {
+async fn no_empty_step_is_made_when_all_groups_are_too_stale() {
     local(async {
         let mut world = World::new(2, 2, 4);
         world.options.batch.staleness = StalenessHandling::Drop;
@@ -115,7 +115,7 @@ async fn when_all_groups_are_too_old_there_is_no_empty_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_batches_do_not_make_groups_look_older_than_they_are() {
+async fn refused_batches_do_not_add_staleness() {
     local(async {
         let mut world = World::new(1, 1, 10);
         world.options.batch.staleness = StalenessHandling::Drop;
@@ -147,12 +147,12 @@ async fn weights_can_be_published_every_few_steps_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_that_failed_is_played_once_more_with_other_samples() {
+async fn a_failed_member_is_resampled_with_other_seeds() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 3;
         world.options.resamples = 2;
-        // The group's request brings a broken sample for its second member; so does the first time it comes again.
+        // The group's request returns a broken sample for its second member; so does the first retry.
         world.sampling.answer = Box::new(|n, sequences| {
             if n < 2 {
                 sequences[usize::from(n == 0)].logprobs[0] = f32::NAN;
@@ -198,7 +198,7 @@ async fn each_sequence_can_count_as_much_as_any_other() {
             let given: Vec<f32> = advantages.iter().copied().filter(|a| *a != 0.0).collect();
             assert_eq!(given, [expected; 2]);
         }
-        assert_eq!(run.steps[0].groups[0].members[1].advantage, 0.5, "what is told is the advantage itself");
+        assert_eq!(run.steps[0].groups[0].members[1].advantage, 0.5, "the record holds the advantage itself");
     })
     .await;
 }
@@ -218,7 +218,7 @@ async fn the_step_size_follows_its_course() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_alarm_tells_when_trained_logprobs_leave_the_sampled_ones() {
+async fn the_kl_alarm_fires_when_trained_logprobs_leave_the_sampled_ones() {
     // The script samples with -0.5 and -0.25 and trains with -0.5: half the mean square is (0 + 0.0625) / 4.
     for (limit, expected) in [(0.015, 1.0), (0.016, 0.0)] {
         local(async {

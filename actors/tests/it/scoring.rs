@@ -50,7 +50,7 @@ async fn no_more_questions_are_under_way_than_the_run_allows() {
     .await;
 }
 
-/// A batch needs 2 × 2 × 5 = 20 questions; the rewards of two batches are asked for at once.
+/// A batch needs 2 × 2 × 5 = 20 queries; the rewards of two batches run at once.
 #[tokio::test(start_paused = true)]
 async fn work_ahead_waits_for_the_next_steps_budget_and_nothing_is_lost() {
     local(async {
@@ -79,7 +79,7 @@ async fn a_budget_too_small_for_a_batch_ends_the_run_by_name() {
             QueryLimits { per_step: NonZeroU64::new(9), wait_limit: seconds(30), ..QueryLimits::default() };
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
-        assert!(why.contains("the 9 log-prob queries of this step are used up"), "{why}");
+        assert!(why.contains("the 9 logprob queries of this step are used up"), "{why}");
         assert!(why.contains("scorer.queries_per_step"), "{why}");
         assert!(run.quarantined.is_empty(), "it is no rollout's fault");
         assert!(run.elapsed() < 300.0, "{}", run.elapsed());
@@ -88,7 +88,7 @@ async fn a_budget_too_small_for_a_batch_ends_the_run_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_episode_whose_reward_fails_for_good_is_told_once_with_its_text() {
+async fn a_rollout_whose_reward_fails_for_good_is_quarantined_once_with_its_text() {
     local(async {
         let mut world = World::new(2, 0, 2);
         world.environment.judge = Box::new(|id, attempt| match (id.group.0, id.member, attempt) {
@@ -114,7 +114,7 @@ async fn an_episode_whose_reward_fails_for_good_is_told_once_with_its_text() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_checkpoint_holds_what_environments_have_learnt() {
+async fn a_checkpoint_holds_the_state_of_environments() {
     local(async {
         let mut world = World::new(2, 0, 4);
         world.options.train.save_every = 2;

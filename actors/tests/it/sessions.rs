@@ -1,4 +1,4 @@
-//! Environments that play by themselves.
+//! Self-driven environments.
 
 use crate::testkit::{Judge, Run, Sampling, ScriptedService, World, local, seconds};
 use minds_core::environment::{FrozenWeights, Oracle as _};
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 #[tokio::test(start_paused = true)]
-async fn a_seat_is_answered_by_the_version_of_its_group_however_late_it_asks() {
+async fn a_session_is_served_by_the_version_of_its_group_however_late_it_asks() {
     local(async {
         let mut world = World::new(4, 1, 2);
         world.environment.drives_itself = true;
@@ -123,7 +123,7 @@ async fn members_that_are_compared_are_seated_again_together_and_the_most_reward
 
 /// The first request to them fails, and is sent again with the same seed.
 #[tokio::test(start_paused = true)]
-async fn weights_beside_the_policy_are_made_once_and_asked_as_the_policy_is() {
+async fn samplers_of_other_weights_are_created_once_and_queried_like_the_policy() {
     local(async {
         let sampling = Sampling {
             answer: Box::new(|number, _| match number {

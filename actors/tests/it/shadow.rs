@@ -159,7 +159,7 @@ async fn a_failure_is_missing_and_a_broken_adapter_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shadow_that_never_answers_is_given_up_by_name() {
+async fn a_shadow_adapter_that_never_answers_fails_by_name() {
     local(async {
         let script = TrainingScript::default();
         script.unplugged.send_replace(false);
@@ -170,7 +170,7 @@ async fn a_shadow_that_never_answers_is_given_up_by_name() {
     .await;
 }
 
-/// A scripted step takes every log-prob from -1 to -1/2.
+/// A scripted step takes every logprob from -1 to -1/2.
 #[tokio::test(start_paused = true)]
 async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_left_alone() {
     local(async {
@@ -212,7 +212,7 @@ async fn rewards_ask_what_a_step_would_change_and_the_adapter_in_training_is_lef
 
 /// Weights with n steps behind them give every token -1 / (n + 1), and a step adds one.
 #[tokio::test(start_paused = true)]
-async fn a_measurement_starts_from_the_version_that_played() {
+async fn a_measurement_starts_from_the_version_that_sampled() {
     local(async {
         let mut world = World::new(2, 1, 6);
         world.environment.shifts = true;
@@ -263,7 +263,7 @@ async fn a_measurement_starts_from_the_version_that_played() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_borrowed_adapter_takes_a_place_until_it_is_dropped_and_comes_back_clean() {
+async fn a_leased_adapter_occupies_a_slot_until_dropped_and_returns_clean() {
     local(async {
         let shadows = Shadows::start(1, TrainingScript::default());
         let borrowed = shadows.borrow().await.unwrap();

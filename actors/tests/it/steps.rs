@@ -24,7 +24,7 @@ async fn a_refused_batch_leaves_step_and_version_and_the_next_one_trains() {
         assert_eq!((counts.opened, counts.trained, counts.failed), (4, 3, 1));
         assert!(run.line.ledger().failures().unwrap().0.contains("the batch was refused"));
         let policies: Vec<u64> = run.steps.iter().map(|s| s.groups[0].members[0].rollout.policy.0).collect();
-        assert_eq!(policies, [0, 1, 2], "group 2 was played by the weights of group 1");
+        assert_eq!(policies, [0, 1, 2], "group 2 was not sampled by the newest weights");
         assert_eq!(run.metric("async/staleness_max"), [0.0; 3]);
     })
     .await;
@@ -107,7 +107,7 @@ async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_may_sta
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_session_and_a_failed_export_end_the_run_with_their_words() {
+async fn a_lost_session_and_a_failed_export_end_the_run_with_the_cause() {
     local(async {
         let mut world = World::new(1, 1, 3);
         world.training.refuse = Box::new(|_| Err(BackendError::Lost("gone".into())));
@@ -221,7 +221,7 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
+async fn a_run_resumed_at_its_last_step_ends_at_once() {
     local(async {
         let start = ResumePoint { step: 3, ..ResumePoint::default() };
         let mut run = World::new(2, 1, 3).start_from(start);
@@ -233,7 +233,7 @@ async fn a_run_that_goes_on_from_its_last_step_ends_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_stage_ends_the_run_with_its_words() {
+async fn a_panic_in_a_stage_ends_the_run_with_its_message() {
     local(async {
         let mut world = World::new(2, 1, 9);
         world.environment.broken_item = Some(3);

@@ -1,4 +1,4 @@
-//! Stopping, going on, and being dropped.
+//! Stopping, resuming, and being dropped.
 
 use crate::testkit::{World, local, seconds};
 use minds_core::service::BackendError;
@@ -18,7 +18,7 @@ fn world(k: u64, steps: u64) -> World {
 #[tokio::test(start_paused = true)]
 async fn stopping_ends_the_step_under_way_and_saves_only_what_is_trained() {
     local(async {
-        // Four groups under way: one in training, one in the trainer's mailbox, one in the batcher, one in play.
+        // Four groups under way: one in training, one in the trainer's mailbox, one in the batcher, one being sampled.
         let mut run = world(3, 20).start();
         run.until_step(1).await;
         run.pass(seconds(5)).await;
@@ -59,14 +59,14 @@ async fn a_run_that_fails_saves_only_weights_that_work() {
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
             assert_eq!(run.saved.len(), usize::from(!diverged), "{why}");
-            assert_eq!(why.contains("no finite log-probs"), diverged, "{why}");
+            assert_eq!(why.contains("non-finite logprobs"), diverged, "{why}");
         }
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_goes_on_plays_exactly_what_was_not_settled_with_the_same_seeds() {
+async fn a_resumed_run_samples_exactly_the_unsettled_items_with_the_same_seeds() {
     local(async {
         let whole = world(2, 6);
         let mut whole = whole.start();

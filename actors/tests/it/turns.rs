@@ -21,7 +21,7 @@ fn seeds(run: &Run) -> BTreeSet<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_share_the_first_request_and_go_on_alone_with_seeds_of_their_own() {
+async fn members_share_the_first_request_and_continue_with_their_own_seeds() {
     local(async {
         let run = play(3, 8).await;
         let asked = run.sampling.asked.lock().unwrap().clone();
@@ -54,7 +54,7 @@ async fn the_limit_of_turns_ends_an_episode_without_asking_the_environment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_turn_asks_for_more_than_the_context_and_a_full_one_ends_the_rollout() {
+async fn no_turn_requests_more_than_the_context_and_a_full_context_ends_the_rollout() {
     local(async {
         let mut world = World::new(2, 0, 2);
         world.environment.turns = 5;
@@ -109,7 +109,7 @@ async fn members_that_ask_the_same_question_share_one_query_per_version() {
 
 /// Weights with n steps behind them answer with -1 / (n + 1).
 #[tokio::test(start_paused = true)]
-async fn the_judge_is_the_version_that_played_the_newest_or_fixed_weights() {
+async fn logprob_queries_use_the_sampling_the_newest_or_fixed_weights() {
     local(async {
         for (name, expected) in [("sampled", -1.0), ("latest", -0.5), ("fixed", -0.1)] {
             let mut world = World::new(1, 1, 2);
@@ -134,7 +134,7 @@ async fn the_judge_is_the_version_that_played_the_newest_or_fixed_weights() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_query_that_failed_or_hangs_is_asked_anew() {
+async fn a_query_that_fails_or_hangs_is_retried() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 4;

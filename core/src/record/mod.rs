@@ -235,7 +235,7 @@ impl StepRecord {
         }
     }
 
-    /// Removes and returns the numbers that are not finite: JSON has no NaN.
+    /// Removes and returns non-finite numbers: JSON has no NaN.
     pub fn remove_non_finite(&mut self) -> Metrics {
         let (finite, removed): (Metrics, Metrics) =
             self.numbers().into_iter().partition(|(_, value)| value.is_finite());

@@ -72,7 +72,7 @@ fn a_number_of_the_service_replaces_none_of_the_record() {
 }
 
 #[test]
-fn a_part_that_is_called_as_a_number_of_the_run_replaces_none() {
+fn a_part_named_like_a_run_metric_does_not_replace_it() {
     let parts = Metrics::from([("reward".into(), 7.0), ("error".into(), 1.0)]);
     let measured =
         EvaluatedEnvironment { reward: Some(0.25), rollouts: Some(4.0), parts, ..Default::default() };

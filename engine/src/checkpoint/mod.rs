@@ -36,7 +36,7 @@ pub enum CheckpointError {
     Name(String),
     /// The path has another form.
     #[error(
-        "`{0}` is no path of weights: they read tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
+        "`{0}` is not a path of weights: use tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
     )]
     Path(String),
     /// The name is taken: choose another.

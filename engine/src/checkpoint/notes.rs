@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_come_back_change_and_may_be_absent() {
+    fn notes_round_trip_can_change_and_may_be_absent() {
         let folder = tempfile::tempdir().unwrap();
         write_notes(folder.path(), &CheckpointNotes::default()).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

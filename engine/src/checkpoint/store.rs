@@ -395,7 +395,7 @@ mod tests {
     /// Each case is the disk as a process leaves it that is killed at one step: folders with what their file says, and
     /// what the next process must find under the name `v1.2`.
     #[test]
-    fn whoever_is_killed_leaves_the_old_the_new_or_nothing() {
+    fn a_killed_writer_leaves_the_old_the_new_or_no_checkpoint() {
         let draft = (".draft-x", "new");
         let [past, gone] = [".past-v1.2.Xy1/checkpoint", ".gone-Xy2/checkpoint"];
         let other = ("v1", "other");
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_past_one_that_could_not_be_deleted_never_comes_back() {
+    fn a_past_checkpoint_that_could_not_be_deleted_never_returns() {
         let root = tempfile::tempdir().unwrap();
         let store = CheckpointStore::new(root.path()).unwrap();
         let path = "tinker://run/weights/a";

@@ -262,7 +262,7 @@ fn answer(out: PassOutput<f32>, data: &[Datum], rows: LogprobRows) -> ForwardOut
 /// Refuses data that no pass can read, before the request enters the queue.
 fn check_data(arch: &Architecture, data: &[Datum], loss: Loss) -> Result<(), BackendError> {
     if data.is_empty() {
-        return Err(BackendError::Rejected("there are no data".into()));
+        return Err(BackendError::Rejected("the request has no data".into()));
     }
     for (index, datum) in data.iter().enumerate() {
         let wrong = |error: EngineError| BackendError::Rejected(format!("datum {index}: {error}"));

@@ -169,7 +169,8 @@ impl<T: Real> WithSimd for UnpackCodes<'_, T> {
             *out = T::from_f64(f64::from(*code));
         }
         let vectors = WIDTH / T::lane_count::<S>();
-        let (out, steps) = (T::registers_mut::<S>(self.out), T::registers::<S>(self.steps));
+        let out = T::registers_mut::<S>(self.out);
+        let steps = T::registers::<S>(self.steps);
         for (out, steps) in out.chunks_mut(BLOCK * vectors).zip(steps.chunks_exact(2 * vectors)) {
             for v in 0..vectors {
                 let scale = steps[v];

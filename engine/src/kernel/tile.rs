@@ -108,7 +108,8 @@ fn accumulate<S: Simd, T: Real, const H: usize>(
     start: InitialSum,
 ) {
     let vectors = WIDTH / T::lane_count::<S>();
-    let (steps, b) = (a.as_chunks::<H>().0, T::registers::<S>(b));
+    let steps = a.as_chunks::<H>().0;
+    let b = T::registers::<S>(b);
     let Ok(c): Result<&mut [[T; WIDTH]; H], _> = c.try_into() else { return };
     // Two registers of columns at a time: the whole panel under AVX-512, half of it under AVX2.
     for first in (0..vectors).step_by(2) {

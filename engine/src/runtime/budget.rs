@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_never_exceed_bytes_or_rows_and_come_back_whole() {
+    fn reservations_never_exceed_bytes_or_rows_and_are_returned_whole() {
         let mut b = budget(5, 3);
         let fresh = b.clone();
         let need = b.need(32, 33);

@@ -276,7 +276,7 @@ pub(crate) fn catch_panic<T>(
     work: impl FnOnce() -> Result<T, BackendError>,
 ) -> Result<T, BackendError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        Err(BackendError::Unavailable(format!("{what} met a bug: {}", panic_text(&*panic))))
+        Err(BackendError::Unavailable(format!("{what} panicked: {}", panic_text(&*panic))))
     })
 }
 

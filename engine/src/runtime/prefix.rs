@@ -141,7 +141,7 @@ mod tests {
         ] {
             assert_eq!(reusable(&kept, tokens, scored), len, "{} {scored}", tokens.len());
         }
-        // Token 64 differs: the kept log-prob at 64 is that of another token.
+        // Token 64 differs: the kept logprob at 64 is that of another token.
         other[64] = 1000;
         assert_eq!(reusable(&kept, &other, false), 64);
         assert_eq!(reusable(&kept, &other, true), 32);

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_key_is_the_key_and_nobody_sees_it() {
+    fn only_the_exact_key_matches_and_it_is_never_printed() {
         let key = ApiKey::new("tml-secret").unwrap();
         assert!(key.is(b"tml-secret"));
         for other in [&b""[..], b"tml-secre", b"tml-secret ", b"TML-secret", &[0xff]] {

@@ -81,10 +81,7 @@ async fn receive_body(
         timeout(options.body_timeout, permit.grow(sent.len() + limit)).await.map_err(late)?;
         let unpacked = tokio::task::spawn_blocking(move || decompress(&sent, limit));
         unpacked.await.map_err(|_| {
-            ApiError::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the server met a bug while it unpacked the body",
-            )
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error while decompressing the body")
         })??
     } else {
         sent
@@ -117,7 +114,7 @@ pub(super) async fn parse_blocking<T: Send + 'static>(
     read: impl FnOnce(&RequestBody) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(move || read(&payload)).await.map_err(|_| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug while it read the body")
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error while reading the body")
     })?
 }
 

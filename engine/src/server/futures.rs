@@ -87,26 +87,26 @@ impl FutureTable {
         let mut table = self.lock();
         if table.pending >= self.limits.pending {
             return Err(ApiError::too_many_requests(format!(
-                "{} requests are in work already",
+                "{} requests are already in progress",
                 table.pending
             )));
         }
         // One request is always accepted, regardless of its size.
         if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
             return Err(ApiError::too_many_requests(format!(
-                "{} bytes of requests are in work already",
+                "{} bytes of requests are already in progress",
                 table.pending_bytes
             )));
         }
         let (own, own_bytes) = table.owners.get(owner).copied().unwrap_or_default();
         if own >= self.limits.pending_of_owner {
             return Err(ApiError::too_many_requests(format!(
-                "{own} requests of this session are in work already"
+                "{own} requests of this session are already in progress"
             )));
         }
         if own > 0 && own_bytes + bytes > self.limits.pending_bytes_of_owner {
             return Err(ApiError::too_many_requests(format!(
-                "{own_bytes} bytes of requests of this session are in work already"
+                "{own_bytes} bytes of requests of this session are already in progress"
             )));
         }
         let known = table.owners.get_key_value(owner).map(|(owner, _)| owner.clone());
@@ -201,7 +201,7 @@ impl FutureTable {
         let digits = id.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix('-'));
         let number = digits.and_then(|digits| digits.parse().ok());
         number.ok_or_else(|| {
-            ApiError::not_found(format!("`{}` is no request of this server", super::ids::printable(id)))
+            ApiError::not_found(format!("`{}` is not a request of this server", super::ids::printable(id)))
         })
     }
 
@@ -260,7 +260,7 @@ impl Drop for ResultPromise {
     fn drop(&mut self) {
         // The task was cancelled or panicked, or its model was unloaded.
         self.deliver(RequestOutcome::Failed(RequestFailed {
-            error: "the request was given up before it had a result".into(),
+            error: "the request was dropped before it had a result".into(),
             category: FailureCategory::Server,
         }));
     }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_lost_with_a_promise_leaves_a_failure() {
+    async fn a_dropped_promise_leaves_a_failure() {
         let futures = futures(|_| {});
         let promise = futures.promise("a", 0).unwrap();
         let dropped = promise.id();

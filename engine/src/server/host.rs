@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_somebody_pointed_at_this_machine_is_not_this_machine() {
+    fn a_foreign_name_that_resolves_to_this_machine_is_refused() {
         let asked = |bound: &str, host: &str| {
             let headers = HeaderMap::from_iter([(HOST, host.parse().unwrap())]);
             names_this_machine(bound.parse().unwrap(), &headers)

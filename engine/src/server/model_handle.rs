@@ -259,7 +259,7 @@ impl ModelTask {
             };
             let number = arrived.number;
             if let Err(queued) = self.order.offer(number, arrived) {
-                refuse(queued, &format!("it came too late: requests behind it were given up at {}", self.id));
+                refuse(queued, &format!("it arrived too late: the requests after it failed at {}", self.id));
             }
         }
     }

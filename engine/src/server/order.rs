@@ -1,9 +1,9 @@
 //! The order of one model's requests.
 //!
 //! Clients number the requests of a model from 1 and send several at once, so they arrive in any order.
-//! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can be given up; the
-//! requests that waited for it are given up too, because they were meant to run after it. A request without a number
-//! runs after every request that arrived before it.
+//! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can time out; the requests
+//! that waited for it fail too, because they were meant to run after it. A request without a number runs after every
+//! request that arrived before it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,7 +22,7 @@ impl<T> RequestOrder<T> {
         Self { next: 1, parked: BTreeMap::new(), unnumbered: VecDeque::new() }
     }
 
-    /// Adds a request. Returns it as an error if its number was given up.
+    /// Adds a request. Returns it as an error if its number timed out.
     pub(super) fn offer(&mut self, number: Option<u64>, item: T) -> Result<(), T> {
         match number {
             None => {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_for_a_lost_number_is_given_up_with_it() {
+    fn requests_waiting_for_a_lost_number_fail_with_it() {
         let mut order = RequestOrder::new();
         for number in [1, 3, 4] {
             order.offer(Some(number), number).unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_number_run_after_all_that_came_before_them() {
+    fn requests_without_a_number_run_after_all_earlier_ones() {
         let mut order = RequestOrder::new();
         order.offer(None, 100).unwrap();
         assert_eq!(drain(&mut order), [100], "nothing came before it");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_number_do_not_wait_for_what_was_given_up() {
+    fn requests_without_a_number_do_not_wait_for_dropped_ones() {
         let mut order = RequestOrder::new();
         order.offer(Some(2), 2).unwrap();
         order.offer(None, 100).unwrap();

@@ -70,10 +70,7 @@ impl SessionTable {
             }
             None => Err(ApiError::new(
                 StatusCode::NOT_FOUND,
-                format!(
-                    "there is no session `{}`: it has ended, or the server was started anew",
-                    printable(id)
-                ),
+                format!("there is no session `{}`: it has ended, or the server was restarted", printable(id)),
             )),
         }
     }

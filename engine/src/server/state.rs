@@ -56,7 +56,7 @@ impl ServerState {
     pub(super) fn model(&self, id: &str) -> Result<Arc<ModelHandle>, ApiError> {
         let handle = self.models.get(id).ok_or_else(|| {
             ApiError::not_found(format!(
-                "there is no model `{}`: it was unloaded, its session has ended, or the server was started anew",
+                "there is no model `{}`: it was unloaded, its session has ended, or the server was restarted",
                 printable(id)
             ))
         })?;
@@ -118,7 +118,7 @@ impl ModelTable {
             Ok(_) => Ok(AdapterReservation { bytes, used: self.used.clone() }),
             // Models that are being unloaded will free enough memory.
             Err(_) if self.kept_bytes() + bytes <= self.most => Err(ApiError::too_many_requests(
-                "a model that was given up is still worked on, its room is free after that",
+                "an unloaded model is still in use; its slot is free after that",
             )),
             Err(used) => Err(ApiError::bad_request(format!(
                 "models in training take {used} bytes, this one would take {bytes}, and {} are there: finish a \

@@ -55,7 +55,7 @@ pub(crate) fn head<T: Real>(
             .collect();
         for (pick, (logprob, loss)) in rows.iter().copied().flatten().zip(results.iter().flatten()) {
             if !logprob.is_finite() {
-                return Err(EngineError::NotFinite { what: "log-prob" });
+                return Err(EngineError::NotFinite { what: "logprob" });
             }
             out.logprobs[pick.datum][pick.position] = *logprob;
             out.loss += loss.to_f64();

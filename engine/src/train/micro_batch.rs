@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn untrained_data_stand_behind_trained_ones_or_apart() {
+    fn untrained_data_follow_trained_ones_or_are_separate() {
         let data = [
             (sequence(1, 2, 3, 5), false),
             (sequence(1, 2, 4, 5), true),

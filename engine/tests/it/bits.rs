@@ -10,7 +10,7 @@ use minds_engine::model::{Model, SequenceExtension, extend, log_sum_exp, logits}
 use minds_engine::train::{LogprobRows, PassOptions, TrainingWorkspace, forward};
 use std::sync::Arc;
 
-/// A sequence of tokens, its adapter, and its log-probs from prefilling it alone in one call.
+/// A sequence of tokens, its adapter, and its logprobs from prefilling it alone in one call.
 struct Case<'a> {
     tokens: Vec<Token>,
     adapter: Option<&'a AdapterWeights<f32>>,
@@ -22,7 +22,7 @@ fn read(model: &Model<f32>, tokens: &[Token], first: usize, rows: &[f32]) -> Vec
     rows.chunks(vocab).zip(targets).map(|(row, t)| (row[*t as usize] - log_sum_exp(row)).to_bits()).collect()
 }
 
-/// Runs pieces of `case` one after the other onto `kv`; log-prob bits from position `from` on.
+/// Runs pieces of `case` one after the other onto `kv`; logprob bits from position `from` on.
 fn run(model: &Model<f32>, case: &Case<'_>, kv: &mut KvCache<f32>, pieces: &[usize]) -> Vec<u32> {
     let mut bits = Vec::new();
     for &piece in pieces {

@@ -48,12 +48,12 @@ fn written() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_is_written_comes_back() {
+fn checkpoints_round_trip() {
     let folder = written();
     let (adapter, state) = adapter();
     let read = read_adapter(folder.path(), &base()).unwrap();
     assert_eq!(read.values(), adapter.values());
-    // The order of the targets is no part of an adapter's form, their seed is remembered.
+    // The order of the targets is not part of an adapter's format; their seed is stored.
     assert_eq!((read.spec().rank, read.spec().alpha, read.spec().seed), (3, 32.0, 77));
     assert_eq!(read_optimizer(folder.path(), &read).unwrap(), state);
 }

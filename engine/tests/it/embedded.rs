@@ -19,7 +19,7 @@ fn it_keeps_the_contract() {
 }
 
 #[test]
-fn it_says_what_it_is() {
+fn the_engine_reports_its_capabilities() {
     let info = service(&options()).info();
     assert_eq!((info.name.as_str(), info.base_model.as_str()), ("embedded", "tiny"));
     assert_eq!((info.vocab, info.context, info.topk_prompt_logprobs), (259, 2048, true));
@@ -225,7 +225,7 @@ fn the_engine_ends_after_the_operation_it_is_in() {
 }
 
 #[test]
-fn a_full_queue_asks_to_come_back() {
+fn a_full_queue_asks_the_caller_to_retry() {
     let engine = engine(&EngineOptions { max_waiting: 0, ..options() });
     let refused = engine.sample(None, request(prompt(5, 1), 1, 1, 1)).err().unwrap();
     assert!(refused.is_retryable(), "{refused}");

@@ -60,7 +60,7 @@ fn all_logits<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>, id
     logits(model, &hidden, &rows).chunks(model.architecture().vocab).map(<[T]>::to_vec).collect()
 }
 
-/// Log-probs of every token but the first, by the training pass.
+/// Logprobs of every token but the first, by the training pass.
 fn next_logprobs<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>, ids: &[Token]) -> Vec<T> {
     let n = ids.len() - 1;
     let inputs = LossInputs::Weights(vec![1.0; n]);
@@ -103,7 +103,7 @@ fn check_forward<T: Real>(
         assert!(far <= tolerance, "logits of row {row} are {far:.1e} away");
     }
     let far = distance(&next_logprobs(model, adapter, &ids), &numbers(&expected["next_logprobs"]));
-    assert!(far <= tolerance, "log-probs are {far:.1e} away");
+    assert!(far <= tolerance, "logprobs are {far:.1e} away");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn data(value: &Value, loss: Loss) -> Vec<Datum> {
     value.as_array().unwrap().iter().map(datum).collect()
 }
 
-/// Loss, log-probs and the gradient of every matrix; `tolerance` is relative to the largest entry of the gradient.
+/// Loss, logprobs and the gradient of every matrix; `tolerance` is relative to the largest entry of the gradient.
 fn check_training<T: Real>(name: &str, tolerance: f64) {
     let expected = json(&format!("{name}-training.json"));
     let gradients = tensors(&format!("{name}-gradients.safetensors"));
@@ -206,7 +206,7 @@ fn check_training<T: Real>(name: &str, tolerance: f64) {
             out.loss
         );
         for (ours, theirs) in out.logprobs.iter().zip(golden["logprobs"].as_array().unwrap()) {
-            assert!(distance(ours, &numbers(theirs)) <= tolerance, "{name} {wire}: log-probs");
+            assert!(distance(ours, &numbers(theirs)) <= tolerance, "{name} {wire}: logprobs");
         }
         let mut seen = 0;
         for t in grads.tensors() {
@@ -332,7 +332,7 @@ fn smollm2_computes_what_transformers_computes() {
     for prompt in json("smollm2.json")["prompts"].as_array().unwrap() {
         let ids = tokens(&prompt["ids"]);
         let far = distance(&next_logprobs(&model, None, &ids), &numbers(&prompt["next_logprobs"]));
-        assert!(far <= 1e-3, "log-probs are {far:.1e} away");
+        assert!(far <= 1e-3, "logprobs are {far:.1e} away");
         let last = all_logits(&model, None, &ids).pop().unwrap();
         let best: Vec<f32> = tokens(&prompt["top5"]["ids"]).iter().map(|id| last[*id as usize]).collect();
         let far = distance(&best, &numbers(&prompt["top5"]["logits"]));

@@ -20,7 +20,7 @@ const APART: PassOptions = PassOptions { rows: LogprobRows::All, share_prefixes:
 const TRAINED: PassOptions = PassOptions { rows: LogprobRows::Trained, share_prefixes: true };
 
 /// Two groups of three, one with a prompt of 29 tokens (so that suffixes cross the grid of 32), one datum of its
-/// own, and one without any weight. Sampling log-probs lie on all sides of the clip bounds.
+/// own, and one without any weight. Sampling logprobs lie on all sides of the clip bounds.
 fn data(model: &Model<f64>, adapter: &Adapter<f64>, loss: Loss) -> Vec<Datum> {
     let mut random = random(11);
     let vocab = model.architecture().vocab;

@@ -56,7 +56,7 @@ fn three_steps_with_decay_are_those_of_the_formula() {
 }
 
 #[test]
-fn eps_stands_outside_of_the_root_and_clipping_shortens_the_whole_gradient() {
+fn eps_is_added_outside_the_root_and_clipping_scales_the_whole_gradient() {
     let params = AdamParams { learning_rate: 0.1, eps: 0.5, grad_clip_norm: 1.0, ..AdamParams::default() };
     let (mut adapter, mut state) = adapter([1.0, -0.5]);
     let grads = grads(&adapter, [3.0, 4.0]);

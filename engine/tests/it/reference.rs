@@ -111,7 +111,7 @@ impl Reference<'_> {
         out
     }
 
-    /// Log-probs of each target.
+    /// Logprobs of each target.
     fn logprobs(&self, input: &[Token], targets: &[Token]) -> Vec<f64> {
         let a = self.arch;
         let embedding = self.get("model.embed_tokens.weight");

@@ -72,7 +72,7 @@ pub fn request(prompt: Arc<[Token]>, num_samples: usize, max_tokens: usize, seed
     SampleRequest::new(prompt, num_samples, params)
 }
 
-/// Tokens and bits of the log-probs of every sequence.
+/// Tokens and bits of the logprobs of every sequence.
 pub fn bits(response: &SampleResponse) -> Vec<(Vec<Token>, Vec<u32>)> {
     let bits = |lps: &[f32]| lps.iter().map(|lp| lp.to_bits()).collect();
     response.sequences.iter().map(|s| (s.tokens.clone(), bits(&s.logprobs))).collect()

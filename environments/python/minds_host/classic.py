@@ -41,7 +41,7 @@ class Classic:
                 f"{self._class} has neither `initial_observation` nor a `dataset` with `prompt` or `question`"
             )
         if not self._steps and not self._rewards:
-            raise TypeError(f"{self._class} has neither `step` nor a `rubric`: nothing says what an answer earns")
+            raise TypeError(f"{self._class} has neither `step` nor a `rubric`: it has no source of rewards")
         if self._observes:
             self._rows = None
         self._count = len(envs)

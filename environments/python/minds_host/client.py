@@ -288,6 +288,6 @@ class Clients:
             "tokenizer": self.tokenizer,
             "renderer": self.renderer,
             "base_model": self.base_model,
-            # The adapter in training is nobody's to touch.
+            # The adapter in training is not accessible.
             "training_client": None,
         }

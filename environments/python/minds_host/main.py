@@ -1,4 +1,4 @@
-"""Loads one environment on the main thread, then plays rollouts on an event loop, many at a time."""
+"""Loads one environment on the main thread, then runs rollouts concurrently on an event loop."""
 
 from . import wire  # the descriptors are taken before anything else can print
 
@@ -313,7 +313,7 @@ def main():
 
 
 async def preview(environment):
-    """The prompt of the first item; nothing where making it asks the policy, which nobody plays yet."""
+    """The prompt of the first item, or nothing if building it queries the policy, which does not exist yet."""
     try:
         return await environment.preview()
     except wire.RequestError:

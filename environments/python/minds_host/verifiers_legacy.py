@@ -26,7 +26,7 @@ class NullSemaphore:
 
 
 class LoggedErrors(logging.Handler):
-    """What the library logs as an error while a rollout is judged: a reward function that raised counts as 0 there."""
+    """Collects the library's error logs during scoring: the library counts a reward function that raises as 0."""
 
     def __init__(self):
         super().__init__(logging.ERROR)
@@ -121,7 +121,7 @@ class VerifiersLegacy:
         client = self._openai.with_options(base_url=url)
         if self._wrap is not None:
             client = self._wrap(client)
-        # Environments reach through the client for log-probs of the policy.
+        # Environments reach through the client for logprobs of the policy.
         client.sampling_client, client.tokenizer = self._clients.sampler, self._clients.tokenizer
         client.renderer = self._clients.renderer
         return client

@@ -73,7 +73,7 @@ class VerifiersV1:
             raise RuntimeError("; ".join(f"{e.type}: {e.message}" for e in errors) or "the episode is not valid")
         trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
         if len(trained) != 1:
-            raise NotImplementedError(f"an episode with {len(trained)} agents to train has no single reward")
+            raise NotImplementedError(f"a rollout with {len(trained)} agents to train has no single reward")
         trace = trained[0]
         metrics = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         metrics.update(trace.metrics)

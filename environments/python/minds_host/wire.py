@@ -102,7 +102,7 @@ class Wire:
         return future
 
     async def asked(self, op, **args):
-        """The same on the event loop, where the answer comes together with whatever else has come by then."""
+        """The same on the event loop. Answers that arrive together are delivered together."""
         call, future = next(self._calls), asyncio.get_running_loop().create_future()
         self._waiting[call] = future
         self.send({"t": "ask", "call": call, "rollout": ROLLOUT.get(), "op": {"op": op, **args}})

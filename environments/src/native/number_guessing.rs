@@ -1,7 +1,7 @@
 //! Find a hidden number in a few guesses, over several turns.
 //!
 //! Each answer is one whole number. The environment replies `higher` or `lower` until the number is found or the
-//! guesses are used up; an answer that is not a number ends the rollout. No model is asked for the reward:
+//! guesses are used up; an answer that is not a number ends the rollout. The reward needs no model:
 //!
 //! | end | reward |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | not found | `0.1 + 0.3 (1 - abs(last - number) / (largest - 1))`, 0.1 to 0.4; 0.1 for a last guess out of range |
 //! | an answer that is not a whole number, or did not end | 0 |
 //!
-//! So readable guesses earn more than unreadable ones, nearer guesses more than farther ones, and finding it the most.
+//! So readable guesses get more than unreadable ones, nearer guesses more than farther ones, and finding it the most.
 
 use crate::args::{self, Arg, ArgKind};
 use crate::error::EnvError;

@@ -1,6 +1,6 @@
 //! Write letters and nothing else: a reward that even a model with random weights can climb.
 //!
-//! The reward is the share of ASCII letters among the characters of the answer, from 0 to 1; an empty answer earns 0.
+//! The reward is the share of ASCII letters among the characters of the answer, from 0 to 1; an empty answer gets 0.
 //! It says nothing about language. It is for trying out a pipeline, a service or a machine without a trained model.
 
 use crate::args;

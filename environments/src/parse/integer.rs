@@ -189,7 +189,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_come_back_and_equal_only_themselves(a: i128, b: i128) {
+        fn numbers_round_trip_and_equal_only_themselves(a: i128, b: i128) {
             let number = Integer::parse(&a.to_string()).expect("digits");
             prop_assert_eq!(&number, &Integer::from(a));
             prop_assert_eq!(number.get(), i64::try_from(a).ok());
@@ -210,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn lists_come_back_as_they_were_written(list: [u32; 4]) {
+        fn lists_round_trip(list: [u32; 4]) {
             let text = list.map(|n| n.to_string()).join(", ");
             prop_assert_eq!(whole_numbers(&text, 0..=u32::MAX), Some(list));
         }

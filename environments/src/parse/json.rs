@@ -200,13 +200,13 @@ mod tests {
         }
 
         #[test]
-        fn numbers_come_back_as_they_were_written(number in -LARGEST..=LARGEST) {
+        fn numbers_round_trip(number in -LARGEST..=LARGEST) {
             prop_assert_eq!(lone_number(&format!("[{number}]")), Some(number));
             prop_assert_eq!(lone_number(&format!("[{number:e}]")), Some(number));
         }
 
         #[test]
-        fn orders_come_back_as_they_were_written(order in Just((1..=6).collect::<Vec<usize>>()).prop_shuffle()) {
+        fn orders_round_trip(order in Just((1..=6).collect::<Vec<usize>>()).prop_shuffle()) {
             prop_assert_eq!(permutation(&format!("{order:?}"), 6), Some(order));
         }
     }

@@ -5,10 +5,10 @@
 //! | every label once, in order, each on its own line; blanks around a value; white space around the answer | valid |
 //! | `label:`, `LABEL :`, `LABEL=`, `**LABEL:** 1`, `- LABEL: 1`, an indented label | invalid |
 //! | a label twice, a label missing, lines in another order, an empty line or any other line among them | invalid |
-//! | a value that stands on the next line, an empty value | invalid |
+//! | a value on the next line, an empty value | invalid |
 //!
 //! A share is a number from 0 to 1 by JSON's grammar: `0.9`, `1`, `0`, `9e-1`. `90%`, `.9`, `1.`, `-0.1`, `1.2` and
-//! `NaN` are no shares.
+//! `NaN` are not shares.
 
 use super::SPACE;
 use super::json::number;
@@ -175,7 +175,7 @@ mod tests {
         }
 
         #[test]
-        fn values_come_back_as_they_were_written(a in "[a-z0-9.%]{1,8}", b in "[a-z0-9.%]{1,8}", x in 0.0..=1.0_f64) {
+        fn values_round_trip(a in "[a-z0-9.%]{1,8}", b in "[a-z0-9.%]{1,8}", x in 0.0..=1.0_f64) {
             let text = format!("FINAL ANSWER: {a}\nCONFIDENCE: {b}");
             prop_assert_eq!(labelled(&text, LABELS), Some([&*a, &*b]));
             prop_assert_eq!(share(&x.to_string()), Some(x));

@@ -9,7 +9,7 @@ use minds_core::chat::{Message, Role, Tokenizer};
 use minds_core::ids::Token;
 use std::sync::Arc;
 
-/// The template's system line where a conversation brings none.
+/// The template's system line for a conversation without one.
 const DEFAULT_SYSTEM: &str = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 
 pub(super) struct ChatMl {

@@ -1,6 +1,6 @@
 //! DeepSeek V3.1 without thoughts: every answer follows the tag that ends a think block.
 //!
-//! System messages have no marker; wherever they stand they come first, one blank line between them, as the model's
+//! System messages have no marker and always come first, one blank line between them, as the model's
 //! template writes them.
 
 use super::RenderError;

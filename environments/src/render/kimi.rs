@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const NAME: &str = "kimi_k2";
 
-/// The template's system line where a conversation brings none.
+/// The template's system line for a conversation without one.
 const DEFAULT_SYSTEM: &str = "You are Kimi, an AI assistant created by Moonshot AI.";
 
 pub(super) struct Kimi {

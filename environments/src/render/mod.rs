@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
+    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
         let error = RenderError::Unknown { name: "kimi_k3".into() }.to_string();
         assert_eq!(error, format!("there is no renderer `kimi_k3`; this version knows {}", NAMES.join(", ")));
     }

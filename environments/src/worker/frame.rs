@@ -27,7 +27,7 @@ const STEP: usize = 1 << 16;
 /// seconds. A live writer sends this much at once.
 const STALL: Duration = Duration::from_secs(60);
 
-/// A stream that is no longer worth reading.
+/// A stream that cannot be read any further.
 #[derive(Debug, Error)]
 pub(super) enum FrameError {
     #[error("it sent a frame of {0} bytes, the limit is {LIMIT}")]
@@ -37,7 +37,7 @@ pub(super) enum FrameError {
     #[error("it sent a frame of {length} bytes whose message ends after {end}")]
     Padded { length: usize, end: u64 },
     #[error(
-        "it began a frame of {length} bytes that did not go on: {got} came, and too few in the last {} s",
+        "it sent an incomplete frame of {length} bytes: {got} arrived, and too few in the last {} s",
         STALL.as_secs()
     )]
     Stalled { length: usize, got: usize },
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_limit_and_bytes_that_are_no_message_are_errors() {
+    fn a_length_beyond_the_limit_and_malformed_messages_are_errors() {
         assert!(matches!(read_all(&[0xff; 8]), Err(FrameError::TooLong(0xffff_ffff))));
         assert!(matches!(read_all(&[0, 0, 0, 1, 0xc1]), Err(FrameError::Unreadable(_))));
         assert!(matches!(read_all(b"\0\0\0\x05hello"), Err(FrameError::Padded { length: 5, end: 1 })));
@@ -186,7 +186,7 @@ mod tests {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
         tokio::spawn(async move {
             near.write_u32(length).await.unwrap();
-            // Ends when nobody reads any more.
+            // Ends when the reader is gone.
             while near.write_all(&vec![b'1'; each]).await.is_ok() {
                 tokio::time::sleep(Duration::from_secs(pause)).await;
             }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_frame_that_does_not_go_on_is_an_error_although_signs_of_life_fill_it() {
+    async fn a_stalled_frame_is_an_error_even_if_heartbeats_fill_it() {
         // 24 bytes are an answer to a beat, and beats are five seconds apart: twelve of them come in a minute.
         let (found, after) = trickle(1_000_000, 24, 5).await;
         let Err(FrameError::Stalled { length: 1_000_000, got }) = found else { panic!("{found:?}") };

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_refused_by_name() {
+    fn an_ambiguous_module_is_refused_by_name() {
         let two = [("my-env/a.py", ""), ("my-env/b.py", "")];
         let error = look(&two, "my-env").unwrap_err();
         assert!(error.contains("`a`, `b`") && error.contains("pyproject.toml"), "{error}");

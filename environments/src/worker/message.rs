@@ -245,7 +245,7 @@ pub(super) struct SamplingOverrides {
     pub seed: Option<u64>,
 }
 
-/// What ends a completion; the empty list is no stop at all.
+/// What ends a completion; an empty list disables stops.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
 pub(super) enum StopOverride {

@@ -49,7 +49,7 @@ impl OutputTail {
             splitter.split(&buffer[..count], |line| {
                 if second.elapsed() >= Duration::from_secs(1) {
                     if left_out > 0 {
-                        debug!(target: "python", %worker, lines = left_out, "not logged: too many at a time");
+                        debug!(target: "python", %worker, lines = left_out, "lines not logged: too many at once");
                     }
                     (second, logged, left_out) = (Instant::now(), 0, 0);
                 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_put_together_and_long_ones_cut() {
+    fn lines_are_joined_and_long_ones_cut() {
         let mut lines = LineSplitter::default();
         let mut found = Vec::new();
         for piece in ["a", "b\nc\n\n", &"x".repeat(LINE), "yyy", "y\nd"] {

@@ -1,7 +1,7 @@
 //! The processes of one environment.
 //!
 //! A process that ends is replaced, after a pause that doubles, until too many have ended in too short a time; then the
-//! environment is given up with the last one's error. Every wait for a process ends with one or with that error. All
+//! environment fails with the last one's error. Every wait for a process ends with one or with that error. All
 //! processes end when the pool is dropped.
 
 use super::endpoint::ModelEndpoint;
@@ -164,7 +164,7 @@ impl WorkerPool {
     /// The least busy process. Starts another one if there is an empty slot and all are busy enough.
     ///
     /// # Errors
-    /// All have been given up; the error is the cause.
+    /// All have failed; the error is the cause.
     pub(super) async fn least_busy(&self) -> Result<Arc<WorkerProcess>, String> {
         let mut changed = self.shared.changed.subscribe();
         loop {
@@ -277,7 +277,11 @@ impl PoolShared {
             shared.options.worker_exits.fetch_add(1, Relaxed);
             shared.set(slot, SlotState::Starting);
             let Some(pause) = budget.spend(Instant::now()) else {
-                error!(slot, "{MOST_ENDS} processes have ended within {} s: given up", WITHIN.as_secs());
+                error!(
+                    slot,
+                    "{MOST_ENDS} processes have ended within {} s: no more are started",
+                    WITHIN.as_secs()
+                );
                 shared.set(slot, SlotState::GivenUp(cause.into()));
                 return;
             };

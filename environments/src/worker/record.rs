@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_goes_on_with_the_tokens_that_were_sampled() {
+    fn a_prompt_continues_with_the_sampled_tokens() {
         let (prompt, before, written) = next_prompt(false, [odd(), vec![STOP]].concat(), None);
         assert_ne!(prompt, written, "the tokenizer would have written other tokens");
         assert_eq!(prompt, [before, Letters.encode("u:more"), vec![STOP], Letters.encode("a:")].concat());
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn history_that_is_written_anew_is_the_renderers() {
+    fn rewritten_history_is_rendered_again() {
         let answer = [Letters.encode("hm|yes"), vec![STOP]].concat();
         let (prompt, before, written) = next_prompt(true, answer.clone(), None);
         assert!(prompt == written && !prompt.starts_with(&before));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_answers_that_count_are_turns_and_an_unknown_one_is_an_error() {
+    fn only_completions_that_count_are_turns_and_an_unknown_one_is_an_error() {
         let profile = profile(false);
         let record = || {
             let mut record = RolloutRecord::default();
@@ -307,7 +307,7 @@ mod tests {
         assert!(record().counted(&profile, Some(&ids(&["y-1"]))).unwrap_err().contains("`y-1`"));
     }
     #[test]
-    fn an_episode_opens_with_what_was_said_before_its_first_answer_that_counts() {
+    fn a_rollout_opens_with_the_messages_before_its_first_counted_completion() {
         let profile = profile(false);
         let mut record = RolloutRecord::default();
         let asked = [Message::system("be brief"), Message::user("why")];

@@ -325,7 +325,7 @@ impl<'a> RequestHandler<'a> {
             WeightsSource::Exported(handle) => {
                 let found = self.weights.get(&handle).cloned();
                 let found =
-                    found.ok_or_else(|| WorkerRequestError::Invalid("there are no such weights".into()))?;
+                    found.ok_or_else(|| WorkerRequestError::Invalid("these weights do not exist".into()))?;
                 return Ok(ready(Ok(Some(found))).boxed());
             }
             WeightsSource::Base => FrozenWeights::Base,
@@ -340,7 +340,7 @@ fn checked(response: SampleResponse, count: usize) -> Result<Vec<Completion>, Wo
     let sequences = response.sequences;
     if sequences.len() != count {
         let came = sequences.len();
-        return Err(WorkerRequestError::Failed(format!("{count} samples were asked for, {came} came back")));
+        return Err(WorkerRequestError::Failed(format!("{count} samples were requested, {came} arrived")));
     }
     for sampled in &sequences {
         sampled.check().map_err(|flaw| WorkerRequestError::Failed(flaw.to_string()))?;

@@ -186,7 +186,7 @@ impl WorkerRollout<'_> {
         if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
             let given = turns.len();
             return Err(RewardError::Environment(format!(
-                "the environment counts {told} answers, and {given} were given: which of them count cannot be told"
+                "the environment reports {told} completions, but {given} were sampled: ambiguous which of them count"
             )));
         }
         Ok(SessionRollout { turns, opening: opening.into(), score })
@@ -218,7 +218,7 @@ impl WorkerRollout<'_> {
 
     fn score(&self, report: &RolloutReport) -> Result<Score, RewardError> {
         if report.coerced > 0 && self.fail_on_bad_reward {
-            let why = report.warnings.first().map_or("a reward was no finite number", String::as_str);
+            let why = report.warnings.first().map_or("a reward was not a finite number", String::as_str);
             return Err(RewardError::Environment(why.into()));
         }
         for warning in &report.warnings {
@@ -228,7 +228,7 @@ impl WorkerRollout<'_> {
             warn!(
                 rollout = self.name,
                 rewards = report.coerced,
-                "a reward was no finite number and counts as 0"
+                "a reward was not a finite number and counts as 0"
             );
         }
         let reward = Reward::new(report.reward as f32)?;
@@ -273,7 +273,7 @@ impl RolloutRegistration {
 
     /// Keeps the permit of a rollout that ignores its cancellation until it ends or its process is killed.
     async fn give_up(mut self, cancelled: Instant, permit: OwnedSemaphorePermit) {
-        debug!(rollout = self.name, "does not listen to its cancellation");
+        debug!(rollout = self.name, "ignores its cancellation");
         let worker = self.worker.clone();
         let cause = format!("the rollout {} could not be cancelled", self.name);
         // A blocked event loop cannot run other rollouts.

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_asked_without_a_proxy_and_other_exceptions_stay() {
+    fn requests_to_this_machine_bypass_proxies_and_other_exceptions_stay() {
         for (set, expected) in [
             (&[("http_proxy", "http://proxy:3128")][..], Some("127.0.0.1,localhost")),
             (

@@ -166,7 +166,7 @@ mod tests {
     /// The text is what Qwen3's own chat template writes for this conversation (transformers' `apply_chat_template`
     /// with `tools`), between `<|im_start|>system\n` and `<|im_end|>`.
     #[test]
-    fn tools_stand_in_the_system_message_as_qwens_template_writes_them() {
+    fn tools_are_in_the_system_message_as_in_qwens_template() {
         let tool = json!({"type": "function", "function": {"name": "add", "parameters": {"a": 1, "b": []}}});
         let found =
             messages(&[said("system", json!("Be brief.")), said("user", json!("2+2?"))], &[tool], |_| None);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_read_and_come_back_as_the_text_that_was_sampled() {
+    fn calls_are_parsed_and_render_to_the_sampled_text() {
         let answer = "Let me see.\n<tool_call>\n{\"name\":\"add\",\"arguments\":{\"a\":2}}\n</tool_call>";
         let (content, calls) = calls(answer, "r1");
         assert_eq!(content, "Let me see.");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_no_text_are_found() {
+    fn non_text_parts_are_found() {
         let text = said("user", json!(["a", {"type": "text", "text": "b"}]));
         assert_eq!(no_text(&[text.clone(), said("user", json!("c")), said("tool", Value::Null)]), None);
         let image = said("user", json!([{"type": "image_url", "image_url": {"url": "data:"}}]));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_stays_text() {
+    fn malformed_calls_stay_text() {
         for answer in
             ["<tool_call>add 2</tool_call>", "<tool_call>\n{\"name\": \"add\"", "</tool_call> <tool_call>"]
         {

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn one_prompt_for_twenty_items_is_told_once() {
+    fn one_prompt_for_twenty_items_is_reported_once() {
         assert_eq!(told((0..50).flat_map(|item| [(item, 1); 8])), [19]);
         assert_eq!(told((0..19).map(|item| (item, 1))), [0; 0], "these are too few to tell");
         assert_eq!(told((0..50).map(|item| (item, Token::from(item == 18)))), [0; 0]);

@@ -112,7 +112,8 @@ impl WorkerProcess {
     ) -> Result<(Arc<Self>, EnvDescription), WorkerStartError> {
         let WorkerLaunch { setup, args, profile, permits, seed, limit } = launch;
         let failed = WorkerStartError::Failed;
-        let token = endpoint::random_token().map_err(|e| failed(format!("there is no randomness: {e}")))?;
+        let token =
+            endpoint::random_token().map_err(|e| failed(format!("the system has no randomness: {e}")))?;
         let mut child = setup
             .command()
             .spawn()
@@ -268,7 +269,7 @@ impl WorkerProcess {
         self.kill_requested.load(Relaxed) || self.exit.borrow().is_some()
     }
 
-    /// Runs a task that continues after its rollout has been given up.
+    /// Runs a task that continues after its rollout is dropped.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         drop(self.runtime.spawn(work));
     }
@@ -346,7 +347,7 @@ impl WorkerProcess {
         if !known {
             let error = match rollout {
                 Some(rollout) => format!("the rollout {rollout} is over"),
-                None => "the policy can be asked only while a rollout is played".to_owned(),
+                None => "the policy can be queried only during a rollout".to_owned(),
             };
             self.send(&ToWorker::Answer { call, ok: None, error: Some(error) }).await;
         }
@@ -357,7 +358,7 @@ impl WorkerProcess {
         match sender {
             Some(sender) => sender.send(event).await.is_ok(),
             None => {
-                debug!(worker = %self.name, rollout, "said something that nobody waits for");
+                debug!(worker = %self.name, rollout, "sent a message for an unknown rollout");
                 false
             }
         }

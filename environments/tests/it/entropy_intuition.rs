@@ -1,4 +1,4 @@
-//! entropy_intuition as a run plays it, and the nine known faults of its first version, E1 to E9.
+//! entropy_intuition as a run uses it, and the nine known faults of its first version, E1 to E9.
 
 use crate::support::{Query, Reader, last, load, rollout};
 use minds_core::environment::{Environment, Item};
@@ -66,7 +66,7 @@ fn a_scripted_episode_by_hand() {
 }
 
 #[test]
-fn failures_are_graded_and_lie_under_every_valid_reward() {
+fn failures_are_graded_below_every_valid_reward() {
     let item = find(&*env(), "subset");
     let numbers = allowed(&item);
     let between = numbers[0] + 1;
@@ -141,7 +141,7 @@ fn e3_a_number_is_not_given_the_mass_of_longer_ones() {
 
 // E4: the context was a bare text, without system line and template.
 #[test]
-fn e4_the_reader_stands_where_the_policy_writes_its_number() {
+fn e4_the_reader_is_queried_where_the_policy_writes_its_number() {
     let reader = Reader::new().continuing(choosing(even(1..=100)));
     let item = find(&*env(), "uniform");
     scored(&reader, &item, "?");
@@ -155,7 +155,7 @@ fn e4_the_reader_stands_where_the_policy_writes_its_number() {
 
 // E5: the trainer's newer weights were asked, through its queue. E6: every rollout of a group asked for every number.
 #[test]
-fn e5_e6_a_group_asks_its_own_reader_at_most_eleven_questions_and_all_members_the_same() {
+fn e5_e6_a_group_sends_its_reader_at_most_eleven_queries_the_same_for_all_members() {
     let env = env();
     for index in 0..40 {
         let item = env.item(index);
@@ -172,7 +172,7 @@ fn e5_e6_a_group_asks_its_own_reader_at_most_eleven_questions_and_all_members_th
 }
 
 #[test]
-fn a_service_without_lists_is_asked_for_each_token() {
+fn a_service_without_top_k_lists_is_queried_per_token() {
     let item = find(&*env(), "uniform");
     let numbers = allowed(&item);
     for refusal in [RewardError::Refused("no lists".into()), RewardError::Unsupported("no lists".into())] {

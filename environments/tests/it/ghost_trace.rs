@@ -1,4 +1,4 @@
-//! ghost_trace as a run plays it, and the eight known faults of its first version, G1 to G8.
+//! ghost_trace as a run uses it, and the eight known faults of its first version, G1 to G8.
 
 use crate::support::{Query, Reader, last, line, load, rollout};
 use minds_core::chat::Role;
@@ -12,7 +12,7 @@ fn env() -> Arc<dyn Environment> {
     load("ghost_trace", json!({}))
 }
 
-/// A listener that expects each token of a word with log-prob -2, and with -1.5 after these numbers.
+/// A listener that expects each token of a word with logprob -2, and with -1.5 after these numbers.
 fn hearing(numbers: &'static str) -> Reader {
     Reader::new().expecting(move |prefix, _| {
         if prefix.contains(&format!("Numbers: {numbers}<|im_end|>")) { -1.5 } else { -2.0 }
@@ -27,14 +27,14 @@ fn score(answer: &str) -> Score {
 fn a_scripted_episode_by_hand() {
     let Score { reward, metrics } = score("1, 2, 3, 4, 5");
     let metrics: Vec<_> = metrics.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    // The answer lifts the mean log-prob from -2, that of the four fixed sequences, to -1.5.
+    // The answer lifts the mean logprob from -2, that of the four fixed sequences, to -1.5.
     assert_eq!(metrics, [("gain", 0.5), ("logprob", -1.5), ("reference_logprob", -2.0), ("valid", 1.0)]);
     assert_eq!(reward.get(), 0.5);
     assert_eq!(score("5, 4, 3, 2, 1").reward.get(), 0.0);
 }
 
 #[test]
-fn examples_come_as_earlier_exchanges_of_the_chat() {
+fn examples_are_earlier_exchanges_of_the_chat() {
     let prompt = env().item(0).prompt;
     let texts: Vec<&str> = prompt.iter().map(|message| &*message.content).collect();
     assert_eq!(texts[1..5], ["Word: sun", "310, 4, 778, 100, 52", "Word: chair", "85, 612, 9, 247, 930"]);
@@ -95,7 +95,7 @@ fn g2_exactly_five_whole_numbers_from_0_to_999() {
 
 // G3: an invalid answer cost a hundred, so that a group with one of them trained nothing but being valid.
 #[test]
-fn g3_the_penalty_lies_just_under_the_worst_valid_reward() {
+fn g3_the_penalty_is_just_below_the_worst_valid_reward() {
     for bound in [0.1, 0.9, 5.0] {
         let env = load("ghost_trace", json!({ "bound": bound }));
         let reward = |lp: f32, answer: &str| {
@@ -112,7 +112,7 @@ fn g3_the_penalty_lies_just_under_the_worst_valid_reward() {
 // G4, G6: word and prompt were encoded together and sliced by guess; the listener read a bare text that the policy
 // never sees; the word changed its case.
 #[test]
-fn g4_g6_the_listener_reads_chat_and_is_asked_for_exactly_the_tokens_of_the_word() {
+fn g4_g6_the_listener_reads_chat_and_is_queried_for_exactly_the_tokens_of_the_word() {
     let reader = hearing("1, 2, 3, 4, 5");
     let env = env();
     let item = env.item(3);
@@ -128,7 +128,7 @@ fn g4_g6_the_listener_reads_chat_and_is_asked_for_exactly_the_tokens_of_the_word
     assert!(last(&item).content.ends_with(item.info["word"].as_str().expect("a word")));
 }
 
-// G5: missing log-probs were left out of the mean.
+// G5: missing logprobs were left out of the mean.
 #[test]
 fn g5_a_missing_log_prob_leaves_no_reward() {
     let env = env();
@@ -143,9 +143,9 @@ fn g5_a_missing_log_prob_leaves_no_reward() {
     }
 }
 
-// G7: the first version stringified the list of messages for whoever wrapped it; G8: it asked once per rollout.
+// G7: the first version stringified the list of messages when it was wrapped; G8: it asked once per rollout.
 #[test]
-fn g7_g8_what_is_asked_depends_on_word_and_numbers_alone() {
+fn g7_g8_the_query_depends_on_word_and_numbers_alone() {
     let env = env();
     let asked = |answer: &str| {
         let reader = hearing("");
@@ -154,7 +154,7 @@ fn g7_g8_what_is_asked_depends_on_word_and_numbers_alone() {
         asked.sort();
         asked
     };
-    // Equal questions are asked once by the oracle; here they are equal to the letter, however the numbers are spaced.
+    // The oracle sends equal queries once; here they are identical, however the numbers are spaced.
     assert_eq!(asked("1, 2, 3, 4, 5"), asked("1,2,3,4,  5\n"));
     let reference: BTreeSet<Query> = asked("nonsense").into_iter().collect();
     assert!(

@@ -1,4 +1,4 @@
-//! gradient_intuition as a run plays it, and the known faults of its first version, I1 to I14.
+//! gradient_intuition as a run uses it, and the known faults of its first version, I1 to I14.
 
 use crate::support::{Query, Reader, last, load, reply, rollout, rollout_of};
 use minds_core::chat::{Message, Role};
@@ -110,7 +110,7 @@ fn i2_the_inner_conversation_stays_a_conversation() {
 
 // I3: members of a group got different words, and the probe of a slot never changed.
 #[test]
-fn i3_an_item_is_one_inner_task_with_one_probe_and_every_pair_comes_once() {
+fn i3_an_item_is_one_inner_task_with_one_probe_and_every_pair_occurs_once() {
     let env = load("gradient_intuition", json!({"inner": "target_number", "inner_args": {"shown": true}}));
     let items = env.items().get();
     let pair =
@@ -143,7 +143,7 @@ fn i4_i5_one_measurement_per_episode_through_the_oracle() {
     }
     let asked = reader.asked();
     assert_eq!(asked.len(), 3);
-    // Equal questions, to the letter: whoever answers them may remember the answer.
+    // The queries are identical, so their answer can be cached.
     assert!(asked.iter().all(|query| *query == asked[0] && matches!(query, Query::LogprobDelta { .. })));
 }
 
@@ -218,7 +218,7 @@ fn i9_errors_are_measured_by_the_spread_of_the_truths() {
 }
 
 #[test]
-fn a_run_that_goes_on_takes_up_the_spread_where_it_was() {
+fn a_resumed_run_restores_the_spread() {
     let (first, second) = (env(), env());
     let item = first.item(0);
     let play = |env: &dyn Environment, group: u64| {
@@ -241,7 +241,7 @@ fn a_run_that_goes_on_takes_up_the_spread_where_it_was() {
 
 // I10: what could not be read earned 0, while an invalid inner answer cost a hundred: refusing was best.
 #[test]
-fn i10_refusing_earns_less_than_the_worst_inner_answer() {
+fn i10_refusing_gets_less_than_the_worst_inner_answer() {
     for inner in ["self_prediction", "target_number", "plain_letters", "number_guessing", "entropy_intuition"]
     {
         let env = load("gradient_intuition", json!({ "inner": inner }));
@@ -261,7 +261,7 @@ fn i10_refusing_earns_less_than_the_worst_inner_answer() {
 
 // I11: the first "answer:" anywhere counted, also one that the prompt had brought.
 #[test]
-fn i11_the_two_labels_stand_at_the_start_of_the_first_two_lines() {
+fn i11_the_two_labels_begin_the_first_two_lines() {
     let env = env();
     let item = env.item(0);
     let answer = right(&item);
@@ -305,7 +305,7 @@ fn i12_the_inner_environment_gets_its_own_arguments_and_no_others() {
 
 // I13: a shape of the service's data that was not expected became an empty text. I14: dead code.
 #[test]
-fn i13_i14_a_text_without_tokens_is_no_text() {
+fn i13_i14_a_text_without_tokens_is_refused() {
     let env = env();
     let mut empty = rollout("", true);
     empty.turns[0].prompt = Arc::new([]);

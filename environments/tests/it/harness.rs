@@ -49,7 +49,7 @@ fn h4_a_renderer_of_another_family_is_refused_when_it_is_made() {
 
 // H6: how an answer ended was a truth value that was always true.
 #[test]
-fn h6_how_an_answer_ended_is_told_apart() {
+fn h6_the_end_of_a_completion_is_distinguished() {
     let tokenizer = Bytes::chatml();
     let renderer = renderer("chatml", tokenizer.clone());
     let ended = |text: &str| renderer.parse(&sampled(tokenizer.encode_with_controls(text))).termination;
@@ -58,7 +58,7 @@ fn h6_how_an_answer_ended_is_told_apart() {
     assert_eq!(ended("[1]<|im_end|><|im_end|>"), Termination::Malformed);
 }
 
-// H5, H16: a log-prob that was missing counted as certainty, and a reward that failed as 0.
+// H5, H16: a logprob that was missing counted as certainty, and a reward that failed as 0.
 #[test]
 fn h5_h16_a_query_that_fails_is_never_a_number() {
     for env in all(0) {
@@ -77,7 +77,7 @@ fn h5_h16_a_query_that_fails_is_never_a_number() {
 
 // H17: metrics were overwritten by the names of functions; one environment's only metric was called `wrapped`.
 #[test]
-fn h17_metrics_have_names_of_their_own_and_all_but_one_environment_tell_validity() {
+fn h17_metric_names_are_unique_and_all_but_one_environment_report_validity() {
     for env in all(0) {
         let score = answering().score(&*env, &env.item(0), "?").expect("scored");
         assert!(score.metrics.values().all(|value| value.is_finite()), "{}: {:?}", env.id(), score.metrics);
@@ -87,12 +87,12 @@ fn h17_metrics_have_names_of_their_own_and_all_but_one_environment_tell_validity
     }
 }
 
-// H18: data were built anew at each start without a seed, so that a resumed run trained on others.
+// H18: data were rebuilt at each start without a seed, so that a resumed run trained on others.
 #[test]
 fn h18_items_are_a_function_of_seed_and_index() {
     for (env, again) in all(3).into_iter().zip(all(3)) {
         let items = env.items().get();
-        // Asked backwards and forwards, in two instances: nothing depends on what was asked before.
+        // Items are requested backwards and forwards, in two instances: no item depends on earlier requests.
         for index in (0..items.min(300)).rev() {
             assert_eq!(env.item(index), env.item(index + items), "{} {index}", env.id());
         }
@@ -105,7 +105,7 @@ fn h18_items_are_a_function_of_seed_and_index() {
 
 /// What people are shown of an answer is what the reward reads: there is a parse where and only where it is valid.
 #[test]
-fn what_an_answer_says_can_be_shown() {
+fn the_parsed_answer_can_be_shown() {
     let sum = "FINAL ANSWER: -7\nCONFIDENCE: 0.5";
     for (env, args, answer, parse) in [
         ("target_number", json!({}), "[4.5]", json!(4.5)),

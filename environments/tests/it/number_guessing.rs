@@ -69,7 +69,7 @@ fn games_by_hand() {
 }
 
 #[test]
-fn an_answer_that_did_not_end_spoils_the_game_wherever_it_stands() {
+fn an_incomplete_answer_fails_the_rollout_in_any_turn() {
     let env = env();
     let item = hiding(&*env, 7);
     for cut in 0..2 {
@@ -80,7 +80,7 @@ fn an_answer_that_did_not_end_spoils_the_game_wherever_it_stands() {
 }
 
 #[test]
-fn every_number_is_hidden_once_and_nothing_gives_it_away() {
+fn every_number_is_hidden_once_and_no_prompt_reveals_it() {
     let env = load("number_guessing", json!({"largest": 100, "guesses": 7}));
     let numbers: BTreeSet<u64> =
         (0..100).map(|i| env.item(i).info["number"].as_u64().expect("a number")).collect();

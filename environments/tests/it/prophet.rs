@@ -1,4 +1,4 @@
-//! gradient_prophet as a run plays it.
+//! gradient_prophet as a run uses it.
 
 use crate::support::{Reader, last, line, load, rollout};
 use minds_core::chat::Role;
@@ -9,7 +9,7 @@ use minds_environments::registry;
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
 
-/// A reader that expects every token with log-prob -3, and with -1 once the lesson is in its context.
+/// A reader that expects every token with logprob -3, and with -1 once the lesson is in its context.
 pub fn taught() -> Reader {
     Reader::new()
         .expecting(|prefix, _| if prefix.matches("<|im_start|>user").count() > 1 { -1.0 } else { -3.0 })
@@ -51,7 +51,7 @@ fn the_log_form_measures_errors_by_their_ratio() {
 }
 
 #[test]
-fn the_question_says_what_the_form_asks_for() {
+fn the_question_matches_the_reward_form() {
     for (form, end) in [
         ("per_token", "How much does the lesson change the log-probability of the target per token?"),
         ("sum", "How much does the lesson change the log-probability of the target?"),

@@ -86,14 +86,13 @@ fn p1_a_service_without_top_k_is_answered_with_what_to_use_instead() {
 }
 
 #[test]
-fn p2_a_lesson_that_changes_nothing_is_no_surprise_however_unlikely_the_answer() {
+fn p2_a_lesson_without_effect_has_zero_surprise_however_unlikely_the_answer() {
     let unmoved = || Reader::new().expecting(|_, _| -35.0).continuing(|_| Ok(vec![(65, -20.0)]));
     let score = unmoved().score(&*in_context(), &in_context().item(0), "[0]").expect("scored");
     assert_eq!((score.metrics["truth"], score.reward.get()), (0.0, 1.0));
     let env = surprise();
     let item = env.item(0);
-    // There is no right order of equal surprises, and no number in place of one: for no member of a group, whatever
-    // it answered.
+    // Equal surprises have no correct order, so every member of the group gets a reward error, whatever it answered.
     let order: Vec<usize> = (1..=probes(&item)).collect();
     for answer in [&*format!("{order:?}"), "?", "[1]", ""] {
         let missing = unmoved().score(&*env, &item, answer);
@@ -128,7 +127,7 @@ fn probes_that_are_equally_surprising_share_their_ranks() {
 }
 
 #[test]
-fn p3_an_answer_that_cannot_be_read_earns_less_than_any_that_can() {
+fn p3_an_unreadable_answer_gets_less_than_any_valid_one() {
     let env = in_context();
     let reward = |answer: &str| taught().score(&*env, &env.item(0), answer).expect("scored").reward.get();
     assert_eq!(reward("I cannot say"), 0.0);
@@ -143,7 +142,7 @@ fn p3_an_answer_that_cannot_be_read_earns_less_than_any_that_can() {
 }
 
 #[test]
-fn p4_every_probe_of_every_lesson_is_asked() {
+fn p4_every_probe_of_every_lesson_is_used() {
     let (one, all) = (in_context(), surprise());
     let mut asked = BTreeSet::new();
     for index in 0..one.items().get() {
@@ -198,7 +197,7 @@ fn p7_members_of_a_group_ask_the_same_questions() {
         let asked = |answer: &str| -> Vec<Query> {
             let reader = taught();
             let item = env.item(2);
-            // Only what was asked matters: equal questions are answered once by the cache in front of the reader.
+            // Only the query matters: the cache in front of the reader answers equal queries once.
             drop(reader.score(&*env, &item, answer));
             reader.asked()
         };
@@ -218,7 +217,7 @@ fn p8_the_truth_belongs_to_the_weights_that_score() {
 }
 
 #[test]
-fn p9_probes_are_asked_as_chat() {
+fn p9_probes_are_sent_as_chat() {
     let env = in_context();
     let item = env.item(0);
     let reader = taught();

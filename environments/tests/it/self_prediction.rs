@@ -1,4 +1,4 @@
-//! self_prediction as a run plays it, and the seven known faults of its first version, S1 to S7.
+//! self_prediction as a run uses it, and the seven known faults of its first version, S1 to S7.
 
 use crate::support::{Reader, last, load, rollout};
 use minds_core::chat::{Message, Role};
@@ -73,7 +73,7 @@ fn the_log_score_costs_a_sure_mistake_most() {
 }
 
 #[test]
-fn metrics_tell_the_parts_of_the_reward() {
+fn metrics_hold_the_parts_of_the_reward() {
     let env = env();
     let item = env.item(0);
     let names =
@@ -134,7 +134,7 @@ fn the_small_levels_hold_every_question_once_and_no_example() {
 }
 
 #[test]
-fn examples_come_as_earlier_exchanges_of_the_chat() {
+fn examples_are_earlier_exchanges_of_the_chat() {
     let prompt = load("self_prediction", json!({})).item(7).prompt;
     assert_eq!(
         prompt[..5],
@@ -192,7 +192,7 @@ fn s3_without_a_confidence_there_is_no_calibration() {
     {
         assert_eq!(reward(&*env, &item, &answer), 0.0, "{answer}");
     }
-    // Being wrong and honest about it earns less than being right, and more than being wrong and sure.
+    // Being wrong with a low confidence gets less than being right, and more than being wrong with a high one.
     let earned = |answer, confidence| reward(&*env, &item, &both(answer, confidence));
     assert!(earned(wrong - 1, "0.5") > earned(wrong, "0") && earned(wrong, "0") > earned(wrong, "1"));
 }
@@ -237,7 +237,7 @@ fn s6_an_argument_that_nothing_reads_is_refused() {
 
 // S7: the data were drawn without a seed, and an answer cut off by the token limit was read as if it had ended.
 #[test]
-fn s7_items_follow_from_the_seed_and_an_answer_that_was_cut_off_is_none() {
+fn s7_items_follow_from_the_seed_and_a_truncated_answer_is_invalid() {
     let args: Value = json!({"level": "full"});
     let item = |seed, index| {
         registry::load("self_prediction", args.as_object().expect("a table"), seed)

@@ -1,4 +1,4 @@
-//! Fakes: a tokenizer over bytes, a reader whose log-probs a test scripts, and episodes of one answer.
+//! Fakes: a tokenizer over bytes, a reader whose logprobs a test scripts, and episodes of one answer.
 
 use async_trait::async_trait;
 use minds_core::chat::{Message, Renderer, Tokenizer};
@@ -147,17 +147,17 @@ type PerToken = Box<dyn Fn(&str, &str) -> f32 + Send + Sync>;
 type Step = Box<dyn Fn(&str) -> Result<f64, RewardError> + Send + Sync>;
 type Next = Box<dyn Fn(&str) -> Result<Vec<(Token, f32)>, RewardError> + Send + Sync>;
 
-/// A reader that reads ChatML, answers by script and remembers what it was asked.
+/// A reader that parses ChatML, answers by script and records its queries.
 pub struct Reader {
     pub tokenizer: Arc<Bytes>,
     pub renderer: Arc<dyn Renderer>,
     per_token: PerToken,
     next: Next,
-    /// The change that a step on this text makes; without it nobody can take one.
+    /// The change that a step on this text makes; without it no step can be measured.
     step: Option<Step>,
     /// The number of the query that fails, from 0.
     fails_at: Option<usize>,
-    /// Log-probs that are left out at the end of each answer.
+    /// Logprobs that are left out at the end of each answer.
     short_by: usize,
     asked: Mutex<Vec<Query>>,
 }
@@ -177,7 +177,7 @@ impl Reader {
         }
     }
 
-    /// The log-prob of each token of a target (second) after a prefix (first).
+    /// The logprob of each token of a target (second) after a prefix (first).
     pub fn expecting(mut self, per_token: impl Fn(&str, &str) -> f32 + Send + Sync + 'static) -> Self {
         self.per_token = Box::new(per_token);
         self
@@ -206,7 +206,7 @@ impl Reader {
         Self { fails_at: Some(query), ..self }
     }
 
-    /// Leaves log-probs out at the end of each answer.
+    /// Leaves logprobs out at the end of each answer.
     pub fn short_by(self, tokens: usize) -> Self {
         Self { short_by: tokens, ..self }
     }

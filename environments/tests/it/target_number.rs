@@ -50,7 +50,7 @@ fn the_hidden_target_is_nowhere_in_the_prompt() {
 }
 
 #[test]
-fn examples_come_as_earlier_exchanges_of_the_chat() {
+fn examples_are_earlier_exchanges_of_the_chat() {
     let system = Message::system("You reply with JSON only.");
     let question = Message::user("Write a JSON array that holds one number from -5 to 5.");
     let prompt = |shots: u64| load("target_number", json!({"shots": shots})).item(0).prompt;
@@ -70,7 +70,7 @@ fn examples_come_as_earlier_exchanges_of_the_chat() {
 }
 
 #[test]
-fn metrics_tell_the_parts_of_the_reward() {
+fn metrics_hold_the_parts_of_the_reward() {
     let env = load("target_number", json!({}));
     let score = Reader::new().score(&*env, &env.item(0), "[1.5]").expect("scored");
     let metrics: Vec<_> = score.metrics.iter().map(|(name, value)| (name.as_str(), *value)).collect();

@@ -2,7 +2,7 @@
 
 A case on standard input is `[package, arguments, prompt, answer, row]`; a reward for each goes to standard output, and
 nothing where the function raises. The policy is that of the tests: a byte is a token, and so are two line breaks; a
-token's log-prob is minus a hundredth of its value, halved by a step on a borrowed adapter. The working directory is the
+token's logprob is minus a hundredth of its value, halved by a step on a borrowed adapter. The working directory is the
 checkout. `sys.argv[1]` is the folder of the stand-ins for names of the Tinker SDK.
 """
 
@@ -29,7 +29,7 @@ class Tokenizer:
 
 
 class Client:
-    """Samples have no text, so packages fall back to log-probs."""
+    """Samples have no text, so packages fall back to logprobs."""
 
     tokenizer = Tokenizer()
 

@@ -32,7 +32,7 @@ class Asking(Likely):
 
     async def initial_observation(self):
         logprobs = await self.client.compute_logprobs_async(self.client.tokenizer.encode(self.target))
-        return f"Your log-prob is {sum(logprobs[1:]):.2f}."
+        return f"Your logprob is {sum(logprobs[1:]):.2f}."
 
 
 class Builder:

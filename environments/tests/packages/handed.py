@@ -10,7 +10,7 @@ WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, 678000)
 
 
 async def likely(completion, info, state, **_):
-    """The log-prob of the last two letters of "cats" to the policy that played."""
+    """The logprob of the last two letters of "cats" to the policy that played."""
     assert info is state["info"] or info == state["info"], "rewards are given what the state holds"
     client, tokenizer = info["tinker_client"], info["tokenizer"]
     tokens = tokenizer.encode("cats", add_special_tokens=False)

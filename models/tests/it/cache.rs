@@ -1,4 +1,4 @@
-//! The cache and the names it is asked for.
+//! The cache and the names of its models.
 
 use crate::make::{small_folder, small_gguf, write};
 use minds_models::{
@@ -41,7 +41,7 @@ fn tiny_random_needs_no_file() {
 }
 
 #[test]
-fn what_is_no_name_is_refused_before_anything_is_touched() {
+fn an_invalid_name_is_refused_before_any_access() {
     let folder = tempfile::tempdir().unwrap();
     let cache = ModelCache::at(folder.path().join("cache"));
     for name in ["gpt2", "a/b/c", "a/..", "../a", "a/b--c", "a b/c", "", "a/"] {

@@ -83,7 +83,7 @@ fn four_at_once_fetch_once() {
 }
 
 #[test]
-fn damaged_weights_are_not_recorded_and_fetched_anew() {
+fn damaged_weights_are_not_recorded_and_fetched_again() {
     let mut cut = files();
     let weights = cut["model.safetensors"].len();
     cut.get_mut("model.safetensors").unwrap().truncate(weights / 2);
@@ -96,7 +96,7 @@ fn damaged_weights_are_not_recorded_and_fetched_anew() {
 }
 
 #[test]
-fn a_fetch_that_was_cut_off_goes_on_with_what_it_lacks() {
+fn an_interrupted_fetch_continues_with_the_missing_files() {
     let root = tempfile::tempdir().unwrap();
     let cache = ModelCache::at(root.path());
     let broken = Hub::serve_but("model.safetensors", NAME, files());
@@ -120,7 +120,7 @@ fn an_unsupported_model_is_refused_before_its_weights_are_fetched() {
 }
 
 #[test]
-fn an_unknown_name_says_so() {
+fn an_unknown_name_is_reported() {
     let hub = Hub::serve(NAME, files());
     let root = tempfile::tempdir().unwrap();
     let cache = ModelCache::at(root.path());
@@ -129,7 +129,7 @@ fn an_unknown_name_says_so() {
 }
 
 #[test]
-fn an_unreachable_hub_is_noticed_and_said() {
+fn an_unreachable_hub_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let sources = FetchSources { hub: true, hub_endpoint: Some("http://127.0.0.1:9".into()), python: None };
     let (progress, steps) = recorder();

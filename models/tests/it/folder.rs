@@ -156,7 +156,7 @@ fn a_shard_outside_the_folder_is_refused() {
 }
 
 #[test]
-fn an_empty_folder_says_what_a_model_folder_holds() {
+fn an_empty_folder_is_an_error_that_lists_the_expected_files() {
     let folder = tempfile::tempdir().unwrap();
     let said = ModelFiles::open(folder.path()).unwrap_err().to_string();
     assert!(said.contains("config.json is missing") && said.contains("safetensors"), "{said}");

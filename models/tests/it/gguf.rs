@@ -126,7 +126,7 @@ fn huge_claims_are_refused_without_allocating() {
 }
 
 #[test]
-fn complaints_say_what_is_wrong_and_what_would_be_right() {
+fn errors_name_the_fault_and_the_expected_value() {
     let change = |edit: &dyn Fn(&mut GgufFile)| {
         let mut file = small_gguf();
         edit(&mut file);

@@ -1,4 +1,4 @@
-//! What pip may do wrong, played by a script in its place.
+//! Failures of pip, simulated by a script in its place.
 #![cfg(unix)]
 
 use crate::make::write;
@@ -31,19 +31,19 @@ fn check(script: &str, wanted: &[&str]) {
 }
 
 #[test]
-fn a_python_without_pip_is_told_apart() {
+fn a_python_without_pip_is_a_distinct_error() {
     check("echo 'python: No module named pip' >&2; exit 1", &["has no pip", "ensurepip"]);
 }
 
 #[test]
-fn what_pip_says_is_passed_on() {
+fn the_output_of_pip_is_passed_on() {
     let script =
         "echo 'WARNING: x' >&2; echo 'ERROR: No matching distribution found' >&2; echo bye >&2; exit 1";
     check(script, &["No matching distribution found", "exit status: 1", "PIP_INDEX_URL"]);
 }
 
 #[test]
-fn a_full_disk_is_told_apart() {
+fn a_full_disk_is_a_distinct_error() {
     let error = fetch_with("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1");
     assert!(matches!(error, ModelError::DiskFull { .. }), "{error}");
     assert!(error.to_string().contains("192 MB"), "{error}");

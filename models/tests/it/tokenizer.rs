@@ -62,7 +62,7 @@ fn text_that_spells_a_control_token_becomes_ordinary_tokens() {
 }
 
 #[test]
-fn control_tokens_are_left_out_of_text_unless_asked_for() {
+fn control_tokens_are_left_out_of_text_unless_requested() {
     let tokenizer = small();
     let tokens = [&[1][..], &tokenizer.encode("hi"), &[2]].concat();
     assert_eq!(tokenizer.decode(&tokens), "hi");

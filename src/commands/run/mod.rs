@@ -91,7 +91,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
-            tracing::debug!("what the run kept for itself on the service was not given up in time");
+            tracing::debug!("temporary weights on the service were not deleted in time");
         }
         if let Some(dashboard) = dashboard {
             dashboard.close().await;
@@ -154,7 +154,7 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
     print_line!("run folder   {}", folder.path().display());
     match listening {
         Some(listening) if listening.elsewhere => {
-            print_line!("dashboard    {} (the usual port is taken)", listening.url());
+            print_line!("dashboard    {} (the usual port is in use)", listening.url());
         }
         Some(listening) => print_line!("dashboard    {}", listening.url()),
         None => {}
@@ -165,7 +165,7 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
     match folder.last() {
         Some(last) => print_line!("resumed      at step {} from checkpoint {}", last.step, last.name),
         None if folder.past_rows() > 0 => print_line!(
-            "restarts     {} steps; no state was saved, {} steps without one moved to metrics.past_000000.json",
+            "restarts     {} steps; no checkpoint was saved, {} steps moved to metrics.past_000000.json",
             plan.max_steps,
             folder.past_rows()
         ),

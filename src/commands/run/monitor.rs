@@ -103,12 +103,12 @@ impl<'a> RunMonitor<'a> {
                     // `timeout` signals the process and its group, so one request may arrive twice.
                     SignalRequest::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
                     SignalRequest::Stop if self.stopping.is_some() => {
-                        return Err(anyhow!("interrupted a second time, left without saving")).or_exit(ProcessExit::Interrupted);
+                        return Err(anyhow!("interrupted a second time, exiting without saving")).or_exit(ProcessExit::Interrupted);
                     }
-                    SignalRequest::Stop => self.stop("stopping     after the step under way; once more leaves at once"),
+                    SignalRequest::Stop => self.stop("stopping     after the current step; a second signal exits at once"),
                 },
                 () = &mut deadline, if self.stopping.is_none() => {
-                    self.stop("stopping     after the step under way, for the deadline is reached");
+                    self.stop("stopping     after the current step: deadline reached");
                 }
                 _ = ticks.tick(), if self.bars.is_some() => self.show_progress(),
                 () = tokio::time::sleep_until(last_event + silence) => {
@@ -116,8 +116,8 @@ impl<'a> RunMonitor<'a> {
                     if self.stopping.is_some_and(|since| since.elapsed() > LONGEST_STOP) {
                         let minutes = LONGEST_STOP.as_secs() / 60;
                         return Err(anyhow!(
-                            "the step under way has not ended {minutes} min after the order to stop: left; the same \
-                             command goes on from the last saved state"
+                            "the current step has not ended {minutes} min after the stop request: exiting; the same \
+                             command resumes from the last checkpoint"
                         ))
                         .or_exit(ProcessExit::Failed);
                     }
@@ -197,7 +197,7 @@ impl<'a> RunMonitor<'a> {
     fn stop(&mut self, why: &str) {
         self.stopping = Some(Instant::now());
         print_line!("{why}");
-        self.set_state(RunState::Stopping, "stopping after the step under way");
+        self.set_state(RunState::Stopping, "stopping after the current step");
         self.pipeline.stop();
     }
 
@@ -227,7 +227,7 @@ impl<'a> RunMonitor<'a> {
     /// Prints the summary of a run that ended without an error.
     async fn print_summary(self, step: u64) {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
-            tracing::warn!("old states were not deleted in time");
+            tracing::warn!("old checkpoints were not deleted in time");
         }
         let shares = self.pipeline.activity().shares();
         print_line!("{}", self.summary.summary(step, self.begun.elapsed(), &shares));

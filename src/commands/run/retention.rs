@@ -31,11 +31,12 @@ impl CheckpointRetention {
         let is_rolling = saved.name.bytes().all(|byte| byte.is_ascii_digit());
         let Some(ttl) = self.ttl.filter(|_| is_rolling) else { return };
         let paths = std::iter::once(saved.state_path.clone()).chain(saved.sampler_path.clone());
-        let (service, paths) = (self.service.clone(), paths.collect::<Vec<_>>());
+        let service = self.service.clone();
+        let paths: Vec<_> = paths.collect();
         self.deletions.spawn(async move {
             for path in paths {
                 if let Err(error) = service.expire(&path, ttl).await {
-                    tracing::warn!(path, %error, "a state has no end: it stays until somebody deletes it");
+                    tracing::warn!(path, %error, "no expiry set for a checkpoint: delete it by hand");
                 }
             }
         });
@@ -57,7 +58,7 @@ impl CheckpointRetention {
             self.deletions.spawn(async move {
                 for path in paths {
                     if let Err(error) = service.delete(&path).await {
-                        tracing::warn!(path, %error, "an old state could not be deleted");
+                        tracing::warn!(path, %error, "failed to delete an old checkpoint");
                     }
                 }
             });

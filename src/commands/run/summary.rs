@@ -78,9 +78,9 @@ impl RunSummary {
         let share = self.held / shares.wall;
         (share > WAITED_LONG).then(|| {
             format!(
-                "for {:.0} % of the time a batch was ready and was held back until stragglers had ended, so that no \
+                "for {:.0} % of the time a complete batch was held back until stragglers finished, so that no \
                  rollout is more than {} steps old: a larger `trainer.max_staleness` is faster, and with `trainer.staleness \
-                 = \"drop\"` such rollouts are sampled again",
+                 = \"drop\"` such rollouts are resampled",
                 100.0 * share,
                 max_staleness
             )
@@ -101,7 +101,7 @@ impl RunSummary {
         };
         let here = match self.before as u64 {
             0 => String::new(),
-            before => format!(", {} of them since the run went on", step.saturating_sub(before)),
+            before => format!(", {} of them since the resume", step.saturating_sub(before)),
         };
         format!(
             "done         {step} steps{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
@@ -148,7 +148,7 @@ mod tests {
 
     // H20: a published run had not learnt anything, and nothing said so.
     #[test]
-    fn h20_a_reward_that_does_not_move_is_told_once() {
+    fn h20_a_constant_reward_is_reported_once() {
         let told = |reward: fn(usize) -> f64| -> Vec<usize> {
             let mut totals = RunSummary::default();
             (1..=100)

@@ -84,7 +84,7 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 }
 
 #[test]
-fn rewards_are_judged_by_the_weights_that_the_config_names() {
+fn logprob_queries_use_the_weights_that_the_config_names() {
     let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
     assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, OraclePlan::Sampled);
     assert_eq!(oracle("latest").unwrap().oracle, OraclePlan::Latest);
@@ -131,7 +131,7 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
 }
 
 #[test]
-fn a_config_of_the_original_harness_is_told_which_of_its_defaults_differ() {
+fn notes_list_the_defaults_that_differ_for_a_config_of_the_original_harness() {
     let original = |id: &str, trainer: &str, model: &str| {
         let text = format!(
             "[env]\nid = \"{id}\"\n[trainer]\n{trainer}\nargs = {{ max_new_tokens = 512 }}\n\
@@ -244,7 +244,7 @@ fn h15_the_key_is_that_of_the_named_variable_then_the_written_one() {
     assert_eq!(remote("[tinker]\napi_key='tml-written'", &[]), (key("tml-written"), None));
     let set = plan(SMALL, &["tinker.api_key=tml-set"], &vars).unwrap().service;
     assert!(matches!(set, ServicePlan::Remote(remote) if remote.api_key == key("tml-set")));
-    // The hosted service wants one, and so does whoever names a variable; another server may do without.
+    // The hosted service needs a key, and a named variable must be set; other servers need none.
     assert_eq!(remote("", &[]), (None, Some("TINKER_API_KEY".into())));
     let local = "[tinker]\nbase_url='http://localhost:9'";
     assert_eq!(remote(local, &[]), (None, None));
@@ -279,7 +279,7 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
     }
     for (set, expected) in [
         ("trainer.groups_per_batch=0", "`trainer.groups_per_batch` is 0, it must be at least 1"),
-        ("trainer.rollouts_per_example=-1", "is -1, it must be a whole number that is not negative"),
+        ("trainer.rollouts_per_example=-1", "is -1, it must be a non-negative whole number"),
         (
             "trainer.loss_fn=pop",
             "is \"pop\", it must be one of: cispo, ppo, importance_sampling; did you mean \"ppo\"?",

@@ -1,5 +1,5 @@
 // Throughput against the bound: a step can be no faster than the busiest of training, sampling and scoring, so the gap
-// between a step's seconds and the longest busy time is what better overlap could still win.
+// between a step's seconds and the longest busy time is what better overlap could still save.
 
 import { $, h, s, setAttrs, setText } from './dom.js';
 import { Chart } from './charts.js';
@@ -95,7 +95,7 @@ function build() {
     h('div', { class: 'big-number' }, parts.close, parts.closeText),
     h('div', null, h('h3', { text: 'Busy, last 30 s' }), bars()),
     h('div', null, parts.span, parts.strip, parts.doing),
-    h('div', null, h('h3', { text: 'What became of the groups' }), parts.stack, parts.counts),
+    h('div', null, h('h3', { text: 'Outcomes of the groups' }), parts.stack, parts.counts),
   );
 }
 

@@ -24,8 +24,7 @@ export const DASHES = [[], [], [], [], [], [7, 4], [3, 3], [9, 3, 2, 3]];
 
 export class Chart {
   /**
-   * `series()` gives descriptors `{ key, label, colour, dash?, width?, scale?, fill?, value(row) }`, asked anew at each
-   * drawing; `zero` scales start at 0; `smoothing()` is a weight, or 0.
+   * `series()` gives descriptors `{ key, label, colour, dash?, width?, scale?, fill?, value(row) }`, evaluated at each drawing; `zero` scales start at 0; `smoothing()` is a weight, or 0.
    */
   constructor({
     title,

@@ -35,11 +35,11 @@ export function setAttrs(node, attrs) {
   }
 }
 
-/** What a section shows while there is nothing to show: what will appear, and when. */
+/** Placeholder of an empty section: what will appear, and when. */
 export const empty = (title, more) =>
   h('div', { class: 'empty' }, h('strong', { text: title }), more && h('span', { text: more }));
 
-/** A button that copies text, and says whether it could. */
+/** A button that copies text and reports success or failure. */
 export function copyButton(text, what) {
   const button = h('button', { class: 'small', type: 'button', 'aria-label': `Copy ${what}`, text: 'Copy' });
   let back;

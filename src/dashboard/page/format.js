@@ -35,7 +35,7 @@ export const signed = (x) => (known(x) && x > 0 ? `+${num(x)}` : num(x));
 /** A share of one as a percentage. */
 export const percent = (x, digits = 0) => (known(x) ? `${(100 * x).toFixed(digits)}${THIN}%` : NONE);
 
-/** Seconds, as somebody would say them: `29.4 µs`, `230 ms`, `4.10 s`, `4 min 12 s`, `3 h 05 min`. */
+/** Seconds in readable units: `29.4 µs`, `230 ms`, `4.10 s`, `4 min 12 s`, `3 h 05 min`. */
 export function seconds(x) {
   if (!known(x)) return NONE;
   if (x < 0) return MINUS + seconds(-x);
@@ -50,7 +50,7 @@ export function seconds(x) {
   return `${Math.floor(whole / 86400)}${THIN}d ${Math.floor((whole % 86400) / 3600)}${THIN}h`;
 }
 
-/** Something per second, per minute or per hour, so that the number is one to remember. */
+/** Something per second, per minute or per hour, so that the number is readable. */
 export function rate(x) {
   if (!known(x)) return NONE;
   if (x === 0) return `0${THIN}/s`;

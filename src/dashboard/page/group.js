@@ -12,7 +12,7 @@ import { on } from './store.js';
 import { legend } from './tokens.js';
 
 const HASH = /^#group=(.+)$/;
-/** Whether the group was named by the address with which the page was opened: the focus then stays where it is. */
+/** Whether the page was opened with the group in its address: the focus then stays where it is. */
 let linked = false;
 /** The group on the page, with its answer. */
 let shown = null;
@@ -96,7 +96,7 @@ function show(id, group) {
   annotate();
 }
 
-/** What only the list of groups knows: the list may come after the group. */
+/** Facts from the list of groups, which may arrive after the group. */
 function annotate() {
   if (shown === null || shown.id !== selection.id) return;
   const { id, group } = shown;
@@ -106,7 +106,7 @@ function annotate() {
     notes.push(
       h('p', {
         class: 'notice warn',
-        text: `${many(summary.missing, 'member')} without a reward: computing it failed, so nothing was trained on ${summary.missing === 1 ? 'it' : 'them'}.`,
+        text: `${many(summary.missing, 'member')} without a reward: computing it failed, so training skipped ${summary.missing === 1 ? 'it' : 'them'}.`,
       }),
     );
   if (summary?.constant)
@@ -188,7 +188,7 @@ function route() {
     try {
       id = decodeURIComponent(id);
     } catch {
-      // an address that somebody mistyped names no group, and the answer will say so
+      // a mistyped address names no group; the server's answer reports that
     }
     if (id !== selection.id) void open(id);
   } else if (selection.id !== null) hide();

@@ -10,7 +10,7 @@ import { on, store, notify } from './store.js';
 const AHEAD = 6;
 const WAIT = 'Groups appear here with their prompts, completions and rewards when the first step is done.';
 const RESUMED =
-  'Groups of the next steps appear here. Those of the steps before are in the run folder, under rollouts/; the report shows some of them.';
+  'Groups of the next steps appear here. Groups of earlier steps are in the run folder, under rollouts/; the report shows some of them.';
 const ASK_EVERY_MS = 1500;
 export const selection = { id: null };
 
@@ -80,7 +80,7 @@ function row(group) {
     h('span', { class: 'reward', text: num(group.reward_mean) }),
     h('span', {
       class: 'stale',
-      title: 'steps between the weights that played and those that were trained',
+      title: 'steps between the sampling weights and the trained weights',
       text: `${num(group.staleness)} stale`,
     }),
     h('span', { class: 'prompt' }, modelLine(group.prompt ?? '')),
@@ -93,7 +93,7 @@ function row(group) {
   return node;
 }
 
-/** Makes the rows in sight and lets go of the others. */
+/** Creates the visible rows and removes the others. */
 function render() {
   const height = rowHeight();
   inner.style.height = `${shown.length * height}px`;
@@ -178,7 +178,7 @@ function filter() {
   list.parentElement.classList.toggle('none', shown.length === 0);
   const [what, more] = groups.length ? ['No group matches', 'Change the filter above.'] : nothing();
   none.replaceChildren(h('strong', { text: what }), h('span', { text: more }));
-  // New groups come in above: whoever reads further down keeps the place.
+  // New groups are inserted at the top: a reader further down keeps the scroll position.
   if (list.scrollTop > 0 && before) {
     const now = shown.findIndex((group) => group.id === before);
     if (now > 0) list.scrollTop = now * rowHeight() + (list.scrollTop % rowHeight());
@@ -186,11 +186,11 @@ function filter() {
   render();
 }
 
-/** Why the list is empty: a run that goes on keeps no groups of its earlier life here. */
+/** Why the list is empty: a resumed run does not keep groups from before the resume here. */
 function nothing() {
   const { first_step: first = 0 } = store.run ?? {};
   return first > 0
-    ? [`No group is trained since step ${count(first)}, where this run went on`, RESUMED]
+    ? [`No group is trained since step ${count(first)}, where this run resumed`, RESUMED]
     : ['No group is trained yet', WAIT];
 }
 
@@ -212,11 +212,11 @@ async function ask() {
     filter();
     notify('listed');
   } catch {
-    // the connection says what is wrong, and its return asks again
+    // the connection reports the error, and reconnecting requests it again
   }
 }
 
-/** Asks soon; where the list is far out of sight, when it comes near. */
+/** Requests the list soon, or when it is scrolled near if it is far out of sight. */
 function askSoon() {
   stale = loaded && !near;
   if (!stale && !timer) timer = setTimeout(ask, Math.max(0, asked + ASK_EVERY_MS - Date.now()));

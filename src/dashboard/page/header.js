@@ -1,4 +1,4 @@
-// The bar on top: which run, how far, how well, how fast, and whether this page still hears from it.
+// The bar on top: the run, its progress, reward and speed, and the state of the connection.
 
 import { $, h, setAttrs, setText } from './dom.js';
 import { clock, count, num, percent, seconds } from './format.js';
@@ -92,19 +92,19 @@ function linkNotice(kind, since) {
   if (kind === 'refused')
     return [
       'warn',
-      'This page needs its token: open it with the whole address that the run printed, the one with ?token= in it.',
+      'This page needs its token: open it with the full address that the run printed, including ?token=.',
     ];
   const gone = Date.now() / 1000 - since > 6;
   if (kind === 'ended')
     return [
       'info',
-      `The run ${ENDS[store.state.state]} after step ${count(store.state.step)}, and its program has gone. What you see is how it was at ${clock(store.state.at)}; \`minds-actors report ${store.run?.folder ?? ''}\` makes a page of all that it has left.`,
+      `The run ${ENDS[store.state.state]} after step ${count(store.state.step)}, and its process has exited. This page shows its state at ${clock(store.state.at)}; \`minds-actors report ${store.run?.folder ?? ''}\` renders the run folder as a page.`,
     ];
   if (kind === 'lost' && gone) {
-    const last = store.state ? `The last news is of ${clock(store.state.at)}.` : '';
+    const last = store.state ? `Last update: ${clock(store.state.at)}.` : '';
     return [
       'warn',
-      `No answer from the run: it may have been stopped, or the way to its machine is cut. ${last} This page tries again by itself.`,
+      `No answer from the run: it may have stopped, or its machine is unreachable. ${last} This page retries automatically.`,
     ];
   }
   return null;
@@ -121,7 +121,7 @@ function notice(kind, what) {
   else $('notices').prepend(fresh);
 }
 
-/** Marks the section that is being read in the navigation. */
+/** Marks the current section in the navigation. */
 function sections() {
   const links = new Map([...document.querySelectorAll('.sections a')].map((a) => [a.hash.slice(1), a]));
   const seen = new Set();

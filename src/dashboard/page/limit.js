@@ -1,6 +1,6 @@
-// Which stage limits the pipeline, and why one can say so. Pure: readings in, the limiting stage out.
+// Which stage limits the pipeline, and the evidence. Pure: readings in, the limiting stage out.
 
-/** Mailboxes from the end of the pipeline to its start: the last full one is where things wait. The one of batches says nothing
+/** Mailboxes from the end of the pipeline to its start: the last full one is the bottleneck. The one of batches says nothing
     that the trainer does not say itself, and the one of groups is full whenever all credits are in sampling. */
 const RECEIVERS = [
   ['measures', 'shadow_trainer'],
@@ -17,7 +17,7 @@ export const TITLES = {
   shadow_trainer: 'ShadowTrainer',
 };
 
-/** What the trainer was found doing in the last `span` seconds: shares by its words, the largest first. */
+/** What the trainer did in the last `span` seconds: shares by activity, the largest first. */
 export function trainerShares(history, span = 30) {
   const now = history.at(-1)?.at ?? 0;
   const seen = history.filter((state) => now - state.at <= span);
@@ -37,7 +37,7 @@ export function limitOf(history) {
   if (!state || state.state !== 'running' || !state.counts.opened) return null;
   const span = Math.min(30, Math.round(state.at - history[0].at) + 1);
   const shares = trainerShares(history);
-  // A look or two says nothing; until there are more, the server's own shares of the last half minute must do.
+  // One or two readings are not enough; until there are more, the server's shares of the last half minute are used.
   const looked = span >= 8;
   const waits = (words) => (looked && shares.find(({ what }) => what === words)?.share) || 0;
   const pct = (x) => `${Math.round(100 * x)}\u202f%`;

@@ -1,4 +1,4 @@
-// Events, checkpoints, and what the run was told to do.
+// Events, checkpoints and the config.
 
 import { $, copyButton, empty, h, memory, setText } from './dom.js';
 import { clock, count, many, num } from './format.js';
@@ -52,11 +52,11 @@ function badges(events) {
   seen = bad;
 }
 
-/** A run that goes on has no events of its earlier life here. */
+/** A resumed run shows no events from before the resume. */
 function nothing() {
   const { first_step: first = 0 } = store.run ?? {};
   const title = $('event-list').querySelector('.empty strong');
-  if (first > 0 && title) setText(title, `Nothing has happened since step ${count(first)}, where this run went on`);
+  if (first > 0 && title) setText(title, `No events since step ${count(first)}, where this run resumed`);
 }
 
 function eventsSection() {
@@ -65,8 +65,8 @@ function eventsSection() {
     h('p', { class: 'unseen', id: 'event-alert', role: 'alert' }),
     list,
     empty(
-      'Nothing has happened yet',
-      'Saved states, retries, failures and what stops the run are listed here as they come.',
+      'No events yet',
+      'Checkpoints, retries, failures and the end of the run are listed here.',
     ),
   );
   const box = h('input', { type: 'checkbox', checked: memory.get('warnings-only', false) });
@@ -94,8 +94,8 @@ function checkpoints() {
   if (!checkpoints.length) {
     $('checkpoint-list').replaceChildren(
       empty(
-        'No state is saved yet',
-        'One is saved every few steps, as the config says, and at the end. The run goes on from the newest.',
+        'No checkpoint yet',
+        'One is saved every few steps, as configured, and at the end. A resumed run starts from the newest.',
       ),
     );
     return;
@@ -121,11 +121,11 @@ function checkpoints() {
   $('checkpoint-list').replaceChildren(
     h(
       'div',
-      { class: 'scroll tall', tabindex: '0', role: 'region', 'aria-label': 'Saved states' },
+      { class: 'scroll tall', tabindex: '0', role: 'region', 'aria-label': 'Checkpoints' },
       h(
         'table',
         null,
-        h('caption', { class: 'unseen', text: `Saved states of ${run?.name ?? 'the run'}, newest first` }),
+        h('caption', { class: 'unseen', text: `Checkpoints of ${run?.name ?? 'the run'}, newest first` }),
         h('thead', null, h('tr', null, head)),
         h('tbody', null, rows),
       ),
@@ -146,7 +146,7 @@ function config() {
       'off-policy',
       `${many(run.max_steps_off_policy, 'batch', 'batches')} ahead, at most ${many(run.max_staleness, 'step')} stale, ${run.staleness === 'drop' ? 'older ones are dropped' : 'stragglers are waited for'}`,
     ],
-    ['credits', `${count(run.credits)} groups under way at most`],
+    ['credits', `${count(run.credits)} groups in flight at most`],
     ['scorers', count(run.scorers)],
     ['folder', run.folder],
     ['started', clock(run.started)],
@@ -178,9 +178,9 @@ function config() {
 export function start() {
   eventsSection();
   $('checkpoint-list').append(
-    empty('Saved states are listed here', 'The list comes with the first answer of the run.'),
+    empty('Checkpoints are listed here', 'The list appears with the first answer of the run.'),
   );
-  $('facts').append(empty('What the run is', 'Model, service, sizes; as soon as the run answers.'));
+  $('facts').append(empty('Facts of the run', 'Model, service and sizes appear as soon as the run answers.'));
   on('checkpoints state', checkpoints);
   on('run', config);
 }

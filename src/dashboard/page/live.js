@@ -1,7 +1,7 @@
 // The connection: one stream of events, opened again for as long as the page is open.
 //
-// After every new connection everything that may have been missed is asked for once more. A stream that is open and
-// silent is told as late; one that is gone, with the time of the last news and the time of the next attempt.
+// After every new connection all data that may have been missed is requested again. An open but silent stream is shown
+// as late; a lost one with the time of the last update and of the next attempt.
 
 import { addEvaluation, addEvent, addRow, isOver, setEvaluations, setEvents, setRows, setState, store, notify } from './store.js';
 
@@ -22,7 +22,7 @@ export class Refused extends Error {
   }
 }
 
-/** The answer to a GET as a value; an answer that is none is an error with the server's own words. */
+/** The JSON body of a GET; any other answer throws the server's error text. */
 export async function get(path) {
   const answer = await fetch(path, { headers: { accept: 'application/json' } });
   if (!answer.ok) {
@@ -79,7 +79,7 @@ async function refresh() {
     get('/api/events'),
     get('/api/checkpoints'),
   ]);
-  // What came by the stream in the meantime is newer than these answers.
+  // Events from the stream in the meantime are newer than these answers.
   const newest = rows.at(-1)?.step ?? -1;
   const later = store.rows.filter((row) => row.step > newest && row.at >= (rows.at(-1)?.at ?? 0));
   setRows([...rows, ...later]);
@@ -125,7 +125,7 @@ async function askForCheckpoints() {
     store.checkpoints = await get('/api/checkpoints');
     notify('checkpoints');
   } catch {
-    // the next connection asks again
+    // the next connection requests it again
   }
 }
 

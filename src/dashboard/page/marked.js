@@ -1,5 +1,5 @@
-// Text from models, made harmless and honest: it is shown as text only, and what would be invisible or would turn the
-// reading order is shown as a small labelled mark. Very long text is cut, and shown whole when asked for.
+// Text from models, made safe: it is shown as text only, and characters that are invisible or change the reading order
+// are shown as small labeled marks. Very long text is cut, and shown in full on request.
 
 import { h } from './dom.js';
 import { count } from './format.js';

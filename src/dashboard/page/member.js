@@ -32,7 +32,7 @@ const sign = (x) => (x > 0 ? 'up' : x < 0 ? 'down' : 'level');
 
 function metrics(member) {
   const all = Object.entries(member.metrics ?? {});
-  if (!all.length) return h('p', { class: 'quiet', text: 'The reward came without further numbers.' });
+  if (!all.length) return h('p', { class: 'quiet', text: 'The reward has no further metrics.' });
   const cells = all.map(([name, value]) =>
     h('div', null, h('dt', null, h('bdi', { text: name })), h('dd', { text: num(value) })),
   );
@@ -46,7 +46,7 @@ function turn(one, at, of) {
   const total = tokens.length + (one.cut ?? 0);
   const facts = [
     many(total, 'token'),
-    mean === null ? null : `mean log-prob ${num(mean)}`,
+    mean === null ? null : `mean logprob ${num(mean)}`,
     one.complete ? null : 'not complete',
   ].filter(Boolean);
   const slot = h('div', { class: 'turn-body' });

@@ -1,4 +1,4 @@
-// The numbers behind the picture as two tables, for whoever wants them exactly or cannot see the picture.
+// The numbers behind the picture as two tables, exact and readable by screen readers.
 
 import { $, h, setText } from './dom.js';
 import { count, seconds } from './format.js';

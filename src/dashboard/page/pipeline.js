@@ -15,7 +15,7 @@ let built = null;
 
 const stageOf = (state, name) => state.stages.find((stage) => stage.name === name);
 
-/** The number that a box is about, what it has done, and its share of busy time (null where nobody measures it). */
+/** The number that a box is about, what it has done, and its share of busy time (null if it is not measured). */
 function reading(key, state, short) {
   const { counts, rates, busy } = state;
   const stage = stageOf(state, key);
@@ -288,16 +288,16 @@ function draw() {
 }
 
 function sentence(state, limit) {
-  if (isOver(state) && state.state !== 'failed') return 'The run has ended: nothing moves any more.';
-  if (state.state === 'failed') return 'The run could not go on; the last event says why.';
-  if (state.state === 'stopping') return 'The run is stopping: it ends the step under way and saves.';
-  if (!state.counts.opened) return 'The run starts: the pipeline fills when the model is there.';
+  if (isOver(state) && state.state !== 'failed') return 'The run has ended.';
+  if (state.state === 'failed') return 'The run failed; the last event has the cause.';
+  if (state.state === 'stopping') return 'The run is stopping: it finishes the current step and saves.';
+  if (!state.counts.opened) return 'The run is starting: the pipeline fills when the model is loaded.';
   if (limit) return `The ${TITLES[limit.stage]} limits the pipeline: ${limit.why}.`;
   return 'No stage limits the pipeline.';
 }
 
 export function start() {
-  $('picture').append(empty('The pipeline appears with the first reading', 'It comes each second.'));
+  $('picture').append(empty('The pipeline appears with the first reading', 'Readings arrive every second.'));
   on('state rows', draw);
   let width = 0;
   new ResizeObserver(([entry]) => {

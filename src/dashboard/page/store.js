@@ -1,6 +1,6 @@
-// All that the page knows about the run, and who wants to hear of what. Nothing here draws.
+// The page's state of the run, and the listeners of each topic. Nothing here draws.
 //
-// Several pieces of news of one topic between two frames are told once.
+// Several changes of one topic between two frames notify its listeners once.
 
 /** A run of many thousand steps is thinned out from its old end, so that the page stays light for days. */
 const MOST_ROWS = 12_000;
@@ -118,7 +118,7 @@ export function addEvent(event) {
   notify('events');
 }
 
-/** Whether the run has told that it is over. */
+/** Whether the run has reported its end. */
 export const isOver = (state) => ['done', 'stopped', 'failed'].includes(state?.state);
 
 /** The newest value of a metric that is a number. */

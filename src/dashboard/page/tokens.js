@@ -39,7 +39,7 @@ const spoken = (text) =>
     { marks: 20 },
   );
 
-/** `tokens` are pairs of text and log-prob in nats; `cut` is how many more there were. */
+/** `tokens` are pairs of text and logprob in nats; `cut` is how many more there were. */
 export function tokensView(tokens, cut) {
   const budget = { marks: 2000 };
   const readout = h(
@@ -75,7 +75,7 @@ export function tokensView(tokens, cut) {
     const [text, logprob] = tokens[i];
     readout.replaceChildren(
       spoken(text),
-      h('span', null, 'log-prob ', h('b', { text: num(logprob) })),
+      h('span', null, 'logprob ', h('b', { text: num(logprob) })),
       h(
         'span',
         null,

@@ -31,9 +31,9 @@ fn notes(folder: &Path) -> (String, String) {
     (out, text)
 }
 
-/// 1e308 − (−1e308) is no number, and an axis of so many steps has no end.
+/// 1e308 − (−1e308) overflows, and an axis over such a range would never end.
 #[test]
-fn numbers_whose_difference_is_none_are_drawn() {
+fn numbers_whose_difference_overflows_are_drawn() {
     let rows: Vec<_> = (1..=20)
         .map(|step| {
             let mut row = row(step, if step == 4 { 1e308 } else { 0.5 });
@@ -53,7 +53,7 @@ fn numbers_whose_difference_is_none_are_drawn() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_left_out_and_told() {
+fn irregular_files_are_left_out_and_reported() {
     let dir = folder(&[("rollouts/step_000002.jsonl", &rollout(2))]);
     let path = |name: &str| dir.path().join(name);
     assert!(Command::new("mkfifo").arg(path("rollouts/step_000001.jsonl")).status().unwrap().success());
@@ -65,10 +65,10 @@ fn what_is_no_regular_file_is_left_out_and_told() {
     symlink("nowhere", path("checkpoints.jsonl")).unwrap();
     let (out, text) = notes(dir.path());
     for note in [
-        "metrics.json is left out: it is no regular file",
+        "metrics.json is left out: it is not a regular file",
         "evals.jsonl is left out: it is a folder",
         "checkpoints.jsonl is left out: ",
-        "rollouts/step_000001.jsonl is left out: it is no regular file, and 3 more such files",
+        "rollouts/step_000001.jsonl is left out: it is not a regular file, and 3 more such files",
     ] {
         assert!(out.contains(note), "{note}: {out}");
     }
@@ -86,7 +86,7 @@ fn what_is_no_regular_file_is_left_out_and_told() {
 }
 
 #[test]
-fn a_config_that_is_no_text_is_not_shown_and_the_rest_is() {
+fn a_binary_config_is_not_shown_and_the_rest_is() {
     let dir = folder(&[("metrics.json", &metrics(&[row(1, 0.125)]))]);
     fs::write(dir.path().join("config.toml"), [0xff, 0xfe, 0, 1]).unwrap();
     let (out, text) = notes(dir.path());
@@ -117,7 +117,8 @@ fn lines_that_are_too_long_and_names_that_are_too_many_are_left_out_and_counted(
     text.insert_str(2, &format!("{{\"step\":0,{long}\"a\":1}},\n"));
     let dir = folder(&[("metrics.json", &text)]);
     // Four names are those of every row, and 16,000 come once.
-    let told = format!("{} numbers are left out, whose names come after the first 4096", 16_000 - (4096 - 4));
+    let told =
+        format!("{} numbers are left out because their names come after the first 4096", 16_000 - (4096 - 4));
     fs::write(dir.path().join("evals.jsonl"), format!("{{\"step\":1,{long}\"x\":1}}\n{{\"step\":2}}\n"))
         .unwrap();
     let (out, text) = notes(dir.path());
@@ -142,7 +143,7 @@ fn no_key_of_any_config_is_shown() {
         assert_eq!(
             fs::read_to_string(dir.path().join("config.toml")).unwrap(),
             config,
-            "a run goes on with it"
+            "a run can resume from it"
         );
     }
 }

@@ -39,7 +39,7 @@ impl ModelLimits {
 
     pub(super) fn check_data(&self, what: &str, data: &[Datum], loss: Loss) -> Result<(), ClientError> {
         if data.is_empty() {
-            return Err(ClientError::rejected(what, "there are no data"));
+            return Err(ClientError::rejected(what, "the request has no data"));
         }
         for (index, datum) in data.iter().enumerate() {
             let check = || {
@@ -75,7 +75,7 @@ impl ModelLimits {
         let asked = request.num_samples;
         let came = response.sequences.len();
         if asked != came {
-            return Err(format!("{asked} samples were asked for, {came} came"));
+            return Err(format!("{asked} samples were requested, {came} arrived"));
         }
         let most = request.params.max_tokens;
         for sample in &response.sequences {
@@ -97,7 +97,7 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), ClientError> {
     }
     Err(ClientError::rejected(
         what,
-        format!("`{name}` is no name for weights: use letters, digits, `-`, `_` and `.`"),
+        format!("`{name}` is not a valid name for weights: use letters, digits, `-`, `_` and `.`"),
     ))
 }
 
@@ -109,7 +109,7 @@ pub(super) fn check_saved(path: &str) -> Result<(), String> {
 /// Checks that no logprob is above 0 by more than rounding explains.
 pub(super) fn check_logprobs<'a>(logprobs: impl IntoIterator<Item = &'a f32>) -> Result<(), String> {
     match logprobs.into_iter().find(|lp| **lp > LOGPROB_ROUNDING) {
-        Some(lp) => Err(format!("it holds a log-prob of {lp}, which would be a probability above 1")),
+        Some(lp) => Err(format!("it holds a logprob of {lp}, which would be a probability above 1")),
         None => Ok(()),
     }
 }

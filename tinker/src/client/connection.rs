@@ -36,6 +36,8 @@ const GONE_POLLS: u32 = 3;
 pub(super) struct Connection {
     pub(super) transport: HttpTransport,
     pub(super) timeouts: ClientTimeouts,
+    /// Whether the server has answered the first request.
+    connected: bool,
     pub(super) jitter: Jitter,
     outage: OutageTracker,
     pub(super) config: ClientConfig,
@@ -84,7 +86,8 @@ impl Connection {
         let jitter = Jitter::new(ChaCha8Rng::seed_from_u64(options.seed));
         let mut connection = Self {
             transport,
-            timeouts: ClientTimeouts { outage: options.timeouts.first_response, ..options.timeouts },
+            timeouts: options.timeouts,
+            connected: false,
             jitter,
             outage: OutageTracker::default(),
             config: ClientConfig::default(),
@@ -105,7 +108,7 @@ impl Connection {
             }
             Err(error) => return Err(error),
         }
-        connection.timeouts = options.timeouts;
+        connection.connected = true;
         let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
         connection.sample_limiter = ConcurrencyLimiter::new(most);
         if connection.config.pjwt_auth_enabled {
@@ -147,6 +150,7 @@ impl Connection {
             jitter: &self.jitter,
             metrics: &self.transport.metrics,
             outage: &self.outage,
+            connected: self.connected,
             billing: Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600)),
         };
         Attempts::new(what, operation(path), context, limit)
@@ -284,14 +288,10 @@ impl Connection {
                     Ok(reply) => format!("status {}", reply.status),
                     Err(why) => self.transport.redact(why),
                 };
-                tracing::warn!(
-                    since_s = since.as_secs(),
-                    why,
-                    "paused: the service does not answer, waiting for it"
-                );
+                tracing::warn!(since_s = since.as_secs(), why, "paused: the service does not answer");
             }
             Some(OutageEvent::Over(after)) => {
-                tracing::warn!(after_s = after.as_secs(), "the service is back: going on")
+                tracing::warn!(after_s = after.as_secs(), "the service is back: continuing")
             }
         }
         reply
@@ -384,7 +384,7 @@ impl Connection {
                     Err(e) => attempts.back_off(self.unreadable(&e.to_string())).await?,
                 },
                 ResponseOutcome::Retry(RetryReason::Conflict(why)) => {
-                    attempts.back_off(RetryReason::Failed(why)).await?
+                    attempts.back_off(RetryReason::failed(None, why)).await?
                 }
                 ResponseOutcome::Retry(reason) => attempts.back_off(reason).await?,
                 ResponseOutcome::Gone(why) => {
@@ -392,7 +392,7 @@ impl Connection {
                     if gone >= GONE_POLLS {
                         return Err(ResultError::Gone(why));
                     }
-                    attempts.back_off(RetryReason::Failed(why)).await?;
+                    attempts.back_off(RetryReason::failed(None, why)).await?;
                 }
                 ResponseOutcome::Failed(ClientError::Rejected { detail, .. }) => {
                     wrong += 1;

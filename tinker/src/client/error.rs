@@ -62,7 +62,7 @@ pub enum ClientError {
         detail: String,
     },
     /// The server responds, but the result is not ready within its time limit.
-    #[error("waited {}s for {what}, which did not come in {attempts} attempts; the last one: {why}", waited.as_secs())]
+    #[error("{what} had no result after {}s and {attempts} attempts; the last one: {why}", waited.as_secs())]
     TimedOut {
         /// Operation whose result was awaited.
         what: String,
@@ -76,7 +76,7 @@ pub enum ClientError {
     /// The server did not respond, or was overloaded, for the whole outage limit. All requests share that limit: a
     /// higher layer that retries would wait for it again.
     #[error(
-        "{what}: the server has not answered for {}s, as long as it is waited for, in {attempts} attempts; the last one: {why}",
+        "{what}: the server has not answered for {}s (the limit), {attempts} attempts; the last one: {why}",
         waited.as_secs()
     )]
     Unreachable {

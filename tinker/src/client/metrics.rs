@@ -67,7 +67,7 @@ const REASONS: [&str; 5] = ["failed", "busy", "billing", "conflict", "unreadable
 /// Label value for the reason of a retry.
 fn why(reason: &RetryReason) -> &'static str {
     match reason {
-        RetryReason::Failed(_) => "failed",
+        RetryReason::Failed { .. } => "failed",
         RetryReason::Busy(..) => "busy",
         RetryReason::Billing(_) => "billing",
         RetryReason::Conflict(_) => "conflict",
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_runs_and_checkpoints_are_no_labels() {
+    fn names_of_runs_and_checkpoints_are_not_used_as_labels() {
         for (path, expected) in [
             ("asample", "asample"),
             ("training_runs/0b1d/checkpoints/weights/000010", "training_runs"),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_of_every_kind_stand_at_zero_from_the_start() {
+    fn retries_of_every_kind_are_zero_from_the_start() {
         let metrics = ClientMetrics::default();
         metrics.begin();
         let count =
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(count(), REASONS.len());
         let text = String::new;
         let reasons = [
-            RetryReason::Failed(text()),
+            RetryReason::failed(None, text()),
             RetryReason::Busy(text(), None),
             RetryReason::Billing(text()),
             RetryReason::Conflict(text()),

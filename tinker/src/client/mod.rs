@@ -301,7 +301,7 @@ async fn with_new_id<T: Send + 'static>(
     loop {
         match session.run(make()).await {
             Err(ClientError::InDoubt { what, detail }) if recreations < MAX_RECREATIONS => {
-                tracing::warn!(what, detail, "it is made anew");
+                tracing::warn!(what, detail, "it is created again");
                 recreations += 1;
             }
             made => return made,
@@ -319,7 +319,7 @@ async fn json_result<T: serde::de::DeserializeOwned>(
 ) -> Result<T, ClientError> {
     let read = |payload| match payload {
         ResultPayload::Json(value) => serde_json::from_value(value).map_err(|e| e.to_string()),
-        ResultPayload::Protobuf(_) => Err("it came as protobuf, which has no form for it".into()),
+        ResultPayload::Protobuf(_) => Err("it arrived as protobuf, which cannot represent it".into()),
     };
     connection.result(what, kind, submitted, limit, read).await.map_err(|error| result_error(what, error))
 }

@@ -56,7 +56,8 @@ impl ClientOptions {
 pub struct ClientTimeouts {
     /// Limit to open a connection.
     pub connect: Duration,
-    /// Limit for the first response of a server, short so that a wrong address fails early.
+    /// Limit for the first response of a server, short so that a wrong address fails early. A server that refuses for
+    /// load (status 429 or 503) has the limit of an outage.
     pub first_response: Duration,
     /// Limit for the response to one request.
     pub request: Duration,

@@ -1,9 +1,9 @@
 //! Tracks outages of the server by kind of request, with one clock per outage.
 //!
 //! A request that begins late in an outage does not wait longer than one that began earlier. Successes of another kind
-//! do not end the outage: a server may serve training but not sampling. After requests of one kind are given up, those
-//! of every other kind are given up at their first failure, so that limits do not add up. An outage is logged once
-//! after it has lasted for `LOG_AFTER`, and once when it is over.
+//! do not end the outage: a server may serve training but not sampling. After requests of one kind reach the limit,
+//! those of every other kind fail at their first failure, so that limits do not add up. An outage is logged once after
+//! it has lasted for `LOG_AFTER`, and once when it is over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -71,14 +71,14 @@ impl OutageTracker {
         self.lock().get(operation).map(|outage| outage.since)
     }
 
-    /// Records that a request of this kind was given up.
+    /// Records that a request of this kind reached the limit.
     pub(super) fn give_up(&self, operation: &str) {
         if let Some(outage) = self.lock().get_mut(operation) {
             outage.given_up = true;
         }
     }
 
-    /// Whether requests were given up and none of their kind had a response since.
+    /// Whether requests reached the limit and none of their kind had a response since.
     pub(super) fn given_up(&self) -> bool {
         self.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_and_its_end_are_told_once_each_and_a_short_one_not_at_all() {
+    async fn an_outage_and_its_end_are_logged_once_each_and_a_short_one_not_at_all() {
         // Silent from 0 to 10, and from 30 to 90.
         let answers = [false, false, true, false, false, false, false, false, false, true, true];
         let reported = follow(&OutageTracker::default(), "asample", &answers).await;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_is_over_when_a_request_of_its_own_kind_is_answered() {
+    async fn an_outage_ends_when_a_request_of_its_own_kind_is_answered() {
         let outage = OutageTracker::default();
         let begun = Instant::now();
         follow(&outage, "asample", &[false; 3]).await;

@@ -90,7 +90,7 @@ impl QueueTask {
             }
             // The caller may have dropped the receiver; the request was sent anyway.
             if accepted.send(result).is_err() {
-                tracing::debug!(what, "nobody waits for this request");
+                tracing::debug!(what, "the caller has dropped this request");
             }
         }
     }
@@ -229,7 +229,7 @@ impl ChunkRejection {
                 matches!(error, ClientError::Rejected { .. } | ClientError::Unsupported { .. })
             }
             Self::Retry(reason) => {
-                matches!(reason, RetryReason::Failed(why) if why.ends_with("(status 500)"))
+                matches!(reason, RetryReason::Failed { status: Some(500), .. })
             }
         }
     }

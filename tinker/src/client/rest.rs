@@ -67,7 +67,7 @@ impl Client {
         .await
     }
 
-    /// Ends the session. On servers that do not know this, its models are given up one by one, so that their places are
+    /// Ends the session. On servers that do not know this, its models are released one by one, so that their places are
     /// free at once and not only when the session has run out.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Client {
                         let call = HttpRequest::post("unload_model", body, c.timeouts.request);
                         // One that is gone, or that the server keeps, changes nothing about the end.
                         if let Err(error) = c.request_empty("unload_model", call).await {
-                            tracing::debug!(%error, "a model was not given up");
+                            tracing::debug!(%error, "failed to release a model");
                         }
                     }
                 }

@@ -4,7 +4,7 @@
 //! again is safe even when only the answer was lost. Errors of the caller are never asked again.
 //!
 //! An outage has one clock ([`OutageTracker`]) and one limit ([`ClientTimeouts::outage`]) for all waiting requests: all
-//! of them are given up when it runs out, and those that begin later at their first failure.
+//! of them fail when it runs out, and those that begin later fail at their first failure.
 
 use super::error::ClientError;
 use super::metrics::ClientMetrics;
@@ -19,10 +19,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// A conflict is asked again this often: most are real, some are a race with one's own lost request.
+/// Retries of a conflict: most are real, some are a race with one's own lost request.
 const CONFLICTS: u32 = 3;
 
-/// Answers that cannot be read are asked for again this often.
+/// Retries of an unreadable answer.
 const UNREADABLE: u32 = 8;
 
 /// What a request on something that is not there means.
@@ -42,7 +42,12 @@ pub(super) enum NotFoundMeaning {
 #[derive(Debug)]
 pub(super) enum RetryReason {
     /// The network or the server failed.
-    Failed(String),
+    Failed {
+        /// Status of the response, if there was one.
+        status: Option<u16>,
+        /// What failed, without secrets.
+        why: String,
+    },
     /// The server is full and may say for how long.
     Busy(String, Option<Duration>),
     /// The server requires payment (status 402).
@@ -51,6 +56,17 @@ pub(super) enum RetryReason {
     Conflict(String),
     /// The response cannot be read.
     Unreadable(String),
+}
+
+impl RetryReason {
+    pub(super) fn failed(status: Option<u16>, why: String) -> Self {
+        Self::Failed { status, why }
+    }
+
+    /// Whether a server is there and refuses for load or maintenance. No other failure says that its address is right.
+    fn is_overload(&self) -> bool {
+        matches!(self, Self::Busy(..) | Self::Failed { status: Some(503), .. })
+    }
 }
 
 /// What an answer means.
@@ -70,7 +86,7 @@ pub(super) fn classify(
 ) -> ResponseOutcome {
     let reply = match reply {
         Ok(reply) => reply,
-        Err(why) => return ResponseOutcome::Retry(RetryReason::Failed(transport.redact(&why))),
+        Err(why) => return ResponseOutcome::Retry(RetryReason::failed(None, transport.redact(&why))),
     };
     let status = reply.status;
     if (200..300).contains(&status) {
@@ -98,13 +114,13 @@ pub(super) fn classify(
         (410, _) => ResponseOutcome::Gone(why),
         (501, _) => ResponseOutcome::Failed(ClientError::Unsupported { what, detail: why }),
         // The proxies in front of servers answer like this; a server's own refusal has words.
-        (400, _) if reply.body.is_empty() => ResponseOutcome::Retry(RetryReason::Failed(why)),
+        (400, _) if reply.body.is_empty() => ResponseOutcome::Retry(RetryReason::failed(Some(status), why)),
         (429, _) => ResponseOutcome::Retry(RetryReason::Busy(why, reply.retry_after)),
         (409, Some(false)) => ResponseOutcome::Failed(ClientError::Rejected { what, detail: why }),
         (409, _) => ResponseOutcome::Retry(RetryReason::Conflict(why)),
         (408 | 425 | 500.., _) | (_, Some(true)) => ResponseOutcome::Retry(match reply.retry_after {
             Some(after) => RetryReason::Busy(why, Some(after)),
-            None => RetryReason::Failed(why),
+            None => RetryReason::failed(Some(status), why),
         }),
         _ => ResponseOutcome::Failed(ClientError::Rejected { what, detail: why }),
     }
@@ -158,11 +174,13 @@ pub(super) struct RetryContext<'a> {
     pub(super) jitter: &'a Jitter,
     pub(super) metrics: &'a ClientMetrics,
     pub(super) outage: &'a OutageTracker,
+    /// Whether the server has answered a request before.
+    pub(super) connected: bool,
     /// Longest wait for a payment.
     pub(super) billing: Duration,
 }
 
-/// One request over all its attempts: how often it was asked, how long to pause, when to give up.
+/// One request over all its attempts: their number, the next pause, and the limit.
 pub(super) struct Attempts<'a> {
     what: &'a str,
     /// The kind of request, as an outage is counted by it.
@@ -174,6 +192,8 @@ pub(super) struct Attempts<'a> {
     limit: Option<Duration>,
     /// Time spent waiting for payment does not count.
     billing: Duration,
+    /// Whether the latest failure came from a server that refuses for load.
+    overload: bool,
     /// Since when this request has met with nothing but failures.
     failing: Option<Instant>,
     /// How long earlier stretches of failures were.
@@ -201,6 +221,7 @@ impl<'a> Attempts<'a> {
             begun: Instant::now(),
             limit,
             billing: Duration::ZERO,
+            overload: false,
             failing: None,
             past: Duration::ZERO,
             pause,
@@ -218,8 +239,14 @@ impl<'a> Attempts<'a> {
                 (limit + self.billing + self.past).saturating_sub(self.begun.elapsed())
             }
             _ if self.failing.is_some() && self.context.outage.given_up() => Duration::ZERO,
-            _ => self.context.timeouts.outage.saturating_sub(self.unanswered_for()),
+            _ => self.outage_limit().saturating_sub(self.unanswered_for()),
         }
+    }
+
+    /// Limit of an outage; short until a server has answered, so that a wrong address is reported early.
+    fn outage_limit(&self) -> Duration {
+        let ClientTimeouts { outage, first_response, .. } = *self.context.timeouts;
+        if self.context.connected || self.overload { outage } else { outage.min(first_response) }
     }
 
     /// How long this request has failed, or all of its kind.
@@ -242,13 +269,14 @@ impl<'a> Attempts<'a> {
     pub(super) async fn back_off(&mut self, reason: RetryReason) -> Result<(), ClientError> {
         self.count += 1;
         self.context.metrics.retry(&reason);
-        self.maybe_executed |= matches!(reason, RetryReason::Failed(_) | RetryReason::Unreadable(_));
-        if matches!(reason, RetryReason::Failed(_) | RetryReason::Busy(..)) {
+        self.overload = reason.is_overload();
+        self.maybe_executed |= matches!(reason, RetryReason::Failed { .. } | RetryReason::Unreadable(_));
+        if matches!(reason, RetryReason::Failed { .. } | RetryReason::Busy(..)) {
             self.failing.get_or_insert_with(Instant::now);
         }
         let grown = self.context.jitter.around(self.pause);
         let (why, pause) = match reason {
-            RetryReason::Failed(why) => (why, grown),
+            RetryReason::Failed { why, .. } => (why, grown),
             RetryReason::Busy(why, after) => (why, after.map_or(grown, |after| after.max(grown))),
             RetryReason::Billing(why) => {
                 let pause = self.context.timeouts.billing_pause;
@@ -287,7 +315,7 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
-    /// After a success in between, failures count anew.
+    /// A success resets the count of failures.
     pub(super) fn progressed(&mut self) {
         self.pause = self.context.timeouts.backoff;
         if let Some(since) = self.failing.take() {
@@ -348,17 +376,18 @@ mod tests {
 
         fn attempts(&self, limit: Option<Duration>) -> Attempts<'_> {
             let Self { timeouts, jitter, metrics, outage } = self;
-            let context = RetryContext { timeouts, jitter, metrics, outage, billing: Duration::ZERO };
+            let context =
+                RetryContext { timeouts, jitter, metrics, outage, connected: true, billing: Duration::ZERO };
             Attempts::new("sample", "asample", context, limit)
         }
 
         /// Nobody answers a request, which notes that.
         async fn fail(&self, attempts: &mut Attempts<'_>) -> Result<(), ClientError> {
             self.outage.record("asample", Instant::now(), false);
-            attempts.back_off(RetryReason::Failed("away".into())).await
+            attempts.back_off(RetryReason::failed(None, "away".into())).await
         }
 
-        /// How long it is asked again before it is given up, and how that is told.
+        /// How long it is retried, and how the failure is reported.
         async fn given_up(&self, attempts: &mut Attempts<'_>) -> (Duration, ClientError) {
             let begun = Instant::now();
             loop {
@@ -389,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_for_a_server_as_long_as_the_limit_says_and_no_longer() {
+    async fn a_request_waits_for_a_server_exactly_as_long_as_the_limit() {
         for limit in [Duration::from_secs(10), MINUTE, 2 * HOUR] {
             let world = World::new(limit);
             let (silence, error) = world.given_up(&mut world.attempts(None)).await;
@@ -414,14 +443,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_one_kind_of_request_was_given_up_no_other_kind_waits_for_the_same_server() {
+    async fn after_one_kind_of_request_timed_out_no_other_kind_waits_for_the_same_server() {
         let world = World::new(HOUR);
         world.given_up(&mut world.attempts(None)).await;
         let World { timeouts, jitter, metrics, outage } = &world;
-        let context = RetryContext { timeouts, jitter, metrics, outage, billing: Duration::ZERO };
+        let context =
+            RetryContext { timeouts, jitter, metrics, outage, connected: true, billing: Duration::ZERO };
         let mut save = Attempts::new("save", "save_weights", context, None);
         let begun = Instant::now();
-        assert!(save.back_off(RetryReason::Failed("away".into())).await.is_err());
+        assert!(save.back_off(RetryReason::failed(None, "away".into())).await.is_err());
         assert_eq!(begun.elapsed(), Duration::ZERO);
         // The server is back.
         world.outage.record("asample", Instant::now(), true);

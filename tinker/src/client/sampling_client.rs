@@ -18,7 +18,7 @@ use reqwest::header::HeaderValue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// A sample whose result the server has forgotten is asked for anew this often.
+/// Retries of a sample whose result the server has lost.
 const RESUBMISSIONS: u32 = 5;
 
 /// A sampler of the server. Requests are independent of each other.
@@ -32,7 +32,7 @@ pub struct SamplingClient {
 /// Logprobs of chosen tokens at each prompt position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetLogprobs {
-    /// Row after row, one row per position that predicts a token; NaN where no token was asked for.
+    /// Row after row, one row per position that predicts a token; NaN where no token was requested.
     pub values: Vec<f32>,
     /// Number of tokens per row.
     pub k: usize,
@@ -106,7 +106,7 @@ impl SamplingClient {
     pub async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, ClientError> {
         let response = self.sample(&SampleRequest::score(tokens)).await?;
         response.prompt_logprobs.ok_or_else(|| ClientError::Unsupported {
-            what: "prompt log-probs".into(),
+            what: "prompt logprobs".into(),
             detail: "the server left them out".into(),
         })
     }
@@ -122,7 +122,7 @@ impl SamplingClient {
         targets: &[Option<Token>],
         k: usize,
     ) -> Result<TargetLogprobs, ClientError> {
-        let what = "target log-probs";
+        let what = "target logprobs";
         let request = SampleRequest::score(prompt);
         self.limits.check_sample(what, &request)?;
         let rows = request.prompt.len() - 1;
@@ -145,11 +145,11 @@ impl SamplingClient {
         };
         let tensor = self.draw(what, wire, read).await?.ok_or_else(absent)?;
         let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
-            return Err(self.failed(what, "they came as a sparse tensor"));
+            return Err(self.failed(what, "they arrived as a sparse tensor"));
         };
         let values = numbers::read::<f32>(bytes).map_err(|e| self.failed(what, &e.to_string()))?.into_owned();
         if values.len() != targets.len() {
-            return Err(self.failed(what, &format!("{} came for {} targets", values.len(), targets.len())));
+            return Err(self.failed(what, &format!("{} values for {} targets", values.len(), targets.len())));
         }
         checks::check_logprobs(&values).map_err(|why| self.failed(what, &why))?;
         Ok(TargetLogprobs { values, k })
@@ -172,7 +172,7 @@ impl SamplingClient {
     }
 }
 
-/// Submits until accepted, waits for the result, and begins anew if the server has lost it.
+/// Submits until accepted, waits for the result, and starts over if the server has lost it.
 async fn fetch<T>(
     connection: &Arc<Connection>,
     what: &str,
@@ -188,7 +188,7 @@ async fn fetch<T>(
         let (promise, permit) = match submit(connection, what, &request, permit).await {
             // It was drawn, and its result has no name here: another draw is as good.
             Err(ClientError::InDoubt { detail, .. }) if resubmissions < RESUBMISSIONS => {
-                tracing::debug!(what, detail, "a sample is drawn anew");
+                tracing::debug!(what, detail, "a sample is resampled");
                 resubmissions += 1;
                 continue;
             }
@@ -246,13 +246,13 @@ async fn submit<'a>(
     }
 }
 
-/// Checks that everything that was asked for is there.
+/// Checks that all requested outputs are present.
 fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
     let missing = |what: &str| {
         Err(ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() })
     };
     if request.prompt_logprobs && response.prompt_logprobs.is_none() {
-        return missing("prompt log-probs");
+        return missing("prompt logprobs");
     }
     if request.topk_prompt_logprobs > 0 && response.topk_prompt_logprobs.is_none() {
         return missing("the most likely tokens of the prompt");

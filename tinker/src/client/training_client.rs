@@ -317,7 +317,7 @@ impl TrainingClient {
                 result = work => {
                     // The receiver may have gone in this moment.
                     if done.send(result).is_err() {
-                        tracing::debug!("a result came that nobody waits for");
+                        tracing::debug!("a result arrived after its caller was dropped");
                     }
                 }
             }
@@ -388,5 +388,5 @@ fn read_pass(payload: ResultPayload, data: &[Datum]) -> Result<ForwardOutput, St
     let forward = forward.map_err(|e| e.to_string())?;
     let fits = forward.logprobs.len() == data.len()
         && forward.logprobs.iter().zip(data).all(|(row, datum)| row.len() == datum.len());
-    if fits { Ok(forward) } else { Err("its log-probs do not have the lengths of the data".into()) }
+    if fits { Ok(forward) } else { Err("its logprobs do not have the lengths of the data".into()) }
 }

@@ -174,7 +174,7 @@ impl HttpTransport {
                 tracing::warn!(server = self.server(), "the server answers again");
             }
             Err(why) if self.unanswered.fetch_add(1, Relaxed) + 1 == UNREACHABLE_AFTER => {
-                tracing::warn!(server = self.server(), why, "the server does not answer, it is asked again");
+                tracing::warn!(server = self.server(), why, "the server does not answer, retrying");
             }
             _ => {}
         }
@@ -232,12 +232,12 @@ impl HttpTransport {
     }
 
     async fn exchanged(&self, call: &HttpRequest, key: Option<Secret>) -> Result<HttpResponse, String> {
-        let url = self.base.join(&call.path).map_err(|e| format!("`{}` is no path: {e}", call.path))?;
+        let url = self.base.join(&call.path).map_err(|e| format!("`{}` is not a path: {e}", call.path))?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(call.accept));
         if let Some(key) = key {
-            let mut value =
-                HeaderValue::from_str(key.expose()).map_err(|_| "the key is no header".to_owned())?;
+            let mut value = HeaderValue::from_str(key.expose())
+                .map_err(|_| "the key is not a valid header value".to_owned())?;
             value.set_sensitive(true);
             headers.insert(HeaderName::from_static(API_KEY_HEADER), value);
         }
@@ -389,7 +389,7 @@ mod tests {
 
     /// The token of the SDK's own tests: {"iat": 1000, "exp": 4600}.
     #[test]
-    fn a_token_says_how_long_it_lives() {
+    fn a_token_states_its_lifetime() {
         assert_eq!(lifetime("e30.eyJpYXQiOiAxMDAwLCAiZXhwIjogNDYwMH0.x"), Duration::from_secs(3600));
         assert_eq!(lifetime("nonsense"), Duration::from_secs(60));
     }

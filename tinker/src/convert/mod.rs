@@ -93,7 +93,7 @@ pub const LORA_ALPHA: f64 = 32.0;
 const ATTENTION: [Target; 4] = [Target::QProj, Target::KProj, Target::VProj, Target::OProj];
 const FEED_FORWARD: [Target; 3] = [Target::GateProj, Target::UpProj, Target::DownProj];
 
-/// An adapter as it is asked for.
+/// The request for an adapter.
 ///
 /// # Errors
 /// An impossible adapter, or one that the API has no words for: another `alpha`, a part of attention or of the
@@ -120,8 +120,8 @@ pub fn lora_to_wire(spec: &LoraSpec) -> Result<types::LoraConfig, ConvertError> 
     })
 }
 
-/// An adapter as it was asked for; `seed` is used if none was sent. `train_unembed`, which SDKs set without being told
-/// to, is passed over: core's adapters have no part for it.
+/// Reads the request for an adapter; `seed` is used if none was sent. `train_unembed`, which SDKs set without being
+/// told to, is passed over: core's adapters have no part for it.
 ///
 /// # Errors
 /// An impossible adapter.

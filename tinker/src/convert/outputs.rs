@@ -68,7 +68,7 @@ pub fn forward_from_proto(output: &proto::ProtoForwardBackwardOutput) -> Result<
             let range = usize::try_from(pair[0]).ok().zip(usize::try_from(pair[1]).ok());
             let bytes = range.and_then(|(from, to)| tensor.data.get(from..to)).ok_or_else(|| {
                 ConvertError::Invalid(format!(
-                    "the log-probs of a datum lie at bytes {}..{} of {}",
+                    "the logprobs of a datum lie at bytes {}..{} of {}",
                     pair[0],
                     pair[1],
                     tensor.data.len()
@@ -119,5 +119,5 @@ fn of_policy(lp: f64, q: f64, advantage: f64, loss: Loss) -> f64 {
 }
 
 fn no_logprobs() -> ConvertError {
-    ConvertError::invalid("the result has no log-probs")
+    ConvertError::invalid("the result has no logprobs")
 }

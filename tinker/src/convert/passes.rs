@@ -136,7 +136,9 @@ pub fn pass_from_proto(request: &proto::ProtoForwardBackwardRequest) -> Result<C
         match value.value {
             Some(LossConfig::Number(number)) => config.insert(key.clone(), number),
             _ => {
-                return Err(ConvertError::Invalid(format!("the setting `{key}` of the loss is no number")));
+                return Err(ConvertError::Invalid(format!(
+                    "the setting `{key}` of the loss is not a number"
+                )));
             }
         };
     }
@@ -170,7 +172,7 @@ fn pass<D>(
     read: impl Fn(&D, Loss) -> Result<Datum, ConvertError>,
 ) -> Result<CheckedPass, ConvertError> {
     if data.is_empty() {
-        return Err(ConvertError::invalid("there are no data"));
+        return Err(ConvertError::invalid("the request has no data"));
     }
     let read = |(i, datum)| read(datum, loss).map_err(|e| e.at(format_args!("datum {i}")));
     Ok(CheckedPass { data: data.iter().enumerate().map(read).collect::<Result<_, _>>()?, loss })

@@ -139,7 +139,7 @@ pub fn sample_response_from_proto(
             Ok(proto::ProtoStopReason::Stop) => StopReason::Stop,
             Ok(proto::ProtoStopReason::Length) => StopReason::Length,
             Err(_) => {
-                let text = format!("there is no stop reason of number {}", sequence.stop_reason);
+                let text = format!("unknown stop reason {}", sequence.stop_reason);
                 return Err(ConvertError::Invalid(text));
             }
         };
@@ -222,7 +222,7 @@ fn sampled(
     topk: Option<Vec<Option<TopK>>>,
 ) -> Result<Completion, ConvertError> {
     if logprobs.len() != tokens.len() {
-        let text = format!("a sample has {} tokens and {} log-probs", tokens.len(), logprobs.len());
+        let text = format!("a sample has {} tokens and {} logprobs", tokens.len(), logprobs.len());
         return Err(ConvertError::Invalid(text));
     }
     let topk = topk.map(|rows| rows.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>());
@@ -241,7 +241,7 @@ fn padded<T>(mut rows: Vec<Option<T>>, prompt_len: usize) -> Result<Vec<Option<T
         rows.insert(0, None);
     }
     if rows.len() != prompt_len {
-        let text = format!("a prompt of {prompt_len} tokens got {} log-probs", rows.len());
+        let text = format!("a prompt of {prompt_len} tokens got {} logprobs", rows.len());
         return Err(ConvertError::Invalid(text));
     }
     Ok(rows)
@@ -264,11 +264,12 @@ fn pack_topk<'a>(rows: impl ExactSizeIterator<Item = &'a [(u32, f32)]> + Clone) 
 fn unpack_topk(topk: &TopkLogprobs) -> Result<Vec<Option<TopK>>, ConvertError> {
     let k = topk.k as usize;
     let length = topk.length as usize;
-    let (tokens, logprobs) = (tokens_of_bytes(&topk.token_ids)?, numbers::read::<f32>(&topk.logprobs)?);
+    let tokens = tokens_of_bytes(&topk.token_ids)?;
+    let logprobs = numbers::read::<f32>(&topk.logprobs)?;
     if k.checked_mul(length) != Some(tokens.len()) || tokens.len() != logprobs.len() {
         let t = tokens.len();
         let l = logprobs.len();
-        let text = format!("{length} lists of {k} likely tokens hold {t} tokens and {l} log-probs");
+        let text = format!("{length} lists of {k} likely tokens hold {t} tokens and {l} logprobs");
         return Err(ConvertError::Invalid(text));
     }
     if k == 0 {

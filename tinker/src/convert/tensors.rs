@@ -18,7 +18,7 @@ impl<'a> TensorRow<'a> {
         let bytes = match &tensor.encoding {
             Some(Encoding::Dense(bytes)) => bytes,
             Some(Encoding::SparseCsr(_)) => return Err(matrices()),
-            None => return Err(ConvertError::invalid("there are no numbers in it")),
+            None => return Err(ConvertError::invalid("it holds no numbers")),
         };
         let row = Self::of_bytes(bytes, tensor.dtype)?;
         check_shape(&tensor.shape, row.len())?;
@@ -43,7 +43,7 @@ impl<'a> TensorRow<'a> {
                 Ok(Self::Float(pairs.map(widen).collect()))
             }
             Ok(ProtoDType::Unspecified) | Err(_) => {
-                Err(ConvertError::invalid(format!("there is no dtype of number {dtype}")))
+                Err(ConvertError::invalid(format!("unknown dtype {dtype}")))
             }
         }
     }
@@ -93,7 +93,7 @@ pub(super) fn tokens_of_bytes(bytes: &[u8]) -> Result<Vec<Token>, ConvertError> 
 }
 
 fn token(value: i64) -> Result<Token, ConvertError> {
-    Token::try_from(value).map_err(|_| ConvertError::Invalid(format!("{value} is no token")))
+    Token::try_from(value).map_err(|_| ConvertError::Invalid(format!("{value} is not a token")))
 }
 
 fn check_shape(shape: &[i64], len: usize) -> Result<(), ConvertError> {

@@ -94,7 +94,7 @@ impl TryFrom<ChunkAsSent> for WireChunk {
                 expected_tokens,
             }),
             "dmel" => Ok(Self::Dmel { dmel: sent.dmel.ok_or_else(|| missing("dmel"))? }),
-            other => Err(format!("there is no chunk of type `{other}`")),
+            other => Err(format!("unknown chunk type `{other}`")),
         }
     }
 }
@@ -191,7 +191,7 @@ impl TryFrom<TensorAsSent> for TensorData {
             (WireDType::Int64, JsonNumbers::Whole(values)) => TensorValues::Int64(values),
             (WireDType::Int64, JsonNumbers::Real(values)) => {
                 if let Some(value) = values.iter().find(|v| v.fract() != 0.0) {
-                    return Err(format!("{value} stands in a tensor of dtype int64"));
+                    return Err(format!("{value} is in a tensor of dtype int64"));
                 }
                 TensorValues::Int64(values.into_iter().map(|v| v as i64).collect())
             }

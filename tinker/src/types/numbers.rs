@@ -40,7 +40,7 @@ impl WireNumber for f32 {
 
 /// The length of the bytes is not a multiple of the number's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes are no whole count of numbers of {size} bytes")]
+#[error("{len} bytes are not a multiple of {size} bytes per number")]
 pub struct ByteLengthError {
     /// Length of the input in bytes.
     pub len: usize,
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_whatever_the_alignment() {
+    fn numbers_round_trip_at_any_alignment() {
         let numbers = [1.5f32, -0.0, f32::MAX, 3e-40];
         let bytes = share(numbers.to_vec());
         assert_eq!(&bytes[..4], 1.5f32.to_le_bytes());

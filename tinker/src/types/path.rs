@@ -53,7 +53,7 @@ pub struct CheckpointPath {
 
 /// The text is not an address of saved weights.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("`{0}` is no address of saved weights: tinker://RUN/weights/NAME is one")]
+#[error("`{0}` is not an address of saved weights: use tinker://RUN/weights/NAME")]
 pub struct PathError(pub String);
 
 impl CheckpointPath {

@@ -35,7 +35,7 @@ fn request() -> SampleRequest {
     SampleRequest::new(Arc::new([1, 2, 3]), 1, SamplingParams { seed: Some(1), ..SamplingParams::plain(2) })
 }
 
-/// The kind of error after a scripted answer, and how often the address was asked.
+/// The kind of error after a scripted answer, and the number of requests to the address.
 async fn check(status: u16, body: &str, times: usize) -> (Result<(), ClientError>, usize) {
     let (server, _client, training) = trained(Kind::default()).await;
     for _ in 0..times {
@@ -46,7 +46,7 @@ async fn check(status: u16, body: &str, times: usize) -> (Result<(), ClientError
 }
 
 #[tokio::test]
-async fn an_error_of_the_caller_is_never_asked_again() {
+async fn an_error_of_the_caller_is_never_retried() {
     for status in [400, 413, 418, 422] {
         let (result, asked) = check(status, r#"{"detail":"no such thing"}"#, 9).await;
         let Err(ClientError::Rejected { detail, .. }) = result else { panic!("{result:?}") };
@@ -61,7 +61,7 @@ async fn an_error_of_the_caller_is_never_asked_again() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_server_is_asked_again_until_it_is_over() {
+async fn an_error_of_the_server_is_retried_until_it_ends() {
     for status in [402, 408, 425, 429, 500, 502, 503, 504] {
         let (result, asked) = check(status, "busy", 3).await;
         assert_eq!((result, asked), (Ok(()), 4), "{status}");
@@ -80,7 +80,7 @@ async fn a_conflict_that_stays_is_an_error_of_the_caller() {
 }
 
 #[tokio::test]
-async fn what_a_server_cannot_do_is_said_as_such() {
+async fn an_unsupported_request_is_reported_as_such() {
     let (result, asked) = check(501, r#"{"detail":"not implemented"}"#, 9).await;
     assert!(matches!(result, Err(ClientError::Unsupported { .. })), "{result:?}");
     assert_eq!(asked, 1);
@@ -89,7 +89,7 @@ async fn what_a_server_cannot_do_is_said_as_such() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_gone_is_lost_and_so_is_what_was_queued_behind() {
+async fn a_missing_model_is_lost_and_so_are_the_requests_queued_behind() {
     let (server, _client, training) = trained(Kind::default()).await;
     server.script("forward_backward", 404, r#"{"detail":"no such model"}"#);
     let pass = training.forward_backward(vec![datum(&[1, 2, 3])], Loss::CrossEntropy);
@@ -103,7 +103,7 @@ async fn a_model_that_is_gone_is_lost_and_so_is_what_was_queued_behind() {
 
 /// Every wait ends, and says what it waited for.
 #[tokio::test]
-async fn a_server_that_stays_away_is_given_up_by_name() {
+async fn an_unreachable_server_fails_by_name() {
     let server = Server::start(Kind::default()).await;
     let near = options(&server.url);
     let timeouts = ClientTimeouts { outage: Duration::from_millis(30), ..near.timeouts };
@@ -116,7 +116,7 @@ async fn a_server_that_stays_away_is_given_up_by_name() {
     let ClientError::InDoubt { what, detail } = &error else { panic!("{error:?}") };
     assert_eq!(what, "optim_step");
     assert!(detail.contains("has not answered") && detail.ends_with("away (status 503)"), "{detail}");
-    // Nobody knows whether it was executed, so nothing may follow it.
+    // It is unknown whether it was executed, so nothing may follow it.
     assert!(matches!(training.save_state("x").await, Err(ClientError::Lost { .. })));
 }
 
@@ -147,8 +147,23 @@ async fn a_server_that_was_never_there_is_noticed_early() {
     assert!(matches!(&error, ClientError::Unreachable { why, .. } if why.contains("refused")), "{error:?}");
 }
 
+/// Only a wrong address has the short limit of the first response: a server that refuses for load is there.
 #[tokio::test]
-async fn a_result_that_never_comes_is_given_up() {
+async fn a_server_that_refuses_for_load_at_the_start_is_waited_for_as_in_any_outage() {
+    for status in [429, 503] {
+        let server = Server::start(Kind::default()).await;
+        for _ in 0..8 {
+            server.script("client/config", status, "full");
+        }
+        let near = options(&server.url);
+        let timeouts = ClientTimeouts { first_response: Duration::from_micros(1), ..near.timeouts };
+        let connected = Client::connect(&ClientOptions { timeouts, ..near }).await;
+        assert!(connected.is_ok(), "{status}: {:?}", connected.map(|_| ()).unwrap_err());
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_never_arrives_times_out() {
     let server = Server::start(Kind { early_polls: u32::MAX, ..Kind::default() }).await;
     let near = options(&server.url);
     let timeouts = ClientTimeouts { sample: Duration::from_millis(30), ..near.timeouts };
@@ -159,7 +174,7 @@ async fn a_result_that_never_comes_is_given_up() {
 }
 
 #[tokio::test]
-async fn failures_of_an_executed_request_say_whose_fault_they_are() {
+async fn failures_of_an_executed_request_name_the_side_at_fault() {
     let check = async |body: &str| {
         let (server, sampler) = sampling().await;
         server.script("retrieve_future", 200, body);
@@ -175,7 +190,7 @@ async fn failures_of_an_executed_request_say_whose_fault_they_are() {
 
 /// SkyRL 0.3.0 answers a pass that it cannot read with 500, and then resets the connection under the next request.
 #[tokio::test]
-async fn a_server_that_falls_over_the_wrong_wire_is_asked_on_the_other() {
+async fn a_server_that_fails_on_one_wire_is_queried_on_the_other() {
     for protobuf in [false, true] {
         let config = (!protobuf).then(ClientConfig::default);
         let (server, client, training) =
@@ -203,9 +218,9 @@ async fn a_poll_that_is_refused_four_times_is_a_failed_request() {
     assert_eq!(server.asked("retrieve_future"), 4);
 }
 
-/// A sample whose result is lost is drawn anew under another number; a training request is not.
+/// A sample whose result is lost is resampled under another number; a training request is not.
 #[tokio::test]
-async fn a_forgotten_sample_is_drawn_anew() {
+async fn a_forgotten_sample_is_resampled() {
     let (server, sampler) = sampling().await;
     for _ in 0..3 {
         server.script("retrieve_future", 410, r#"{"detail":"gone"}"#);
@@ -291,7 +306,7 @@ async fn saved_weights_are_listed_kept_and_deleted() {
 }
 
 #[tokio::test]
-async fn models_are_given_up_where_a_session_cannot_be_ended() {
+async fn models_are_released_one_by_one_if_a_session_cannot_be_ended() {
     let (server, client, training) = trained(Kind::default()).await;
     let other = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
     server.script("/finish", 404, r#"{"detail":"Not Found"}"#);
@@ -323,7 +338,7 @@ async fn a_server_that_draws_from_the_weights_in_training_is_recognised() {
 
 /// On both ways to do it: one request, or a new model that is then loaded into.
 #[tokio::test]
-async fn an_adapter_goes_on_from_a_saved_state() {
+async fn an_adapter_resumes_from_a_saved_state() {
     for kind in [Kind::default(), Kind { protobuf: false, config: None, ..Kind::default() }] {
         let (server, client, training) = trained(kind).await;
         let data = vec![datum(&[5, 4, 3, 2])];
@@ -340,7 +355,7 @@ async fn an_adapter_goes_on_from_a_saved_state() {
 }
 
 #[tokio::test]
-async fn log_probs_of_chosen_tokens_come_row_by_row() {
+async fn logprobs_of_chosen_tokens_arrive_row_by_row() {
     let (_server, sampler) = sampling().await;
     let targets = [Some(2), Some(9), Some(3), None];
     let chosen = sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 2).await.unwrap();

@@ -86,7 +86,7 @@ async fn check(protobuf: bool, seed: u64) {
     let model = &world.models[training.model_id()];
     assert_eq!(model.adapter, twin, "the weights on the server are not what the requests make of them");
     assert_eq!(world.saved.len(), saved);
-    // Each training request once. A sample is drawn anew only if the server has lost its result, which it never did.
+    // Each training request once. A sample is resampled only if the server lost its result, which never happened.
     let executed = |of: &str| world.executed.iter().filter(|key| key.contains(of)).count();
     assert_eq!(executed(&format!("{}#", training.model_id())), trained);
     assert_eq!(executed(&format!("{}#", sampler.id())), drawn);

@@ -109,9 +109,9 @@ fn offsets_outside_of_the_data_are_refused() {
     assert!(forward_from_proto(&output).unwrap_err().to_string().contains("bytes 0..16 of 12"));
 }
 
-/// SkyRL leaves the first prompt log-prob out.
+/// SkyRL leaves the first prompt logprob out.
 #[test]
-fn a_missing_first_prompt_logprob_is_put_in() {
+fn a_missing_first_prompt_logprob_is_added() {
     let mut response: ProtoSampleResponse = check(SAMPLE);
     response.prompt_logprobs = Some(numbers::share::<f32, _>(vec![-0.5f32]));
     let read = sample_response_from_proto(&response, 2).unwrap();

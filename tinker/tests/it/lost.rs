@@ -33,7 +33,7 @@ fn numbers(server: &Server, path: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_sample_whose_future_is_not_found_is_drawn_anew() {
+async fn a_sample_whose_future_is_not_found_is_resampled() {
     let (server, client, _training) = trained().await;
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     let params = SamplingParams { seed: Some(1), ..SamplingParams::plain(2) };
@@ -50,9 +50,9 @@ async fn a_sample_whose_future_is_not_found_is_drawn_anew() {
     assert_eq!(numbers(&server, "asample")[6..], [6, 6, 6, 6, 7]);
 }
 
-/// The server names the result that it has when the request comes again under its number.
+/// The server returns its existing result when the request is sent again under its number.
 #[tokio::test]
-async fn a_pass_whose_future_is_not_found_is_asked_for_under_its_number_and_made_once() {
+async fn a_pass_whose_future_is_not_found_is_sent_again_under_its_number_and_run_once() {
     let (server, _client, training) = trained().await;
     let data = vec![datum(&[1, 2, 3])];
     // The first name is one that the server does not know.
@@ -112,7 +112,7 @@ async fn weights_that_are_not_there_are_in_doubt_and_a_name_that_is_taken_is_a_r
     });
     script(&server, "save_weights", &[(409, EXISTS); 3]);
     let error = training.save_state("b").await.unwrap_err();
-    assert!(matches!(&error, ClientError::Rejected { .. }), "nobody's answer was lost: {error:?}");
+    assert!(matches!(&error, ClientError::Rejected { .. }), "no answer was lost: {error:?}");
 }
 
 /// A step that may have been made ends the order; what was saved or not does not.
@@ -127,7 +127,7 @@ async fn a_step_that_meets_a_conflict_after_a_lost_answer_is_in_doubt() {
 }
 
 #[tokio::test]
-async fn models_and_samplers_that_may_have_been_made_are_made_anew() {
+async fn models_and_samplers_that_may_exist_are_created_again() {
     let (server, client, _training) = trained().await;
     script(&server, "create_model", &[(503, ""), (409, EXISTS), (409, EXISTS), (409, EXISTS)]);
     let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
@@ -139,7 +139,7 @@ async fn models_and_samplers_that_may_have_been_made_are_made_anew() {
 }
 
 #[tokio::test]
-async fn what_was_deleted_or_given_up_by_an_attempt_without_an_answer_is_gone_as_asked() {
+async fn a_deletion_without_an_answer_counts_as_done_when_repeated() {
     let (server, client, training) = trained().await;
     let path = training.save_state("a").await.unwrap();
     server.world.lock().unwrap().saved.clear();

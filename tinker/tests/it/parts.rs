@@ -49,7 +49,7 @@ async fn a_pass_in_parts_is_the_same_pass() {
 }
 
 #[tokio::test]
-async fn bodies_are_compressed_where_the_server_asks_for_it() {
+async fn bodies_are_compressed_if_the_server_accepts_it() {
     assert_eq!(check(2, true).await, check(2, false).await);
 }
 

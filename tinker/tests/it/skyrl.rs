@@ -1,4 +1,4 @@
-//! The client against a server that nobody here wrote: SkyRL, started by `just skyrl`.
+//! The client against a third-party server: SkyRL, started by `just skyrl`.
 //!
 //! Without the variable `MINDS_SKYRL_URL` there is no server, and nothing is tested.
 #![expect(clippy::print_stdout, reason = "the numbers are recorded in docs/skyrl.md")]
@@ -54,7 +54,7 @@ fn largest_gap(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Draws with a sampler, and compares each log-prob with what scoring and a training pass say about the same tokens.
+/// Draws with a sampler, and compares each logprob with what scoring and a training pass say about the same tokens.
 async fn compare(training: &dyn TrainingBackend, sampler: &dyn SamplingBackend) -> Vec<Vec<Token>> {
     let drawn = sampler.sample(request(4, 7)).await.unwrap().sequences;
     let whole: Vec<Vec<Token>> = drawn.iter().map(|s| [&PROMPT[..], &s.tokens].concat()).collect();
@@ -182,7 +182,7 @@ async fn any_seed_is_taken_and_draws_the_same_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_it_cannot_do_is_an_error_that_says_so() {
+async fn unsupported_features_are_reported_errors() {
     let Some(service) = connect().await else { return };
     let training = adapter(&service).await;
     let sampler = service.base_sampler().await.unwrap();
@@ -203,11 +203,11 @@ async fn what_it_cannot_do_is_an_error_that_says_so() {
         assert!(error.to_string().contains(word), "{what}: {error}");
     }
     // A sampler over nothing is only noticed when it is used.
-    let nobody = service.sampler_from("tinker://nobody/sampler_weights/none").await.unwrap();
-    let error = nobody.logprobs(Arc::new(PROMPT)).await.unwrap_err();
+    let missing = service.sampler_from("tinker://unknown/sampler_weights/none").await.unwrap();
+    let error = missing.logprobs(Arc::new(PROMPT)).await.unwrap_err();
     println!("a path: {error}");
     assert!(!error.is_retryable(), "{error:?}");
-    // The model goes on.
+    // The model still works.
     training.optim_step(AdamParams::default()).await.unwrap();
     close(service).await;
 }

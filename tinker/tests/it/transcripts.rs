@@ -176,7 +176,7 @@ fn no_stop_and_an_empty_stop_are_two_things() {
 }
 
 #[test]
-fn the_answers_to_a_poll_are_told_apart() {
+fn the_answers_to_a_poll_are_distinguished() {
     let parse = |body: &str| FutureAnswer::parse(body.as_bytes()).unwrap();
     let pending = r#"{"type": "try_again", "request_id": "r", "queue_state": "paused_rate_limit", "queue_state_reason": null}"#;
     assert!(

@@ -39,7 +39,7 @@ fn request() -> SampleRequest {
 
 /// A pass that may have been trained must not be called refused: the caller would train on with its gradients inside.
 #[tokio::test]
-async fn a_pass_with_an_unreadable_result_is_asked_for_again_and_then_in_doubt() {
+async fn a_pass_with_an_unreadable_result_is_retried_and_then_in_doubt() {
     let short = json!({"loss_fn_output_type": "ArrayRecord", "metrics": {},
         "loss_fn_outputs": [{"logprobs": {"data": [-1.0], "dtype": "float32"}}]});
     let short = short.to_string().into_bytes();
@@ -58,7 +58,7 @@ async fn a_pass_with_an_unreadable_result_is_asked_for_again_and_then_in_doubt()
 }
 
 #[tokio::test]
-async fn a_step_whose_result_never_comes_is_in_doubt_and_a_sample_is_not() {
+async fn a_step_whose_result_never_arrives_is_in_doubt_and_a_sample_is_not() {
     let (server, client, training) = trained(|o| {
         let short = std::time::Duration::from_millis(30);
         (o.timeouts.training, o.timeouts.outage) = (short, short);
@@ -101,7 +101,7 @@ async fn an_answer_has_a_bound_also_unpacked() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_only_announced_is_given_up() {
+async fn a_result_that_is_only_announced_times_out() {
     let (server, _client, training) = trained(|_| {}).await;
     script(&server, 1000, JSON, br#"{"status":"complete_metadata","response_payload_size":1}"#);
     let before = server.asked("retrieve_future");
@@ -111,7 +111,7 @@ async fn a_result_that_is_only_announced_is_given_up() {
 }
 
 #[tokio::test]
-async fn places_that_are_none_are_not_recorded() {
+async fn invalid_paths_are_not_recorded() {
     for path in [
         "",
         "/etc/passwd",
@@ -132,13 +132,13 @@ async fn places_that_are_none_are_not_recorded() {
 }
 
 #[tokio::test]
-async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
+async fn unrequested_samples_are_a_named_server_error() {
     let (server, client, _training) = trained(|_| {}).await;
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     for (tokens, logprobs, word) in [
         (json!([1, 64]), json!([-1.0, -1.0]), "vocabulary of 64"),
         (json!([1, 2, 3]), json!([-1.0, -1.0, -1.0]), "3 tokens, 2 were"),
-        (json!([1]), json!([0.5]), "log-prob of 0.5"),
+        (json!([1]), json!([0.5]), "logprob of 0.5"),
     ] {
         let sample =
             json!({"sequences": [{"stop_reason": "length", "tokens": tokens, "logprobs": logprobs}]});
@@ -151,9 +151,9 @@ async fn samples_that_were_not_asked_for_are_the_servers_fault_by_name() {
     sampler.sample(&request()).await.unwrap();
 }
 
-/// Servers have no log-prob for a token that was all but certain, and write `null` for it.
+/// Servers have no logprob for a token that was all but certain, and write `null` for it.
 #[tokio::test]
-async fn numbers_a_null_log_prob_is_none_and_costs_neither_its_sample_nor_the_others_their_answer() {
+async fn numbers_a_null_logprob_is_absent_and_fails_no_other_sample() {
     let (server, client, _training) = trained(|_| {}).await;
     let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
     let sequence = |logprobs| json!({"stop_reason": "length", "tokens": [1, 2], "logprobs": logprobs});
@@ -165,7 +165,7 @@ async fn numbers_a_null_log_prob_is_none_and_costs_neither_its_sample_nor_the_ot
     assert_eq!(second.logprobs, [-0.5, -0.25]);
 }
 
-/// A pass that has added its gradients is no failure, whatever it says of its log-probs: the caller must know that they
+/// A pass that has added its gradients is not a failure, whatever its logprobs: the caller must know that they
 /// are there.
 #[tokio::test]
 async fn probabilities_above_1_are_the_servers_fault_by_name_unless_gradients_were_made_with_them() {
@@ -213,7 +213,7 @@ async fn a_key_that_is_quoted_where_something_else_belongs_is_in_no_error() {
 }
 
 #[tokio::test]
-async fn a_busy_exchange_of_the_key_is_asked_again() {
+async fn a_busy_key_exchange_is_retried() {
     for status in [408, 429, 503] {
         let config = ClientConfig { pjwt_auth_enabled: true, ..ClientConfig::default() };
         let server = Server::start(Kind { config: Some(config), ..Kind::default() }).await;
@@ -231,9 +231,9 @@ async fn a_busy_exchange_of_the_key_is_asked_again() {
     assert!(matches!(error, ClientError::Denied { status: 401, .. }), "{error:?}");
 }
 
-/// A list without names says nothing of what there is.
+/// A model list without names does not restrict the base model.
 #[tokio::test]
-async fn a_model_must_be_in_a_list_that_has_names_unless_any_may_be_asked_for() {
+async fn a_model_must_be_in_the_servers_named_list_unless_any_model_is_set() {
     let connect = async |list: &str, any_model: bool| {
         let server = Server::start(Kind::default()).await;
         server.script("get_server_capabilities", 200, list);

@@ -36,7 +36,7 @@ jinja2 fastapi uvicorn sqlmodel sqlalchemy[asyncio] aiosqlite aiohttp psutil zst
 READY = "Starting background engine"
 START_S, RUN_S = 300, 900
 STEPS, GROUPS = 5, 10
-# Largest difference between a sampled and a trained log-prob of a step that is on policy.
+# Largest difference between a sampled and a trained logprob of a step that is on policy.
 AGREE = 1e-4
 
 
@@ -164,8 +164,8 @@ def try_run(url, model, folder):
     must([row["step"] for row in rows] == list(range(1, STEPS + 1)), "steps are missing")
     must(all(math.isfinite(number) for row in rows for number in row.values()), "a number is not finite")
     gap = max(row["optim/max_abs_logprob_gap"] for row in rows)
-    print(f"largest gap between sampled and trained log-probs: {gap:.1e}")
-    must(gap <= AGREE, f"sampled and trained log-probs differ by {gap}")
+    print(f"largest gap between sampled and trained logprobs: {gap:.1e}")
+    must(gap <= AGREE, f"sampled and trained logprobs differ by {gap}")
     # The model of the first part has been given up; its state has not.
     code, said = run(steps=STEPS + 2)
     print(said.strip())

@@ -114,7 +114,7 @@ impl CompleteGroup {
 fn too_few(have: usize, needed: usize, size: usize, errors: &[RolloutError]) -> GroupOutcome {
     let unanswered = have + errors.iter().filter(|error| error.is_unanswered()).count() >= needed;
     let cause = errors.iter().find(|error| error.is_unanswered() == unanswered).or(errors.first());
-    let cause = cause.map_or_else(|| "no member came back".into(), ToString::to_string);
+    let cause = cause.map_or_else(|| "no member finished".into(), ToString::to_string);
     let why = format!(
         "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
          trainer.on_member_failure): {cause}"

@@ -166,7 +166,9 @@ impl AdvantageBatcher {
     /// Settles a group that will not be trained.
     fn give_up(&self, group: &Group, outcome: &GroupOutcome) {
         group.span.in_scope(|| match outcome {
-            GroupOutcome::Unanswered(why) => warn!(%why, "no service for this group, its item comes again"),
+            GroupOutcome::Unanswered(why) => {
+                warn!(%why, "a service is unavailable for this group: its item will be resampled")
+            }
             GroupOutcome::Failed(why) => {
                 warn!(why = %one_line(why), "group failed");
                 self.links.board.update(NAME, |s| s.failed += 1);

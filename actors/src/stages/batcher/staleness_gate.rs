@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn the_second_half_of_a_batch_leaves_room_for_no_other_in_its_step() {
         let stamp = |version, ready| GroupProgress { version: PolicyVersion(version), ready };
-        // Of step 2, one group has left or none, and one is about to leave; another one still plays.
+        // Of step 2, one group or none is settled, and one is about to be; another one is still being sampled.
         for (left, version, leaves) in [(0, 0, true), (1, 0, false), (1, 1, true)] {
             let groups = [stamp(0, true), stamp(version, false)];
             assert_eq!(
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_counted_by_groups_that_have_left_and_refused_batches_are_none() {
+    fn steps_are_counted_by_settled_groups_and_refused_batches_do_not_count() {
         let staleness_gate = staleness_gate(5, 7);
         assert_eq!(staleness_gate.step(), 8);
         assert!(!staleness_gate.too_old(PolicyVersion(6)) && staleness_gate.too_old(PolicyVersion(5)));

@@ -3,7 +3,7 @@
 //! A small pool of long-lived shadow adapters measures it, never the adapter in training. Before every measurement a
 //! shadow loads the weights that it is to start from, with a fresh optimizer, so a result does not depend on earlier
 //! measurements. The pool bounds how many adapters are alive; they are created when they are first needed, one
-//! that failed is given up and replaced, and all are released with the stage. A request gets exactly one reply, a
+//! that failed is discarded and replaced, and all are released with the stage. A request gets exactly one reply, a
 //! number or the reason why there is none.
 //!
 //! A reward may also lease one of them ([`AdapterLeaseRequest`](crate::policy::AdapterLeaseRequest)) and train it freely.
@@ -185,7 +185,7 @@ impl ShadowPool {
             // The permit is kept meanwhile: its successor must not exist beside it. A shadow that panicked is not put
             // back either.
             Err(missing) => {
-                warn!(%missing, "shadow adapter given up");
+                warn!(%missing, "shadow adapter discarded");
                 release(&*shadow).await;
             }
         }
@@ -250,7 +250,7 @@ impl ShadowPool {
 
 async fn release(shadow: &dyn TrainingBackend) {
     if let Err(error) = shadow.release().await {
-        debug!(%error, "a shadow adapter was not given up on the service");
+        debug!(%error, "failed to release a shadow adapter on the service");
     }
 }
 

@@ -54,7 +54,7 @@ impl GradientAccumulation {
         self.behind = [self.groups.len(), self.data.len(), self.forwards.len()];
     }
 
-    /// The optimizer step was refused, and its gradients are gone: what they were made of is no part of the batch.
+    /// The optimizer step was refused and its gradients are dropped: its groups are not part of the batch.
     pub(super) fn refuse_step(&mut self, error: &BackendError) {
         let [groups, data, forwards] = self.behind;
         let lost = self.groups.split_off(groups);
@@ -70,7 +70,7 @@ impl GradientAccumulation {
         self.refused.get_or_insert_with(|| error.clone());
     }
 
-    /// Nothing of the step counts, and there is no next one.
+    /// Discards the step; there is no next one.
     pub(super) fn give_up(&self, error: BackendError) -> PipelineError {
         fail(&self.groups, &refused(&error));
         match error {
@@ -89,7 +89,7 @@ impl GradientAccumulation {
     }
 }
 
-/// Settles groups that are no part of a step.
+/// Settles groups that are not part of a step.
 pub(super) fn fail(groups: &[TrainingGroup], why: &str) {
     for group in groups {
         group.group.credit.settle(&GroupOutcome::Failed(why.into()));

@@ -306,7 +306,7 @@ impl StepInProgress {
         let training = &self.links.training;
         let started = Instant::now();
         let busy = self.links.activity.enter(ActivityKind::Training);
-        // No group has a learning signal: momentum alone would move the weights, so there is no step of Adam.
+        // No group has a learning signal: momentum alone would move the weights, so the Adam step is skipped.
         let teaches = accumulated.gradients || !data.is_empty();
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
@@ -339,7 +339,7 @@ impl StepInProgress {
             },
             Some(Err(error)) => {
                 accumulated.refuse(&groups, &error);
-                // The service may still execute a pass that was given up.
+                // The service may still execute a pass that timed out.
                 if matches!(error, BackendError::Lost(_) | BackendError::TimedOut(_) | BackendError::Away(_))
                 {
                     return BatchOutcome::Fatal(accumulated.give_up(error));
@@ -380,7 +380,7 @@ impl StepInProgress {
             return BatchOutcome::Refused(accumulated.refused.unwrap_or_else(empty));
         }
         if accumulated.optim.is_none() {
-            warn!(step = self.step + 1, "all rewards are equal within their groups, weights stay");
+            warn!(step = self.step + 1, "all rewards are equal within their groups: weights unchanged");
         }
         // Shadows start from the checkpoint, where there is one.
         let shadows = self.links.shadow_checkpoints.as_ref().filter(|_| publish && !save);

@@ -60,7 +60,7 @@ impl StepMeasurements<'_> {
             record.add_of_service(name, *value);
         }
         for (name, value) in record.remove_non_finite() {
-            warn!(step = self.step, name, value, "a number of this step is not finite and is left out");
+            warn!(step = self.step, name, value, "metric of this step is not finite and is left out");
         }
         record
     }
@@ -98,13 +98,13 @@ impl StepMeasurements<'_> {
         record.largest_gap = Some(gaps.iter().fold(0.0, |most, gap| f64::max(most, gap.abs())));
         record.impossible_logprobs = Some(impossible as f64);
         if let Some(limit) = kl_alarm.filter(|limit| kl > *limit) {
-            warn!(step, kl, limit, "the weights in training have moved far from those that play");
+            warn!(step, kl, limit, "the weights in training have drifted from the sampling weights");
         }
         if impossible > 0 {
             warn!(
                 step,
                 tokens = impossible,
-                "the service's pass gave log-probs above 0, which would be probabilities above 1: its gradients are in \
+                "the service's pass gave logprobs above 0, which would be probabilities above 1: its gradients are in \
                  the step, and these tokens are left out of the drift"
             );
         }

@@ -29,7 +29,7 @@ async fn group_one_lost_member_costs_that_member() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn group_a_rollout_without_a_token_is_no_datum() {
+async fn group_a_rollout_without_tokens_yields_no_datum() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 4;
@@ -64,7 +64,7 @@ fn numbers_advantages_are_normalised_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn numbers_logprobs_that_are_none_cost_their_member_and_reach_no_optimizer() {
+async fn numbers_invalid_logprobs_fail_their_member_and_reach_no_optimizer() {
     for broken in [f32::NAN, f32::NEG_INFINITY, f32::INFINITY] {
         local(async {
             let mut world = World::new(1, 0, 3);
@@ -143,7 +143,7 @@ async fn silent_score_the_trainer_is_idle_for_samples_and_not_for_its_own_work()
 }
 
 #[tokio::test(start_paused = true)]
-async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
+async fn numbers_a_pass_with_nan_logprobs_ends_the_run_and_names_the_group() {
     for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         local(async {
             let mut world = World::new(2, 0, 5);
@@ -155,7 +155,7 @@ async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
             });
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
-            let words = format!("{} log-probs that are not finite", GroupId(5));
+            let words = format!("non-finite logprobs for {}", GroupId(5));
             assert!(why.contains(&words), "{why}");
             assert_eq!(run.steps.len(), 2, "{broken}: such weights are not published");
             assert!(run.saved.is_empty(), "{broken}: nor saved");
@@ -164,9 +164,9 @@ async fn numbers_a_pass_whose_log_probs_are_none_ends_the_run_by_its_group() {
     }
 }
 
-/// The gradients of such a pass are made, and cannot be taken back; what it says of its log-probs decides nothing.
+/// The gradients of such a pass are made, and cannot be taken back; what it says of its logprobs decides nothing.
 #[tokio::test(start_paused = true)]
-async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
+async fn numbers_a_pass_with_probabilities_above_1_is_kept_and_reported() {
     for (logprob, impossible) in [(0.5, 1.0), (1e-3, 0.0), (1e-7, 0.0)] {
         local(async {
             let mut world = World::new(1, 0, 3);
@@ -179,7 +179,7 @@ async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
             assert_eq!(run.end().await, Ok(3), "{logprob}");
             assert_eq!(run.metric("optim/impossible_logprobs"), [0.0, impossible, 0.0], "{logprob}");
             // Sampled with -0.5 and -0.25, trained with -0.5: gaps of 0 and 0.25. What is rounded away is a gap like
-            // any other; what is no log-prob is none.
+            // any other; what is no logprob is none.
             let gap = run.metric("optim/max_abs_logprob_gap")[1];
             let expected = if impossible > 0.0 { 0.25 } else { 0.25 + logprob };
             assert!((gap - f64::from(expected)).abs() < 1e-6, "{logprob}: {gap}");
@@ -191,7 +191,7 @@ async fn numbers_a_pass_with_probabilities_above_1_stands_and_is_told() {
 /// Three answers a rollout, while steps are quick: the weights change in the middle of episodes. Some episodes lose their
 /// second or third answer.
 #[tokio::test(start_paused = true)]
-async fn group_a_member_that_lost_a_later_answer_is_no_part_and_no_member_mixes_versions() {
+async fn group_a_member_that_lost_a_later_turn_is_left_out_and_no_member_mixes_versions() {
     local(async {
         let mut world = World::new(2, 2, 30);
         (world.group_size, world.max_turns, world.environment.turns) = (4, 3, 3);

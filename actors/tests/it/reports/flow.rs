@@ -14,15 +14,15 @@ async fn silent_death_a_reward_that_always_fails_ends_the_run_with_its_cause() {
         let mut world = World::new(2, 1, 50);
         world.options.max_failed_in_a_row = 12;
         world.environment.judge =
-            Box::new(|_, _| Judge::Missing(RewardError::Environment("the judge has no model".into())));
+            Box::new(|_, _| Judge::Missing(RewardError::Environment("the oracle has no model".into())));
         let why = world.start().end().await.unwrap_err();
-        assert!(why.contains("the judge has no model"), "{why}");
+        assert!(why.contains("the oracle has no model"), "{why}");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_limit_rewards_that_never_come_hold_no_step() {
+async fn missing_limit_rewards_that_never_arrive_do_not_block_a_step() {
     local(async {
         let mut world = World::new(4, 2, 100);
         world.group_size = 4;
@@ -91,7 +91,7 @@ async fn killed_beside_ready_groups() -> ResumePoint {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_with_a_whole_batch_already_collected_goes_on() {
+async fn resume_with_a_whole_batch_already_collected_continues() {
     local(async {
         let start = killed_beside_ready_groups().await;
         assert_eq!(start.saved_groups.len(), 2, "exactly a batch");
@@ -109,8 +109,8 @@ async fn credits_do_not_leak_when_half_of_the_groups_are_filtered() {
         let mut world = World::new(2, 1, 200);
         world.options.batch.constant = ConstantGroups::Replace;
         world.environment.judge = reward_in_every(2);
-        // The books are checked at every event: never more than the credits are out, and the run would starve if fewer
-        // and fewer were.
+        // The ledger is checked at every event: no more groups than credits are in flight, and a leak would starve the
+        // run.
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(200));
         let counts = run.line.ledger().counts();
@@ -137,7 +137,7 @@ async fn buffer_a_slow_trainer_loses_nothing_that_was_sampled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_limit_a_slow_judge_does_not_hold_a_batch_that_is_full_without_it() {
+async fn missing_limit_a_slow_reward_does_not_block_a_batch_that_is_full_without_it() {
     local(async {
         let mut world = World::new(2, 3, 4);
         world.score_timeout = seconds(1000);
@@ -153,7 +153,7 @@ async fn missing_limit_a_slow_judge_does_not_hold_a_batch_that_is_full_without_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_limit_a_sampler_that_never_answers_for_one_version_is_given_up_by_its_name() {
+async fn missing_limit_a_sampler_that_never_answers_for_one_version_ends_the_run_by_name() {
     local(async {
         let mut world = World::new(1, 0, 5);
         world.options.max_failed_in_a_row = 3;
@@ -183,9 +183,9 @@ async fn credits_no_lane_blocks_before_the_credits_do() {
     .await;
 }
 
-/// A trainer that was made anew and counts from 0 again.
+/// A trainer that was recreated and counts from 0 again.
 #[tokio::test(start_paused = true)]
-async fn version_weights_that_are_older_than_those_that_played_end_the_run() {
+async fn version_weights_older_than_the_sampling_weights_end_the_run() {
     local(async {
         let start = killed_beside_ready_groups().await;
         assert!(start.step >= 3 && !start.saved_groups.is_empty());
@@ -220,7 +220,7 @@ async fn wait_cycle_a_state_saved_while_weights_are_published_holds_neither() {
 
 /// Ten thousand times, on two threads with no order between them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wait_cycle_what_is_waited_for_may_come_before_or_after_the_wait_begins() {
+async fn wait_cycle_the_awaited_event_may_precede_or_follow_the_wait() {
     let ledger = Ledger::new(SettledPositions::default());
     for group in 0..10_000 {
         let credit = ledger.open(GroupId(group));
@@ -232,7 +232,7 @@ async fn wait_cycle_what_is_waited_for_may_come_before_or_after_the_wait_begins(
     }
 }
 
-/// Prompts stand for rollouts: each group has its own, and whoever holds one of its members holds it.
+/// Prompts stand for rollouts: each group has its own, and any of its members keeps it alive.
 #[tokio::test(start_paused = true)]
 async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they_are() {
     local(async {
@@ -262,7 +262,7 @@ async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they
             most = most.max(prompts.iter().filter(|prompt| prompt.strong_count() > 0).count());
         }
         assert_eq!((steps, run.sampling.prompts.lock().unwrap().len()), (500, 2000));
-        // All that have a credit, and the groups of a step that is just being told.
+        // All groups with a credit, and those of a step that is just being reported.
         assert!(
             (credits - 4..=credits + 4).contains(&most),
             "{most} groups are held, {credits} have a credit"

@@ -39,17 +39,17 @@ pub struct ScriptedEnvironment {
     pub questions: usize,
     /// How many questions of its own each reward asks, all at a time.
     pub own_questions: u32,
-    /// Whether a reward is how one gradient step changes a log-prob.
+    /// Whether a reward is how one gradient step changes a logprob.
     pub shifts: bool,
     /// Whether these rewards differ inside a group, too.
     pub judge_shift: bool,
     /// What it keeps in checkpoints: the number of rewards.
     pub learnt: AtomicU64,
-    /// Whether it plays by itself.
+    /// Whether it is self-driven.
     pub drives_itself: bool,
     /// Whether its rewards compare the members of a group.
     pub compares: bool,
-    /// The log-prob that each answer brought.
+    /// The logprob that each answer brought.
     pub heard: Mutex<Vec<(RolloutId, f32)>>,
     /// Panics when this item is drawn, counted from 0.
     pub broken_item: Option<u64>,
@@ -82,7 +82,7 @@ impl Default for ScriptedEnvironment {
 }
 
 impl ScriptedEnvironment {
-    /// How often this rollout was judged before.
+    /// How often this rollout was scored before.
     fn attempt(&self, id: RolloutId) -> u32 {
         let mut tries = self.tries.lock().unwrap();
         let tries = tries.entry(id).or_default();
@@ -156,7 +156,8 @@ impl Environment for ScriptedEnvironment {
     }
 }
 
-/// One session after the other: `turns` samples, a question, then the judge's word; no word leaves no result.
+/// Runs one session after the other: `turns` samples, a query, then the scripted reward. Without a reward the session
+/// ends without a result.
 #[async_trait]
 impl SelfDrivenEnvironment for ScriptedEnvironment {
     async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>) {

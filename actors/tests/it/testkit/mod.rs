@@ -1,4 +1,4 @@
-//! A world in which every latency, failure and gate is scripted, and all that was asked of it is recorded.
+//! A world in which every latency, failure and gate is scripted, and every request is recorded.
 
 mod environment;
 mod service;

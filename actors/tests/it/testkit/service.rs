@@ -34,7 +34,7 @@ pub struct Asked {
 type Latency = Box<dyn Fn(usize) -> Duration + Send + Sync>;
 type Answer = Box<dyn Fn(usize, &mut Vec<Completion>) -> Result<(), BackendError> + Send + Sync>;
 
-/// May change what a pass tells of its data.
+/// May change what a pass reports about its data.
 type Telling = Box<dyn Fn(usize, &mut Vec<Vec<f32>>) + Send + Sync>;
 
 /// What all samplers of a service share. Scripts get the number of the request, counted from 0.
@@ -43,12 +43,12 @@ pub struct Sampling {
     /// May change or refuse what a request brings.
     pub answer: Answer,
     pub query_latency: Latency,
-    /// Fails the n-th log-prob query.
+    /// Fails the n-th logprob query.
     pub query: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub asked: Mutex<Vec<Asked>>,
-    /// Whether prompts are kept with what was asked, for tests to look at.
+    /// Whether prompts are recorded with the requests, for inspection by tests.
     pub remember: bool,
-    /// The prompts of all requests for samples, as long as somebody else holds them.
+    /// The prompts of all sample requests that are still referenced elsewhere.
     pub prompts: Mutex<Vec<Weak<[Token]>>>,
     pub queries: AtomicU64,
     /// Requests of every kind that the service has seen, those of adapters included.
@@ -129,11 +129,11 @@ pub struct TrainingScript {
     pub refuse: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_optim: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
     pub refuse_export: Box<dyn Fn(usize) -> Result<(), BackendError> + Send + Sync>,
-    /// May change the log-probs that a forward_backward tells.
+    /// May change the logprobs that a forward_backward returns.
     pub logprobs: Telling,
     /// Gradient norms that the first optimizer steps report; later ones report none.
     pub norms: Vec<f64>,
-    /// Panics when this forward_backward is asked for.
+    /// Panics at this forward_backward.
     pub panic_at: Option<usize>,
     /// Whether the data of all passes are kept, for tests to look at.
     pub remember: bool,

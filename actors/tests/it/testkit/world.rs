@@ -1,4 +1,4 @@
-//! Sets a line up against the script and follows it, checking the books at every event.
+//! Starts a pipeline against the script and follows it, checking the ledger at every event.
 
 use super::service::Sampling;
 use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, TrainingScript};
@@ -61,7 +61,7 @@ pub struct World {
     /// Tokens that the model reads.
     pub context: usize,
     pub score_timeout: Duration,
-    /// Whose log-probs count.
+    /// Whose logprobs count.
     pub judge: scorer::LogprobSource,
     /// Weights of this version are the reference.
     pub reference: Option<u64>,
@@ -232,7 +232,7 @@ impl Run {
         }
     }
 
-    /// Enters an event, and checks the books; the end of the run, if it was that.
+    /// Records an event and checks the ledger. Returns the result of the run if the event ended it.
     fn take(&mut self, event: PipelineEvent) -> Option<Result<u64, String>> {
         let mut end = None;
         match event {
@@ -247,7 +247,7 @@ impl Run {
         end
     }
 
-    /// Follows the run until the service has seen so many requests; whether it got there.
+    /// Follows the run until the service has seen `count` requests. Returns whether it got there.
     pub async fn until_request(&mut self, count: usize) -> bool {
         let mut requests = self.sampling.requests.subscribe();
         loop {
@@ -301,7 +301,7 @@ impl Run {
 
     fn enter(&mut self, step: CommittedStep) {
         let expected = self.steps.last().map_or(step.record.step, |last| last.record.step + 1);
-        assert_eq!(step.record.step, expected, "steps are told in order");
+        assert_eq!(step.record.step, expected, "steps are reported in order");
         for group in &step.groups {
             let first = group.filtered || self.trained.insert(group.group.id.0);
             assert!(first, "{} was trained twice", group.group.id);
@@ -309,7 +309,7 @@ impl Run {
         self.steps.push(step);
     }
 
-    /// The books against what the environment and the events say.
+    /// Compares the ledger with the environment and the events.
     pub fn check(&self) {
         let counts = self.line.ledger().counts();
         assert_eq!(counts.opened, self.environment.drawn.lock().unwrap().len() as u64, "items drawn");
@@ -318,7 +318,7 @@ impl Run {
         assert!(counts.opened - settled <= self.options.credits(), "{counts:?}");
         assert!(
             counts.trained >= self.trained.len() as u64,
-            "a step was told before its verdicts: {counts:?}"
+            "a step was reported before the outcomes of its groups: {counts:?}"
         );
         assert!(self.trained.iter().all(|id| self.line.ledger().settled().contains(*id)));
     }

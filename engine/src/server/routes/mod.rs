@@ -116,8 +116,8 @@ async fn authorize(State(server): State<Arc<ServerState>>, request: Request, nex
 async fn catch_panics(request: Request, next: Next) -> Response {
     let address = request.uri().path().to_owned();
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
-        tracing::error!(address, "a request met a bug");
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug").into_response()
+        tracing::error!(address, "a request handler panicked");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error of the server").into_response()
     })
 }
 

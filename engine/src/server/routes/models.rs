@@ -131,7 +131,7 @@ pub(super) fn check_base(server: &ServerState, name: &str) -> Result<(), ApiErro
 pub(super) fn check_optimizer(config: Option<&OptimizerConfig>) -> Result<(), ApiError> {
     match config {
         Some(config) if config.name != OptimizerConfig::default().name => Err(ApiError::bad_request(
-            format!("there is no optimizer `{}` here, only adamw", printable(&config.name)),
+            format!("unknown optimizer `{}`: only adamw is supported", printable(&config.name)),
         )),
         _ => Ok(()),
     }

@@ -55,7 +55,7 @@ pub(super) async fn with_store<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let store = server.service.store()?.clone();
     let done = tokio::task::spawn_blocking(move || work(&store)).await;
-    let bug = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server met a bug at the disk");
+    let bug = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error during disk access");
     done.map_err(bug)?.map_err(|error| match error {
         CheckpointError::Missing(_) => ApiError::not_found(error.to_string()),
         other => BackendError::from(other).into(),
@@ -185,12 +185,12 @@ pub(in crate::server) async fn delete_expired(server: &Arc<ServerState>) {
     match deleted.await {
         Ok(deleted) => {
             for path in deleted {
-                tracing::info!(path, "deleted a checkpoint whose time was over");
+                tracing::info!(path, "deleted an expired checkpoint");
                 server.samplers.forget(&path);
             }
         }
         Err(error) => {
-            tracing::warn!(why = error.detail, "failed to look for checkpoints whose time is over")
+            tracing::warn!(why = error.detail, "failed to list expired checkpoints")
         }
     }
 }

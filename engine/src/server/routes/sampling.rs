@@ -82,7 +82,7 @@ pub(super) async fn sample(State(server): State<Arc<ServerState>>, body: Request
         }
         (None, Some(path), _) => saved(&server, path).await?,
         (None, None, Some(name)) => check_base(&server, name).map(|()| SamplerSource::Base)?,
-        (None, None, None) => return Err(ApiError::bad_request("there is no sampling_session_id")),
+        (None, None, None) => return Err(ApiError::bad_request("sampling_session_id is missing")),
     };
     let last = request.prompt_logprobs_last_n.take();
     let checked = sample_request_from_wire(&request, server.service.architecture().context);
@@ -188,7 +188,7 @@ fn only_last(mut response: SampleResponse, last: Option<i64>) -> SampleResponse 
 
 fn unknown(id: &str) -> ApiError {
     ApiError::not_found(format!(
-        "there is no sampler `{}`: its session has ended, or the server was started anew",
+        "there is no sampler `{}`: its session has ended, or the server was restarted",
         printable(id)
     ))
 }

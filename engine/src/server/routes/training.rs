@@ -82,7 +82,7 @@ pub(super) async fn optim_step(
     let handle = server.model(&request.model_id)?;
     let operation = match &request.optimizer_params {
         Some(_) => {
-            Err(BackendError::Unsupported("there is no optimizer but adamw here: send adam_params".into()))
+            Err(BackendError::Unsupported("only the optimizer adamw is supported: send adam_params".into()))
         }
         None => adam_from_wire(&request.adam_params.unwrap_or_default())
             .map(ModelOperation::Step)

@@ -121,7 +121,7 @@ async fn spec_of(server: &Arc<ServerState>, path: &str) -> Result<LoraSpec, ApiE
 }
 
 fn name(name: Option<String>) -> Result<String, BackendError> {
-    let name = name.ok_or_else(|| BackendError::Rejected("there is no name to save under".into()))?;
+    let name = name.ok_or_else(|| BackendError::Rejected("the checkpoint name is missing".into()))?;
     check_name(&name)?;
     Ok(name)
 }

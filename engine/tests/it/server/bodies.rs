@@ -52,7 +52,7 @@ fn a_pass_is_the_same_in_both_forms_there_and_back() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_with_a_reason_of_known_length() {
+fn invalid_requests_are_refused_with_a_bounded_reason() {
     run(async {
         let server = Served::start(None, |o| o.max_body_bytes = 100_000).await;
         let model = server.model().await;
@@ -83,9 +83,9 @@ fn what_is_wrong_is_refused_with_a_reason_of_known_length() {
             ("forward_backward", PROTOBUF, "zstd", bomb, 413, "100000"),
             ("forward_backward", json_type, "gzip", vec![1], 415, "gzip"),
             ("optim_step", json_type, "", br#"{"model_id": "../../etc"}"#.to_vec(), 404, "no model"),
-            ("retrieve_future", json_type, "", br#"{"request_id": "x"}"#.to_vec(), 404, "no request"),
+            ("retrieve_future", json_type, "", br#"{"request_id": "x"}"#.to_vec(), 404, "not a request"),
             ("retrieve_future", json_type, "", br#"{"request_id": 5}"#.to_vec(), 422, "JSON"),
-            ("cancel_future", json_type, "", br#"{"request_id": "req"}"#.to_vec(), 404, "no request"),
+            ("cancel_future", json_type, "", br#"{"request_id": "req"}"#.to_vec(), 404, "not a request"),
             ("get_info", json_type, "", br#"{"model_id": "a\nb"}"#.to_vec(), 404, "a?b"),
             (
                 "weights_info",
@@ -158,7 +158,7 @@ fn what_is_wrong_is_refused_with_a_reason_of_known_length() {
 }
 
 #[test]
-fn without_the_key_nobody_gets_in_and_without_a_key_no_page_of_a_browser() {
+fn requests_without_the_key_are_refused_and_without_a_key_browser_pages_are() {
     run(async {
         let server = Served::start(None, |o| o.api_key = ApiKey::new("tml-right")).await;
         for (key, status) in [(None, 401), (Some("tml-wrong"), 401), (Some("tml-right"), 200)] {

@@ -32,7 +32,7 @@ fn long_pass(model: &str, number: i64) -> Value {
 }
 
 #[test]
-fn uploads_that_never_come_keep_nobody_waiting() {
+fn uploads_that_never_arrive_do_not_delay_other_requests() {
     run(async {
         let server = Served::start(None, |o| {
             (o.reading_bytes, o.body_timeout, o.body_pause) = (256 << 10, HOUR, HOUR);
@@ -56,7 +56,7 @@ fn uploads_that_never_come_keep_nobody_waiting() {
 }
 
 #[test]
-fn a_body_that_stops_is_given_up() {
+fn a_stalled_body_is_dropped() {
     run(async {
         let server = Served::start(None, |o| o.body_pause = Duration::from_millis(20)).await;
         let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -157,7 +157,7 @@ fn what_ends_up_in_a_finished_session_ends_with_it() {
 }
 
 #[test]
-fn a_sampler_number_stands_for_one_sampler() {
+fn a_sampler_number_identifies_one_sampler() {
     run(async {
         let server = Served::start(None, |_| {}).await;
         let model = server.model().await;

@@ -108,7 +108,7 @@ fn a_finished_session_takes_its_models_along_and_no_others() {
 }
 
 #[test]
-fn open_polls_are_sent_away_when_the_server_stops() {
+fn open_polls_end_when_the_server_stops() {
     run(async {
         let server = Served::start(None, |o| o.poll = Duration::from_secs(3600)).await;
         let model = server.model().await;
@@ -140,7 +140,7 @@ fn adapters_are_bounded_and_a_finished_session_makes_room() {
         assert!(answer["detail"].as_str().unwrap().contains("finish a session"), "{answer}");
         let first = model.split(':').next().unwrap();
         server.post(&format!("sessions/{first}/finish"), &json!({})).await;
-        // Whoever worked on the model leaves a moment later.
+        // The work on the model ends a moment later.
         let promise = server.post_patiently("create_model", &second).await;
         server.result(&promise).await;
         server.stop().await;

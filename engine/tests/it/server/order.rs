@@ -45,7 +45,7 @@ fn requests_run_in_the_order_of_their_numbers_whatever_that_of_their_arrival() {
 }
 
 #[test]
-fn what_waits_for_a_number_that_never_comes_fails_and_the_model_goes_on() {
+fn a_request_waiting_for_a_missing_number_fails_and_the_model_continues() {
     run(async {
         let server = Served::start(None, |o| o.gap = Duration::from_millis(20)).await;
         let model = server.model().await;
@@ -60,7 +60,7 @@ fn what_waits_for_a_number_that_never_comes_fails_and_the_model_goes_on() {
 }
 
 #[test]
-fn a_model_is_unloaded_after_the_requests_before_it_and_as_often_as_is_asked() {
+fn a_model_is_unloaded_after_earlier_requests_and_unloading_can_be_repeated() {
     run(async {
         let server = Served::start(None, |_| {}).await;
         let model = server.model().await;
@@ -91,7 +91,7 @@ fn a_model_is_unloaded_after_the_requests_before_it_and_as_often_as_is_asked() {
 }
 
 #[test]
-fn a_request_without_a_number_runs_after_those_that_came_before_it() {
+fn a_request_without_a_number_runs_after_earlier_ones() {
     run(async {
         let server = Served::start(None, |_| {}).await;
         let model = server.model().await;
@@ -164,7 +164,7 @@ fn a_refused_request_uses_its_number_up() {
 #[test]
 fn a_request_that_cannot_be_read_uses_its_number_up_too() {
     run(async {
-        // Whoever waited for a number here would wait for an hour.
+        // A request that waits for a missing number would wait for an hour.
         let server = Served::start(None, |o| o.gap = Duration::from_secs(3600)).await;
         let model = server.model().await;
         for (number, address) in

@@ -34,7 +34,7 @@ fn a_repeated_sample_is_drawn_once() {
 }
 
 #[test]
-fn every_extra_is_there_when_it_is_asked_for_and_only_then() {
+fn every_extra_is_present_exactly_when_requested() {
     run(async {
         let server = Served::start(None, |_| {}).await;
         let sampler = sampler(&server).await;
@@ -92,7 +92,7 @@ async fn score(server: &Served, sampler: &Value) -> Value {
 }
 
 #[test]
-fn weights_that_gave_way_come_back_from_disk_or_say_that_they_are_lost() {
+fn evicted_weights_are_reloaded_from_disk_or_reported_lost() {
     run(async {
         let state = tempfile::tempdir().unwrap();
         let server = Served::start(Some(state.path()), |o| o.sampler_bytes = 1).await;
@@ -116,7 +116,7 @@ fn weights_that_gave_way_come_back_from_disk_or_say_that_they_are_lost() {
 }
 
 #[test]
-fn a_cancelled_sample_is_given_up() {
+fn a_cancelled_sample_is_dropped() {
     run(async {
         let server = Served::start(None, |_| {}).await;
         let sampler = sampler(&server).await;
@@ -126,13 +126,13 @@ fn a_cancelled_sample_is_given_up() {
         let promise = server.post("asample", &endless).await;
         server.post("cancel_future", &json!({"request_id": promise["request_id"]})).await;
         let given_up = server.result(&promise).await;
-        assert!(given_up["error"].as_str().unwrap().contains("given up"), "{given_up}");
+        assert!(given_up["error"].as_str().unwrap().contains("dropped before"), "{given_up}");
         server.stop().await;
     });
 }
 
 #[test]
-fn a_full_server_asks_to_come_back() {
+fn a_full_server_asks_the_client_to_retry() {
     run(async {
         let server = Served::start(None, |o| o.max_pending = 1).await;
         let sampler = sampler(&server).await;

@@ -66,7 +66,7 @@ pub(super) async fn ask(scene: &ScoringContext<'_>, allowed: &[i64]) -> Result<C
         return Err(RewardError::Environment("two numbers have the same tokens in this vocabulary".into()));
     }
     spread(&logprobs).ok_or_else(|| {
-        RewardError::NotFinite(format!("the log-probs of the allowed numbers are {logprobs:?}"))
+        RewardError::NotFinite(format!("the logprobs of the allowed numbers are {logprobs:?}"))
     })
 }
 
@@ -147,7 +147,7 @@ async fn next(
                 Some(lp) => Ok(lp),
                 None => alone.await.and_then(|lps| match lps[..] {
                     [lp] => Ok(f64::from(lp)),
-                    _ => Err(RewardError::Service(format!("{} log-probs came for one token", lps.len()))),
+                    _ => Err(RewardError::Service(format!("{} logprobs for one token", lps.len()))),
                 }),
             }
         }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_prob_has_no_spread() {
+    fn invalid_logprobs_have_no_spread() {
         for logprobs in [&[][..], &[f64::NAN, -1.0], &[-1.0, f64::NAN], &[f64::NEG_INFINITY; 2], &[0.5, -1.0]]
         {
             assert_eq!(spread(logprobs), None, "{logprobs:?}");
@@ -189,7 +189,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_spread_lies_between_0_and_1(logprobs in prop::collection::vec(-800.0..=0.0_f64, 1..50)) {
-            let ChoiceSpread { entropy, mass } = spread(&logprobs).expect("log-probs");
+            let ChoiceSpread { entropy, mass } = spread(&logprobs).expect("logprobs");
             prop_assert!((0.0..=1.0).contains(&entropy) && (0.0..=1.0).contains(&mass));
         }
     }

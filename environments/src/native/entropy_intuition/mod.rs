@@ -1,9 +1,9 @@
 //! Choose a number, and say how spread out the choice was.
 //!
 //! The answer is three lines: `NUMBER`, `FEELING` and `ENTROPY`. The truth is the entropy of the reader's own choice
-//! among the allowed numbers, as a share of the largest possible: `H = -sum p ln p / ln k` over the `k` allowed numbers,
-//! with `p` renormalised to them, and 0 where one number is allowed. It is asked at the very place where the policy
-//! writes its number, once for a group.
+//! among the allowed numbers, as a share of the largest possible: `H = -sum p ln p / ln k` over the `k` allowed
+//! numbers, with `p` renormalised to them, and 0 where one number is allowed. It is queried at the position where the
+//! policy writes its number, once for a group.
 //!
 //! | answer | reward, `graded` | reward, `flat` |
 //! |---|---|---|

@@ -1,6 +1,6 @@
-//! What is asked: products, subsets of a range, ranges with a bias, and plain ranges, in rotation.
+//! The questions: products, subsets of a range, ranges with a bias, and plain ranges, in rotation.
 //!
-//! A question is a function of seed and index. Every allowed number lies from 1 to 100, and no example is asked.
+//! A question is a function of seed and index. Every allowed number is from 1 to 100, and no example is a question.
 
 use super::EXAMPLES;
 use minds_core::random::seeded_rng;
@@ -119,7 +119,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_question_says_what_it_allows() {
+    fn every_question_states_its_allowed_numbers() {
         let questions = NumberQuestions { seed: 5, products: true };
         let mut texts = BTreeSet::new();
         for index in 0..2400 {

@@ -6,12 +6,12 @@
 //!
 //! `gain = lp(answer) - mean of lp over four fixed sequences`
 //!
-//! `reward = gain, cut off at -bound and +bound`; an answer that is not five such numbers earns `-bound - 0.1`.
+//! `reward = gain, cut off at -bound and +bound`; an answer that is not five such numbers gets `-bound - 0.1`.
 //!
 //! The fixed sequences take out how likely the word is by itself, which differs by nats from word to word while
 //! sequences differ by tenths. Any numbers make a word less likely than none; the reference is therefore other numbers.
 //! The penalty lies just under the worst valid reward, however the bound is chosen: far above it a policy would choose
-//! to be invalid, and far below it nothing but the form would be trained. What is asked depends on word and numbers
+//! to be invalid, and far below it only the format would be trained. The query depends on word and numbers
 //! alone, so members of a group that name the same numbers share an answer.
 
 use crate::args::{self, Arg, ArgKind};
@@ -169,7 +169,7 @@ impl Environment for GhostTrace {
         let (reference, own) = try_join(reference, own).await?;
         let reference = reference.iter().sum::<f64>() / reference.len() as f64;
         if !(reference.is_finite() && own.is_none_or(f64::is_finite)) {
-            let why = format!("the log-prob of a word is {own:?}, that of the reference {reference}");
+            let why = format!("the logprob of a word is {own:?}, that of the reference {reference}");
             return Err(RewardError::NotFinite(why));
         }
         let mut metrics =
@@ -191,7 +191,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn words_are_nouns_in_lower_case_and_stand_in_one_list_only() {
+    fn words_are_nouns_in_lower_case_and_in_one_list_only() {
         let words: Vec<&str> = TRAIN.split_whitespace().chain(HELD_OUT.split_whitespace()).collect();
         let distinct: BTreeSet<&str> = words.iter().copied().chain(EXAMPLES.map(|(word, _)| word)).collect();
         assert_eq!(distinct.len(), words.len() + EXAMPLES.len());

@@ -7,13 +7,13 @@
 //!
 //! `reward = inner reward + alpha * bonus`, with `bonus = max(0, 1 - abs(prediction - truth) / (tolerance * sd))`
 //!
-//! An answer that is not of this form earns what the inner environment gives for an answer that cannot be read, less 0.1:
+//! A malformed answer gets the inner environment's reward for an unreadable answer, minus 0.1:
 //! nothing is gained by refusing. `sd` is the spread of the truths seen so far, which goes into checkpoints.
 //!
 //! What one may expect: truths are nearly symmetric about 0, and with the policy's `own` answer as the text they differ
-//! inside a group because the answers differ, not because a prediction was better. Always answering 0 earns most of
+//! inside a group because the answers differ, not because a prediction was better. Always answering 0 gets most of
 //! the bonus. `bonus_of_zero` and `bonus_of_mean` show how much; report the bonus minus the larger of them. With the
-//! `right` answer as the text, one truth serves a whole group and only predictions tell its members apart.
+//! `right` answer as the text, one truth serves a whole group and its members differ only in their predictions.
 
 mod prompt;
 mod scale;
@@ -99,7 +99,7 @@ enum StepText {
     Right,
 }
 
-/// By how much an answer that cannot be read earns less than the worst inner answer.
+/// How much less an unreadable answer gets than the worst inner answer.
 const MARGIN: f64 = 0.1;
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {

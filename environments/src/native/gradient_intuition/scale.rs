@@ -64,7 +64,7 @@ impl TruthScales {
     pub(super) fn restore_memory(&self, truths: TruthStatistics) -> Result<(), &'static str> {
         let TruthStatistics { count, mean, squares } = truths;
         if !(count >= 1.0 && count.is_finite() && mean.is_finite() && squares >= 0.0 && squares.is_finite()) {
-            return Err("it is no sum of truths");
+            return Err("it is not a valid sum of truths");
         }
         self.lock().truths = truths;
         Ok(())
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_group_share_a_scale_in_whatever_order_they_come() {
+    fn members_of_a_group_share_a_scale_in_any_order() {
         let truths = [4.0, -2.0, 0.5];
         let play = |order: [usize; 3]| {
             let scales = TruthScales::new(1.0);

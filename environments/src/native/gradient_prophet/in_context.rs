@@ -127,7 +127,7 @@ impl Environment for InContextTask {
         .await?;
         let truth = self.form.truth(prior, posterior, tokens);
         if !truth.is_finite() {
-            let why = format!("the log-prob of a target went from {prior} to {posterior}");
+            let why = format!("the logprob of a target went from {prior} to {posterior}");
             return Err(RewardError::NotFinite(why));
         }
         let prediction = whole_answer(&scene).and_then(lone_number);

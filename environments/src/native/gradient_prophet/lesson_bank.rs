@@ -107,16 +107,13 @@ fn check_lessons(lessons: &[Lesson]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for Lesson { question, answer, probes, kind } in lessons {
         if !seen.insert(question) {
-            return Err(format!("the lesson {question:?} stands there twice"));
+            return Err(format!("the lesson {question:?} is defined twice"));
         }
         if [question, answer, kind].iter().any(|text| text.trim().is_empty()) {
             return Err(format!("the lesson {question:?} has an empty text"));
         }
         if probes.len() < 2 {
-            return Err(format!(
-                "the lesson {question:?} has {} probes: there is no order to find",
-                probes.len()
-            ));
+            return Err(format!("the lesson {question:?} has {} probes: too few to order", probes.len()));
         }
         check_probes(question, probes)?;
     }
@@ -270,7 +267,7 @@ mod tests {
         let control = r#"{ question = "c", target = "t", control = true }"#;
         assert!(with_probes(&format!("{probe}, {control}")).is_ok());
         for (probes, part) in [
-            (control.to_owned(), "has 1 probes: there is no order to find"),
+            (control.to_owned(), "has 1 probes: too few to order"),
             (format!("{probe}, {}", probe.replace('x', "y")), "has 0 controls"),
             (format!("{control}, {}", control.replace("\"c\"", "\"d\"")), "has 2 controls"),
             (format!("{probe}, {probe}, {control}"), "has the probe \"x\" twice"),

@@ -37,7 +37,7 @@ const ID: &str = "gradient_prophet";
 /// Entry of this environment in the registry.
 pub const INFO: EnvInfo = EnvInfo {
     id: ID,
-    about: "predict what a lesson does to the log-probs of the model's own answers",
+    about: "predict what a lesson does to the logprobs of the model's own answers",
     args: ARGS,
     load,
 };
@@ -47,7 +47,7 @@ const ARGS: &[Arg] = &[
         name: "task",
         kind: ArgKind::Choice(&["in_context", "surprise"]),
         only_with: None,
-        about: "in_context: predict one change of log-prob; surprise: order the probes of a lesson",
+        about: "in_context: predict one change of logprob; surprise: order the probes of a lesson",
     },
     Arg {
         name: "shots",

@@ -72,7 +72,7 @@ async fn next(scene: &ScoringContext<'_>, messages: &[Message]) -> Result<Arc<[(
     let instead = |why: &str| {
         RewardError::Unsupported(format!(
             "the task `surprise` of {ID} needs the {TOP} most likely next tokens, and there are none ({why}): score \
-             with a service that returns top-k log-probs, or use the task `in_context`, which needs none"
+             with a service that returns top-k logprobs, or use the task `in_context`, which needs none"
         ))
     };
     match scene.oracle.next_tokens(scene.renderer.prompt(messages).into(), TOP).await {

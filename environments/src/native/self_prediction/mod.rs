@@ -1,6 +1,6 @@
 //! Solve a sum and say how sure you are: arithmetic with calibration.
 //!
-//! The answer is two lines, `FINAL ANSWER: <whole number>` and `CONFIDENCE: <share>`. No model is asked for the reward:
+//! The answer is two lines, `FINAL ANSWER: <whole number>` and `CONFIDENCE: <share>`. The reward needs no model:
 //!
 //! `0.2 format + 0.5 correct + 0.3 calibration`, from 0 to 1
 //!
@@ -11,10 +11,10 @@
 //! | `calibration`, `brier` | `1 - (confidence - correct)^2`; 0 without a confidence |
 //! | `calibration`, `log` | `1 - ln p / ln 0.01` with `p` the share given to what is the case, at least 0.01; 0 without a confidence |
 //!
-//! A single line `FINAL ANSWER` may still be correct; anything else that breaks the grammar earns 0. Every answer with
-//! both lines earns at least 0.2. Both calibration scores are proper: honest shares earn most. Even so an answer that is
-//! always wrong and says so (confidence 0) earns 0.5, and large steps fall into that optimum: watch `correct` and
-//! `confidence`, not the reward alone.
+//! A single line `FINAL ANSWER` can still be correct; any other violation of the grammar gets 0. Every answer with both
+//! lines gets at least 0.2. Both calibration scores are proper: true probabilities maximize them. Even so, always being
+//! wrong with confidence 0 gets 0.5, and large steps fall into that optimum: watch `correct` and `confidence`, not the
+//! reward alone.
 
 mod questions;
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_right_seven_times_of_ten_earns_most_by_saying_so() {
+    fn the_best_confidence_is_the_true_accuracy() {
         for calibration in [Brier, Log] {
             let earned = |c: f64| 0.7 * calibration.score(c, true) + 0.3 * calibration.score(c, false);
             assert!((0..=100).all(|c| earned(f64::from(c) / 100.0) <= earned(0.7)), "{calibration:?}");

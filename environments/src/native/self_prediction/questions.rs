@@ -1,4 +1,4 @@
-//! The sums, made when they are asked for: a question is a function of level, seed and index.
+//! The sums, generated on demand: a question is a function of level, seed and index.
 //!
 //! Operations take turns. No example is ever asked. The two small levels hold each of their questions once; in the full
 //! level three of every twenty questions of an operation have large operands.

@@ -34,7 +34,7 @@ const ARGS: &[Arg] = &[
         name: "shown",
         kind: ArgKind::Flag(false),
         only_with: None,
-        about: "whether the prompt tells the target; then it is -9 to 9 by item",
+        about: "whether the prompt contains the target; then it is -9 to 9 by item",
     },
     Arg {
         name: "target",

@@ -36,7 +36,9 @@ struct CompletionBody {
 impl CompletionBody {
     fn draw(&self) -> Result<SamplingOverrides, WorkerRequestError> {
         if self.n.is_some_and(|n| n != 1) {
-            return Err(WorkerRequestError::Invalid("n must be 1: every answer is asked for alone".into()));
+            return Err(WorkerRequestError::Invalid(
+                "n must be 1: each completion needs its own request".into(),
+            ));
         }
         let stop = match &self.stop {
             Value::Null => None,

@@ -39,7 +39,7 @@ fn usage(answer: &Value) -> Value {
 }
 
 /// Client libraries treat a completion without any text as an error, and a rollout that ends with an error teaches
-/// nothing; a space is a completion that earns what silence should.
+/// nothing; a space is a completion that is scored like an empty one.
 fn content(answer: &Value) -> Value {
     let has_calls = answer["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
     match answer["content"].as_str() {
@@ -110,7 +110,7 @@ pub(super) fn completion(model: &str, answer: &Value) -> Value {
     })
 }
 
-/// The response as events: role, content, finish reason, and the usage if that is asked for.
+/// The response as events: role, content, finish reason, and the usage if requested.
 pub(super) fn stream(model: &str, answer: &Value, with_usage: bool) -> Response {
     let chunk = |choices: Value, usage: Value| {
         let mut chunk = json!({

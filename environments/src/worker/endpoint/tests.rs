@@ -126,7 +126,7 @@ async fn a_conversation_is_answered_with_its_tokens_and_logprobs() {
 }
 
 #[tokio::test]
-async fn silence_is_a_space_and_calls_stand_alone() {
+async fn an_empty_completion_is_a_space_and_tool_calls_have_no_text() {
     let messages = json!({"messages": [{"role": "user", "content": "hello"}]});
     let mut silent = answer();
     silent["content"] = json!("");
@@ -169,7 +169,7 @@ async fn texts_and_tokens_are_completed() {
 }
 
 #[tokio::test]
-async fn refusals_have_the_status_and_the_words_that_programs_look_for() {
+async fn refusals_have_the_status_and_text_that_clients_expect() {
     let body = || json!({"messages": [{"role": "user", "content": "x"}]});
     let too_long = WorkerRequestError::TooLong { context: 100, tokens: 120 };
     let (status, text, _) = ask("/v1/chat/completions", body(), Err(too_long)).await;
@@ -184,7 +184,7 @@ async fn refusals_have_the_status_and_the_words_that_programs_look_for() {
 }
 
 #[tokio::test]
-async fn only_who_shows_the_token_is_let_in_and_only_while_the_rollout_is_played() {
+async fn requests_need_the_token_of_a_rollout_in_progress() {
     let endpoint = open().await;
     let body = json!({"messages": [{"role": "user", "content": "x"}]});
     let path = "/r/r/v1/chat/completions";
@@ -217,7 +217,7 @@ async fn only_who_shows_the_token_is_let_in_and_only_while_the_rollout_is_played
 }
 
 #[tokio::test]
-async fn models_and_tokens_are_told() {
+async fn models_and_token_counts_are_reported() {
     let endpoint = open().await;
     let _calls = endpoint.register("r", TOKEN);
     let (_, text) = send(&endpoint, TOKEN, "GET", "/r/r/v1/models", &json!({})).await;

@@ -14,7 +14,7 @@ fn solve(said: &str) -> String {
 }
 
 #[test]
-fn an_observation_is_answered_and_a_step_says_what_it_earns() {
+fn an_observation_is_completed_and_its_step_gives_the_reward() {
     let env = open("observe");
     assert_eq!((&*env.description().kind, &*env.description().class), ("classic", "Sum"));
     let solver = Scripted::new(|said, _| solve(said));
@@ -23,7 +23,7 @@ fn an_observation_is_answered_and_a_step_says_what_it_earns() {
     assert_eq!(right.score.metrics["reward_coerced"], 0.0);
     let turn = &right.turns[0];
     assert!(turn.complete && turn.completion.tokens.len() == turn.text.len() + 1, "{turn:?}");
-    assert_eq!(turn.completion.logprobs[1], -1.0, "log-probs are those of the sampler");
+    assert_eq!(turn.completion.logprobs[1], -1.0, "logprobs are those of the sampler");
     assert_eq!(turn.prompt, solver.asked.lock().unwrap()[0].prompt, "and so is the prompt");
     opens_with_what_was_sent(&right);
     assert!(right.opening[0].content.starts_with("What is "), "{:?}", right.opening);
@@ -83,7 +83,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
     assert_eq!(
         first.as_ref().unwrap().score.metrics["said"],
         steps as f64,
-        "nobody else's answers are counted"
+        "the answers of other rollouts are not counted"
     );
     opens_with_what_was_sent(first.as_ref().unwrap());
     assert_eq!(first.as_ref().unwrap().opening.len(), 1, "later messages do not open it");
@@ -95,7 +95,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
 }
 
 #[test]
-fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
+fn a_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let env = open("faults");
     for word in ["text_reward", "no_reward", "nan"] {
         let found = cause(&answers(&env, 0, &[word])[0]);
@@ -112,12 +112,12 @@ fn what_is_no_number_is_no_reward_unless_it_is_to_be_a_counted_zero() {
     }
     assert!(
         cause(&answers(&env, 0, &["raising x"])[0]).contains("ValueError: x"),
-        "an exception is no number"
+        "an exception is not a reward"
     );
 }
 
 #[test]
-fn what_cannot_be_loaded_says_why() {
+fn a_load_failure_names_the_cause() {
     for (fault, words) in [
         ("raise", &["RuntimeError: no data today", "faults.py", "load_environment"][..]),
         ("exit", &["SystemExit: 4"]),

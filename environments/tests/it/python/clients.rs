@@ -10,7 +10,7 @@ use minds_core::service::{BackendError, SamplingBackend};
 use serde_json::json;
 use std::sync::Arc;
 
-/// A policy of a service that has other weights, too, which say what they are. Theirs are log-probs of minus a half.
+/// A policy of a service that has other weights, too, which say what they are. Theirs are logprobs of minus a half.
 struct WithOthers(Arc<Scripted>);
 
 #[async_trait]
@@ -91,7 +91,7 @@ fn an_argument_that_cannot_be_done_is_refused_by_its_name() {
 }
 
 #[test]
-fn an_empty_stop_is_no_stop_and_none_is_the_runs() {
+fn an_empty_stop_disables_stops_and_a_missing_one_is_the_runs() {
     for (stop, expected) in [
         (json!([]), Stop::Tokens(vec![])),
         (json!(null), super::profile().renderer.stop()),

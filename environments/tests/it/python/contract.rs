@@ -20,7 +20,7 @@ fn with(name: &str, change: impl FnOnce(&mut PythonOptions)) -> PythonOptions {
     options
 }
 
-/// Says again what it is told.
+/// A policy that repeats its prompt.
 fn echo() -> Arc<Scripted> {
     Scripted::new(|said, _| said.to_owned())
 }
@@ -42,7 +42,7 @@ fn a_step_alone_pays_where_there_is_one() {
 }
 
 #[test]
-fn functions_that_are_closed_over_the_object_see_the_one_that_played() {
+fn closures_over_the_object_see_the_one_of_their_rollout() {
     let env = case("closed");
     for item in 0..4 {
         let found = answers(&env, item, &["x"; 8]);
@@ -102,7 +102,7 @@ fn so_they_do_with_numpys_generators() {
 }
 
 #[test]
-fn what_an_item_cannot_set_is_one_task_for_a_group_and_told() {
+fn unseeded_randomness_is_one_task_per_group_and_reported() {
     let env = case("unsettable");
     let [note] = &env.description().notes[..] else { panic!("{:?}", env.description()) };
     assert!(note.contains("random.SystemRandom"), "{note}");
@@ -156,7 +156,7 @@ fn every_process_loads_the_same_rows_or_is_refused_by_name() {
     let error = try_open(with("drawn", |options| options.workers = NonZeroUsize::new(2)));
     let error = error.err().unwrap().to_string();
     assert!(error.contains("its rows are not the same whenever it is loaded"), "{error}");
-    // One process has nobody to differ from.
+    // A single process has no other to differ from.
     let alone = try_open(with("drawn", |options| options.workers = NonZeroUsize::new(1))).unwrap();
     assert_eq!(reward(&answers(&alone, 0, &["x"])[0]), 1.0);
 }

@@ -19,7 +19,7 @@ fn still_plays(env: &PythonEnvironment) {
 }
 
 #[test]
-fn a_process_that_ends_costs_its_rollouts_says_its_last_words_and_is_replaced() {
+fn a_process_that_ends_fails_its_rollouts_with_its_last_output_and_is_replaced() {
     let env = faults(|_| ());
     for (word, words) in [
         ("abort", &["ended by signal 6", "last words", "about to abort"][..]),
@@ -67,7 +67,7 @@ fn what_a_process_has_started_ends_with_it() {
 }
 
 #[test]
-fn a_rollout_that_takes_too_long_is_cancelled_and_the_others_go_on() {
+fn a_rollout_that_takes_too_long_is_cancelled_and_the_others_continue() {
     let env = faults(|options| options.rollout_timeout = Duration::from_secs(3));
     let found = answers(&env, 0, &["wait 600", "wait 1", "nothing"]);
     assert!(cause(&found[0]).contains("did not end within 3 s"), "{found:?}");
@@ -87,7 +87,7 @@ fn a_blocked_loop_is_waited_for_up_to_the_limit_and_then_killed() {
 }
 
 #[test]
-fn one_that_does_not_listen_keeps_its_slot_and_nobody_waits_for_it() {
+fn a_rollout_that_ignores_cancellation_keeps_its_slot_without_blocking_others() {
     let env = faults(|options| options.rollout_timeout = Duration::from_secs(2));
     assert!(cause(&answers(&env, 0, &["deaf"])[0]).contains("did not end within 2 s"));
     still_plays(&env);
@@ -116,7 +116,7 @@ fn output_never_reaches_the_frames_and_never_stalls() {
 }
 
 #[test]
-fn a_frame_that_is_a_lie_ends_the_process_at_once() {
+fn a_malformed_frame_ends_the_process_at_once() {
     let env = faults(|_| ());
     for (bytes, words) in [
         ("ffffffff", "a frame of 4294967295 bytes"),
@@ -160,7 +160,7 @@ fn a_process_sees_the_variables_of_the_list_and_those_that_are_named() {
 }
 
 #[test]
-fn an_environment_whose_processes_keep_ending_is_given_up_with_their_words() {
+fn an_environment_whose_processes_keep_ending_fails_with_their_output() {
     let env = faults(|_| ());
     let mut causes = Vec::new();
     for _ in 0..7 {
@@ -181,7 +181,7 @@ fn a_service_that_fails_is_named_as_the_cause() {
 }
 
 #[test]
-fn a_rollout_that_is_given_up_is_cancelled() {
+fn a_dropped_rollout_is_cancelled() {
     let env = faults(|options| options.rollouts_per_worker = NonZeroUsize::MIN);
     let policy = [Scripted::new(|_, _| "wait 600".into())];
     block_on(async {

@@ -61,7 +61,7 @@ pub fn try_open(options: PythonOptions) -> Result<PythonEnvironment, EnvError> {
 type Script = Box<dyn Fn(&str, usize) -> Result<String, BackendError> + Send + Sync>;
 
 /// A policy that answers the last message by a script; the number counts its answers. Every sampled token has the
-/// log-prob of minus its place in the answer, every scored one that of minus a hundredth of its value.
+/// logprob of minus its place in the answer, every scored one that of minus a hundredth of its value.
 pub struct Scripted {
     script: Script,
     pub asked: Mutex<Vec<SampleRequest>>,
@@ -131,7 +131,7 @@ impl Oracle for Scripted {
     }
 
     async fn next_tokens(&self, _: Arc<[Token]>, _: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
-        Err(RewardError::Unsupported("the test asks for log-probs only".into()))
+        Err(RewardError::Unsupported("the test asks for logprobs only".into()))
     }
 
     async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
@@ -139,7 +139,7 @@ impl Oracle for Scripted {
     }
 }
 
-/// An adapter of which each step halves the log-probs that the policy has.
+/// An adapter of which each step halves the logprobs that the policy has.
 #[derive(Default)]
 struct Halving {
     steps: AtomicI32,
@@ -181,7 +181,7 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Plays an item once for each policy, all in one group.
+/// Runs one rollout of an item per policy, all in one group.
 pub async fn play_group(env: &PythonEnvironment, item: u64, policies: &[Arc<Scripted>]) -> Vec<Outcome> {
     play_seats(env, item, policies).await
 }
@@ -198,7 +198,7 @@ pub async fn play_seats<P: SamplingBackend + Oracle + 'static>(
         .map(|(member, policy)| {
             let (left, outcome) = oneshot::channel();
             let rollout = RolloutId { group: GroupId(1), member };
-            let exit = move |result| assert!(left.send(result).is_ok(), "somebody waits");
+            let exit = move |result| assert!(left.send(result).is_ok(), "the receiver is alive");
             (RolloutSession::new(rollout, policy.clone(), policy.clone(), exit), outcome)
         })
         .unzip();
@@ -206,12 +206,12 @@ pub async fn play_seats<P: SamplingBackend + Oracle + 'static>(
     futures::future::join_all(outcomes).await.into_iter().map(|outcome| outcome.unwrap()).collect()
 }
 
-/// Plays an item once.
+/// Runs one rollout of an item.
 pub fn play(env: &PythonEnvironment, item: u64, policy: &Arc<Scripted>) -> Outcome {
     block_on(play_group(env, item, std::slice::from_ref(policy))).remove(0)
 }
 
-/// Plays an item once for each answer, all in one group.
+/// Runs one rollout of an item per answer, all in one group.
 pub fn answers(env: &PythonEnvironment, item: u64, all: &[&str]) -> Vec<Outcome> {
     let policies: Vec<_> = all
         .iter()
@@ -223,7 +223,7 @@ pub fn answers(env: &PythonEnvironment, item: u64, all: &[&str]) -> Vec<Outcome>
     block_on(play_group(env, item, &policies))
 }
 
-/// The conversation that is told as the first one is, when it is rendered, the prompt that was sent.
+/// Asserts that the first reported conversation renders to the prompt that was sent.
 pub fn opens_with_what_was_sent(performance: &SessionRollout) {
     let rendered = profile().renderer.prompt(&performance.opening);
     assert_eq!(rendered, *performance.turns[0].prompt, "{:?}", performance.opening);

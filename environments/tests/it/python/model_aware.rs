@@ -7,7 +7,7 @@ use serde_json::json;
 /// The scripted reader gives each byte minus a hundredth of its value, so the mean over "dogs" is known by hand:
 /// (100 + 111 + 103 + 115) / 4 / 100.
 #[test]
-fn logprobs_are_asked_awaited_and_blocking() {
+fn logprobs_can_be_queried_awaited_and_blocking() {
     for way in ["awaited", "blocking"] {
         let env = try_open(options("build_many", &json!({"way": way}))).unwrap();
         assert_eq!(env.items().get(), 3, "one item for each that was built");
@@ -39,9 +39,9 @@ fn build_is_given_what_it_names_and_a_prompt_may_ask_the_policy() {
 
     let asking = try_open(options("build_many", &json!({"way": "asking"}))).unwrap();
     assert!(!asking.needs_shadow_adapters());
-    assert_eq!(asking.item(0).prompt, [], "nobody plays yet");
+    assert_eq!(asking.item(0).prompt, [], "no policy exists yet");
     play(&asking, 0, &policy).unwrap();
     let prompts = policy.prompts();
     // Minus a hundredth of the bytes of "ats".
-    assert!(prompts[1].contains("Your log-prob is -3.28."), "{prompts:?}");
+    assert!(prompts[1].contains("Your logprob is -3.28."), "{prompts:?}");
 }

@@ -29,7 +29,7 @@ fn open(package: &str, args: &Value) -> PythonEnvironment {
 
 #[test]
 #[ignore = "needs a checkout of the original: `just original CHECKOUT`"]
-fn the_original_packages_earn_what_their_own_functions_say() {
+fn the_original_packages_get_the_rewards_of_their_own_functions() {
     // Its packages name each other by paths from there.
     std::env::set_current_dir(original()).unwrap();
     let sized = json!({"num_examples": 6, "seed": 3});

@@ -59,7 +59,7 @@ fn plays_gym(python: &Path, gym: &str) {
 }
 
 #[test]
-fn verifiers_0_3_1_plays_a_gym_with_tokens_that_are_ours() {
+fn verifiers_0_3_1_runs_a_gym_with_our_tokens() {
     let python = verifiers();
     let env = open(&python, &package("gyms"), &json!({}));
     assert_eq!(env.description().verifiers.as_deref(), Some("0.3.1"));
@@ -117,7 +117,7 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
     assert!(env.description().group_rewards);
     let found = answers(&env, 0, &["a long answer", "short", "middling", "small"]);
     assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [0.0, 1.0, 0.0, 1.0]);
-    // A reward that fails is told with every member.
+    // Every member reports a reward that fails.
     assert!(found.iter().all(|outcome| outcome.as_ref().unwrap().score.metrics["reward_errors"] > 0.0));
     // A member whose model failed is left out of the comparison, and has no reward.
     let broken =
@@ -161,7 +161,7 @@ fn a_member_that_is_cancelled_costs_only_itself() {
 }
 
 #[test]
-fn texts_where_rows_should_hold_more_are_understood_and_rewards_that_are_no_numbers_told() {
+fn text_rows_are_accepted_and_non_finite_rewards_reported() {
     let env = open_lenient(&verifiers(), &package("oddities"), &json!({}));
     assert_eq!(env.item(1).prompt, [Message::user("Say a word.")]);
     let found = answers(&env, 1, &["word", "nan", "mapping", "none", "raise"]);
@@ -189,7 +189,7 @@ fn packages_find_the_policy_where_the_original_trainer_puts_it_and_rows_as_the_l
 
 #[test]
 #[ignore = "minutes: `just python-packages`"]
-fn five_gyms_earn_what_they_should_on_verifiers_0_3_1_and_0_1_14() {
+fn five_gyms_get_the_expected_rewards_on_verifiers_0_3_1_and_0_1_14() {
     for python in [verifiers(), oldest()] {
         for gym in ["chain_sum", "word_sorting", "knights_knaves", "mini_sudoku", "letter_counting"] {
             plays_gym(&python, gym);
@@ -198,7 +198,7 @@ fn five_gyms_earn_what_they_should_on_verifiers_0_3_1_and_0_1_14() {
 }
 
 /// The rewards come from the package's own functions, called in a process of their own with a message as 0.1.14 makes
-/// it. That is an object, which this code takes for no message: of plain text both would earn 1.
+/// it. It is an object, which this code does not accept as a message: as plain text both would get 1.
 #[test]
 #[ignore = "minutes: `just python-packages`"]
 fn stardata_0_1_1_is_scored_by_its_own_checkers() {
@@ -232,7 +232,7 @@ fn stardata_0_1_1_is_scored_by_its_own_checkers() {
 
 #[test]
 #[ignore = "minutes: `just python-packages`"]
-fn marble_0_1_0_is_played_by_its_program_on_verifiers_0_4_0() {
+fn marble_0_1_0_is_run_by_its_program_on_verifiers_0_4_0() {
     let python = python("verifiers-0.4.0", NEW);
     let env = open(&python, "marble_v1", &json!({}));
     assert_eq!(
@@ -258,7 +258,7 @@ fn marble_0_1_0_is_played_by_its_program_on_verifiers_0_4_0() {
 /// The server of the tool is a process of its own, which imports the task set.
 #[test]
 #[ignore = "minutes: `just python-packages`"]
-fn the_librarys_own_test_of_tools_earns_one_for_a_call_on_verifiers_0_4_0() {
+fn the_librarys_own_test_of_tools_rewards_a_call_on_verifiers_0_4_0() {
     let python = python("verifiers-0.4.0", NEW);
     let env = open(&python, echo_tool().to_str().unwrap(), &json!({"agent": {"harness": {"id": "null"}}}));
     assert_eq!((&*env.description().class, env.items().get()), ("EchoToolTaskset", 1));
@@ -290,7 +290,7 @@ fn calls(said: &str, left_out: usize) -> String {
 
 #[test]
 #[ignore = "needs a checkout of the library: `just tool-test CHECKOUT`"]
-fn tool_test_earns_one_for_the_tools_that_it_names_and_nothing_for_fewer() {
+fn tool_test_rewards_the_named_tools_and_not_fewer() {
     for python in [verifiers(), oldest()] {
         let args = json!({"num_train_examples": 8, "num_eval_examples": 2});
         let env = open(&python, tool_test().to_str().unwrap(), &args);

@@ -18,7 +18,7 @@ struct Slow {
     policy: Arc<Scripted>,
     /// Before each answer.
     answers: Duration,
-    /// Before log-probs.
+    /// Before logprobs.
     logprobs: Duration,
 }
 
@@ -72,7 +72,7 @@ fn waits_for_the_service_do_not_count_towards_a_rollouts_limit_and_its_own_time_
     assert!(cause(&found[1]).contains("rollout_timeout_s"), "{found:?}");
 }
 
-/// The first reward waits for its log-probs on the event loop, and so does the second, behind it.
+/// The first reward waits for its logprobs on the event loop, and so does the second, behind it.
 #[test]
 fn a_blocking_call_that_waits_for_the_service_does_not_count_for_those_behind_it() {
     let env = hurried("build_many", &json!({"way": "blocking"}));

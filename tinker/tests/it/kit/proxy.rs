@@ -1,6 +1,6 @@
 //! A bad network: forwards requests, and loses, delays, cuts and replaces answers.
 //!
-//! What happens to a request is drawn from a seed, its content and how often it was asked, so that a run does not depend
+//! The fault of a request is drawn from a seed, its content and its number of attempts, so that a run does not depend
 //! on timing; nothing is hit more than twice in a row.
 
 use rand::{RngExt as _, SeedableRng as _};

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 pub struct Kind {
     /// Whether passes and results are protobuf; otherwise JSON.
     pub protobuf: bool,
-    /// What it answers to `client/config`; `None` for "there is no such address".
+    /// What it answers to `client/config`; `None` for "unknown address".
     pub config: Option<ClientConfig>,
     /// Polls that are answered "not yet" before a result is given.
     pub early_polls: u32,
@@ -94,7 +94,7 @@ impl Server {
         self.script.lock().unwrap().push_back(Scripted { path, status, headers: vec![], body: body.into() });
     }
 
-    /// How often an address was asked.
+    /// The number of requests to an address.
     pub fn asked(&self, path: &str) -> usize {
         self.seen.lock().unwrap().iter().filter(|seen| seen.path.ends_with(path)).count()
     }

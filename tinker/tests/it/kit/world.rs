@@ -10,7 +10,7 @@ use minds_tinker::types::{self, CheckpointPath, FailureCategory, RequestFailed};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 
-/// A result in the server's own terms; how it is written depends on who asks.
+/// A result in the server's own terms; its encoding depends on the request.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Pass(ForwardOutput),
@@ -26,7 +26,7 @@ pub struct World {
     samplers: HashMap<String, Weights>,
     pub saved: BTreeMap<String, (Weights, Moments)>,
     pub results: HashMap<String, Outcome>,
-    /// How often each result was asked for.
+    /// The number of polls for each result.
     pub polls: HashMap<String, u32>,
     names: HashMap<String, String>,
     /// Names of results in the order in which they were executed.
