@@ -22,7 +22,7 @@ pub(super) fn whole(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
 }
 
-/// Reads all lines.
+/// Reads all rows of a file; a damaged line is an error that names it.
 pub(super) fn read<T: DeserializeOwned>(folder: &Path, name: &str) -> anyhow::Result<Vec<T>> {
     let text = super::text_of(&folder.join(name))?.unwrap_or_default();
     let mut all = Vec::new();
