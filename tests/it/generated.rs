@@ -24,7 +24,7 @@ const KEYS: &[(&str, &[&str], &[&str])] = &[
     ("trainer.learning_rate", &["1e-3", "1e-9", "0"], &["-1", "nan", "inf"]),
     ("trainer.loss_fn", &["importance_sampling", "ppo", "cispo"], &["reinforce2", "1"]),
     ("trainer.training_rank", &["1", "8"], &["0", "4096"]),
-    ("trainer.advantage", &["mean", "none", "mean_std"], &["best"]),
+    ("trainer.advantage", &["group_mean", "group_std", "none"], &["best"]),
     ("trainer.on_member_failure", &["survivors", "retry", "drop"], &["panic"]),
     ("trainer.min_members", &["1", "2", "4"], &["0"]),
     ("trainer.constant_groups", &["keep", "drop", "replace"], &["burn"]),
