@@ -8,7 +8,9 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::{Context as _, anyhow};
 use minds_engine::embedded::EmbeddedService;
 use minds_engine::runtime::EngineOptions;
-use minds_engine::server::{ApiKey, ServerOptions, serve};
+use minds_http::AccessToken;
+use minds_server::{ServerOptions, serve};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 
@@ -58,20 +60,25 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
         print_line!("model        {}", command.model);
         print_line!("data folder  {}", command.data.display());
         print_line!("key          {}", key_line(command));
-        serve(listener, service, options, async move { while signals.next().await != SignalRequest::Stop {} })
-            .await
-            .context("failed to serve")
-            .or_exit(ProcessExit::Failed)
+        serve(listener, Arc::new(service), options, async move {
+            while signals.next().await != SignalRequest::Stop {}
+        })
+        .await
+        .context("failed to serve")
+        .or_exit(ProcessExit::Failed)
     });
     runtime.shutdown_timeout(LAST_WRITES);
     served
 }
 
 /// The key that clients must send, if one is required.
-fn api_key(command: &cli::ServeArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<ApiKey>> {
+fn api_key(
+    command: &cli::ServeArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<AccessToken>> {
     match &command.api_key_env {
         Some(name) => {
-            let key = env(name).and_then(|key| ApiKey::new(&key));
+            let key = env(name).and_then(|key| AccessToken::new(&key));
             key.map(Some).ok_or_else(|| anyhow!("--api-key-env: the variable {name} is not set"))
         }
         None if command.addr.ip().is_loopback() || command.allow_anyone => Ok(None),
