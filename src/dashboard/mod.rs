@@ -15,7 +15,7 @@ mod view;
 mod warnings;
 
 pub use live::trainer_activity;
-pub use run_info::{RunInfo, service};
+pub use run_info::RunInfo;
 pub use view::{EventLevel, RunState, RunView};
 pub use warnings::WarningLayer;
 
