@@ -7,11 +7,13 @@
 pub mod advantage;
 pub mod architecture;
 pub mod chat;
+pub mod checkpoint;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
 pub mod environment;
 mod forward;
+pub mod hosting;
 pub mod ids;
 pub mod lora;
 pub mod loss;
