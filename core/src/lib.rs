@@ -7,6 +7,7 @@
 pub mod advantage;
 pub mod architecture;
 pub mod chat;
+pub mod checkpoint;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
@@ -14,6 +15,7 @@ pub mod datum;
 mod documentation;
 pub mod environment;
 mod forward;
+pub mod hosting;
 pub mod ids;
 mod item;
 pub mod lora;

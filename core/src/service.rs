@@ -131,6 +131,11 @@ pub trait SamplingBackend: Send + Sync {
             BackendError::Unsupported("it returned no prompt logprobs although they were asked for".into())
         })
     }
+
+    /// Memory in bytes that these weights take in this process, without the base model; 0 if they lie elsewhere.
+    fn weight_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Result of an optimizer step.

@@ -4,18 +4,19 @@
 //! samplers hold weights that later training does not change.
 
 mod adapter_store;
+mod hosting;
 mod training;
 
 pub use training::EmbeddedTraining;
 
-use crate::checkpoint::{CheckpointAddress, CheckpointError, CheckpointPurpose, CheckpointStore};
+use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::model::Model;
 use crate::runtime::{AdapterSnapshot, Engine, EngineOptions, EngineStartError, EngineStats};
 use crate::train::LogprobRows;
 use adapter_store::AdapterStore;
 use async_trait::async_trait;
-use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
+use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose};
 use minds_core::lora::LoraSpec;
 use minds_core::sampling::{SampleRequest, SampleResponse};
 use minds_core::service::{BackendError, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend};
@@ -55,26 +56,6 @@ impl EmbeddedService {
         let adapter_store = AdapterStore::new(model.clone(), options.base_model.clone(), store);
         let engine = Engine::start(model, tokenizer, options)?;
         Ok(Self { engine: Arc::new(engine), adapter_store: Arc::new(adapter_store), runs: AtomicU64::new(1) })
-    }
-
-    /// Shape of the base model.
-    #[must_use]
-    pub fn architecture(&self) -> &Architecture {
-        self.engine.model().architecture()
-    }
-
-    /// Name of the base model.
-    #[must_use]
-    pub fn base_name(&self) -> &str {
-        self.adapter_store.base_name()
-    }
-
-    /// The folder store for weights.
-    ///
-    /// # Errors
-    /// The engine has no folder for them.
-    pub fn store(&self) -> Result<&CheckpointStore, BackendError> {
-        self.adapter_store.store()
     }
 
     /// A sampler over the base model.
@@ -199,17 +180,13 @@ pub struct EmbeddedSampler {
     pub(crate) snapshot: Option<Arc<AdapterSnapshot>>,
 }
 
-impl EmbeddedSampler {
-    /// Approximate size of its weights in bytes, without those of the base model.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.snapshot.as_ref().map_or(0, |snapshot| snapshot.weights().bytes())
-    }
-}
-
 #[async_trait]
 impl SamplingBackend for EmbeddedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         self.engine.sample(self.snapshot.clone(), request)?.await
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.snapshot.as_ref().map_or(0, |snapshot| snapshot.weights().bytes())
     }
 }

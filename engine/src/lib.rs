@@ -2,8 +2,7 @@
 //!
 //! A row's result never depends on its neighbours: whatever the batch, the split of the prompt or the sharing of
 //! prefixes, the same tokens give the same logits bit for bit, in sampling and in training alike.
-//! Only [`runtime`] starts threads and reads a clock; everything else runs inside the caller's rayon pool. The server
-//! (feature `server`) puts all of it behind the Tinker API.
+//! Only [`runtime`] starts threads and reads a clock; everything else runs inside the caller's rayon pool.
 
 pub mod adapter;
 mod attention;
@@ -18,6 +17,4 @@ pub mod optim;
 pub mod real;
 pub mod runtime;
 pub mod sample;
-#[cfg(feature = "server")]
-pub mod server;
 pub mod train;

@@ -2,13 +2,17 @@
 
 mod environments;
 mod fingerprint;
+mod hosted;
 mod pipeline;
 mod service;
 
 pub use environments::{components, find_python, native, python};
 pub use fingerprint::fingerprints;
+pub use hosted::hosted;
 pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, evaluation, options, oracle, parts, reference, restore_memories,
     retry, shadow,
 };
-pub use service::{ModelService, check_key, model, no_model, probe_server, renderer, renderer_name, service};
+pub use service::{
+    ModelService, check_key, model, no_model, probe_service, renderer, renderer_name, service,
+};

@@ -123,17 +123,19 @@ pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
     Err(plan.wrong(&format!("tinker.{key}"), format!("{problem}; {service}; {help}")))
 }
 
-/// Opens and closes a session, and returns what the server reports of the model and whether it keeps samplers.
+/// Opens and closes a session, and returns what the server reports of the model and whether it keeps samplers; `None`
+/// if the service is not a server.
 ///
 /// # Errors
 /// The same errors as at the start of a run.
-pub fn probe_server(plan: &RunPlan, server: &RemotePlan) -> Result<(ServiceInfo, bool), CommandError> {
+pub fn probe_service(plan: &RunPlan) -> Result<Option<(ServiceInfo, bool)>, CommandError> {
+    let ServicePlan::Remote(server) = &plan.service else { return Ok(None) };
     // An overloaded server is an answer, too: nothing is gained by waiting for it as a run does.
     let server = RemotePlan { outage: server.outage.min(PROBE_OUTAGE_LIMIT), ..server.clone() };
     let (service, remote) = connect(plan, &server, None, &ClientMetrics::default())?;
     let found = (service.info(), service.keeps_samplers());
     remote.close(FinishReason::Success);
-    Ok(found)
+    Ok(Some(found))
 }
 
 fn connect(

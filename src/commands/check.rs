@@ -5,7 +5,7 @@ use crate::assemble;
 use crate::check::{self, CheckResult};
 use crate::cli;
 use crate::config::environments::EnvPlan;
-use crate::config::plan::{RunPlan, ServicePlan};
+use crate::config::plan::RunPlan;
 use crate::config::{ProcessVariables, schema};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::FolderOutlook;
@@ -47,7 +47,7 @@ impl CheckResult {
         let status =
             if self.offline { "no errors found; no request was sent" } else { "a run of it would start" };
         print_line!("config       {}: {status}", plan.origin);
-        print_line!("service      {}", service(plan));
+        print_line!("service      {}", plan.service.describe_settings());
         let reads = self.context.map(|n| format!(", reads {n} tokens")).unwrap_or_default();
         print_line!("model        {}: {}{reads}", plan.base_model, self.model);
         print_line!(
@@ -150,19 +150,6 @@ impl CheckResult {
 
     fn as_json(&self) -> Value {
         let Self { plan, .. } = self;
-        let service = match &plan.service {
-            ServicePlan::Embedded(engine) => json!({
-                "kind": "embedded",
-                "threads": engine.threads,
-                "kv_cache_bytes": engine.kv_bytes,
-                "max_rows": engine.max_rows,
-            }),
-            ServicePlan::Remote(server) => json!({
-                "kind": "server",
-                "address": server.base_url,
-                "has_key": server.api_key.is_some(),
-            }),
-        };
         let environments: Vec<Value> = plan
             .envs
             .iter()
@@ -178,7 +165,7 @@ impl CheckResult {
         json!({
             "config": plan.origin,
             "offline": self.offline,
-            "service": service,
+            "service": plan.service.to_json(),
             "model": { "base_model": plan.base_model, "place": self.model, "context": self.context,
                        "renderer": self.renderer, "lora": plan.lora },
             "environments": environments,
@@ -207,19 +194,4 @@ impl CheckResult {
 fn shares(envs: &[EnvPlan]) -> impl Iterator<Item = f64> {
     let all: f64 = envs.iter().map(|env| env.weight).sum();
     envs.iter().map(move |env| env.weight / all)
-}
-
-fn service(plan: &RunPlan) -> String {
-    match &plan.service {
-        ServicePlan::Embedded(engine) => {
-            format!(
-                "embedded engine, {} threads, up to {} sequences at a time",
-                engine.threads, engine.max_rows
-            )
-        }
-        ServicePlan::Remote(server) => {
-            let key = if server.api_key.is_some() { "with a key" } else { "without a key" };
-            format!("{}, {key}", server.base_url)
-        }
-    }
 }

@@ -5,7 +5,7 @@ use crate::assemble;
 use crate::check::{self, machine};
 use crate::cli;
 use crate::config::metrics::PORT;
-use crate::config::plan::{RunPlan, ServicePlan};
+use crate::config::plan::RunPlan;
 use crate::config::{ProcessVariables, environments::EnvPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::anyhow;
@@ -138,7 +138,7 @@ fn disk(plan: Option<&RunPlan>) -> DoctorFinding {
 /// Checks the model: the embedded engine needs all of it; for a server the tokenizer suffices.
 fn model(plan: Option<&RunPlan>) -> DoctorFinding {
     let name = plan.map_or(KNOWN_MODELS[0].name, |plan| &plan.base_model);
-    let is_embedded = plan.is_none_or(|plan| matches!(plan.service, ServicePlan::Embedded(_)));
+    let is_embedded = plan.is_none_or(|plan| plan.service.engine().is_some());
     // Without a config nothing is needed yet.
     let absent = if plan.is_some() { FindingStatus::Missing } else { FindingStatus::Warn };
     let look = || {
@@ -230,16 +230,16 @@ fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
 
 /// Checks the key, and a server that accepts it.
 fn service(plan: &RunPlan) -> Option<DoctorFinding> {
-    let ServicePlan::Remote(server) = &plan.service else { return None };
-    let reached = assemble::check_key(plan)
-        .or_exit(ProcessExit::Config)
-        .and_then(|()| assemble::probe_server(plan, server));
-    Some(match reached {
-        Ok((info, _)) => {
-            finding(FindingStatus::Ok, "service", format!("{} serves {}", server.base_url, info.base_model))
+    let reached =
+        assemble::check_key(plan).or_exit(ProcessExit::Config).and_then(|()| assemble::probe_service(plan));
+    match reached {
+        Ok(None) => None,
+        Ok(Some((info, _))) => {
+            let message = format!("{} serves {}", plan.service.name(), info.base_model);
+            Some(finding(FindingStatus::Ok, "service", message))
         }
-        Err(fault) => finding(FindingStatus::Missing, "service", fault.to_string()),
-    })
+        Err(fault) => Some(finding(FindingStatus::Missing, "service", fault.to_string())),
+    }
 }
 
 /// Checks whether a server could listen at an address.

@@ -1,4 +1,4 @@
-//! `minds-actors serve`: the embedded engine behind the Tinker API.
+//! `minds-actors serve`: a service behind the Tinker API.
 
 use super::signals::{SignalRequest, Signals};
 use super::{print_line, progress};
@@ -6,9 +6,8 @@ use crate::assemble;
 use crate::cli;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::{Context as _, anyhow};
-use minds_engine::embedded::EmbeddedService;
-use minds_engine::runtime::EngineOptions;
-use minds_engine::server::{ApiKey, ServerOptions, serve};
+use minds_http::AccessToken;
+use minds_server::{ServerOptions, serve};
 use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 
@@ -39,18 +38,8 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
         .block_on(TcpListener::bind(command.addr))
         .with_context(|| format!("failed to listen at {}", command.addr))
         .or_exit(ProcessExit::Unavailable)?;
-    let (model, tokenizer) = assemble::model(&command.model, command.seed, &progress::bars())?;
-    let engine = EngineOptions {
-        threads: command.threads,
-        kv_bytes: mib(command.kv_cache_mib),
-        // The server itself bounds the queue, and asks clients to retry later.
-        max_waiting: options.max_pending,
-        seed: command.seed,
-        checkpoint_dir: Some(command.data.clone()),
-        ..EngineOptions::new(command.model.clone())
-    };
-    let service =
-        EmbeddedService::start(model, Some(tokenizer), &engine).or_exit(ProcessExit::Unavailable)?;
+    // The server itself bounds the queue, and asks clients to retry later.
+    let service = assemble::hosted(command, options.max_pending, &progress::bars())?;
     let served = runtime.block_on(async {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
         let address = listener.local_addr().or_exit(ProcessExit::Failed)?;
@@ -68,10 +57,13 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
 }
 
 /// The key that clients must send, if one is required.
-fn api_key(command: &cli::ServeArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<ApiKey>> {
+fn api_key(
+    command: &cli::ServeArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<AccessToken>> {
     match &command.api_key_env {
         Some(name) => {
-            let key = env(name).and_then(|key| ApiKey::new(&key));
+            let key = env(name).and_then(|key| AccessToken::new(&key));
             key.map(Some).ok_or_else(|| anyhow!("--api-key-env: the variable {name} is not set"))
         }
         None if command.addr.ip().is_loopback() || command.allow_anyone => Ok(None),

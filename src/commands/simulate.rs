@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
+    plan.can_train().or_exit(ProcessExit::Config)?;
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps.get();
     }

@@ -305,7 +305,7 @@ impl RunPlan {
                 "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
             );
         }
-        if self.state_ttl.is_some() && matches!(self.service, ServicePlan::Embedded(_)) {
+        if self.state_ttl.is_some() && !self.service.expires_checkpoints() {
             concerns.push(
                 "trainer.state_ttl: the embedded engine's states are files of the run folder, which stay: \
                  `keep_states` bounds their number"

@@ -5,6 +5,7 @@ use super::file::ConfigFile;
 use super::plan::time;
 use super::variables::ProcessVariables;
 use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
+use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -56,7 +57,81 @@ pub struct EnginePlan {
     pub max_rows: NonZeroUsize,
 }
 
+/// What the rest of the program asks of a service, so that it need not know the kinds.
 impl ServicePlan {
+    /// `embedded engine`, or the address of the server.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Embedded(_) => "embedded engine",
+            Self::Remote(server) => &server.base_url,
+        }
+    }
+
+    /// Its name and the number of its threads, if they are in this process.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Embedded(EnginePlan { threads, .. }) => {
+                let s = if threads.get() == 1 { "" } else { "s" };
+                format!("{}, {threads} thread{s}", self.name())
+            }
+            Self::Remote(_) => self.name().into(),
+        }
+    }
+
+    /// Its name and settings, without secrets.
+    #[must_use]
+    pub fn describe_settings(&self) -> String {
+        match self {
+            Self::Embedded(EnginePlan { threads, max_rows, .. }) => {
+                format!("{}, {threads} threads, up to {max_rows} sequences at a time", self.name())
+            }
+            Self::Remote(_) if self.has_key() => format!("{}, with a key", self.name()),
+            Self::Remote(_) => format!("{}, without a key", self.name()),
+        }
+    }
+
+    /// Its kind and settings for programs.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Embedded(engine) => json!({
+                "kind": "embedded",
+                "threads": engine.threads,
+                "kv_cache_bytes": engine.kv_bytes,
+                "max_rows": engine.max_rows,
+            }),
+            Self::Remote(server) => json!({
+                "kind": "server",
+                "address": server.base_url,
+                "has_key": self.has_key(),
+            }),
+        }
+    }
+
+    /// Whether requests carry a key.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        matches!(self, Self::Remote(server) if server.api_key.is_some())
+    }
+
+    /// Sizes of the engine in this process, if the weights of the model are loaded here. Otherwise only the tokenizer
+    /// of the model is needed.
+    #[must_use]
+    pub fn engine(&self) -> Option<&EnginePlan> {
+        match self {
+            Self::Embedded(engine) => Some(engine),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// Whether it deletes saved weights by itself when their time is over.
+    #[must_use]
+    pub fn expires_checkpoints(&self) -> bool {
+        matches!(self, Self::Remote(_))
+    }
+
     /// Checks the keys and fills in defaults.
     ///
     /// # Errors

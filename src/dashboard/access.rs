@@ -10,49 +10,27 @@ use axum::http::header::{AUTHORIZATION, COOKIE, LOCATION, SET_COOKIE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use minds_engine::server::names_this_machine;
-use minds_tinker::client::Secret;
+use minds_http::{AccessError, AccessGuard};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use subtle::ConstantTimeEq as _;
 
 const COOKIE_NAME: &str = "minds_token";
 
-/// Checks the host and the token of requests.
-#[derive(Clone)]
-pub(super) struct AccessGuard {
-    addr: SocketAddr,
-    token: Option<Secret>,
+/// URL of the page for browsers on this machine.
+pub(super) fn page_url(bound: SocketAddr) -> String {
+    match bound.ip() {
+        ip if ip.is_unspecified() => format!("http://127.0.0.1:{}/", bound.port()),
+        _ => format!("http://{bound}/"),
+    }
 }
 
-impl AccessGuard {
-    pub(super) fn new(addr: SocketAddr, token: Option<Secret>) -> Self {
-        Self { addr, token }
-    }
-
-    /// URL of the page for browsers on this machine.
-    pub(super) fn url(&self) -> String {
-        match self.addr.ip() {
-            ip if ip.is_unspecified() => format!("http://127.0.0.1:{}/", self.addr.port()),
-            _ => format!("http://{}/", self.addr),
-        }
-    }
-
-    fn is_token(&self, given: &str) -> bool {
-        self.token.as_ref().is_some_and(|token| token.expose().as_bytes().ct_eq(given.as_bytes()).into())
-    }
-
-    fn admits(&self, headers: &HeaderMap) -> bool {
-        if self.token.is_none() {
-            return true;
-        }
-        let text = |name| headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-        let bearer = text(AUTHORIZATION).filter_map(|value| value.strip_prefix("Bearer "));
-        let cookies =
-            text(COOKIE).flat_map(|all| all.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        let cookie = cookies.filter(|(name, _)| *name == COOKIE_NAME).map(|(_, value)| value);
-        bearer.chain(cookie).any(|given| self.is_token(given))
-    }
+/// Tokens of a request: those of `Authorization` and those of the cookie.
+fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let text = |name| headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    let bearer = text(AUTHORIZATION).filter_map(|value| value.strip_prefix("Bearer "));
+    let cookies = text(COOKIE).flat_map(|all| all.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let cookie = cookies.filter(|(name, _)| *name == COOKIE_NAME).map(|(_, value)| value);
+    bearer.chain(cookie).map(str::as_bytes)
 }
 
 /// Passes an authorized request on; rejects any other with the reason.
@@ -61,13 +39,12 @@ pub(super) async fn require_access(
     request: Request,
     next: Next,
 ) -> Response {
-    if !names_this_machine(guard.addr, request.headers()) {
-        return (StatusCode::MISDIRECTED_REQUEST, "use this machine's own name in the address\n")
-            .into_response();
+    if let Err(error) = guard.check_host(request.headers()) {
+        return refuse(error);
     }
     if request.uri().path() == "/"
         && let Some(token) = request.uri().query().and_then(|query| query.strip_prefix("token="))
-        && guard.is_token(token)
+        && guard.is_token(token.as_bytes())
     {
         let cookie = format!("{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/");
         return match Response::builder()
@@ -80,16 +57,26 @@ pub(super) async fn require_access(
             Err(_) => StatusCode::BAD_REQUEST.into_response(),
         };
     }
-    if !guard.admits(request.headers()) {
-        let how = "this address wants the token of `metrics.token_env`: open /?token=…, or send it as a bearer token\n";
-        return (StatusCode::UNAUTHORIZED, how).into_response();
+    match guard.check_token(tokens(request.headers())) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refuse(error),
     }
-    next.run(request).await
+}
+
+fn refuse(error: AccessError) -> Response {
+    let why = match error {
+        AccessError::ForeignHost | AccessError::WebPage => "ask for this machine by its own name\n",
+        AccessError::MissingToken | AccessError::WrongToken => {
+            "this address wants the token of `metrics.token_env`: open /?token=…, or send it as a bearer token\n"
+        }
+    };
+    (error.status(), why).into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minds_http::AccessToken;
 
     fn headers(pairs: &[(axum::http::HeaderName, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
@@ -97,7 +84,8 @@ mod tests {
 
     #[test]
     fn a_configured_token_is_required() {
-        let guard = AccessGuard::new("0.0.0.0:9464".parse().unwrap(), Some(Secret::new("sesame")));
+        let bound = "0.0.0.0:9464".parse().unwrap();
+        let guard = AccessGuard::new(bound, AccessToken::new("sesame"));
         for (given, fine) in [
             (vec![], false),
             (vec![(AUTHORIZATION, "Bearer sesame")], true),
@@ -106,8 +94,8 @@ mod tests {
             (vec![(COOKIE, "a=b; minds_token=sesame")], true),
             (vec![(COOKIE, "token=sesame")], false),
         ] {
-            assert_eq!(guard.admits(&headers(&given)), fine, "{given:?}");
+            assert_eq!(guard.check_token(tokens(&headers(&given))).is_ok(), fine, "{given:?}");
         }
-        assert_eq!(guard.url(), "http://127.0.0.1:9464/");
+        assert_eq!(page_url(bound), "http://127.0.0.1:9464/");
     }
 }

@@ -15,13 +15,13 @@ mod view;
 mod warnings;
 
 pub use live::trainer_activity;
-pub use run_info::{RunInfo, service};
+pub use run_info::RunInfo;
 pub use view::{EventLevel, RunState, RunView};
 pub use warnings::WarningLayer;
 
 use crate::config::metrics::MetricsPlan;
-use access::AccessGuard;
 use anyhow::Context as _;
+use minds_http::{AccessGuard, AccessToken};
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl DashboardListener {
         listener.set_nonblocking(true).context("failed to set up the metrics' address")?;
         let guard = AccessGuard::new(
             listener.local_addr().context("failed to read the metrics' address")?,
-            plan.token.clone(),
+            plan.token.as_ref().and_then(|token| AccessToken::new(token.expose())),
         );
         Ok(Some(Self { listener, guard, elsewhere }))
     }
@@ -66,7 +66,7 @@ impl DashboardListener {
     /// URL of the page for browsers on this machine.
     #[must_use]
     pub fn url(&self) -> String {
-        self.guard.url()
+        access::page_url(self.guard.bound())
     }
 
     /// Starts to serve requests, until the dashboard is closed or dropped.

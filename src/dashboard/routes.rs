@@ -1,6 +1,6 @@
 //! HTTP routes of the dashboard.
 
-use super::access::{self, AccessGuard};
+use super::access;
 use super::view::RunView;
 use super::{page, registry};
 use axum::Router;
@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures::Stream;
 use minds_core::record::{EvaluationRecord, StepRecord};
-use minds_engine::server::listen::{self, ConnectionLimits};
+use minds_http::{AccessGuard, ConnectionLimits};
 use prometheus::{Registry, TextEncoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ pub(super) async fn serve(
     mut closed: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let end = async move { drop(closed.wait_for(|closed| *closed).await) };
-    listen::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, end).await
+    minds_http::serve(&tokio::net::TcpListener::from_std(listener)?, routes, LIMITS, end).await
 }
 
 async fn protect(mut response: Response) -> Response {

@@ -2,7 +2,7 @@
 
 use crate::assemble::{self, ModelService};
 use crate::config::mask::mask_args;
-use crate::config::plan::{RunPlan, ServicePlan};
+use crate::config::plan::RunPlan;
 use crate::run_folder::RunFolder;
 use minds_stages::batcher::StalenessHandling;
 use serde::Serialize;
@@ -75,7 +75,7 @@ impl RunInfo {
             folder: folder.path().to_owned(),
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("MINDS_COMMIT"),
-            service: service(plan),
+            service: plan.service.describe(),
             base_model: ready.info.base_model.clone(),
             renderer: ready.renderer.name().to_owned(),
             loss: plan.loss.name(),
@@ -100,17 +100,5 @@ impl RunInfo {
             config: toml::to_string(&shown).unwrap_or_default(),
             warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
         }
-    }
-}
-
-/// Describes the service: the embedded engine with its threads, or the address of the server.
-#[must_use]
-pub fn service(plan: &RunPlan) -> String {
-    match &plan.service {
-        ServicePlan::Embedded(engine) => {
-            let s = if engine.threads.get() == 1 { "" } else { "s" };
-            format!("embedded engine, {} thread{s}", engine.threads)
-        }
-        ServicePlan::Remote(remote) => remote.base_url.clone(),
     }
 }

@@ -4,7 +4,6 @@ use super::numbers::{MeanEstimate, count, percent, several, show, time};
 use super::source::ReportSource;
 use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
-use crate::config::plan::ServicePlan;
 use crate::run_folder::metrics_table::MetricsTable;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
 use minds_stages::batcher::StalenessHandling;
@@ -192,14 +191,9 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
 pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
     let file = &plan.resolved;
     let written = |key: &Option<String>, usual: &str| key.clone().unwrap_or_else(|| usual.into());
-    let (service, threads) = match &plan.service {
-        // If the config sets no threads, their number depended on the machine of the run.
-        ServicePlan::Embedded(_) => {
-            let threads = file.engine.threads.map(|threads| several(threads as u64, "thread"));
-            ("embedded engine".into(), threads.unwrap_or_default())
-        }
-        ServicePlan::Remote(remote) => (remote.base_url.clone(), String::new()),
-    };
+    // If the config sets no threads, their number depended on the machine of the run.
+    let threads = file.engine.threads.filter(|_| plan.service.engine().is_some());
+    let threads = threads.map(|threads| several(threads as u64, "thread")).unwrap_or_default();
     let environment = |env: &EnvPlan| match env.weight {
         0.0 => format!("{} (only evaluated)", env.name),
         weight if plan.envs.len() > 1 => format!("{} ({})", env.name, show(weight)),
@@ -213,7 +207,7 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
     let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));
     vec![
         fact("Model", &plan.base_model, plan.renderer.clone().unwrap_or_default()),
-        fact("Service", service, threads),
+        fact("Service", plan.service.name(), threads),
         fact("Environments", environments.join(", "), ""),
         fact("Batch", batch, ""),
         fact(

@@ -6,7 +6,6 @@
 //! values, and that the base model is the one the adapter was trained on.
 
 mod adapter;
-mod address;
 mod base_model;
 mod notes;
 mod optimizer;
@@ -14,12 +13,12 @@ mod store;
 mod tensors;
 
 pub use adapter::{read_adapter, read_spec, write_adapter};
-pub use address::{CheckpointAddress, CheckpointPurpose, check_name};
 pub use base_model::BaseModelIdentity;
-pub use notes::{CheckpointNotes, read_notes, write_notes};
+pub use notes::{read_notes, write_notes};
 pub use optimizer::{read_optimizer, write_optimizer};
-pub use store::{CheckpointStore, StoredCheckpoint};
+pub use store::CheckpointStore;
 
+use minds_core::checkpoint::CheckpointAddressError;
 use minds_core::service::BackendError;
 use std::error::Error;
 use std::io;
@@ -29,16 +28,9 @@ use thiserror::Error as ThisError;
 /// Why weights were not saved or loaded.
 #[derive(Debug, ThisError)]
 pub enum CheckpointError {
-    /// The name could be mistaken for a path: choose another.
-    #[error(
-        "`{0}` cannot be a name: use 1 to 128 of A-Z, a-z, 0-9, `.`, `_` and `-`, no `..` and no dot at the beginning"
-    )]
-    Name(String),
-    /// The path has another form.
-    #[error(
-        "`{0}` is not a path of weights: use tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
-    )]
-    Path(String),
+    /// No checkpoint can have this name or address: choose another.
+    #[error(transparent)]
+    Address(#[from] CheckpointAddressError),
     /// The name is taken: choose another.
     #[error("the name is taken: `{0}` exists, choose another")]
     Taken(String),

@@ -1,26 +1,13 @@
-//! What the owner of a checkpoint recorded about it.
+//! The file with the notes of a checkpoint's owner, beside the weights.
 
 use super::CheckpointError;
 use super::tensors::read_file;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use minds_core::checkpoint::CheckpointNotes;
 use std::io::Write as _;
 use std::path::Path;
 
 const FILE: &str = "notes.json";
 const MOST_BYTES: u64 = 1 << 20;
-
-/// Notes beside the weights; they may change, the weights do not.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CheckpointNotes {
-    /// When it may be deleted, in seconds since 1970; never if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expires: Option<u64>,
-    /// JSON object of the user, stored as given; `None` if there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user_metadata: Option<Map<String, Value>>,
-}
 
 /// Writes notes into a folder, replacing existing ones. Empty notes take no file.
 ///

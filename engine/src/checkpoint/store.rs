@@ -10,13 +10,12 @@
 //! of them is cleaned up when the store is next opened: a past checkpoint whose name is free gets it back, all others
 //! are deleted.
 
-use super::CheckpointError;
-use super::address::{CheckpointAddress, CheckpointPurpose, check_run, folder_of};
+use super::{CheckpointError, read_notes};
+use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose, StoredCheckpoint, check_run};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::SystemTime;
 use tempfile::Builder;
 
 const DRAFT: &str = ".draft-";
@@ -28,17 +27,6 @@ const LOCK: &str = ".lock";
 
 /// Folder inside a temporary one: a folder cannot replace another on every file system, so it moves into a fresh one.
 const ASIDE: &str = "checkpoint";
-
-/// What the store knows about a checkpoint without reading it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredCheckpoint {
-    /// Address of the checkpoint.
-    pub address: CheckpointAddress,
-    /// When it was saved.
-    pub saved: SystemTime,
-    /// Total size of its files, in bytes.
-    pub bytes: u64,
-}
 
 /// A folder of checkpoints. Clones share it.
 #[derive(Clone, Debug)]
@@ -255,6 +243,11 @@ fn ignore_missing(error: CheckpointError) -> Result<(), CheckpointError> {
     if matches!(error, CheckpointError::Missing(_)) { Ok(()) } else { Err(error) }
 }
 
+/// The folder name of a run. Not every file system takes a colon; names have no `%`, so no two runs meet.
+fn folder_of(run: &str) -> String {
+    run.replace(':', "%3A")
+}
+
 /// Names in a folder; empty if the folder does not exist.
 fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let list = match fs::read_dir(folder) {
@@ -272,7 +265,9 @@ fn entry(address: CheckpointAddress, folder: &Path) -> io::Result<StoredCheckpoi
     for file in fs::read_dir(folder)? {
         bytes += file?.metadata()?.len();
     }
-    Ok(StoredCheckpoint { address, saved, bytes })
+    // A checkpoint whose notes cannot be read is still listed.
+    let notes = read_notes(folder).unwrap_or_default();
+    Ok(StoredCheckpoint { address, saved, bytes, notes })
 }
 
 /// Moves a checkpoint into a fresh folder beside it.

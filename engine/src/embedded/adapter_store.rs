@@ -2,11 +2,12 @@
 
 use crate::adapter::Adapter;
 use crate::checkpoint::{
-    BaseModelIdentity, CheckpointAddress, CheckpointNotes, CheckpointPurpose, CheckpointStore, read_adapter,
-    read_optimizer, write_adapter, write_notes, write_optimizer,
+    BaseModelIdentity, CheckpointStore, read_adapter, read_optimizer, write_adapter, write_notes,
+    write_optimizer,
 };
 use crate::model::Model;
 use crate::optim::AdamState;
+use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
 use minds_core::service::BackendError;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};

@@ -6,13 +6,14 @@
 use super::EmbeddedSampler;
 use super::adapter_store::{AdapterStore, CheckpointSave};
 use crate::adapter::{Adapter, Grads};
-use crate::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
 use crate::error::EngineError;
 use crate::optim::{AdamState, adam_step};
 use crate::runtime::{AdapterSnapshot, Engine};
 use crate::train::{self, LogprobRows, PassOptions, PassOutput};
 use minds_core::architecture::Architecture;
+use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
 use minds_core::datum::{Datum, LossInputs};
+use minds_core::hosting::HostedTraining as _;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -144,7 +145,7 @@ impl EmbeddedTraining {
 
     /// Saves under a name, which may be taken if it is to be overwritten. Returns a sampler over what was saved,
     /// and its path.
-    pub fn save(
+    pub(super) fn save(
         &self,
         kind: CheckpointPurpose,
         name: &str,
@@ -165,7 +166,7 @@ impl EmbeddedTraining {
     }
 
     /// A sampler over the current adapter.
-    pub fn export(&self) -> Pending<EmbeddedSampler> {
+    fn export(&self) -> Pending<EmbeddedSampler> {
         let engine = self.engine.clone();
         self.submit(move |state| Ok(EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }))
     }
@@ -209,8 +210,7 @@ impl TrainingBackend for EmbeddedTraining {
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        let saved = self.save(CheckpointPurpose::Training, name, false, CheckpointNotes::default());
-        Box::pin(async move { Ok(saved.await?.1) })
+        self.save_state_with(name, false, CheckpointNotes::default())
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
@@ -229,15 +229,13 @@ impl TrainingBackend for EmbeddedTraining {
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let Some(name) = name else {
-            let exported = self.export();
-            return Box::pin(async move { Ok(Export { sampler: Arc::new(exported.await?), path: None }) });
-        };
-        let saved = self.save(CheckpointPurpose::Sampler, name, false, CheckpointNotes::default());
-        Box::pin(async move {
-            let (sampler, path) = saved.await?;
-            Ok(Export { sampler: Arc::new(sampler), path: Some(path) })
-        })
+        match name {
+            Some(name) => self.save_sampler_with(name, CheckpointNotes::default()),
+            None => {
+                let exported = self.export();
+                Box::pin(async move { Ok(Export { sampler: Arc::new(exported.await?), path: None }) })
+            }
+        }
     }
 }
 

@@ -11,5 +11,4 @@ mod gradients;
 mod optimizer;
 mod reference;
 mod sampling;
-mod server;
 mod service;

@@ -7,7 +7,6 @@ mod summary;
 use super::{print_line, progress, resume};
 use crate::assemble::{self, ModelService};
 use crate::cli;
-use crate::config::plan::ServicePlan;
 use crate::config::{ProcessVariables, RunPlan};
 use crate::dashboard::{self, DashboardListener, RunInfo, RunView};
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -82,7 +81,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         let retention = CheckpointRetention {
             service: ready.service.clone(),
             keep: plan.keep_states,
-            ttl: plan.state_ttl.filter(|_| matches!(plan.service, ServicePlan::Remote(_))),
+            ttl: plan.state_ttl.filter(|_| plan.service.expires_checkpoints()),
             pinned: plan.pinned(),
             starts_shadows,
             deletions: JoinSet::new(),
@@ -136,7 +135,7 @@ fn steps(number: u64) -> String {
 
 fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: Option<&DashboardListener>) {
     let envs: Vec<String> = plan.envs.iter().map(|e| format!("{} ({})", e.name, e.weight)).collect();
-    print_line!("service      {}", dashboard::service(plan));
+    print_line!("service      {}", plan.service.describe());
     print_line!(
         "model        {}, renderer {}, LoRA rank {}",
         ready.info.base_model,

@@ -17,35 +17,42 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt as _;
+use minds_http::{AccessError, AccessGuard, AccessToken, ConnectionLimits};
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use subtle::ConstantTimeEq as _;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 /// Maximum size of a request body, in bytes.
 const BODY: usize = 64 << 20;
 
+const WRONG_TOKEN: &str = "the token is missing or wrong";
+
+/// A rollout has a connection or a few. Programs keep theirs open while they run tools, and a reused connection that
+/// has been closed is an error in some HTTP libraries, so the time is long.
+const LIMITS: ConnectionLimits =
+    ConnectionLimits { connections: 16_384, head_timeout: Duration::from_secs(600) };
+
 /// A request with the channel for its response.
 pub(super) type EndpointRequest = (CompletionRequest, oneshot::Sender<Result<Value, WorkerRequestError>>);
 
 /// Serves completion requests of rollouts over HTTP.
 pub(super) struct ModelEndpoint {
-    address: SocketAddr,
+    guard: AccessGuard,
     profile: Arc<ModelProfile>,
     rollouts: Mutex<HashMap<String, EndpointRollout>>,
 }
 
 /// A rollout that is being sampled.
 struct EndpointRollout {
-    /// Token that its process must present. Never logged.
-    token: String,
+    /// Token that its process must present; without one, nothing is answered.
+    token: Option<AccessToken>,
     requests: mpsc::Sender<EndpointRequest>,
 }
 
@@ -53,17 +60,12 @@ impl ModelEndpoint {
     /// Listens on a free port and serves as long as the runtime lives.
     pub(super) async fn open(profile: Arc<ModelProfile>) -> std::io::Result<Arc<Self>> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let address = listener.local_addr()?;
-        let endpoint = Arc::new(Self { address, profile, rollouts: Mutex::default() });
+        // Each rollout has a token of its own.
+        let guard = AccessGuard::new(listener.local_addr()?, None);
+        let endpoint = Arc::new(Self { guard, profile, rollouts: Mutex::default() });
         let router = router(endpoint.clone());
-        // Responses are small and latency matters, so Nagle's algorithm is off.
-        let listener = listener.tap_io(|stream| {
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "a connection keeps its delay");
-            }
-        });
         tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
+            if let Err(error) = minds_http::serve(&listener, router, LIMITS, std::future::pending()).await {
                 tracing::error!(%error, "the endpoint of environments has ended");
             }
         });
@@ -72,13 +74,13 @@ impl ModelEndpoint {
 
     /// Base URL of a rollout's requests.
     pub(super) fn url(&self, rollout: &str) -> String {
-        format!("http://{}/r/{rollout}/v1", self.address)
+        format!("http://{}/r/{rollout}/v1", self.guard.bound())
     }
 
     /// Requests of a rollout, until it is unregistered. Its process must present `token`.
     pub(super) fn register(&self, rollout: &str, token: &str) -> mpsc::Receiver<EndpointRequest> {
         let (requests, calls) = mpsc::channel(64);
-        self.lock().insert(rollout.into(), EndpointRollout { token: token.into(), requests });
+        self.lock().insert(rollout.into(), EndpointRollout { token: AccessToken::new(token), requests });
         calls
     }
 
@@ -93,8 +95,8 @@ impl ModelEndpoint {
         let Some(found) = rollouts.get(&rollout) else {
             return Err((StatusCode::BAD_REQUEST, over(&rollout).to_string()));
         };
-        if !bool::from(token.ct_eq(found.token.as_bytes())) {
-            return Err((StatusCode::UNAUTHORIZED, "the token is missing or wrong".into()));
+        if !found.token.as_ref().is_some_and(|right| right.is(token)) {
+            return Err((StatusCode::UNAUTHORIZED, WRONG_TOKEN.into()));
         }
         let requests = found.requests.clone();
         Ok(EndpointCaller { rollout, requests })
@@ -129,11 +131,22 @@ impl FromRequestParts<Arc<ModelEndpoint>> for EndpointCaller {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, endpoint: &Arc<ModelEndpoint>) -> Result<Self, Response> {
+        let local = endpoint.guard.check_host(&parts.headers);
+        let local = local.and_then(|()| endpoint.guard.check_origin(&parts.headers));
+        local.map_err(|error| reply::error(error.status(), refusal(error)))?;
         let path = Path::<String>::from_request_parts(parts, endpoint).await;
         let Path(rollout) = path.map_err(IntoResponse::into_response)?;
         let shown = parts.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let token = shown.and_then(|shown| shown.strip_prefix(b"Bearer ")).unwrap_or_default();
         endpoint.authenticate(rollout, token).map_err(|(status, why)| reply::error(status, &why))
+    }
+}
+
+fn refusal(error: AccessError) -> &'static str {
+    match error {
+        AccessError::WebPage => "pages of a browser are not answered",
+        AccessError::ForeignHost => "ask for this machine by its own name",
+        AccessError::MissingToken | AccessError::WrongToken => WRONG_TOKEN,
     }
 }
 

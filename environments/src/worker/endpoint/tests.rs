@@ -53,11 +53,23 @@ async fn send(
     path: &str,
     body: &Value,
 ) -> (u16, String) {
-    let mut stream = TcpStream::connect(endpoint.address).await.unwrap();
+    send_with(endpoint, &format!("host: localhost\r\nauthorization: Bearer {token}"), method, path, body)
+        .await
+}
+
+/// Status and body of one request with these headers.
+async fn send_with(
+    endpoint: &ModelEndpoint,
+    headers: &str,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (u16, String) {
+    let mut stream = TcpStream::connect(endpoint.guard.bound()).await.unwrap();
     let body = body.to_string();
     let length = body.len();
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\
+        "{method} {path} HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\
          content-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -214,6 +226,21 @@ async fn requests_need_the_token_of_a_rollout_in_progress() {
     endpoint.unregister("r");
     drop(calls);
     assert_eq!(send(&endpoint, TOKEN, "POST", path, &body).await.0, 400);
+}
+
+#[tokio::test]
+async fn a_page_of_a_browser_is_refused_even_with_the_token() {
+    let endpoint = open().await;
+    let _calls = endpoint.register("r", TOKEN);
+    for (headers, status) in [
+        ("host: 127.0.0.1", 200),
+        ("host: evil.example", 421),
+        ("host: 127.0.0.1\r\norigin: http://evil.example", 403),
+    ] {
+        let headers = format!("{headers}\r\nauthorization: Bearer {TOKEN}");
+        let (found, text) = send_with(&endpoint, &headers, "GET", "/r/r/v1/models", &json!({})).await;
+        assert_eq!(found, status, "{headers}: {text}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,277 @@
+//! One model in training: accepts requests, orders them, and runs them one at a time.
+//!
+//! A repeated request is recognized by its number and gets the promise of the first. Each model has at most one request
+//! in the queue of the engine, so models take turns, no matter how many requests one of them has.
+
+use crate::api_error::ApiError;
+use crate::futures::{FutureTable, ResultPromise};
+use crate::operation::ModelOperation;
+use crate::order::RequestOrder;
+use crate::outcome::RequestOutcome;
+use crate::state::{AdapterReservation, ServerState};
+use minds_core::hosting::HostedTraining;
+use minds_core::lora::LoraSpec;
+use minds_core::service::{BackendError, Pending};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::mpsc::error::SendError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, sleep_until};
+
+/// Number of recent requests per model whose repetition is recognized.
+const REMEMBERED: usize = 4096;
+
+/// A request that waits for its turn.
+#[derive(Debug)]
+struct QueuedRequest {
+    number: Option<u64>,
+    operation: ModelOperation,
+    promise: ResultPromise,
+}
+
+/// Handle of a model, through which requests reach its task.
+#[derive(Debug)]
+pub(crate) struct ModelHandle {
+    id: String,
+    session: String,
+    spec: LoraSpec,
+    dedupe: Mutex<Dedupe>,
+    used: Mutex<Instant>,
+    /// Whether an `unload_model` is queued.
+    unloading: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Dedupe {
+    sender: UnboundedSender<QueuedRequest>,
+    seen: BTreeMap<u64, (&'static str, String)>,
+    /// Requests with smaller numbers are not remembered.
+    floor: u64,
+}
+
+/// Everything that a new model is created from.
+pub(crate) struct NewModel {
+    pub(crate) id: String,
+    pub(crate) session: String,
+    pub(crate) spec: LoraSpec,
+    /// Memory that is reserved for the adapter.
+    pub(crate) reservation: AdapterReservation,
+    /// Future that creates the adapter, or loads it from a checkpoint.
+    pub(crate) training: Pending<Arc<dyn HostedTraining>>,
+    /// Promise of the request that creates the model; `made` fulfills it when the adapter exists.
+    pub(crate) promise: ResultPromise,
+    pub(crate) made: RequestOutcome,
+}
+
+impl ModelHandle {
+    /// Starts to create the model. Requests are accepted at once.
+    pub(crate) fn open(new_model: NewModel, server: &Arc<ServerState>) -> Arc<Self> {
+        let (sender, inbox) = unbounded_channel();
+        let dedupe = Mutex::new(Dedupe { sender, seen: BTreeMap::new(), floor: 1 });
+        let NewModel { id, session, spec, reservation, training, promise, made } = new_model;
+        let used = Mutex::new(Instant::now());
+        let unloading = AtomicBool::new(false);
+        let handle = Arc::new(Self { id, session, spec, dedupe, used, unloading });
+        let task = ModelTask {
+            id: handle.id.clone(),
+            inbox,
+            order: RequestOrder::new(),
+            server: Arc::downgrade(server),
+            _reservation: reservation,
+        };
+        tokio::spawn(task.run(training, promise, made, server.options().gap));
+        handle
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn session(&self) -> &str {
+        &self.session
+    }
+
+    pub(crate) fn spec(&self) -> &LoraSpec {
+        &self.spec
+    }
+
+    /// Whether an `unload_model` request has been accepted.
+    pub(crate) fn is_unloading(&self) -> bool {
+        self.unloading.load(Ordering::Relaxed)
+    }
+
+    /// Time of the most recent request.
+    pub(crate) fn used(&self) -> Instant {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts a request and returns its request id. The number 0 counts as `None`.
+    pub(crate) fn submit(
+        &self,
+        futures: &Arc<FutureTable>,
+        number: Option<i64>,
+        bytes: usize,
+        operation: ModelOperation,
+    ) -> Result<String, ApiError> {
+        let number = match number {
+            None | Some(0) => None,
+            Some(number) => Some(
+                u64::try_from(number)
+                    .map_err(|_| ApiError::bad_request(format!("seq_id is {number}, it counts from 1")))?,
+            ),
+        };
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let mut dedupe = self.dedupe.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(number) = number {
+            match dedupe.seen.get(&number) {
+                Some((kind, id)) if *kind == operation.kind() => return Ok(id.clone()),
+                Some((kind, _)) => {
+                    return Err(ApiError::bad_request(format!(
+                        "request {number} of {} was a {kind} and now is a {}",
+                        self.id,
+                        operation.kind()
+                    )));
+                }
+                None if number < dedupe.floor => {
+                    return Err(ApiError::bad_request(format!(
+                        "request {number} of {} is long over",
+                        self.id
+                    )));
+                }
+                None => {}
+            }
+        }
+        let promise = futures.promise(&self.session, bytes)?;
+        if matches!(operation, ModelOperation::Unload(_)) {
+            self.unloading.store(true, Ordering::Relaxed);
+        }
+        let id = promise.id();
+        if let Some(number) = number {
+            dedupe.seen.insert(number, (operation.kind(), id.clone()));
+            if dedupe.seen.len() > REMEMBERED
+                && let Some((forgotten, _)) = dedupe.seen.pop_first()
+            {
+                dedupe.floor = forgotten + 1;
+            }
+        }
+        // If the task has ended, the request is dropped, and with it the promise, which reports a failure. An
+        // `unload_model` succeeds instead, because the model is gone already.
+        if let Err(SendError(QueuedRequest { operation: ModelOperation::Unload(request), promise, .. })) =
+            dedupe.sender.send(QueuedRequest { number, operation, promise })
+        {
+            promise.fulfill(RequestOutcome::json(&request));
+        }
+        Ok(id)
+    }
+}
+
+/// Runs the operations of one model in order. Ends when its handle is dropped.
+struct ModelTask {
+    id: String,
+    inbox: UnboundedReceiver<QueuedRequest>,
+    order: RequestOrder<QueuedRequest>,
+    server: Weak<ServerState>,
+    /// Held until the task ends, even if the handle is dropped earlier.
+    _reservation: AdapterReservation,
+}
+
+impl ModelTask {
+    async fn run(
+        mut self,
+        training: Pending<Arc<dyn HostedTraining>>,
+        promise: ResultPromise,
+        made: RequestOutcome,
+        gap: Duration,
+    ) {
+        let training = match training.await {
+            Ok(training) => training,
+            Err(error) => {
+                promise.fulfill(RequestOutcome::failed(&error));
+                if let Some(server) = self.server.upgrade() {
+                    server.models.close(&self.id);
+                }
+                return;
+            }
+        };
+        promise.fulfill(made);
+        self.run_requests(&*training, gap).await;
+        // It is executed even though nothing waits for it.
+        drop(training.release());
+    }
+
+    /// Runs the requests in order, until the model is unloaded or its handle dropped.
+    async fn run_requests(&mut self, training: &dyn HostedTraining, gap: Duration) {
+        while let Some(queued) = self.next(gap).await {
+            let QueuedRequest { operation, promise, .. } = queued;
+            let is_last = matches!(operation, ModelOperation::Unload(_));
+            let outcome = operation.run(training, &self.server).await;
+            if is_last {
+                self.unload();
+            }
+            promise.fulfill(outcome.unwrap_or_else(|error| RequestOutcome::failed(&error)));
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Unloads the model. Of the requests queued behind, a repeated `unload_model` succeeds and all others are refused.
+    fn unload(&mut self) {
+        if let Some(server) = self.server.upgrade() {
+            server.models.close(&self.id);
+        }
+        self.inbox.close();
+        let mut behind = self.order.drain();
+        while let Ok(queued) = self.inbox.try_recv() {
+            behind.push(queued);
+        }
+        for queued in behind {
+            match &queued.operation {
+                ModelOperation::Unload(request) => {
+                    let outcome = RequestOutcome::json(request);
+                    queued.promise.fulfill(outcome);
+                }
+                _ => refuse(queued, &format!("{} was unloaded before it", self.id)),
+            }
+        }
+    }
+
+    /// Waits for the next request in order; `None` when the handle is dropped.
+    async fn next(&mut self, gap: Duration) -> Option<QueuedRequest> {
+        let mut deadline: Option<Instant> = None;
+        loop {
+            if let Some(queued) = self.order.next() {
+                return Some(queued);
+            }
+            // The timeout starts when no request is ready to run, not when the first one was parked.
+            let until = *deadline.get_or_insert_with(|| Instant::now() + gap);
+            if !self.order.has_gap() {
+                deadline = None;
+            }
+            let arrived = tokio::select! {
+                biased;
+                arrived = self.inbox.recv() => arrived?,
+                () = sleep_until(until), if self.order.has_gap() => {
+                    let (missing, late) = self.order.give_up();
+                    for queued in late {
+                        refuse(queued, &format!(
+                            "request {missing} of {} did not arrive within {} s, and this one had to wait for it",
+                            self.id, gap.as_secs()
+                        ));
+                    }
+                    continue;
+                }
+            };
+            let number = arrived.number;
+            if let Err(queued) = self.order.offer(number, arrived) {
+                refuse(queued, &format!("it arrived too late: the requests after it failed at {}", self.id));
+            }
+        }
+    }
+}
+
+fn refuse(queued: QueuedRequest, why: &str) {
+    queued.promise.fulfill(RequestOutcome::failed(&BackendError::Rejected(why.into())));
+}

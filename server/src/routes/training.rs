@@ -1,0 +1,94 @@
+//! Passes and optimizer steps.
+
+use super::{RouteResult, future_response, numbered};
+use crate::api_error::ApiError;
+use crate::body::{RequestBody, SmallBody, parse_blocking};
+use crate::operation::{ModelOperation, kind};
+use crate::outcome::BodyFormat;
+use crate::state::ServerState;
+use axum::extract::State;
+use minds_core::service::BackendError;
+use minds_tinker::convert::{CheckedPass, ConvertError, adam_from_wire, pass_from_json, pass_from_proto};
+use minds_tinker::types::{ForwardRequest, OptimStepRequest, WireForwardBackwardRequest, proto};
+use std::sync::Arc;
+
+/// A pass as the client sent it.
+struct ReceivedPass {
+    model: String,
+    number: Option<i64>,
+    with_gradients: bool,
+    pass: Result<CheckedPass, ConvertError>,
+}
+
+/// Newer clients send protobuf, older ones JSON.
+pub(super) async fn forward_backward(
+    State(server): State<Arc<ServerState>>,
+    body: RequestBody,
+) -> RouteResult {
+    submit(server, body, |server, body| match body.format {
+        BodyFormat::Protobuf => {
+            let request: proto::ProtoForwardBackwardRequest = body.protobuf()?;
+            let pass = pass_from_proto(&request);
+            let with_gradients = !request.forward_only;
+            Ok(ReceivedPass {
+                model: request.model_id,
+                number: Some(request.seq_id.into()),
+                with_gradients,
+                pass,
+            })
+        }
+        BodyFormat::Json => {
+            let request: WireForwardBackwardRequest = numbered(server, body, kind::FORWARD_BACKWARD)?;
+            let pass = pass_from_json(&request.forward_backward_input);
+            Ok(ReceivedPass { model: request.model_id, number: request.seq_id, with_gradients: true, pass })
+        }
+    })
+    .await
+}
+
+/// Only older clients use this path.
+pub(super) async fn forward(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
+    submit(server, body, |server, body| {
+        let request: ForwardRequest = numbered(server, body, kind::FORWARD)?;
+        let pass = pass_from_json(&request.forward_input);
+        Ok(ReceivedPass { model: request.model_id, number: request.seq_id, with_gradients: false, pass })
+    })
+    .await
+}
+
+async fn submit(
+    server: Arc<ServerState>,
+    body: RequestBody,
+    read: impl FnOnce(&ServerState, &RequestBody) -> Result<ReceivedPass, ApiError> + Send + 'static,
+) -> RouteResult {
+    let bytes = body.bytes.len();
+    let reader = server.clone();
+    let sent = parse_blocking(body, move |body| read(&reader, body)).await?;
+    let handle = server.model(&sent.model)?;
+    let kind = if sent.with_gradients { kind::FORWARD_BACKWARD } else { kind::FORWARD };
+    let operation = sent.pass.map_err(BackendError::from).map(|CheckedPass { data, loss }| {
+        ModelOperation::Pass { data, loss, with_gradients: sent.with_gradients }
+    });
+    let request_id =
+        handle.submit(&server.futures, sent.number, bytes, ModelOperation::or_invalid(kind, operation))?;
+    Ok(future_response(request_id, handle.id()))
+}
+
+pub(super) async fn optim_step(
+    State(server): State<Arc<ServerState>>,
+    SmallBody(body): SmallBody,
+) -> RouteResult {
+    let request: OptimStepRequest = numbered(&server, &body, kind::OPTIM_STEP)?;
+    let handle = server.model(&request.model_id)?;
+    let operation = match &request.optimizer_params {
+        Some(_) => {
+            Err(BackendError::Unsupported("only the optimizer adamw is supported: send adam_params".into()))
+        }
+        None => adam_from_wire(&request.adam_params.unwrap_or_default())
+            .map(ModelOperation::Step)
+            .map_err(Into::into),
+    };
+    let operation = ModelOperation::or_invalid(kind::OPTIM_STEP, operation);
+    let request_id = handle.submit(&server.futures, request.seq_id, body.bytes.len(), operation)?;
+    Ok(future_response(request_id, handle.id()))
+}
