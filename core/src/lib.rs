@@ -8,6 +8,7 @@ pub mod advantage;
 pub mod architecture;
 pub mod chat;
 pub mod checkpoint;
+pub mod choice;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
