@@ -12,6 +12,4 @@ pub use hosted::hosted;
 pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
-pub use service::{
-    ModelService, check_key, model, no_model, probe_service, renderer, renderer_name, service,
-};
+pub use service::{ModelService, check_key, no_model, probe_service, renderer, renderer_name, service};
