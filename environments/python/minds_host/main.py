@@ -18,9 +18,10 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 
-from . import randomness, codec, sdk  # noqa: E402
+from . import randomness, sdk  # noqa: E402
 from .client import Clients  # noqa: E402
 from .objects import EnvironmentFactory, disable_exit_hooks  # noqa: E402
+from .plain import number  # noqa: E402
 from .wire import ROLLOUT  # noqa: E402
 
 
@@ -240,6 +241,8 @@ class RolloutRunner:
                 leave(job, error=error)
 
     def _done(self, job, report=None, error=None):
+        if report is not None:
+            report["reward"] = number(report["reward"])  # JSON has no NaN; without a number there is no reward
         message = {"t": "done", "rollout": job.rollout, "report": report}
         if error is not None:
             message["error"] = describe_error(error)
@@ -271,7 +274,7 @@ def describe_error(error):
 def main():
     sys.stdin = open(os.devnull)
     sys.stdout = sys.stderr = TaggedOutput()
-    line = wire.Wire(INCOMING, OUTGOING, codec.pack, codec.unpack)
+    line = wire.Wire(INCOMING, OUTGOING)
     hello, message = line.next(), line.next()
     randomness.install()
     random.seed(hello["seed"])

@@ -140,7 +140,8 @@ impl PythonError {
 /// Result of a finished rollout.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct RolloutReport {
-    pub reward: f64,
+    /// `None` for a value that is not a finite number.
+    pub reward: Option<f64>,
     /// Number of invalid rewards, and of reward functions that raised where the library turns that into 0.
     #[serde(default)]
     pub coerced: u32,

@@ -11,7 +11,7 @@
 mod clock;
 mod endpoint;
 mod environment;
-mod frame;
+mod json_lines;
 mod locate;
 mod message;
 mod model_profile;

@@ -239,7 +239,7 @@ impl WorkerRollout<'_> {
                 "a reward was no finite number and counts as 0"
             );
         }
-        let reward = Reward::new(report.reward as f32)?;
+        let reward = Reward::new(report.reward.map_or(f32::NAN, |reward| reward as f32))?;
         let mut metrics: Metrics = report.metrics.clone();
         metrics.insert(self.bad_rewards.into(), f64::from(report.coerced));
         Ok(Score { reward, metrics })

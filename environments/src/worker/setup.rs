@@ -16,12 +16,11 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 /// Source files of the worker, embedded in the binary.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 11] = [
     ("__init__.py", include_str!("../../python/minds_host/__init__.py")),
     ("randomness.py", include_str!("../../python/minds_host/randomness.py")),
     ("classic.py", include_str!("../../python/minds_host/classic.py")),
     ("client.py", include_str!("../../python/minds_host/client.py")),
-    ("codec.py", include_str!("../../python/minds_host/codec.py")),
     ("verifiers_v1.py", include_str!("../../python/minds_host/verifiers_v1.py")),
     ("verifiers_legacy.py", include_str!("../../python/minds_host/verifiers_legacy.py")),
     ("main.py", include_str!("../../python/minds_host/main.py")),

@@ -5,7 +5,7 @@
 //! is killed; all processes that it has started end with it.
 
 use super::endpoint;
-use super::frame::{self, FrameError};
+use super::json_lines::{self, JsonLineError};
 use super::message::{
     EnvDescription, FromWorker, GroupPhase, ModelInfo, PythonError, RolloutReport, ToWorker, WorkerRequest,
 };
@@ -34,8 +34,8 @@ const SILENCE: Duration = Duration::from_secs(120);
 const STANDSTILL: Duration = Duration::from_secs(30);
 /// An event loop that has not turned for this long counts as blocked: it turns twice a second when idle.
 const BLOCKED: Duration = Duration::from_secs(2);
-/// Maximum number of frames in the write queue.
-const MAX_QUEUED_FRAMES: usize = 1024;
+/// Maximum number of messages in the write queue.
+const MAX_QUEUED_MESSAGES: usize = 1024;
 
 /// Events of a rollout that its process reports.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ pub(super) struct WorkerProcess {
     /// Number of responses that the service owes to its rollouts.
     pub(super) pending_responses: AtomicUsize,
     profile: Arc<ModelProfile>,
-    frames: mpsc::Sender<Vec<u8>>,
+    lines: mpsc::Sender<Vec<u8>>,
     rollouts: Mutex<HashMap<String, mpsc::Sender<WorkerEvent>>>,
     calls: Mutex<HashMap<u64, oneshot::Sender<RowsResult>>>,
     next_call: AtomicU64,
@@ -123,7 +123,7 @@ impl WorkerProcess {
         };
         let tail = OutputTail::default();
         let output = tokio::spawn(tail.clone().follow(name.clone(), stderr));
-        let (frames, to_write) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let (lines, to_write) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let (kill, killed) = mpsc::channel(1);
         let (exited, exit) = watch::channel(None);
         let now = Instant::now();
@@ -133,7 +133,7 @@ impl WorkerProcess {
             assigned: AtomicUsize::new(0),
             pending_responses: AtomicUsize::new(0),
             profile: profile.clone(),
-            frames,
+            lines,
             rollouts: Mutex::default(),
             calls: Mutex::default(),
             next_call: AtomicU64::new(1),
@@ -182,16 +182,16 @@ impl WorkerProcess {
 
     /// Sends a message to the process; has no effect if the process is dead.
     pub(super) async fn send(&self, message: &ToWorker<'_>) {
-        match frame::encode(message) {
-            Some(frame) => drop(self.frames.send(frame).await),
-            None => self.kill("it was to be sent a frame that is too long".into()),
+        match json_lines::encode(message) {
+            Some(line) => drop(self.lines.send(line).await),
+            None => self.kill("it was to be sent a message that is too long".into()),
         }
     }
 
     /// Sends a message without waiting for space in the queue; drops it if the queue is full.
     pub(super) fn try_send(&self, message: &ToWorker<'_>) {
-        if let Some(frame) = frame::encode(message) {
-            drop(self.frames.try_send(frame));
+        if let Some(line) = json_lines::encode(message) {
+            drop(self.lines.try_send(line));
         }
     }
 
@@ -277,10 +277,10 @@ impl WorkerProcess {
         worker: std::sync::Weak<Self>,
         stdout: ChildStdout,
         loaded: oneshot::Sender<Result<EnvDescription, (bool, PythonError)>>,
-    ) -> Result<(), FrameError> {
+    ) -> Result<(), JsonLineError> {
         let mut stream = BufReader::with_capacity(1 << 16, stdout);
         let mut loaded = Some(loaded);
-        if !frame::open(&mut stream).await? {
+        if !json_lines::open(&mut stream).await? {
             return Ok(());
         }
         let alive = || {
@@ -288,7 +288,7 @@ impl WorkerProcess {
                 worker.heartbeat.send_modify(|heartbeat| heartbeat.heard = Instant::now());
             }
         };
-        while let Some(message) = frame::read(&mut stream, alive).await? {
+        while let Some(message) = json_lines::read(&mut stream, alive).await? {
             let Some(worker) = worker.upgrade() else { return Ok(()) };
             let now = Instant::now();
             match message {
@@ -324,7 +324,7 @@ impl WorkerProcess {
                     let result = match (report, error) {
                         (_, Some(error)) => Err(error),
                         (Some(report), None) => Ok(report),
-                        (None, None) => Ok(RolloutReport { reward: f64::NAN, ..RolloutReport::default() }),
+                        (None, None) => Ok(RolloutReport::default()),
                     };
                     worker.deliver(&rollout, WorkerEvent::Done(result)).await;
                 }
