@@ -71,14 +71,16 @@ class Classic:
     async def preview(self):
         if self._rows is not None:
             return messages(_prompt(self._row(0)))
-        first, second = await self._observe_once(0), await self._observe_once(0)
+        first, second = await self.observe(0), await self.observe(0)
         self._is_settled = first == second
-        return first if isinstance(first, list) else messages(self._clients.tokenizer.decode(first[0]))
+        return first
 
-    async def _observe_once(self, item):
+    async def observe(self, item):
+        """The messages with which a rollout of the item begins; tokens as their text."""
         seeded = self._seeded_randomness(item)
         async with self._acquire(item, seeded) as env:
-            return _comparable(await seeded.call(env.initial_observation))
+            observation = _comparable(await seeded.call(env.initial_observation))
+        return observation if isinstance(observation, list) else messages(self._clients.tokenizer.decode(observation[0]))
 
     def _seeded_randomness(self, item):
         return randomness.SeededRandomness(f"{self._seed}/{item}", self._maker.shared)

@@ -151,8 +151,8 @@ class RolloutRunner:
                 self._start(self._run_rollout(job), job.rollout)
         elif kind == "cancel":
             self._cancel(message["rollout"], message["group"])
-        elif kind == "rows":
-            self._answer(message["call"], lambda: portion(self._env.rows(message["start"], message["count"])))
+        elif kind in ("rows", "observe"):
+            self._start(self._reply(message), f"call {message['call']}")
         elif kind == "forget" and hasattr(self._env, "forget"):
             self._env.forget(message["group"])
         elif kind == "stop":
@@ -191,9 +191,14 @@ class RolloutRunner:
         elif not group.left:
             group.task.cancel()
 
-    def _answer(self, call, work):
+    async def _reply(self, message):
+        call = message["call"]
         try:
-            self._wire.send({"t": "rows", "call": call, "rows": work()})
+            if message["t"] == "observe":
+                values = await self._env.observe(message["item"])
+            else:
+                values = portion(self._env.rows(message["start"], message["count"]))
+            self._wire.send({"t": "reply", "call": call, "values": values})
         except Exception as error:
             self._wire.send({"t": "failed", "call": call, "error": describe_error(error)})
 

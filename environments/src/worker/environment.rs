@@ -69,6 +69,23 @@ impl PythonEnvironment {
     }
 
     fn row(&self, index: u64) -> Option<&Value> {
+    /// An item with its first prompt. An environment that makes it when a rollout begins makes it now; a rollout of the
+    /// same item begins with the same prompt unless `description().notes` says otherwise.
+    ///
+    /// # Errors
+    /// The environment raised, or asks the policy for its prompt.
+    ///
+    /// # Panics
+    /// If called on a thread of an asynchronous runtime: observing blocks.
+    pub fn observe(&self, index: u64) -> Result<Item, RewardError> {
+        let item = self.item(index);
+        if !self.rows.is_empty() {
+            return Ok(item);
+        }
+        let prompt = self.pool.first_prompt(item.index).map_err(RewardError::Environment)?;
+        Ok(Item { prompt: tools::messages(&chat_messages(&prompt.into()), &[], |_| None), ..item })
+    }
+
         self.rows.get((index % self.items()) as usize)
     }
 

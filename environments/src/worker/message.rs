@@ -16,6 +16,8 @@ pub(super) enum ToWorker<'a> {
     /// Requests rows of the data for display, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
     /// Starts one rollout in the worker.
+    /// Requests the first prompt of an item: a rollout begins and ends before it samples.
+    Observe { call: u64, item: u64 },
     Run { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
     /// Cancels a rollout whose result is no longer needed.
     Cancel { rollout: &'a str, group: &'a str },
@@ -51,26 +53,14 @@ pub(super) enum FromWorker {
         missing: bool,
         error: PythonError,
     },
-    Rows {
-        call: u64,
-        rows: Vec<Value>,
-    },
+    /// The rows or the messages that were requested.
+    Reply { call: u64, values: Vec<Value> },
     /// A request, with its rollout if that is known.
-    Ask {
-        call: u64,
-        rollout: Option<String>,
-        op: WorkerRequest,
-    },
+    Ask { call: u64, rollout: Option<String>, op: WorkerRequest },
     /// A heartbeat, and how many seconds ago the event loop last turned.
-    Beat {
-        n: u64,
-        lag: f64,
-    },
+    Beat { n: u64, lag: f64 },
     /// A rollout of a group whose rewards compare its members reached another phase.
-    Phase {
-        rollout: String,
-        phase: GroupPhase,
-    },
+    Phase { rollout: String, phase: GroupPhase },
     /// A rollout has ended.
     Done {
         rollout: String,

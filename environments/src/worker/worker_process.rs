@@ -57,8 +57,8 @@ pub(super) enum WorkerStartError {
     Failed(String),
 }
 
-/// Rows of the data, or the exception that prevented them.
-type RowsResult = Result<Vec<Value>, PythonError>;
+/// Rows or messages that were requested, or the exception that prevented them.
+type CallResult = Result<Vec<Value>, PythonError>;
 
 /// A process that has loaded an environment.
 pub(super) struct WorkerProcess {
@@ -72,7 +72,7 @@ pub(super) struct WorkerProcess {
     profile: Arc<ModelProfile>,
     lines: mpsc::Sender<Vec<u8>>,
     rollouts: Mutex<HashMap<String, mpsc::Sender<WorkerEvent>>>,
-    calls: Mutex<HashMap<u64, oneshot::Sender<RowsResult>>>,
+    calls: Mutex<HashMap<u64, oneshot::Sender<CallResult>>>,
     next_call: AtomicU64,
     kill: mpsc::Sender<String>,
     /// Whether a kill was requested, though it may not have ended yet.
@@ -209,12 +209,21 @@ impl WorkerProcess {
 
     /// Rows of the data from `start`, at most `count`.
     pub(super) async fn rows(&self, start: u64, count: u64) -> Result<Vec<Value>, String> {
+        self.call(|call| ToWorker::Rows { call, start, count }).await
+    }
+
+    /// Messages of the first prompt of an item.
+    pub(super) async fn first_prompt(&self, item: u64) -> Result<Vec<Value>, String> {
+        self.call(|call| ToWorker::Observe { call, item }).await
+    }
+
+    async fn call(&self, message: impl FnOnce(u64) -> ToWorker<'static>) -> Result<Vec<Value>, String> {
         let call = self.next_call.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&self.calls).insert(call, sender);
-        self.send(&ToWorker::Rows { call, start, count }).await;
+        self.send(&message(call)).await;
         match answer.await {
-            Ok(Ok(rows)) => Ok(rows),
+            Ok(Ok(values)) => Ok(values),
             Ok(Err(error)) => Err(error.describe()),
             Err(_) => Err(self.exit_cause().await),
         }
@@ -303,7 +312,7 @@ impl WorkerProcess {
                     }
                 }
                 FromWorker::Failed { call, error, .. } => worker.resolve_call(call, Err(error)),
-                FromWorker::Rows { call, rows } => worker.resolve_call(call, Ok(rows)),
+                FromWorker::Reply { call, values } => worker.resolve_call(call, Ok(values)),
                 FromWorker::Beat { n, lag } => {
                     let ago = Duration::try_from_secs_f64(lag).unwrap_or_default();
                     worker.heartbeat.send_modify(|heartbeat| {
@@ -363,7 +372,7 @@ impl WorkerProcess {
         }
     }
 
-    fn resolve_call(&self, call: u64, result: RowsResult) {
+    fn resolve_call(&self, call: u64, result: CallResult) {
         if let Some(requester) = lock(&self.calls).remove(&call) {
             drop(requester.send(result));
         }
