@@ -16,12 +16,11 @@ import random  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-import traceback  # noqa: E402
 
 from . import randomness, sdk  # noqa: E402
 from .client import Clients  # noqa: E402
 from .objects import EnvironmentFactory, disable_exit_hooks  # noqa: E402
-from .plain import number  # noqa: E402
+from .plain import describe_error  # noqa: E402
 from .wire import ROLLOUT  # noqa: E402
 
 
@@ -246,8 +245,6 @@ class RolloutRunner:
                 leave(job, error=error)
 
     def _done(self, job, report=None, error=None):
-        if report is not None:
-            report["reward"] = number(report["reward"])  # JSON has no NaN; without a number there is no reward
         message = {"t": "done", "rollout": job.rollout, "report": report}
         if error is not None:
             message["error"] = describe_error(error)
@@ -263,17 +260,6 @@ class RolloutRunner:
         if hasattr(self._env, "close"):
             await self._env.close()
         os.killpg(0, signal.SIGKILL)
-
-
-def describe_error(error):
-    """An exception in words, with the place where it was raised."""
-    try:
-        message = str(error)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:  # an exception of user code may fail to describe itself
-        message = "it has no words"
-        text = "".join(traceback.format_tb(error.__traceback__))
-    return {"type": type(error).__name__, "message": message[:4000], "traceback": text[-8000:]}
 
 
 def main():

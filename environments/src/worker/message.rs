@@ -1,6 +1,7 @@
 //! Messages between a run and a Python worker. `environments/python/minds_host` implements the same protocol.
 
 use minds_core::ids::Token;
+use minds_core::reward::RewardError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -15,9 +16,9 @@ pub(super) enum ToWorker<'a> {
     Load { path: Option<&'a str>, module: &'a str, args: &'a Map<String, Value> },
     /// Requests rows of the data for display, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
-    /// Starts one rollout in the worker.
     /// Requests the first prompt of an item: a rollout begins and ends before it samples.
     Observe { call: u64, item: u64 },
+    /// Starts one rollout in the worker.
     Run { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
     /// Cancels a rollout whose result is no longer needed.
     Cancel { rollout: &'a str, group: &'a str },
@@ -123,7 +124,7 @@ impl PythonError {
     /// Type, message and traceback of the exception.
     pub(super) fn describe(&self) -> String {
         let Self { r#type, message, traceback } = self;
-        format!("{}: {message}\n{}", r#type, traceback.trim_end())
+        format!("{}: {message}\n{traceback}", r#type).trim_end().to_owned()
     }
 }
 
@@ -132,9 +133,12 @@ impl PythonError {
 pub(super) struct RolloutReport {
     /// `None` for a value that is not a finite number.
     pub reward: Option<f64>,
-    /// Number of invalid rewards, and of reward functions that raised where the library turns that into 0.
+    /// Number of rewards that count as 0 in `reward`, because their code raised or returned no finite number.
     #[serde(default)]
     pub coerced: u32,
+    /// Why, for the first of them; none only if `coerced` is 0.
+    #[serde(default)]
+    pub errors: Vec<PythonError>,
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
     /// Ids of the completions that the rollout consists of; `None` means all of them.
@@ -143,8 +147,18 @@ pub(super) struct RolloutReport {
     /// Number of completions that the rollout consists of, if their ids are not known.
     #[serde(default)]
     pub answers: Option<usize>,
-    #[serde(default)]
-    pub warnings: Vec<String>,
+}
+
+impl RolloutReport {
+    /// Refuses a report of another number of completions than were `given`.
+    pub(super) fn check_count(&self, given: usize) -> Result<(), RewardError> {
+        match self.answers {
+            Some(told) if told != given => Err(RewardError::Environment(format!(
+                "the environment counts {told} answers, and {given} were given: which of them count cannot be told"
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A request of user code.

@@ -60,6 +60,9 @@ class Faults:
     async def exiting(self, _):
         raise SystemExit(3)
 
+    async def unreachable(self, _):
+        raise ConnectionRefusedError(111, "Connection refused")
+
     async def text_reward(self, _):
         return "very good"
 

@@ -108,6 +108,16 @@ fn an_exception_is_a_cause_with_its_place() {
 }
 
 #[test]
+fn what_was_sampled_is_kept_however_a_rollout_fails() {
+    let env = faults(|options| options.rollout_timeout = Duration::from_secs(4));
+    for word in ["raising x", "exiting", "wait 600", "leave 3"] {
+        let failed = answers(&env, 0, &[word]).remove(0).unwrap_err();
+        let texts: Vec<&str> = failed.turns.iter().map(|turn| &*turn.text).collect();
+        assert_eq!(texts, [word], "{failed}");
+    }
+}
+
+#[test]
 fn output_never_reaches_the_messages_and_never_stalls() {
     let env = faults(|_| ());
     assert_eq!(reward(&answers(&env, 0, &["chatter"])[0]), 1.0);
@@ -174,7 +184,7 @@ fn a_service_that_fails_is_named_as_the_cause() {
     });
     let found = super::play(&env, 0, &policy);
     assert!(cause(&found).contains("the engine is being repaired"), "{found:?}");
-    assert!(found.err().unwrap().is_retryable());
+    assert!(found.err().unwrap().cause.is_retryable());
 }
 
 #[test]
