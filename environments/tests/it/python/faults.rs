@@ -161,7 +161,12 @@ fn a_process_sees_the_variables_of_the_list_and_those_that_are_named() {
             "environment TINKER_API_KEY",
         ],
     );
-    // The test itself runs with all of cargo's variables.
+    // The test itself runs with all of cargo's variables, and hides them from the processes of its user.
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{DumpableBehavior, dumpable_behavior};
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+    }
     assert!(std::env::var("CARGO_PKG_NAME").is_ok());
     assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [1.0, 1.0, 0.0, 0.0]);
 }
