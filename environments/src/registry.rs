@@ -5,10 +5,7 @@
 
 use crate::args::Arg;
 use crate::error::{EnvError, nearest};
-use crate::native::{
-    entropy_intuition, ghost_trace, gradient_intuition, gradient_prophet, number_guessing, plain_letters,
-    self_prediction, target_number,
-};
+use crate::native;
 use crate::worker::is_path;
 use minds_core::environment::Environment;
 use serde_json::{Map, Value};
@@ -30,14 +27,14 @@ pub struct EnvInfo {
 pub(crate) type Loader = fn(&Map<String, Value>, u64) -> Result<Arc<dyn Environment>, EnvError>;
 
 const ENVIRONMENTS: &[EnvInfo] = &[
-    entropy_intuition::INFO,
-    ghost_trace::INFO,
-    gradient_intuition::INFO,
-    gradient_prophet::INFO,
-    number_guessing::INFO,
-    plain_letters::INFO,
-    self_prediction::INFO,
-    target_number::INFO,
+    native::entropy_intuition::INFO,
+    native::ghost_trace::INFO,
+    native::gradient_intuition::INFO,
+    native::gradient_prophet::INFO,
+    native::number_guessing::INFO,
+    native::plain_letters::INFO,
+    native::self_prediction::INFO,
+    native::target_number::INFO,
 ];
 
 /// Every environment, with its arguments.
