@@ -4,10 +4,10 @@ use crate::ledger::Credit;
 use crate::policy::Policy;
 use minds_core::chat::Renderer;
 use minds_core::datum::Datum;
-use minds_core::environment::{Environment, Item};
+use minds_core::environment::{Environment, Item, SessionError};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
 use minds_core::reward::{Metrics, RewardError, Score};
-use minds_core::rollout::Rollout;
+use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::SamplingParams;
 use minds_core::service::BackendError;
 use serde::{Deserialize, Serialize};
@@ -109,8 +109,9 @@ pub struct SampledRollout {
     pub policy: Arc<Policy>,
     /// The rollout, or the cause of its failure.
     pub outcome: Result<Rollout, RolloutFailure>,
-    /// The reward, where the environment drives itself and has computed it already.
-    pub score: Option<Result<Score, RewardError>>,
+    /// The reward of a self-driven environment, which computes it itself, or why it did not finish the rollout; `None`
+    /// for other environments.
+    pub score: Option<Result<Score, SessionError>>,
 }
 
 /// By turn and token of a completion: its logprob when it was sampled minus the one under the reference. Empty without
@@ -207,20 +208,24 @@ pub struct QuarantinedRollout {
     pub policy: PolicyVersion,
     /// The reward error of the last try.
     pub cause: RewardError,
-    /// The completions, in order; empty if a self-driven environment did not finish the rollout.
+    /// The completions, in order, as far as they were sampled.
     pub answers: Vec<String>,
 }
 
 impl QuarantinedRollout {
     pub(crate) fn new(played: &SampledRollout, cause: RewardError) -> Self {
-        let turns = played.outcome.iter().flat_map(|rollout| &rollout.turns);
+        let turns: &[Turn] = match (&played.outcome, &played.score) {
+            (Ok(rollout), _) => &rollout.turns,
+            (Err(_), Some(Err(failed))) => &failed.turns,
+            (Err(_), _) => &[],
+        };
         Self {
             environment: played.group.component.name.clone(),
             rollout: RolloutId { group: played.group.id, member: played.member },
             item: played.group.key.item,
             policy: played.policy.version,
             cause,
-            answers: turns.map(|turn| turn.text.clone()).collect(),
+            answers: turns.iter().map(|turn| turn.text.clone()).collect(),
         }
     }
 }

@@ -166,7 +166,7 @@ impl Evaluator {
         if let Some(self_driven) = environment.self_driven() {
             let id = RolloutId { group: GroupId(position), member: 0 };
             let playing = self.generator.run_session(self_driven, &item, id, 0, policy.clone());
-            return playing.await.map(|played| played.score).map_err(|missing| (&missing).into());
+            return playing.await.map(|played| played.score).map_err(|failed| (&failed.cause).into());
         }
         let task = GenerationTask { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.generator.open(task, 1).await?;

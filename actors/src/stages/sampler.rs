@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::telemetry::StageBoard;
 use actix::prelude::{Actor, Context, Handler};
 use futures::future::{join, join_all};
-use minds_core::environment::{RolloutSession, SelfDrivenEnvironment, SessionRollout};
+use minds_core::environment::{RolloutSession, SelfDrivenEnvironment, SessionError, SessionRollout};
 use minds_core::ids::RolloutId;
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
@@ -99,13 +99,15 @@ impl Sampler {
             let mut result = session_result(outcome).await;
             for again in 1..=self.resamples {
                 let Err(why) = &result else { break };
-                if why.is_unanswered() {
+                if why.cause.is_unanswered() {
                     break; // the group comes back when the service does
                 }
                 warn!(member, %why, again, "samples a member again");
                 let id = RolloutId { group: group.id, member };
                 let playing = self.generator.run_session(self_driven, &group.item, id, again, policy.clone());
-                result = catch_panic(playing).await.unwrap_or_else(|why| Err(RewardError::Environment(why)));
+                result = catch_panic(playing)
+                    .await
+                    .unwrap_or_else(|why| Err(RewardError::Environment(why).into()));
             }
             self.finish_session(group, member, policy, begun, result).await;
         }));
@@ -120,7 +122,7 @@ impl Sampler {
         self_driven: &dyn SelfDrivenEnvironment,
         group: &Arc<Group>,
         policy: &Arc<Policy>,
-    ) -> Vec<Result<SessionRollout, RewardError>> {
+    ) -> Vec<Result<SessionRollout, SessionError>> {
         let rewards = |results: &[Result<_, _>]| results.iter().filter(|result| result.is_ok()).count();
         let mut best = Vec::new();
         for again in 0..=self.resamples {
@@ -131,7 +133,7 @@ impl Sampler {
                 best = results;
             }
             let Some(why) = best.iter().find_map(|result| result.as_ref().err()) else { break };
-            if best.iter().flat_map(|result| result.as_ref().err()).any(RewardError::is_unanswered) {
+            if best.iter().flat_map(|result| result.as_ref().err()).any(|why| why.cause.is_unanswered()) {
                 break; // the group comes back when the service does
             }
             if again < self.resamples {
@@ -163,14 +165,15 @@ impl Sampler {
         member: u32,
         policy: &Arc<Policy>,
         begun: Instant,
-        result: Result<SessionRollout, RewardError>,
+        result: Result<SessionRollout, SessionError>,
     ) {
         let (outcome, score) = match result {
             Ok(SessionRollout { turns, opening, score }) => {
                 let id = RolloutId { group: group.id, member };
-                (Ok(Rollout { id, item: group.key, policy: policy.version, turns, opening }), Ok(score))
+                let rollout = Rollout { id, item: group.key, policy: policy.version, turns, opening };
+                (Ok(rollout), Ok(score))
             }
-            Err(missing) => (Err(RolloutFailure::from(&missing)), Err(missing)),
+            Err(failed) => (Err(RolloutFailure::from(&failed.cause)), Err(failed)),
         };
         self.send(group, member, policy, begun, outcome, Some(score)).await;
     }
@@ -216,7 +219,7 @@ impl Sampler {
         policy: &Arc<Policy>,
         begun: Instant,
         outcome: Result<Rollout, RolloutFailure>,
-        score: Option<Result<Score, RewardError>>,
+        score: Option<Result<Score, SessionError>>,
     ) {
         self.generator.meters.rollout(&group.component.name, &outcome, begun.elapsed());
         self.board.update(NAME, |s| if outcome.is_ok() { s.done += 1 } else { s.failed += 1 });

@@ -154,10 +154,12 @@ impl Scorer {
                 }
             },
             Err(why) => {
-                // The environment keeps no record of the tokens that it had sampled by then.
-                let missing = sampled.score.as_ref().and_then(|score| score.as_ref().err());
-                missing.iter().for_each(|missing| meters.missing(environment, missing, 0));
-                Err((why.clone(), missing.cloned()))
+                let failed = sampled.score.as_ref().and_then(|score| score.as_ref().err());
+                if let Some(failed) = failed {
+                    let tokens = failed.turns.iter().map(|turn| turn.completion.tokens.len()).sum();
+                    meters.missing(environment, &failed.cause, tokens);
+                }
+                Err((why.clone(), failed.map(|failed| failed.cause.clone())))
             }
         };
         if let Err((_, Some(RewardError::Environment(_) | RewardError::NotFinite(_)))) = &outcome {
@@ -192,7 +194,7 @@ impl Scorer {
         let oracle = self.oracles.oracle(&sampled.policy, &latest);
         let judging = async {
             match &sampled.score {
-                Some(score) => score.clone(),
+                Some(score) => score.clone().map_err(|failed| failed.cause),
                 None => {
                     self.generator
                         .score(&sampled.group.component, &sampled.group.item, rollout, &oracle)

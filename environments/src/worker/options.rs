@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// What happens to a reward that is not a finite number.
+/// What happens to a reward whose code raises or returns no finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BadReward {
     /// The rollout gets a reward error.
@@ -36,7 +36,7 @@ pub struct PythonOptions {
     pub rollout_timeout: Duration,
     /// Environment variables to pass on beside the usual ones.
     pub pass_env: Vec<String>,
-    /// What happens to a reward that is not a finite number.
+    /// What happens to a reward whose code raises or returns no finite number.
     pub on_bad_reward: BadReward,
     /// Seed of the environment's randomness.
     pub seed: u64,
