@@ -155,7 +155,7 @@ pub struct QuarantinedRollout {
     pub policy: PolicyVersion,
     /// The reward error of the last try.
     pub cause: RewardError,
-    /// The completions, in order; empty if a self-driven environment did not finish the rollout.
+    /// The completions, in order, as far as they were sampled.
     pub answers: Vec<String>,
 }
 

@@ -16,6 +16,7 @@ use crate::service::{SamplingBackend, TrainingBackend};
 use async_trait::async_trait;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use thiserror::Error;
 
 /// What follows a completion of the policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -337,7 +338,7 @@ pub struct RolloutSession {
     on_finish: Option<OnFinish>,
 }
 
-type OnFinish = Box<dyn FnOnce(Result<SessionRollout, RewardError>) + Send>;
+type OnFinish = Box<dyn FnOnce(Result<SessionRollout, SessionError>) + Send>;
 
 /// The result of a session.
 #[derive(Clone, Debug, PartialEq)]
@@ -350,6 +351,22 @@ pub struct SessionRollout {
     pub score: Score,
 }
 
+/// Why a session has no result.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[error("{cause}")]
+pub struct SessionError {
+    /// Why there is no reward.
+    pub cause: RewardError,
+    /// The turns that were sampled until then, as far as the environment knows them.
+    pub turns: Vec<Turn>,
+}
+
+impl From<RewardError> for SessionError {
+    fn from(cause: RewardError) -> Self {
+        Self { cause, turns: Vec::new() }
+    }
+}
+
 impl RolloutSession {
     /// A session; `on_finish` receives its result.
     #[must_use]
@@ -357,13 +374,13 @@ impl RolloutSession {
         rollout: RolloutId,
         sampler: Arc<dyn SamplingBackend>,
         oracle: Arc<dyn Oracle>,
-        on_finish: impl FnOnce(Result<SessionRollout, RewardError>) + Send + 'static,
+        on_finish: impl FnOnce(Result<SessionRollout, SessionError>) + Send + 'static,
     ) -> Self {
         Self { rollout, sampler, oracle, on_finish: Some(Box::new(on_finish)) }
     }
 
     /// Finishes the session with its result.
-    pub fn finish(mut self, result: Result<SessionRollout, RewardError>) {
+    pub fn finish(mut self, result: Result<SessionRollout, SessionError>) {
         if let Some(on_finish) = self.on_finish.take() {
             on_finish(result);
         }
@@ -373,7 +390,7 @@ impl RolloutSession {
 impl Drop for RolloutSession {
     fn drop(&mut self) {
         if let Some(on_finish) = self.on_finish.take() {
-            on_finish(Err(RewardError::Environment("it gave no result".into())));
+            on_finish(Err(RewardError::Environment("it gave no result".into()).into()));
         }
     }
 }

@@ -113,23 +113,11 @@ fn asked(interpreter: &Option<String>) -> String {
 /// The name closest in spelling to `wrong`, if it is close enough to be a typo.
 pub(crate) fn nearest(wrong: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let enough = (wrong.chars().count() / 3).max(2);
-    names.map(|name| (edits(wrong, name), name)).filter(|(d, _)| *d <= enough).min().map(|(_, name)| name)
-}
-
-/// Insertions, deletions and replacements from one text to the other (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
+    names
+        .map(|name| (strsim::levenshtein(wrong, name), name))
+        .filter(|(d, _)| *d <= enough)
+        .min()
+        .map(|(_, name)| name)
 }
 
 #[cfg(test)]
@@ -143,6 +131,5 @@ mod tests {
         assert_eq!(nearest("tasks", names()), Some("task"));
         assert_eq!(nearest("wdith", names()), Some("width"));
         assert_eq!(nearest("temperature", names()), None);
-        assert_eq!(edits("kitten", "sitting"), 3);
     }
 }

@@ -117,7 +117,7 @@ impl ModelFiles {
         for (name, expected) in expected_tensors(&self.arch) {
             let found = match &self.files {
                 FileFormat::Gguf(gguf) => gguf_model::shape(gguf, &name),
-                FileFormat::Folder(folder) => folder.shards.tensor(&name).map(|t| t.shape.as_slice()),
+                FileFormat::Folder(folder) => folder.shards.tensor(&name).map(|t| t.info.shape.as_slice()),
             };
             let Some(found) = found else {
                 return Err(ModelError::NoTensor { path: self.path().to_owned(), name });

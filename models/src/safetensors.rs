@@ -1,11 +1,13 @@
 //! Reads the tensors of one or several `*.safetensors` files.
 //!
-//! Only headers are kept in memory. Offsets are checked against the file before a tensor is read.
+//! Only headers are kept in memory. The safetensors crate parses and checks them. Its tensor reader needs whole files
+//! in memory, so this module reads the tensors.
 
 use crate::bounded_file::{BoundedFile, read_small};
 use crate::error::ModelError;
 use crate::tensor_type::TensorType;
 use ::safetensors::Dtype;
+use ::safetensors::tensor::{Metadata, TensorInfo};
 use minds_core::tensor::Tensor;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -24,23 +26,13 @@ pub(crate) struct SafetensorsShards {
 /// Location of a tensor in its file.
 #[derive(Debug)]
 pub(crate) struct SafetensorsTensor {
-    pub(crate) shape: Vec<usize>,
     file: usize,
-    dtype: Dtype,
-    offset: u64,
-    len: u64,
+    pub(crate) info: TensorInfo,
 }
 
 #[derive(Deserialize)]
 struct SafetensorsIndex {
     weight_map: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct SafetensorsEntry {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data_offsets: (u64, u64),
 }
 
 impl SafetensorsShards {
@@ -80,33 +72,18 @@ impl SafetensorsShards {
         if len > MAX_HEADER {
             return Err(damaged(format!("it claims a header of {len} bytes")));
         }
-        let header: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(&bytes.read(8, len, "the header")?)
-                .map_err(|e| damaged(format!("the header is not JSON: {e}")))?;
+        let header: Metadata = serde_json::from_slice(&bytes.read(8, len, "the header")?)
+            .map_err(|e| damaged(format!("its header is not one of safetensors: {e}")))?;
         let data = 8 + len;
-        for (name, value) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let entry: SafetensorsEntry =
-                serde_json::from_value(value).map_err(|e| damaged(format!("tensor `{name}`: {e}")))?;
-            let (start, end) = entry.data_offsets;
-            let len = end.checked_sub(start);
-            let expected = entry
-                .shape
-                .iter()
-                .try_fold(entry.dtype.bitsize(), |product, size| product.checked_mul(*size))
-                .map(|bits| (bits / 8) as u64);
-            let inside = data.checked_add(end).is_some_and(|end| end <= bytes.len());
-            let (Some(len), true) = (len.filter(|len| Some(*len) == expected), inside) else {
-                return Err(damaged(format!(
-                    "tensor `{name}` of shape {:?} and type {:?} cannot lie at bytes {start} to {end} of the data; \
-                     the file has {} bytes",
-                    entry.shape,
-                    entry.dtype,
-                    bytes.len()
-                )));
-            };
-            let file = self.files.len();
-            let tensor =
-                SafetensorsTensor { shape: entry.shape, file, dtype: entry.dtype, offset: data + start, len };
+        let described = header.data_len();
+        if data.checked_add(described as u64) != Some(bytes.len()) {
+            return Err(damaged(format!(
+                "its header takes {data} bytes and describes {described} bytes of tensors, the file has {} bytes",
+                bytes.len()
+            )));
+        }
+        for (name, info) in header.tensors() {
+            let tensor = SafetensorsTensor { file: self.files.len(), info: info.clone() };
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(damaged(format!("tensor `{name}` is also in another shard")));
             }
@@ -121,8 +98,9 @@ impl SafetensorsShards {
 
     /// The tensor's numbers in row-major order.
     pub(crate) fn data(&self, name: &str, tensor: &SafetensorsTensor) -> Result<Tensor, ModelError> {
-        let (bytes, _) = &self.files[tensor.file];
-        let kind = match tensor.dtype {
+        let (bytes, header) = &self.files[tensor.file];
+        let (start, end) = tensor.info.data_offsets;
+        let kind = match tensor.info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,
             Dtype::BF16 => TensorType::Bf16,
@@ -131,7 +109,7 @@ impl SafetensorsShards {
                 return Err(ModelError::unsupported(bytes.path(), reason));
             }
         };
-        Ok(kind.decode(&bytes.read(tensor.offset, tensor.len, name)?))
+        Ok(kind.decode(&bytes.read(header + start as u64, (end - start) as u64, name)?))
     }
 
     /// Every file with the length of its header.

@@ -69,7 +69,7 @@ impl ModelHandle {
     /// Starts to create the model. Requests are accepted at once.
     pub(crate) fn open(new_model: NewModel, server: &Arc<ServerState>) -> Arc<Self> {
         let (sender, inbox) = unbounded_channel();
-        let dedupe = Mutex::new(Dedupe { sender, seen: BTreeMap::new(), floor: 1 });
+        let dedupe = Mutex::new(Dedupe { sender, seen: BTreeMap::new(), floor: 0 });
         let NewModel { id, session, spec, reservation, training, promise, made } = new_model;
         let used = Mutex::new(Instant::now());
         let unloading = AtomicBool::new(false);
@@ -107,7 +107,7 @@ impl ModelHandle {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts a request and returns its request id. The number 0 counts as `None`.
+    /// Accepts a request and returns its request id.
     pub(crate) fn submit(
         &self,
         futures: &Arc<FutureTable>,
@@ -115,13 +115,8 @@ impl ModelHandle {
         bytes: usize,
         operation: ModelOperation,
     ) -> Result<String, ApiError> {
-        let number = match number {
-            None | Some(0) => None,
-            Some(number) => Some(
-                u64::try_from(number)
-                    .map_err(|_| ApiError::bad_request(format!("seq_id is {number}, it counts from 1")))?,
-            ),
-        };
+        let negative = |number| ApiError::bad_request(format!("seq_id is {number}, it must not be negative"));
+        let number = number.map(|number| u64::try_from(number).map_err(|_| negative(number))).transpose()?;
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let mut dedupe = self.dedupe.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(number) = number {
@@ -266,7 +261,10 @@ impl ModelTask {
             };
             let number = arrived.number;
             if let Err(queued) = self.order.offer(number, arrived) {
-                refuse(queued, &format!("it arrived too late: the requests after it failed at {}", self.id));
+                refuse(
+                    queued,
+                    &format!("it arrived too late: requests after it have run or failed at {}", self.id),
+                );
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Clients number the requests of a model from 1 and send several at once, so they arrive in any order.
 //! [`RequestOrder`] returns them in the order of their numbers. A number that never arrives can time out; the requests
 //! that waited for it fail too, because they were meant to run after it. A request without a number runs after every
-//! request that arrived before it.
+//! request that arrived before it. The number 0 comes before 1, and no request waits for it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,6 +29,9 @@ impl<T> RequestOrder<T> {
                 let last = self.parked.last_key_value().map_or(self.next - 1, |(last, _)| *last);
                 self.unnumbered.push_back((last, item));
             }
+            Some(0) if self.next == 1 => {
+                self.parked.insert(0, item);
+            }
             Some(number) if number < self.next => return Err(item),
             Some(number) => {
                 self.parked.insert(number, item);
@@ -39,6 +42,9 @@ impl<T> RequestOrder<T> {
 
     /// Removes the next request in order; `None` if none is ready.
     pub(crate) fn next(&mut self) -> Option<T> {
+        if let Some(item) = self.parked.remove(&0) {
+            return Some(item);
+        }
         if self.unnumbered.front().is_some_and(|(before, _)| *before < self.next) {
             return self.unnumbered.pop_front().map(|(_, item)| item);
         }
@@ -89,6 +95,19 @@ mod tests {
             assert_eq!(left, [1, 2, 3], "{arrival:?}");
             assert!(!order.has_gap());
         }
+    }
+
+    #[test]
+    fn a_request_numbered_0_runs_before_number_1_and_not_after_it() {
+        let mut order = RequestOrder::new();
+        for number in [2, 0] {
+            order.offer(Some(number), number).unwrap();
+        }
+        order.offer(None, 100).unwrap();
+        assert_eq!(drain(&mut order), [0]);
+        order.offer(Some(1), 1).unwrap();
+        assert_eq!(drain(&mut order), [1, 2, 100]);
+        assert_eq!(order.offer(Some(0), 0), Err(0), "too late");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod stub_model;
 mod tokens;
 
 pub use requests::{EnvironmentUsage, StepRequest, requests};
-pub use result::CheckResult;
+pub use result::{CheckResult, try_package};
 pub use tokens::TokenEstimate;
 
 use crate::config::RunPlan;

@@ -140,6 +140,20 @@ impl CheckResult {
     }
 }
 
+/// Loads a Python package with what is on this machine, and runs one rollout against a stand-in for the model.
+///
+/// # Errors
+/// It cannot be loaded, or its rollout has no reward (2).
+pub fn try_package(plan: &RunPlan, env: &EnvPlan) -> Result<String, CommandError> {
+    // A model that is missing is a finding of its own.
+    let model = LocalModel::find(plan).ok();
+    let tokenizer = model.as_ref().and_then(|model| model.tokenizer.clone());
+    let renderer = tokenizer.clone().and_then(|tokenizer| assemble::renderer(plan, tokenizer).ok());
+    let renderer = renderer.map(|(renderer, _)| renderer);
+    let context = model.and_then(|model| model.architecture).map(|shape| shape.context);
+    try_out(plan, env, profile(plan, renderer, tokenizer, context)?)
+}
+
 /// The model profile for a Python package; where no tokenizer is present, one that suffices to load it.
 fn profile(
     plan: &RunPlan,

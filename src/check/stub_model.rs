@@ -6,7 +6,8 @@
 use async_trait::async_trait;
 use minds_core::datum::Datum;
 use minds_core::environment::{
-    AdapterLease, Environment, FrozenWeights, LogprobDelta, Oracle, RolloutSession, SessionRollout,
+    AdapterLease, Environment, FrozenWeights, LogprobDelta, Oracle, RolloutSession, SessionError,
+    SessionRollout,
 };
 use minds_core::ids::{GroupId, RolloutId, Token};
 use minds_core::loss::Loss;
@@ -35,7 +36,7 @@ pub async fn run_rollouts(
     environment: &dyn Environment,
     group_size: u32,
     profile: ModelProfile,
-) -> Result<Vec<SessionRollout>, RewardError> {
+) -> Result<Vec<SessionRollout>, SessionError> {
     let nobody = || RewardError::Environment("it does not play by itself".into());
     let self_driven = environment.self_driven().ok_or_else(nobody)?;
     let members = if self_driven.compares_rollouts() { group_size } else { 1 };
@@ -59,7 +60,7 @@ pub async fn run_rollouts(
     self_driven.run_rollouts(&environment.item(0), sessions).await;
     let mut performances = Vec::new();
     for result in results {
-        performances.push(result.await.unwrap_or_else(|_| Err(nobody()))?);
+        performances.push(result.await.unwrap_or_else(|_| Err(nobody().into()))?);
     }
     Ok(performances)
 }

@@ -211,17 +211,13 @@ fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {
     plan.envs
         .iter()
         .map(|env| {
-            let found = match assemble::native(plan, env) {
-                Ok(Some(_)) => Ok(()),
-                Ok(None) => assemble::find_python(plan, env),
+            let found = match assemble::native(plan, env).or_exit(ProcessExit::Config) {
+                Ok(Some(_)) => Ok(format!("{} is installed", env.name)),
+                Ok(None) => check::try_package(plan, env),
                 Err(error) => Err(error),
             };
             match found {
-                Ok(()) => finding(
-                    FindingStatus::Ok,
-                    "environment",
-                    format!("{} is installed; `minds-actors check` tests it", env.name),
-                ),
+                Ok(message) => finding(FindingStatus::Ok, "environment", message),
                 Err(error) => finding(FindingStatus::Missing, "environment", error.to_string()),
             }
         })

@@ -27,6 +27,7 @@ use minds_stages::policy::QueryBudget;
 use serde_json::{Value, json};
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
+use tracing::warn;
 
 /// Runs the command.
 ///
@@ -43,7 +44,7 @@ pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
         }
         EnvsCommand::Show { env } => {
             if registry::is_native(&env.name) {
-                let environment = load(env)?;
+                let environment = native(env)?;
                 let info = registry::list().iter().find(|info| info.id == environment.id());
                 show(info.expect("what was loaded is listed"), &*environment);
             } else {
@@ -52,15 +53,14 @@ pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
             Ok(())
         }
         EnvsCommand::Sample { env, n, json } => {
-            let environment = load(env)?;
-            for item in first_items(&*environment, env.seed, *n) {
+            for item in samples(env, *n)? {
                 if *json { print_line!("{}", as_json(&item)) } else { show_item(&item) }
             }
             Ok(())
         }
         EnvsCommand::Score { env, index, completion, model, renderer, json } => {
             let answer = completion_text(completion)?;
-            let native = registry::is_native(&env.name).then(|| load(env)).transpose()?;
+            let native = registry::is_native(&env.name).then(|| native(env)).transpose()?;
             if let Some(environment) = &native {
                 check_index(env, &**environment, *index)?;
             }
@@ -97,10 +97,7 @@ fn plan(env: &EnvArgs, model: &str, renderer: Option<&str>) -> Result<RunPlan, C
     RunPlan::embedded(choice, model, renderer, env.seed).or_exit(ProcessExit::Config)
 }
 
-fn load(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
-    if !registry::is_native(&env.name) {
-        return Ok(Arc::new(python(env)?));
-    }
+fn native(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
     if env.python.is_some() {
         return Err(anyhow!("--python: {} is not a Python package", env.name)).or_exit(ProcessExit::Config);
     }
@@ -131,6 +128,21 @@ fn check_index(env: &EnvArgs, environment: &dyn Environment, index: u64) -> Resu
             .or_exit(ProcessExit::Config);
     }
     Ok(())
+}
+
+/// The first items of a run with this environment only, each with its first prompt.
+fn samples(env: &EnvArgs, n: u64) -> Result<Vec<Item>, CommandError> {
+    if registry::is_native(&env.name) {
+        return Ok(first_items(&*native(env)?, env.seed, n));
+    }
+    let environment = python(env)?;
+    let observe = |item: Item| {
+        environment.observe(item.index).unwrap_or_else(|why| {
+            warn!(item = item.index, %why, "its first prompt is only known in a rollout");
+            item
+        })
+    };
+    Ok(first_items(&environment, env.seed, n).into_iter().map(observe).collect())
 }
 
 /// The first items of a run with this environment only.

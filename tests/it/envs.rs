@@ -40,6 +40,16 @@ fn samples_are_the_first_items_of_a_run_with_the_seed() {
     assert_eq!(seven.len(), 5);
 }
 
+#[test]
+fn samples_show_prompts_that_a_python_package_makes_at_the_start_of_a_rollout() {
+    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/environments/python/example_classic");
+    let (code, out, err) = envs(&["sample", package, "-n", "3"]);
+    assert_eq!(code, Some(0), "{err}");
+    let prompts: Vec<&str> =
+        out.lines().filter(|line| line.starts_with("[user] Spell backwards, letters only: ")).collect();
+    assert_eq!(prompts.len(), 3, "{out}");
+}
+
 /// 0.2 for the form and 0.8 / (1 + (error / 1.5)²) for the number; the hidden target is 3.
 #[test]
 fn a_reward_without_queries_is_shown_with_its_numbers() {

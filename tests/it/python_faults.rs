@@ -56,6 +56,23 @@ fn check_runs_a_rollout_and_reports_its_failure() {
 }
 
 #[test]
+fn doctor_tests_packages_as_check_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let doctor = |id: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        output(command.arg("doctor").arg(config(CLASSIC)).args(sets(&id.display().to_string())))
+    };
+    let (code, out, err) = doctor(&package(dir.path(), "broken.py", RAISES));
+    assert_eq!(code, Some(1), "{out}\n{err}");
+    for part in ["missing  environment", "ValueError: the grader has no key", "in step"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let (code, out, err) = doctor(&package(dir.path(), "whole.py", "return {'reward': 0.25}"));
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    assert!(out.contains("was loaded on Python") && out.contains("earned 0.25"), "{out}");
+}
+
+#[test]
 fn a_run_in_which_every_reward_raises_ends_with_the_traceback_of_the_first() {
     let dir = tempfile::tempdir().unwrap();
     let broken = package(dir.path(), "broken.py", RAISES).display().to_string();

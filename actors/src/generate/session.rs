@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use minds_core::datum::Datum;
 use minds_core::environment::{
     AdapterLease, FrozenWeights, Item, LogprobDelta, Oracle, RolloutSession, SelfDrivenEnvironment,
-    SessionRollout,
+    SessionError, SessionRollout,
 };
 use minds_core::ids::{RolloutId, Token};
 use minds_core::reward::RewardError;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::oneshot;
 
 /// Receives the result of a session.
-pub type SessionReceiver = oneshot::Receiver<Result<SessionRollout, RewardError>>;
+pub type SessionReceiver = oneshot::Receiver<Result<SessionRollout, SessionError>>;
 
 impl RolloutGenerator {
     /// A session and the receiver of its result. `again` counts earlier attempts, which used other seeds.
@@ -56,7 +56,7 @@ impl RolloutGenerator {
         rollout: RolloutId,
         again: u32,
         policy: Arc<Policy>,
-    ) -> Result<SessionRollout, RewardError> {
+    ) -> Result<SessionRollout, SessionError> {
         let (session, outcome) = self.session(rollout, again, policy);
         self_driven.run_rollouts(item, vec![session]).await;
         session_result(outcome).await
@@ -67,11 +67,11 @@ impl RolloutGenerator {
 ///
 /// # Errors
 /// The reason why there is no rollout with a reward.
-pub async fn session_result(outcome: SessionReceiver) -> Result<SessionRollout, RewardError> {
-    let result = outcome.await.unwrap_or_else(|_| Err(RewardError::Environment("it gave no result".into())));
-    let performance = result?;
+pub async fn session_result(outcome: SessionReceiver) -> Result<SessionRollout, SessionError> {
+    let no_result = |_| Err(RewardError::Environment("it gave no result".into()).into());
+    let performance = outcome.await.unwrap_or_else(no_result)?;
     if performance.turns.is_empty() {
-        return Err(RewardError::Environment("it did not ask the policy once".into()));
+        return Err(RewardError::Environment("it did not ask the policy once".into()).into());
     }
     Ok(performance)
 }

@@ -155,7 +155,7 @@ impl Evaluator {
         if let Some(self_driven) = environment.self_driven() {
             let id = RolloutId { group: GroupId(position), member: 0 };
             let playing = self.generator.run_session(self_driven, &item, id, 0, policy.clone());
-            return Ok(playing.await?.score);
+            return Ok(playing.await.map_err(|failed| failed.cause)?.score);
         }
         let task = GenerationTask { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.generator.open(task, 1).await?;

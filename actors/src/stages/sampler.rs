@@ -16,7 +16,7 @@ use crate::policy::Policy;
 use crate::telemetry::StageBoard;
 use actix::prelude::{Actor, Context, Handler};
 use futures::future::{join, join_all};
-use minds_core::environment::{RolloutSession, SelfDrivenEnvironment, SessionRollout};
+use minds_core::environment::{RolloutSession, SelfDrivenEnvironment, SessionError, SessionRollout};
 use minds_core::ids::RolloutId;
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
@@ -151,7 +151,11 @@ impl GroupSampler {
                     let sampling = self.generator.resample(attempt.task(), member, again);
                     result = unpanicked(catch_panic(sampling).await);
                 }
-                self.send(attempt, member, result, None).await;
+                let (rollout, score) = match result {
+                    Ok(rollout) => (rollout, Ok(None)),
+                    Err(why) => (attempt.empty(member), Err(why)),
+                };
+                self.send(attempt, rollout, score).await;
             }
         }))
         .await;
@@ -165,14 +169,16 @@ impl GroupSampler {
             let mut result = session_result(outcome).await;
             for again in 1..=self.resamples {
                 let Err(why) = &result else { break };
-                if why.is_unanswered() {
+                if why.cause.is_unanswered() {
                     break; // the group comes back when the service does
                 }
                 warn!(member, %why, again, "samples a member again");
                 let id = attempt.id(member);
                 let session =
                     self.generator.run_session(environment, item, id, again, attempt.policy.clone());
-                result = catch_panic(session).await.unwrap_or_else(|why| Err(RewardError::Environment(why)));
+                result = catch_panic(session)
+                    .await
+                    .unwrap_or_else(|why| Err(RewardError::Environment(why).into()));
             }
             self.finish_session(attempt, member, result).await;
         }));
@@ -193,7 +199,7 @@ impl GroupSampler {
                 best = results;
             }
             let Some(why) = best.iter().find_map(|result| result.as_ref().err()) else { break };
-            if best.iter().flat_map(|result| result.as_ref().err()).any(RewardError::is_unanswered) {
+            if best.iter().flat_map(|result| result.as_ref().err()).any(|why| why.cause.is_unanswered()) {
                 break; // the group comes back when the service does
             }
             if again < self.resamples {
@@ -215,33 +221,32 @@ impl GroupSampler {
         &self,
         attempt: GroupAttempt<'_>,
         member: u32,
-        result: Result<SessionRollout, RewardError>,
+        result: Result<SessionRollout, SessionError>,
     ) {
-        let (result, score) = match result {
+        let (rollout, score) = match result {
             Ok(SessionRollout { turns, opening, score }) => {
-                (Ok(Rollout { turns, opening, ..attempt.empty(member) }), Some(score))
+                (Rollout { turns, opening, ..attempt.empty(member) }, Ok(Some(score)))
             }
-            Err(missing) => (Err(missing.into()), None),
+            Err(SessionError { cause, turns }) => {
+                (Rollout { turns, ..attempt.empty(member) }, Err(RolloutError::Reward(cause)))
+            }
         };
-        self.send(attempt, member, result, score).await;
+        self.send(attempt, rollout, score).await;
     }
 
     /// Records a member's result and sends it to the scorer.
     async fn send(
         &self,
         attempt: GroupAttempt<'_>,
-        member: u32,
-        result: Result<Rollout, RolloutError>,
-        score: Option<Score>,
+        rollout: Rollout,
+        score: Result<Option<Score>, RolloutError>,
     ) {
         let group = attempt.group.clone();
         let policy = attempt.policy.clone();
-        self.generator.meters.rollout(&group.component.name, &result, attempt.begun.elapsed());
-        self.board.update(NAME, |s| if result.is_ok() { s.done += 1 } else { s.failed += 1 });
-        let (rollout, score) = match result {
-            Ok(rollout) => (rollout, Ok(score)),
-            Err(why) => (attempt.empty(member), Err(why)),
-        };
+        let sampled = score.is_ok();
+        let took = attempt.begun.elapsed();
+        self.generator.meters.rollout(&group.component.name, sampled.then_some(&rollout), took);
+        self.board.update(NAME, |s| if sampled { s.done += 1 } else { s.failed += 1 });
         // A refusal means that the run is over; dropping the last member returns the credit.
         drop(self.rollouts.send(SampledRollout { group, policy, rollout, score }).await);
     }

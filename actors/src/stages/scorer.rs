@@ -176,7 +176,6 @@ impl RolloutScorer {
     ) {
         let meters = &self.generator.meters;
         let environment = &group.component.name;
-        // A self-driven environment keeps no record of the tokens of a rollout that it did not finish.
         let tokens = rollout.sampled_tokens();
         match scored {
             Ok((score, _)) => {

@@ -168,11 +168,11 @@ impl PipelineMeters {
     }
 
     /// Records that a rollout has ended.
-    pub fn rollout<E>(&self, environment: &str, outcome: &Result<Rollout, E>, took: Duration) {
-        let word = if outcome.is_ok() { SAMPLED } else { FAILED };
+    pub fn rollout(&self, environment: &str, sampled: Option<&Rollout>, took: Duration) {
+        let word = if sampled.is_some() { SAMPLED } else { FAILED };
         self.rollouts.with_label_values(&[environment, word]).inc();
         self.rollout_seconds.with_label_values(&[environment]).observe(took.as_secs_f64());
-        if let Ok(rollout) = outcome {
+        if let Some(rollout) = sampled {
             self.tokens.with_label_values(&["prompt"]).inc_by(rollout.prompt_tokens() as u64);
             self.tokens.with_label_values(&["sampled"]).inc_by(rollout.sampled_tokens() as u64);
         }

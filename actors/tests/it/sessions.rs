@@ -66,6 +66,9 @@ async fn a_seat_without_a_result_costs_only_its_member_and_a_panic_only_its_grou
         let missing: Vec<(u64, u32)> =
             run.steps.iter().flat_map(|s| &s.groups).map(|g| (g.group.id.0, g.missing)).collect();
         assert_eq!(missing, [(0, 1), (1, 1), (3, 0), (4, 0)]);
+        let unfinished =
+            run.quarantined.iter().find(|q| (q.rollout.group.0, q.rollout.member) == (1, 3)).unwrap();
+        assert_eq!(unfinished.answers, ["turn 0"], "what was sampled is kept");
     })
     .await;
 }

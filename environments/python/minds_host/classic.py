@@ -12,7 +12,7 @@ import inspect
 
 from . import randomness, sdk
 from .objects import ObjectPool
-from .plain import PROMPT, field, loads, messages, number, own, settled, short, shown
+from .plain import PROMPT, describe_error, field, loads, messages, no_reward, number, own, settled, short, shown
 
 ENDLESS = 1 << 20  # items of an environment that makes its tasks by chance
 REMEMBERED = 256  # groups whose observation is remembered
@@ -71,14 +71,16 @@ class Classic:
     async def preview(self):
         if self._rows is not None:
             return messages(_prompt(self._row(0)))
-        first, second = await self._observe_once(0), await self._observe_once(0)
+        first, second = await self.observe(0), await self.observe(0)
         self._is_settled = first == second
-        return first if isinstance(first, list) else messages(self._clients.tokenizer.decode(first[0]))
+        return first
 
-    async def _observe_once(self, item):
+    async def observe(self, item):
+        """The messages with which a rollout of the item begins; tokens as their text."""
         seeded = self._seeded_randomness(item)
         async with self._acquire(item, seeded) as env:
-            return _comparable(await seeded.call(env.initial_observation))
+            observation = _comparable(await seeded.call(env.initial_observation))
+        return observation if isinstance(observation, list) else messages(self._clients.tokenizer.decode(observation[0]))
 
     def _seeded_randomness(self, item):
         return randomness.SeededRandomness(f"{self._seed}/{item}", self._maker.shared)
@@ -110,12 +112,12 @@ class Classic:
 
     async def _finish(self, conversation, seeded, env, row, action):
         """Plays on to the end and says what it earned."""
-        while self._steps and conversation.take_step(await seeded.call(env.step, action)):
+        while self._steps and await conversation.take_step(seeded.call(env.step, action)):
             action = await conversation.turn()
         if not self._steps:
             for name, function, weight in _rubric(env):
-                value = await seeded.call(_call_reward, function, conversation.opening or [], conversation.completion, env, row)
-                conversation.add_reward(value, weight, name)
+                value = seeded.call(_call_reward, function, conversation.opening or [], conversation.completion, env, row)
+                await conversation.add_reward(value, weight, name)
         return conversation.report()
 
     def _compare(self, group, observation):
@@ -150,13 +152,13 @@ class Classic:
 
 
 class Conversation:
-    """What is said in a rollout, and what that earns."""
+    """What is said in a rollout, and what that earns: code that raises and values that are not a finite number earn 0 and are reported."""
 
     def __init__(self, job, observation):
         self._job = job
         self._observation, self._stop = _split(observation)
         self._said, self._responses = [], []
-        self._reward, self._complaints, self._metrics = 0.0, [], {}
+        self._reward, self._errors, self._metrics = 0.0, [], {}
         self.opening, self.completion = None, []
 
     async def turn(self):
@@ -174,11 +176,18 @@ class Conversation:
         self.completion = self._said[len(self.opening):] if self.opening is not None else [answer]
         return turn["tokens"] if speaks_tokens else turn["text"]
 
-    def take_step(self, result):
+    async def take_step(self, stepping):
         """Adds up what a step earned; whether another answer is wanted."""
+        try:
+            return self._took_step(await stepping)
+        except Exception as error:
+            self._errors.append(describe_error(error))
+            return False
+
+    def _took_step(self, result):
         value = number(field(result, "reward"))
         if value is None:
-            self._add_complaint(
+            self._complain(
                 f"`step` returned {short(result)}, it must be a mapping or an object with a finite number as `reward`"
             )
         self._reward += value or 0.0
@@ -191,25 +200,33 @@ class Conversation:
         self._observation, self._stop = _split(following, field(result, "next_stop_condition"))
         return True
 
-    def add_reward(self, value, weight, name):
-        """Adds what a function of a rubric said."""
+    async def add_reward(self, calling, weight, name):
+        """Adds what a function of a rubric returned."""
+        self._metrics[name] = 0.0
+        try:
+            value = await calling
+        except Exception as error:
+            self._errors.append(describe_error(error))
+            return
         found = number(value)
         if found is None:
-            self._add_complaint(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
+            self._complain(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
         self._metrics[name] = found or 0.0
         self._reward += weight * self._metrics[name]
 
-    def _add_complaint(self, complaint):
-        """Counts a value that is no reward."""
-        self._complaints.append(complaint)
+    def _complain(self, message):
+        self._errors.append(no_reward(message))
 
     def report(self):
+        reward = number(self._reward)
+        if reward is None:
+            self._complain(f"the rewards add up to {self._reward}, it must be a finite number of 32 bits")
         return {
-            "reward": self._reward,
-            "coerced": len(self._complaints),
+            "reward": reward or 0.0,
+            "coerced": len(self._errors),
             "metrics": self._metrics,
             "responses": self._responses,
-            "warnings": self._complaints[:3],
+            "errors": self._errors[:3],
         }
 
 

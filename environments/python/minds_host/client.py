@@ -13,6 +13,7 @@ import functools
 import warnings
 
 from . import sdk
+from .plain import plain
 
 
 def refuse(call, usual, **given):
@@ -70,7 +71,7 @@ class Tokenizer(NeverCopied):
         refuse("decode", True, skip_special_tokens=skip_special_tokens)
         refuse("decode", None, clean_up_tokenization_spaces=clean_up_tokenization_spaces or None)
         tokens = [tokens] if isinstance(tokens, int) else tokens
-        return self._decode(tuple(int(token) for token in tokens))
+        return self._decode(tuple(sdk.ints(tokens)))
 
     def batch_decode(self, rows, **options):
         return [self.decode(row, **options) for row in rows]
@@ -91,7 +92,7 @@ class Tokenizer(NeverCopied):
         refuse(call, None, tools=tools, chat_template=chat_template, return_tensors=return_tensors)
         refuse(call, True, add_generation_prompt=add_generation_prompt)
         refuse(call, False, continue_final_message=continue_final_message, return_dict=return_dict)
-        tokens = self._wire.ask("render", messages=[dict(m) for m in conversation]).result()
+        tokens = self._wire.ask("render", messages=[plain(dict(m)) for m in conversation]).result()
         return tokens if tokenize else self.decode(tokens)
 
     def __call__(self, text, add_special_tokens=True, truncation=False, padding=False, max_length=None, return_tensors=None):
@@ -112,7 +113,7 @@ class Renderer(NeverCopied):
 
     def build_generation_prompt(self, messages, role="assistant", prefill=None):
         refuse("build_generation_prompt", "assistant", role=role)
-        tokens = self._wire.ask("render", messages=[dict(m) for m in messages]).result()
+        tokens = self._wire.ask("render", messages=[plain(dict(m)) for m in messages]).result()
         if prefill:
             tokens = tokens + self.tokenizer.encode(prefill, add_special_tokens=False)
         return sdk.model_input(tokens)
@@ -121,7 +122,7 @@ class Renderer(NeverCopied):
         return list(self._stop)
 
     def parse_response(self, tokens):
-        found = self._wire.ask("parse", tokens=[int(token) for token in tokens]).result()
+        found = self._wire.ask("parse", tokens=sdk.ints(tokens)).result()
         return {"role": "assistant", "content": found["text"]}, found["complete"]
 
 
@@ -158,11 +159,11 @@ class Sampler(NeverCopied):
         future = self._wire.ask(
             "sample",
             tokens=self._tokens(prompt),
-            n=int(num_samples),
+            n=sdk.whole("num_samples", int(num_samples)),
             draw=sdk.draw(sampling_params),
             prompt_logprobs=bool(include_prompt_logprobs),
-            topk_prompt=int(topk_prompt_logprobs),
-            topk_sample=int(topk_sample_logprobs),
+            topk_prompt=sdk.whole("topk_prompt_logprobs", int(topk_prompt_logprobs)),
+            topk_sample=sdk.whole("topk_sample_logprobs", int(topk_sample_logprobs)),
             weights=self._weights,
         )
         return PendingReply(future, sdk.sample_response)

@@ -16,11 +16,11 @@ import random  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-import traceback  # noqa: E402
 
-from . import randomness, codec, sdk  # noqa: E402
+from . import randomness, sdk  # noqa: E402
 from .client import Clients  # noqa: E402
 from .objects import EnvironmentFactory, disable_exit_hooks  # noqa: E402
+from .plain import describe_error  # noqa: E402
 from .wire import ROLLOUT  # noqa: E402
 
 
@@ -150,8 +150,8 @@ class RolloutRunner:
                 self._start(self._run_rollout(job), job.rollout)
         elif kind == "cancel":
             self._cancel(message["rollout"], message["group"])
-        elif kind == "rows":
-            self._answer(message["call"], lambda: portion(self._env.rows(message["start"], message["count"])))
+        elif kind in ("rows", "observe"):
+            self._start(self._reply(message), f"call {message['call']}")
         elif kind == "forget" and hasattr(self._env, "forget"):
             self._env.forget(message["group"])
         elif kind == "stop":
@@ -190,9 +190,14 @@ class RolloutRunner:
         elif not group.left:
             group.task.cancel()
 
-    def _answer(self, call, work):
+    async def _reply(self, message):
+        call = message["call"]
         try:
-            self._wire.send({"t": "rows", "call": call, "rows": work()})
+            if message["t"] == "observe":
+                values = await self._env.observe(message["item"])
+            else:
+                values = portion(self._env.rows(message["start"], message["count"]))
+            self._wire.send({"t": "reply", "call": call, "values": values})
         except Exception as error:
             self._wire.send({"t": "failed", "call": call, "error": describe_error(error)})
 
@@ -257,21 +262,10 @@ class RolloutRunner:
         os.killpg(0, signal.SIGKILL)
 
 
-def describe_error(error):
-    """An exception in words, with the place where it was raised."""
-    try:
-        message = str(error)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:  # an exception of user code may fail to describe itself
-        message = "it has no words"
-        text = "".join(traceback.format_tb(error.__traceback__))
-    return {"type": type(error).__name__, "message": message[:4000], "traceback": text[-8000:]}
-
-
 def main():
     sys.stdin = open(os.devnull)
     sys.stdout = sys.stderr = TaggedOutput()
-    line = wire.Wire(INCOMING, OUTGOING, codec.pack, codec.unpack)
+    line = wire.Wire(INCOMING, OUTGOING)
     hello, message = line.next(), line.next()
     randomness.install()
     random.seed(hello["seed"])

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import reprlib
+import traceback
 
 LARGEST = 3.4028234663852886e38  # of 32 bits
 PROMPT = 1 << 18  # characters of a message of a prompt that are shown
@@ -75,6 +76,22 @@ def number(value):
 def short(value):
     """A value and its type, for a complaint."""
     return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def describe_error(error):
+    """An exception in words, with the place where it was raised."""
+    try:
+        message = str(error)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # an exception of user code may fail to describe itself
+        message = "it has no words"
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return {"type": type(error).__name__, "message": message[:4000], "traceback": text[-8000:]}
+
+
+def no_reward(message):
+    """The error of a value that is no reward."""
+    return {"type": "ValueError", "message": message, "traceback": ""}
 
 
 def field(value, name, default=None):

@@ -137,9 +137,10 @@ def is_model_input(value):
 
 def ints(value):
     """Tokens of a ModelInput, a tensor or a list."""
-    if hasattr(value, "to_ints"):
-        return [int(token) for token in value.to_ints()]
-    return [int(token) for token in numbers(value)]
+    found = [int(token) for token in (value.to_ints() if hasattr(value, "to_ints") else numbers(value))]
+    if found and not 0 <= min(found) <= max(found) < 1 << 32:
+        raise ValueError(f"token ids lie between {min(found)} and {max(found)}, they must be whole numbers of 32 bits")
+    return found
 
 
 def numbers(value):
@@ -154,7 +155,7 @@ def draw(params):
     for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
         value = field(params, name) if params is not None else None
         if value is not None:
-            found[name] = float(value) if name in ("temperature", "top_p") else _whole(name, value)
+            found[name] = float(value) if name in ("temperature", "top_p") else whole(name, value)
     if found.get("top_k", 0) < 1:
         found.pop("top_k", None)
     stop = field(params, "stop") if params is not None else None
@@ -163,9 +164,9 @@ def draw(params):
     return found
 
 
-def _whole(name, value):
-    if int(value) != value or (value < 0 and name != "top_k"):
-        raise ValueError(f"{name} is {value!r}, it must be a whole number and not negative")
+def whole(name, value):
+    if int(value) != value or (value < 0 and name != "top_k") or value >= 1 << 64:
+        raise ValueError(f"{name} is {value!r}, it must be a whole number of 64 bits and not negative")
     return int(value)
 
 

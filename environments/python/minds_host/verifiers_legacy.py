@@ -9,9 +9,8 @@ import copy
 import inspect
 import logging
 import sys
-import traceback
 
-from .plain import PROMPT, field, loads, messages, number, own, settled, short, shown
+from .plain import PROMPT, describe_error, field, loads, messages, no_reward, number, own, settled, short, shown
 from .wire import ROLLOUT
 
 
@@ -35,12 +34,10 @@ class LoggedErrors(logging.Handler):
     def emit(self, record):
         rollout = ROLLOUT.get()
         if rollout is not None:
-            said = record.getMessage()[:500]
             # The library logs the exception while it handles it.
             error = (record.exc_info or sys.exc_info())[1]
-            if error is not None:
-                said += "\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]
-            self._by_rollout.setdefault(rollout, []).append(said)
+            found = describe_error(error) if error is not None else no_reward(record.getMessage()[:4000])
+            self._by_rollout.setdefault(rollout, []).append(found)
 
     def take(self, rollout):
         """What has been said of a rollout since this was last asked."""
@@ -65,8 +62,8 @@ class VerifiersLegacy:
 
             self._wrap = OpenAIChatCompletionsClient if self._chat else OpenAICompletionsClient
         self._rollout = inspect.signature(env.rollout).parameters
-        self._complaints = LoggedErrors()
-        logging.getLogger(verifiers.__name__).addHandler(self._complaints)
+        self._logged = LoggedErrors()
+        logging.getLogger(verifiers.__name__).addHandler(self._logged)
         self.group_rewards = bool(getattr(env, "requires_group_rollouts", False)) or bool(
             getattr(env.rubric, "has_group_rewards", False)
         )
@@ -146,11 +143,20 @@ class VerifiersLegacy:
         """One rollout with its reward."""
         try:
             state = await self._run_rollout(job)
-            self._complaints.take(job.rollout)  # what was said before is not about rewards
-            await self._score(state, job)
-            return self.report(state, self._complaints.take(job.rollout))
+            return self.report(state, await self._errors_of(self._score(state, job), job.rollout, [state]))
         finally:
-            self._complaints.take(job.rollout)
+            self._logged.take(job.rollout)
+
+    async def _errors_of(self, scoring, rollout, states):
+        """What goes wrong while rewards are computed: what the library logs and takes for 0, and what it lets through."""
+        self._logged.take(rollout)  # what was said before is not about rewards
+        try:
+            await scoring
+        except Exception as error:
+            for state in states:
+                state["reward"] = 0.0
+            return [*self._logged.take(rollout), describe_error(error)]
+        return self._logged.take(rollout)
 
     async def run_group(self, jobs, run):
         """All rollouts of a group, judged together; `run` plays each and gives its state or None.
@@ -161,18 +167,16 @@ class VerifiersLegacy:
         whole = [state for _, state in states if not state.get("error")]
         for state in whole:
             self._set_clients(state)
-        complaints = []
+        errors = []
         if whole:
             # Rewards that ask the policy ask as one of the members: all have the same version.
             speaker = next(job.rollout for job, state in states if state is whole[0])
             ROLLOUT.set(speaker)
-            self._complaints.take(speaker)
-            await self._call(self._env.rubric.score_group, states=whole)
-            complaints = self._complaints.take(speaker)
+            errors = await self._errors_of(self._call(self._env.rubric.score_group, states=whole), speaker, whole)
         for job, _ in states:
-            self._complaints.take(job.rollout)
+            self._logged.take(job.rollout)
         # Whose answer a reward failed at is not told: it concerns all that it compares.
-        return [(job, lambda state=state: self.report(state, complaints)) for job, state in states]
+        return [(job, lambda state=state: self.report(state, errors)) for job, state in states]
 
     async def _run_rollout(self, job):
         row, env = self._row(job.item), self._object()
@@ -230,20 +234,20 @@ class VerifiersLegacy:
             given["score_sem"] = NullSemaphore()
         await settled(function(**given))
 
-    def report(self, state, complaints):
+    def report(self, state, errors):
         error = state.get("error")
         if error is not None:
             raise error if isinstance(error, BaseException) else RuntimeError(str(error))
         reward = number(state.get("reward"))
         if reward is None:
-            raise ValueError(f"the reward is {short(state.get('reward'))}, it must be a finite number")
+            errors = [*errors, no_reward(f"the reward is {short(state.get('reward'))}, it must be a finite number")]
         metrics = {str(k): number(v) for k, v in (state.get("metrics") or {}).items()}
         return {
-            "reward": reward,
-            "coerced": len(complaints),
+            "reward": reward or 0.0,
+            "coerced": len(errors),
             "metrics": {name: value for name, value in metrics.items() if value is not None},
             "responses": _responses(state),
-            "warnings": complaints[:3],
+            "errors": errors[:3],
         }
 
     async def close(self):

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 
-from .plain import PROMPT, messages, number, plain, shown
+from .plain import PROMPT, messages, no_reward, number, plain, short, shown
 
 TASKS = 1024  # of a task set without an end
 TOKEN = "MINDS_WORKER_TOKEN"
@@ -77,8 +77,13 @@ class VerifiersV1:
         trace = trained[0]
         metrics = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         metrics.update(trace.metrics)
+        reward, errors = number(trace.reward), []
+        if reward is None:
+            errors = [no_reward(f"the reward is {short(trace.reward)}, it must be a finite number")]
         return {
-            "reward": trace.reward,
+            "reward": reward or 0.0,
+            "coerced": len(errors),
+            "errors": errors,
             "metrics": {name: float(value) for name, value in metrics.items() if number(value) is not None},
             # The library keeps no ids of answers; with as many of them as were given, all of them count.
             "answers": sum(call.node is not None for one in episode.traces for call in one.calls),

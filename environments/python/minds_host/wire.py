@@ -1,10 +1,11 @@
-"""Frames between this process and the one that started it.
+"""Messages between this process and the one that started it.
 
 Nothing that user code prints can reach them: the descriptors 0 and 1 are taken aside before anything else is imported,
 and then point to nowhere and to standard error. A thread of its own reads, so signs of life are given and answers
 arrive while the event loop is blocked. The end of the input ends the process and its whole group.
 
-A frame is its length in four bytes, big end first, and a MessagePack map.
+A message is a line of JSON. Text that is no Unicode (half a surrogate pair) is sent with `?` in its place. What JSON has no
+form for is refused where it is sent: NaN and infinities by a ValueError, bytes and foreign types by a TypeError.
 """
 
 import asyncio
@@ -13,19 +14,20 @@ import concurrent.futures
 import contextlib
 import contextvars
 import itertools
+import json
 import os
 import queue
 import select
 import signal
-import struct
 import threading
 import time
 
-LIMIT = 256 << 20  # bytes of a frame
+LIMIT = 256 << 20  # bytes of a message
 OPENING = b"\x00minds-host\n"  # whatever came before it was printed by the interpreter's start
-BEHIND = 1024  # frames that may wait to be written
+BEHIND = 1024  # messages that may wait to be written
 GRACE = 5.0  # seconds between the end of the input and the end of the process
 
+JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ROLLOUT = contextvars.ContextVar("rollout", default=None)
 
 
@@ -48,11 +50,10 @@ class RequestError(RuntimeError):
 class Wire:
     """Sends from any thread; `on_message` is called on the event loop."""
 
-    def __init__(self, incoming, outgoing, pack, unpack):
+    def __init__(self, incoming, outgoing):
         self._in, self._out = incoming, outgoing
-        self._pack, self._unpack = pack, unpack
         os.set_blocking(outgoing, False)
-        self._frames, self._writing, self._turn = collections.deque([OPENING]), False, threading.Condition()
+        self._lines, self._writing, self._turn = collections.deque([OPENING]), False, threading.Condition()
         self._calls = itertools.count(1)
         self._waiting = {}
         self._early = queue.Queue()
@@ -81,17 +82,11 @@ class Wire:
         loop.run_forever()
 
     def send(self, message):
-        frame = self._frame(message)
+        line = _encode(message)
         with self._turn:
-            while len(self._frames) >= BEHIND:
+            while len(self._lines) >= BEHIND:
                 self._turn.wait()
-            self._put(frame)
-
-    def _frame(self, message):
-        body = self._pack(message)
-        if len(body) > LIMIT:
-            raise ValueError(f"a message of {len(body)} bytes is longer than the limit of {LIMIT}")
-        return struct.pack(">I", len(body)) + body
+            self._put(line)
 
     def ask(self, op, rollout=None, **args):
         """Asks the other side; the future is resolved off the event loop, so its result may be waited for on it."""
@@ -109,19 +104,15 @@ class Wire:
         return await future
 
     def _read(self):
-        held = bytearray()
+        held = []
         try:
             while data := os.read(self._in, 1 << 16):
-                held += data
-                begin, messages = 0, []
-                while len(held) >= begin + 4:
-                    end = begin + 4 + int.from_bytes(held[begin:begin + 4], "big")
-                    if len(held) < end:
-                        break
-                    messages.append(self._unpack(bytes(held[begin + 4:end])))
-                    begin = end
-                del held[:begin]
-                self._take(messages)
+                whole, newline, rest = data.rpartition(b"\n")
+                if newline:
+                    lines = b"".join((*held, whole)).split(b"\n")
+                    held = []
+                    self._take([json.loads(line) for line in lines])
+                held.append(rest)
         finally:
             self._end()
 
@@ -134,8 +125,8 @@ class Wire:
                 running = self._loop is not None
                 lag = time.monotonic() - self._tick if running else 0.0
                 with self._turn:
-                    if len(self._frames) < BEHIND:  # so much to say is a sign of life, too
-                        self._put(self._frame({"t": "beat", "n": message["n"], "lag": lag}))
+                    if len(self._lines) < BEHIND:  # so much to say is a sign of life, too
+                        self._put(_encode({"t": "beat", "n": message["n"], "lag": lag}))
             elif kind == "answer":
                 future = self._waiting.pop(message["call"], None)
                 if isinstance(future, asyncio.Future):
@@ -152,13 +143,13 @@ class Wire:
             with contextlib.suppress(RuntimeError):  # a loop of user code may be closed by now
                 loop.call_soon_threadsafe(_do, loop, calls)
 
-    def _put(self, frame):
-        """Writes a frame, or leaves what the pipe does not take at once to the thread that may wait."""
-        if not self._frames and not self._writing:
+    def _put(self, line):
+        """Writes a message, or leaves what the pipe does not take at once to the thread that may wait."""
+        if not self._lines and not self._writing:
             with contextlib.suppress(BlockingIOError):
-                frame = frame[os.write(self._out, frame):]
-        if frame:
-            self._frames.append(frame)
+                line = line[os.write(self._out, line):]
+        if line:
+            self._lines.append(line)
             self._turn.notify_all()
 
     def _write(self):
@@ -167,10 +158,10 @@ class Wire:
         while True:
             with self._turn:
                 self._writing = False
-                while not self._frames:
+                while not self._lines:
                     self._turn.wait()
-                data, self._writing = memoryview(b"".join(self._frames)), True
-                self._frames.clear()
+                data, self._writing = memoryview(b"".join(self._lines)), True
+                self._lines.clear()
                 self._turn.notify_all()
             while data:
                 room.poll()
@@ -184,6 +175,13 @@ class Wire:
                 time.sleep(GRACE)
         finally:
             os.killpg(0, signal.SIGKILL)
+
+
+def _encode(message):
+    line = JSON.encode(message).encode("utf-8", "replace") + b"\n"
+    if len(line) > LIMIT:
+        raise ValueError(f"a message of {len(line)} bytes is longer than the limit of {LIMIT}")
+    return line
 
 
 def _do(loop, calls):

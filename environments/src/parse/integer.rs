@@ -9,7 +9,6 @@
 //!
 //! A list is `1, 2, 3`: digits without sign or separator, a comma, and any number of spaces after it.
 
-use super::json::{digits, is_whole};
 use super::{SPACE, lines};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -62,6 +61,14 @@ fn without_separators(unsigned: &str) -> Option<String> {
     let is_right = (1..=3).contains(&first.len()) && digits(first);
     let groups = rest.split(',').all(|group| group.len() == 3 && digits(group));
     (is_right && groups).then(|| unsigned.replace(',', ""))
+}
+
+fn digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn is_whole(text: &str) -> bool {
+    digits(text) && (text == "0" || !text.starts_with('0'))
 }
 
 /// Exactly `N` whole numbers of `range`, separated by commas; the whole text.

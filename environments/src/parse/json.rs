@@ -19,9 +19,8 @@ pub const LARGEST: f64 = 1e6;
 /// The number of a text that is a JSON array of exactly one number.
 #[must_use]
 pub fn lone_number(text: &str) -> Option<f64> {
-    let mut elements = elements(text)?;
-    let number = number(elements.next()?)?;
-    elements.next().is_none().then_some(number)
+    let [number]: [f64; 1] = serde_json::from_str(text).ok()?;
+    bounded(number)
 }
 
 /// The order of a text that is a JSON array of the whole numbers from 1 to `n`, each exactly once.
@@ -29,51 +28,21 @@ pub fn lone_number(text: &str) -> Option<f64> {
 /// `2.0`, `02` and `+2` are not whole numbers here, and nothing is completed or left out.
 #[must_use]
 pub fn permutation(text: &str, n: usize) -> Option<Vec<usize>> {
-    let mut seen = vec![false; n];
-    let mut order = Vec::with_capacity(n);
-    for element in elements(text)? {
-        let place = whole(element)?;
-        let seen = seen.get_mut(place.checked_sub(1)?)?;
-        if std::mem::replace(seen, true) {
-            return None;
-        }
-        order.push(place);
-    }
-    (order.len() == n).then_some(order)
-}
-
-/// What stands between the commas of an array, trimmed. An empty array has one empty element.
-fn elements(text: &str) -> Option<impl Iterator<Item = &str>> {
-    let inside = text.trim_matches(SPACE).strip_prefix('[')?.strip_suffix(']')?;
-    Some(inside.split(',').map(|element| element.trim_matches(SPACE)))
-}
-
-pub(super) fn digits(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
-}
-
-pub(super) fn is_whole(text: &str) -> bool {
-    digits(text) && (text == "0" || !text.starts_with('0'))
-}
-
-fn whole(text: &str) -> Option<usize> {
-    if is_whole(text) { text.parse().ok() } else { None }
+    let order: Vec<usize> = serde_json::from_str(text).ok()?;
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    sorted.into_iter().eq(1..=n).then_some(order)
 }
 
 /// A number by JSON's grammar, at most [`LARGEST`] in size.
 #[must_use]
 pub fn number(text: &str) -> Option<f64> {
-    let unsigned = text.strip_prefix('-').unwrap_or(text);
-    let (mantissa, exponent) =
-        unsigned.split_once(['e', 'E']).map_or((unsigned, None), |(m, e)| (m, Some(e)));
-    let (integer, fraction) = mantissa.split_once('.').map_or((mantissa, None), |(i, f)| (i, Some(f)));
-    let follows_grammar = is_whole(integer)
-        && fraction.is_none_or(digits)
-        && exponent.is_none_or(|e| digits(e.strip_prefix(['+', '-']).unwrap_or(e)));
-    if !follows_grammar {
-        return None;
-    }
-    text.parse().ok().filter(|number: &f64| number.abs() <= LARGEST)
+    let is_padded = text.starts_with(SPACE) || text.ends_with(SPACE);
+    serde_json::from_str(text).ok().filter(|_| !is_padded).and_then(bounded)
+}
+
+fn bounded(number: f64) -> Option<f64> {
+    (number.abs() <= LARGEST).then_some(number)
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use crate::error::EnvError;
 use async_trait::async_trait;
 use futures::future::join_all;
 use minds_core::environment::{
-    Environment, Item, Oracle, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionRollout,
+    Environment, Item, Oracle, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionError,
+    SessionRollout,
 };
 use minds_core::reward::{RewardError, Score};
 use minds_core::service::SamplingBackend;
@@ -68,6 +69,23 @@ impl PythonEnvironment {
         &self.description
     }
 
+    /// An item with its first prompt. An environment that makes prompts at the start of a rollout makes this one now; a
+    /// rollout of the same item begins with the same prompt unless `description().notes` says otherwise.
+    ///
+    /// # Errors
+    /// The environment raised, or asks the policy for its prompt.
+    ///
+    /// # Panics
+    /// If called on a thread of an asynchronous runtime: observing blocks.
+    pub fn observe(&self, index: u64) -> Result<Item, RewardError> {
+        let item = self.item(index);
+        if !self.rows.is_empty() {
+            return Ok(item);
+        }
+        let prompt = self.pool.first_prompt(item.index).map_err(RewardError::Environment)?;
+        Ok(Item { prompt: tools::messages(&chat_messages(&prompt.into()), &[], |_| None), ..item })
+    }
+
     fn row(&self, index: u64) -> Option<&Value> {
         self.rows.get((index % self.items()) as usize)
     }
@@ -80,7 +98,7 @@ impl PythonEnvironment {
         name: String,
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
-    ) -> Result<SessionRollout, RewardError> {
+    ) -> Result<SessionRollout, SessionError> {
         let options = self.pool.options();
         let handler = RequestHandler::new(self.pool.profile(), name.clone());
         let is_classic = self.description.kind == "classic";
@@ -91,13 +109,12 @@ impl PythonEnvironment {
             members: group.members,
             item: group.item.index,
             worker,
-            permit,
             endpoint: self.pool.endpoint().clone(),
             limits,
             fail_on_bad_reward: options.on_bad_reward == BadReward::Fail,
             bad_rewards: if is_classic { "reward_coerced" } else { "reward_errors" },
         };
-        let performance = rollout.run(handler, sampler, oracle).await?;
+        let performance = rollout.run(handler, permit, sampler, oracle).await?;
         if self.variety.is_missing(group.item.index, &performance) {
             warn!(
                 environment = self.id,
@@ -139,11 +156,11 @@ impl PythonEnvironment {
             );
             sessions
                 .into_iter()
-                .for_each(|session| session.finish(Err(RewardError::Environment(why.clone()))));
+                .for_each(|session| session.finish(Err(RewardError::Environment(why.clone()).into())));
             return;
         }
         match self.reserve(sessions.len()).await {
-            Err(error) => sessions.into_iter().for_each(|session| session.finish(Err(error.clone()))),
+            Err(error) => sessions.into_iter().for_each(|session| session.finish(Err(error.clone().into()))),
             Ok((assigned, permits)) => {
                 let limits = self.limits();
                 join_all(sessions.into_iter().zip(permits).map(|(session, permit)| {
@@ -161,7 +178,7 @@ impl PythonEnvironment {
         let preferred = self.pool.least_busy().await.ok();
         join_all(sessions.into_iter().map(|session| async {
             match self.reserve_one(preferred.as_ref()).await {
-                Err(error) => session.finish(Err(error)),
+                Err(error) => session.finish(Err(error.into())),
                 Ok((assigned, permit)) => {
                     let placement =
                         RolloutPlacement { worker: assigned.worker.clone(), permit, limits: self.limits() };
@@ -300,7 +317,7 @@ impl Environment for PythonEnvironment {
             let what = "it samples more than the answers that were given, which only a run does";
             return Err(RewardError::Unsupported(what.into()));
         }
-        Ok(result?.score)
+        result.map(|rollout| rollout.score).map_err(|failed| failed.cause)
     }
 
     fn self_driven(&self) -> Option<&dyn SelfDrivenEnvironment> {

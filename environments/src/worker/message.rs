@@ -1,6 +1,7 @@
 //! Messages between a run and a Python worker. `environments/python/minds_host` implements the same protocol.
 
 use minds_core::ids::Token;
+use minds_core::reward::RewardError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ pub(super) enum ToWorker<'a> {
     Load { path: Option<&'a str>, module: &'a str, args: &'a Map<String, Value> },
     /// Requests rows of the data for display, as many as one message holds with ease.
     Rows { call: u64, start: u64, count: u64 },
+    /// Requests the first prompt of an item: a rollout begins and ends before it samples.
+    Observe { call: u64, item: u64 },
     /// Starts one rollout in the worker.
     Run { rollout: &'a str, group: &'a str, members: usize, item: u64, url: &'a str, sampling: &'a Value },
     /// Cancels a rollout whose result is no longer needed.
@@ -51,26 +54,14 @@ pub(super) enum FromWorker {
         missing: bool,
         error: PythonError,
     },
-    Rows {
-        call: u64,
-        rows: Vec<Value>,
-    },
+    /// The rows or the messages that were requested.
+    Reply { call: u64, values: Vec<Value> },
     /// A request, with its rollout if that is known.
-    Ask {
-        call: u64,
-        rollout: Option<String>,
-        op: WorkerRequest,
-    },
+    Ask { call: u64, rollout: Option<String>, op: WorkerRequest },
     /// A heartbeat, and how many seconds ago the event loop last turned.
-    Beat {
-        n: u64,
-        lag: f64,
-    },
+    Beat { n: u64, lag: f64 },
     /// A rollout of a group whose rewards compare its members reached another phase.
-    Phase {
-        rollout: String,
-        phase: GroupPhase,
-    },
+    Phase { rollout: String, phase: GroupPhase },
     /// A rollout has ended.
     Done {
         rollout: String,
@@ -133,17 +124,21 @@ impl PythonError {
     /// Type, message and traceback of the exception.
     pub(super) fn describe(&self) -> String {
         let Self { r#type, message, traceback } = self;
-        format!("{}: {message}\n{}", r#type, traceback.trim_end())
+        format!("{}: {message}\n{traceback}", r#type).trim_end().to_owned()
     }
 }
 
 /// Result of a finished rollout.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct RolloutReport {
-    pub reward: f64,
-    /// Number of invalid rewards, and of reward functions that raised where the library turns that into 0.
+    /// `None` for a value that is not a finite number.
+    pub reward: Option<f64>,
+    /// Number of rewards that count as 0 in `reward`, because their code raised or returned no finite number.
     #[serde(default)]
     pub coerced: u32,
+    /// Why, for the first of them; none only if `coerced` is 0.
+    #[serde(default)]
+    pub errors: Vec<PythonError>,
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
     /// Ids of the completions that the rollout consists of; `None` means all of them.
@@ -152,8 +147,18 @@ pub(super) struct RolloutReport {
     /// Number of completions that the rollout consists of, if their ids are not known.
     #[serde(default)]
     pub answers: Option<usize>,
-    #[serde(default)]
-    pub warnings: Vec<String>,
+}
+
+impl RolloutReport {
+    /// Refuses a report whose number of completions is not the number that was `given`.
+    pub(super) fn check_count(&self, given: usize) -> Result<(), RewardError> {
+        match self.answers {
+            Some(told) if told != given => Err(RewardError::Environment(format!(
+                "the environment reports {told} completions, but {given} were sampled: ambiguous which of them count"
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A request of user code.

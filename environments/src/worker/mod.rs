@@ -1,8 +1,8 @@
 //! Environments that are Python packages, unchanged, in processes of their own.
 //!
 //! Whatever user code does, only the rollouts of its own process fail, each with its cause: a crash, a hang, a
-//! flood of output, a false report. A process never sees the service's key. The policy's tokens and logprobs are those
-//! that were sampled, recorded on this side; nothing that Python reports about them is trusted.
+//! flood of output, a false report. A process is never given the service's key. The policy's tokens and
+//! logprobs are those that were sampled, recorded on this side; nothing that Python reports about them is trusted.
 //!
 //! Read [`PythonEnvironment`] first; then `pool` (how many processes), `worker_process` (one of them), `rollout` (one
 //! rollout in it), `request` and `request_handler` (what a rollout may request, and what answers) and `endpoint` (the
@@ -11,7 +11,7 @@
 mod clock;
 mod endpoint;
 mod environment;
-mod frame;
+mod json_lines;
 mod locate;
 mod message;
 mod model_profile;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// What happens to a reward that is not a finite number.
+/// What happens to a reward whose code raises or returns no finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BadReward {
@@ -38,7 +38,7 @@ pub struct PythonOptions {
     pub rollout_timeout: Duration,
     /// Environment variables to pass on beside the usual ones.
     pub pass_env: Vec<String>,
-    /// What happens to a reward that is not a finite number.
+    /// What happens to a reward whose code raises or returns no finite number.
     pub on_bad_reward: BadReward,
     /// Seed of the environment's randomness.
     pub seed: u64,

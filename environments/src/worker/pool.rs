@@ -161,6 +161,15 @@ impl WorkerPool {
         }
     }
 
+    /// Messages of the first prompt of an item. Blocks.
+    pub(super) fn first_prompt(&self, item: u64) -> Result<Vec<serde_json::Value>, String> {
+        let runtime = self.runtime.as_ref().expect("it is taken only by the drop");
+        let limit = self.shared.options.rollout_timeout;
+        let prompt = async { self.least_busy().await?.first_prompt(item).await };
+        let prompt = runtime.block_on(async { tokio::time::timeout(limit, prompt).await });
+        prompt.unwrap_or_else(|_| Err(format!("its prompt did not arrive within {} s", limit.as_secs())))
+    }
+
     /// The least busy process. Starts another one if there is an empty slot and all are busy enough.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A process as the operating system sees it: its input, its group, and its end.
 
-use super::frame::FrameError;
+use super::json_lines::JsonLineError;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Maximum number of frames per write.
+/// Maximum number of messages per write.
 const BATCH: usize = 64;
 
-/// Writes frames to a process until the channel closes. Queued frames are written together: that wakes it once.
-pub(super) async fn write(mut stdin: ChildStdin, mut frames: mpsc::Receiver<Vec<u8>>) {
+/// Writes messages to a process until the channel closes. Queued ones are written together: that wakes it once.
+pub(super) async fn write(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Vec<u8>>) {
     // A process that no longer reads is dead or about to die; its end is reported elsewhere. When the worker is
-    // dropped, so is its queue of frames, and the process exits at the end of its input.
+    // dropped, so is its queue of messages, and the process exits at the end of its input.
     let mut waiting = Vec::with_capacity(BATCH);
-    while frames.recv_many(&mut waiting, BATCH).await > 0 {
+    while lines.recv_many(&mut waiting, BATCH).await > 0 {
         if stdin.write_all(&waiting.concat()).await.is_err() {
             return;
         }
@@ -33,7 +33,7 @@ impl ProcessGroup {
     pub(super) async fn end(
         mut self,
         mut kill: mpsc::Receiver<String>,
-        reader: tokio::task::JoinHandle<Result<(), FrameError>>,
+        reader: tokio::task::JoinHandle<Result<(), JsonLineError>>,
     ) -> String {
         let id = self.0.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let end_all = || {

@@ -99,13 +99,13 @@ impl RolloutRecord {
         parsed.text
     }
 
-    /// The turns of these completions, in sampling order, and the conversation before the first of
-    /// them; all turns if `ids` is `None`.
+    /// Takes the turns of these completions, in sampling order, with the conversation before the first of them; all
+    /// turns if `ids` is `None`.
     ///
     /// # Errors
     /// An id that is not in the record.
     pub(super) fn counted(
-        self,
+        &mut self,
         profile: &ModelProfile,
         ids: Option<&[String]>,
     ) -> Result<CountedTurns, String> {
@@ -116,9 +116,16 @@ impl RolloutRecord {
             ));
         }
         let counts = |turn: &RecordedTurn| ids.is_none_or(|ids| ids.contains(&turn.id));
-        let counted: Vec<RecordedTurn> = self.turns.into_iter().filter(counts).collect();
+        let all = std::mem::take(&mut self.turns).into_iter();
+        let (counted, others): (Vec<RecordedTurn>, _) = all.partition(counts);
+        self.turns = others;
         let opening = counted.first().map(|first| first.opening(profile)).unwrap_or_default();
         Ok(CountedTurns { opening, turns: counted.into_iter().map(|recorded| recorded.turn).collect() })
+    }
+
+    /// All turns, in sampling order.
+    pub(super) fn into_turns(self) -> Vec<Turn> {
+        self.turns.into_iter().map(|recorded| recorded.turn).collect()
     }
 }
 

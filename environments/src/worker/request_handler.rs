@@ -16,6 +16,7 @@ use minds_core::environment::{AdapterLease, FrozenWeights, Oracle};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
+use minds_core::rollout::Turn;
 use minds_core::sampling::{Completion, SampleRequest, SampleResponse, StopReason};
 use minds_core::service::SamplingBackend;
 use serde_json::{Value, json};
@@ -80,13 +81,18 @@ impl<'a> RequestHandler<'a> {
     }
 
     /// The turns that the rollout consists of, at least one.
-    pub(super) fn counted(self, ids: Option<&[String]>) -> Result<CountedTurns, String> {
+    pub(super) fn counted(&mut self, ids: Option<&[String]>) -> Result<CountedTurns, String> {
         let counted = self.record.counted(self.profile, ids)?;
         if counted.turns.is_empty() {
-            let why = self.too_long.map(|error| format!(": {error}")).unwrap_or_default();
+            let why = self.too_long.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
             return Err(format!("no answer of the policy counts{why}"));
         }
         Ok(counted)
+    }
+
+    /// The turns that were sampled, whether they count or not.
+    pub(super) fn into_turns(self) -> Vec<Turn> {
+        self.record.into_turns()
     }
 
     /// Adds the requester to a request's result. The request is canceled when the requester is gone.

@@ -6,7 +6,7 @@
 
 use super::clock::{ClockHold, RolloutClock};
 use super::endpoint::ModelEndpoint;
-use super::message::{GroupPhase, RolloutReport, ToWorker};
+use super::message::{GroupPhase, PythonError, RolloutReport, ToWorker};
 use super::record::CountedTurns;
 use super::request::{CompletedRequest, Requester, WorkerRequestError};
 use super::request_handler::RequestHandler;
@@ -14,7 +14,7 @@ use super::worker_process::{WorkerEvent, WorkerProcess};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use minds_core::environment::{Oracle, SessionRollout};
+use minds_core::environment::{Oracle, SessionError, SessionRollout};
 use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use minds_core::service::SamplingBackend;
 use serde_json::Value;
@@ -44,7 +44,6 @@ pub(super) struct WorkerRollout<'a> {
     pub members: usize,
     pub item: u64,
     pub worker: Arc<WorkerProcess>,
-    pub permit: OwnedSemaphorePermit,
     pub endpoint: Arc<ModelEndpoint>,
     /// Time limits of the rollout and of its group's comparison.
     pub limits: RolloutLimits,
@@ -94,14 +93,29 @@ impl WorkerRollout<'_> {
     /// Runs the rollout to its end, within its time limit.
     pub(super) async fn run(
         self,
-        handler: RequestHandler<'_>,
+        mut handler: RequestHandler<'_>,
+        permit: OwnedSemaphorePermit,
         sampler: &dyn SamplingBackend,
         oracle: &dyn Oracle,
-    ) -> Result<SessionRollout, RewardError> {
+    ) -> Result<SessionRollout, SessionError> {
+        match self.report(&mut handler, permit, sampler, oracle).await {
+            Ok(report) => self.conclude(&report, handler),
+            Err(cause) => Err(SessionError { cause, turns: handler.into_turns() }),
+        }
+    }
+
+    /// Runs the rollout until it is over, and returns what its process reports.
+    async fn report(
+        &self,
+        handler: &mut RequestHandler<'_>,
+        permit: OwnedSemaphorePermit,
+        sampler: &dyn SamplingBackend,
+        oracle: &dyn Oracle,
+    ) -> Result<RolloutReport, RewardError> {
         let mut clock = RolloutClock::start(self.limits.limit);
         // Held while the rollout waits for the other members of its group.
         let mut waiting = None;
-        let mut registration = RolloutRegistration::new(&self);
+        let mut registration = RolloutRegistration::new(self);
         let sampling = handler.sampling();
         let url = self.endpoint.url(&self.name);
         let start = ToWorker::Run {
@@ -113,7 +127,6 @@ impl WorkerRollout<'_> {
             sampling: &sampling,
         };
         self.worker.send(&start).await;
-        let mut handler = handler;
         let mut pending = FuturesUnordered::new();
         let mut requests = 0;
         let result = loop {
@@ -131,7 +144,7 @@ impl WorkerRollout<'_> {
                     let ended = timeout(GRACE, registration.ended()).await;
                     registration.over = true;
                     if ended.is_err() {
-                        registration.give_up(cancelled, self.permit).await;
+                        registration.give_up(cancelled, permit).await;
                     }
                     return Err(RewardError::Environment(format!(
                         "the rollout did not end within {} s, waits for the service not counted (`rollout_timeout_s`)",
@@ -178,18 +191,26 @@ impl WorkerRollout<'_> {
         let Some(result) = result else {
             return Err(RewardError::Environment(self.worker.exit_cause().await));
         };
-        let report = result.map_err(|error| handler.service_faults().reward_error(&error))?;
+        result.map_err(|error| handler.service_faults().reward_error(&error))
+    }
+
+    /// The rollout with the reward that its process reported.
+    fn conclude(
+        &self,
+        report: &RolloutReport,
+        mut handler: RequestHandler<'_>,
+    ) -> Result<SessionRollout, SessionError> {
+        let score = self.score(report, &handler);
         // A reward without counted turns is invalid, and the reason for that explains it.
-        let CountedTurns { opening, turns } =
-            handler.counted(report.responses.as_deref()).map_err(RewardError::Environment)?;
-        let score = self.score(&report)?;
-        if let Some(told) = report.answers.filter(|told| *told != turns.len()) {
-            let given = turns.len();
-            return Err(RewardError::Environment(format!(
-                "the environment reports {told} completions, but {given} were sampled: ambiguous which of them count"
-            )));
+        let counted = handler.counted(report.responses.as_deref()).map_err(RewardError::Environment);
+        let CountedTurns { opening, turns } = match counted {
+            Ok(counted) => counted,
+            Err(cause) => return Err(SessionError { cause, turns: handler.into_turns() }),
+        };
+        match score.and_then(|score| report.check_count(turns.len()).map(|()| score)) {
+            Ok(score) => Ok(SessionRollout { turns, opening: opening.into(), score }),
+            Err(cause) => Err(SessionError { cause, turns }),
         }
-        Ok(SessionRollout { turns, opening: opening.into(), score })
     }
 
     /// Wraps a request so that the clock stops until it is done.
@@ -216,22 +237,17 @@ impl WorkerRollout<'_> {
         }
     }
 
-    fn score(&self, report: &RolloutReport) -> Result<Score, RewardError> {
-        if report.coerced > 0 && self.fail_on_bad_reward {
-            let why = report.warnings.first().map_or("a reward was not a finite number", String::as_str);
-            return Err(RewardError::Environment(why.into()));
+    /// The reward that was reported. Rewards that raised or are not finite numbers leave none, or count as 0 if the
+    /// environment's own code is at fault and the options say so.
+    fn score(&self, report: &RolloutReport, handler: &RequestHandler<'_>) -> Result<Score, RewardError> {
+        for error in &report.errors {
+            let cause = handler.service_faults().reward_error(error);
+            if self.fail_on_bad_reward || !matches!(cause, RewardError::Environment(_)) {
+                return Err(cause);
+            }
+            warn!(rollout = self.name, %cause, "a reward counts as 0");
         }
-        for warning in &report.warnings {
-            warn!(rollout = self.name, warning, "a reward function failed and counts as 0");
-        }
-        if report.coerced > 0 && report.warnings.is_empty() {
-            warn!(
-                rollout = self.name,
-                rewards = report.coerced,
-                "a reward was not a finite number and counts as 0"
-            );
-        }
-        let reward = Reward::new(report.reward as f32)?;
+        let reward = Reward::new(report.reward.map_or(f32::NAN, |reward| reward as f32))?;
         let mut metrics: Metrics = report.metrics.clone();
         metrics.insert(self.bad_rewards.into(), f64::from(report.coerced));
         Ok(Score { reward, metrics })

@@ -2,26 +2,30 @@
 //!
 //! A process gets the variables of a list and those that the config names, never all: one outside the list cannot
 //! leak, least of all the service's key. The probe for a module gets the same
-//! variables as the process that imports it, so that both find the same module.
+//! variables as the process that imports it, so that both find the same module. On Linux a process could still read
+//! this one's variables in `/proc`, so they are hidden.
 
 use super::locate::{ModuleLocation, locate};
 use super::options::PythonOptions;
 use super::worker_files::WorkerFiles;
 use crate::error::EnvError;
 use crate::registry;
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::Command;
+#[cfg(target_os = "linux")]
+use tracing::warn;
 
 /// Source files of the worker, embedded in the binary.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 11] = [
     ("__init__.py", include_str!("../../python/minds_host/__init__.py")),
     ("randomness.py", include_str!("../../python/minds_host/randomness.py")),
     ("classic.py", include_str!("../../python/minds_host/classic.py")),
     ("client.py", include_str!("../../python/minds_host/client.py")),
-    ("codec.py", include_str!("../../python/minds_host/codec.py")),
     ("verifiers_v1.py", include_str!("../../python/minds_host/verifiers_v1.py")),
     ("verifiers_legacy.py", include_str!("../../python/minds_host/verifiers_legacy.py")),
     ("main.py", include_str!("../../python/minds_host/main.py")),
@@ -101,9 +105,20 @@ pub(super) struct WorkerSetup {
     variables: WorkerVariables,
 }
 
+/// Keeps other processes of the same user, unless it is root, from reading this one's variables and memory, which hold
+/// the service's key. It prevents core dumps, and debuggers need root. Removing the variables instead is unsafe while
+/// other threads may read them.
+fn hide_own_variables() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        warn!(%error, "Python environments may read the variables of this process");
+    }
+}
+
 impl WorkerSetup {
     /// Writes the worker's files and finds module and interpreter. The files exist as long as the folder is held.
     pub(super) fn new(options: &PythonOptions) -> Result<(Self, WorkerFiles), EnvError> {
+        hide_own_variables();
         let failed = |error: std::io::Error| EnvError::WorkerSetup(error.to_string());
         let folder = WorkerFiles::create().map_err(failed)?;
         let package = folder.path().join("minds_host");

@@ -5,7 +5,7 @@
 //! is killed; all processes that it has started end with it.
 
 use super::endpoint;
-use super::frame::{self, FrameError};
+use super::json_lines::{self, JsonLineError};
 use super::message::{
     EnvDescription, FromWorker, GroupPhase, ModelInfo, PythonError, RolloutReport, ToWorker, WorkerRequest,
 };
@@ -34,8 +34,8 @@ const SILENCE: Duration = Duration::from_secs(120);
 const STANDSTILL: Duration = Duration::from_secs(30);
 /// An event loop that has not turned for this long counts as blocked: it turns twice a second when idle.
 const BLOCKED: Duration = Duration::from_secs(2);
-/// Maximum number of frames in the write queue.
-const MAX_QUEUED_FRAMES: usize = 1024;
+/// Maximum number of messages in the write queue.
+const MAX_QUEUED_MESSAGES: usize = 1024;
 
 /// Events of a rollout that its process reports.
 #[derive(Debug)]
@@ -57,8 +57,8 @@ pub(super) enum WorkerStartError {
     Failed(String),
 }
 
-/// Rows of the data, or the exception that prevented them.
-type RowsResult = Result<Vec<Value>, PythonError>;
+/// Rows or messages that were requested, or the exception that prevented them.
+type CallResult = Result<Vec<Value>, PythonError>;
 
 /// A process that has loaded an environment.
 pub(super) struct WorkerProcess {
@@ -70,9 +70,9 @@ pub(super) struct WorkerProcess {
     /// Number of responses that the service owes to its rollouts.
     pub(super) pending_responses: AtomicUsize,
     profile: Arc<ModelProfile>,
-    frames: mpsc::Sender<Vec<u8>>,
+    lines: mpsc::Sender<Vec<u8>>,
     rollouts: Mutex<HashMap<String, mpsc::Sender<WorkerEvent>>>,
-    calls: Mutex<HashMap<u64, oneshot::Sender<RowsResult>>>,
+    calls: Mutex<HashMap<u64, oneshot::Sender<CallResult>>>,
     next_call: AtomicU64,
     kill: mpsc::Sender<String>,
     /// Whether a kill was requested, though it may not have ended yet.
@@ -124,7 +124,7 @@ impl WorkerProcess {
         };
         let tail = OutputTail::default();
         let output = tokio::spawn(tail.clone().follow(name.clone(), stderr));
-        let (frames, to_write) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let (lines, to_write) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let (kill, killed) = mpsc::channel(1);
         let (exited, exit) = watch::channel(None);
         let now = Instant::now();
@@ -134,7 +134,7 @@ impl WorkerProcess {
             assigned: AtomicUsize::new(0),
             pending_responses: AtomicUsize::new(0),
             profile: profile.clone(),
-            frames,
+            lines,
             rollouts: Mutex::default(),
             calls: Mutex::default(),
             next_call: AtomicU64::new(1),
@@ -183,16 +183,16 @@ impl WorkerProcess {
 
     /// Sends a message to the process; has no effect if the process is dead.
     pub(super) async fn send(&self, message: &ToWorker<'_>) {
-        match frame::encode(message) {
-            Some(frame) => drop(self.frames.send(frame).await),
-            None => self.kill("it was to be sent a frame that is too long".into()),
+        match json_lines::encode(message) {
+            Some(line) => drop(self.lines.send(line).await),
+            None => self.kill("it was to be sent a message that is too long".into()),
         }
     }
 
     /// Sends a message without waiting for space in the queue; drops it if the queue is full.
     pub(super) fn try_send(&self, message: &ToWorker<'_>) {
-        if let Some(frame) = frame::encode(message) {
-            drop(self.frames.try_send(frame));
+        if let Some(line) = json_lines::encode(message) {
+            drop(self.lines.try_send(line));
         }
     }
 
@@ -210,12 +210,21 @@ impl WorkerProcess {
 
     /// Rows of the data from `start`, at most `count`.
     pub(super) async fn rows(&self, start: u64, count: u64) -> Result<Vec<Value>, String> {
+        self.call(|call| ToWorker::Rows { call, start, count }).await
+    }
+
+    /// Messages of the first prompt of an item.
+    pub(super) async fn first_prompt(&self, item: u64) -> Result<Vec<Value>, String> {
+        self.call(|call| ToWorker::Observe { call, item }).await
+    }
+
+    async fn call(&self, message: impl FnOnce(u64) -> ToWorker<'static>) -> Result<Vec<Value>, String> {
         let call = self.next_call.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
         lock(&self.calls).insert(call, sender);
-        self.send(&ToWorker::Rows { call, start, count }).await;
+        self.send(&message(call)).await;
         match answer.await {
-            Ok(Ok(rows)) => Ok(rows),
+            Ok(Ok(values)) => Ok(values),
             Ok(Err(error)) => Err(error.describe()),
             Err(_) => Err(self.exit_cause().await),
         }
@@ -278,10 +287,10 @@ impl WorkerProcess {
         worker: std::sync::Weak<Self>,
         stdout: ChildStdout,
         loaded: oneshot::Sender<Result<EnvDescription, (bool, PythonError)>>,
-    ) -> Result<(), FrameError> {
+    ) -> Result<(), JsonLineError> {
         let mut stream = BufReader::with_capacity(1 << 16, stdout);
         let mut loaded = Some(loaded);
-        if !frame::open(&mut stream).await? {
+        if !json_lines::open(&mut stream).await? {
             return Ok(());
         }
         let alive = || {
@@ -289,7 +298,7 @@ impl WorkerProcess {
                 worker.heartbeat.send_modify(|heartbeat| heartbeat.heard = Instant::now());
             }
         };
-        while let Some(message) = frame::read(&mut stream, alive).await? {
+        while let Some(message) = json_lines::read(&mut stream, alive).await? {
             let Some(worker) = worker.upgrade() else { return Ok(()) };
             let now = Instant::now();
             match message {
@@ -304,7 +313,7 @@ impl WorkerProcess {
                     }
                 }
                 FromWorker::Failed { call, error, .. } => worker.resolve_call(call, Err(error)),
-                FromWorker::Rows { call, rows } => worker.resolve_call(call, Ok(rows)),
+                FromWorker::Reply { call, values } => worker.resolve_call(call, Ok(values)),
                 FromWorker::Beat { n, lag } => {
                     let ago = Duration::try_from_secs_f64(lag).unwrap_or_default();
                     worker.heartbeat.send_modify(|heartbeat| {
@@ -325,7 +334,7 @@ impl WorkerProcess {
                     let result = match (report, error) {
                         (_, Some(error)) => Err(error),
                         (Some(report), None) => Ok(report),
-                        (None, None) => Ok(RolloutReport { reward: f64::NAN, ..RolloutReport::default() }),
+                        (None, None) => Ok(RolloutReport::default()),
                     };
                     worker.deliver(&rollout, WorkerEvent::Done(result)).await;
                 }
@@ -364,7 +373,7 @@ impl WorkerProcess {
         }
     }
 
-    fn resolve_call(&self, call: u64, result: RowsResult) {
+    fn resolve_call(&self, call: u64, result: CallResult) {
         if let Some(requester) = lock(&self.calls).remove(&call) {
             drop(requester.send(result));
         }

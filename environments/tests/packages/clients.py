@@ -53,6 +53,28 @@ class Clients:
         await self.sampler.sample_async([1, 2, 3], sampling_params={"seed": int(seed), "stop": []})
         return 1.0
 
+    async def nan(self, _):
+        await self.sampler.sample_async([1, 2, 3], sampling_params={"temperature": float("nan")})
+
+    async def half_a_pair(self, _):
+        return float(self.tokenizer.decode(self.tokenizer.encode("\ud83dx")) == "?x")
+
+    async def big(self, _):
+        await self.sampler.sample_async([1, 2, 3], sampling_params={"seed": 2**64})
+
+    async def big_token(self, _):
+        self.tokenizer.decode([1, 2**32])
+
+    async def negative(self, _):
+        await self.sampler.sample_async([1, 2, 3], num_samples=-1)
+
+    async def data(self, _):
+        self.tokenizer.encode(b"bytes")
+
+    async def strange_messages(self, _):
+        message = {"role": "user", "content": "x", "seen": {b"bytes": 2**70, (1, 2): float("inf")}}
+        return float(self.tokenizer.apply_chat_template([message]) == self.tokenizer.apply_chat_template([{"role": "user", "content": "x"}]))
+
     async def mixed(self, _):
         await self.sampler.sample_async([1, 2, 3], sampling_params={"stop": [1, "x"]})
 

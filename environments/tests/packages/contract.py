@@ -193,7 +193,37 @@ class Builder:
         return [Rendered(sampling_client, service_client, base_model)]
 
 
+class Asking:
+    """Asks the policy for its first observation."""
+
+    def __init__(self, client):
+        self.client = client
+
+    async def initial_observation(self):
+        return f"Again: {len((await self.client.sample_async([1, 2, 3])).sequences[0].tokens)}"
+
+    def step(self, action):
+        return {"reward": 1.0}
+
+
+class Asker:
+    def build(self, sampling_client):
+        return Asking(sampling_client)
+
+
+def raising(completion):
+    raise KeyError(completion[-1]["content"])
+
+
+class Raising:
+    """A reward function that raises, one that returns None, and one that returns a number."""
+
+    dataset = [{"question": "q"}]
+    rubric = Rubric(raising, lambda completion: None, lambda completion: 1.0)
+
+
 CASES = {
+    "raising": Raising, "asking": Asker,
     "paid": Paid, "closed": Closed, "nested": Nested, "frozen": Frozen, "unsettable": Unsettable, "iterating": Iterating,
     "rendered": Builder, "types": Types, "heavy": Heavy, "drawn": lambda: Drawn(False), "seeded": lambda: Drawn(True),
 }

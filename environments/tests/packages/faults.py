@@ -60,6 +60,9 @@ class Faults:
     async def exiting(self, _):
         raise SystemExit(3)
 
+    async def unreachable(self, _):
+        raise ConnectionRefusedError(111, "Connection refused")
+
     async def text_reward(self, _):
         return "very good"
 
@@ -84,7 +87,7 @@ class Faults:
         return 1.0
 
     async def lie(self, hexadecimal):
-        # The descriptor of the frames can only be found by trying all of them.
+        # The descriptor of the messages can only be found by trying all of them.
         for fd in range(3, 64):
             try:
                 os.write(fd, bytes.fromhex(hexadecimal))

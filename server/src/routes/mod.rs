@@ -13,6 +13,7 @@ pub(crate) use rest::delete_expired;
 
 use crate::api_error::ApiError;
 use crate::body::RequestBody;
+use crate::model_handle::ModelHandle;
 use crate::operation::ModelOperation;
 use crate::outcome::json;
 use crate::state::ServerState;
@@ -140,16 +141,23 @@ fn numbered<T: DeserializeOwned>(
         if let Ok(SequencedRequest { model_id, seq_id: number @ Some(_) }) = body.json()
             && let Ok(handle) = server.model(&model_id)
         {
-            let error = BackendError::Rejected(error.detail.clone());
-            // The client gets the error at once and does not fetch this result.
-            drop(handle.submit(
-                &server.futures,
-                number,
-                body.bytes.len(),
-                ModelOperation::Invalid { kind, error },
-            ));
+            use_up_number(server, &handle, number, kind, error);
         }
     })
+}
+
+/// Counts the number of a refused request as arrived.
+fn use_up_number(
+    server: &ServerState,
+    handle: &ModelHandle,
+    number: Option<i64>,
+    kind: &'static str,
+    error: &ApiError,
+) {
+    let error = BackendError::Rejected(error.detail.clone());
+    let operation = ModelOperation::Invalid { kind, error };
+    // The client gets the error at once and does not fetch this result.
+    drop(handle.submit(&server.futures, number, 0, operation));
 }
 
 /// Response to a request whose result is fetched later.

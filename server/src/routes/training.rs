@@ -1,6 +1,6 @@
 //! Passes and optimizer steps.
 
-use super::{RouteResult, future_response, numbered};
+use super::{RouteResult, future_response, numbered, use_up_number};
 use crate::api_error::ApiError;
 use crate::body::{RequestBody, SmallBody, parse_blocking};
 use crate::operation::{ModelOperation, kind};
@@ -32,7 +32,8 @@ pub(super) async fn forward_backward(
             let with_gradients = !request.forward_only;
             Ok(ReceivedPass {
                 model: request.model_id,
-                number: Some(request.seq_id.into()),
+                // Protobuf writes no 0: here it is a number that was left out.
+                number: (request.seq_id != 0).then(|| request.seq_id.into()),
                 with_gradients,
                 pass,
             })
@@ -84,9 +85,13 @@ pub(super) async fn optim_step(
         Some(_) => {
             Err(BackendError::Unsupported("only the optimizer adamw is supported: send adam_params".into()))
         }
-        None => adam_from_wire(&request.adam_params.unwrap_or_default())
-            .map(ModelOperation::Step)
-            .map_err(Into::into),
+        None => {
+            let params = adam_from_wire(&request.adam_params.unwrap_or_default());
+            let params = params.map_err(|error| ApiError::from(BackendError::from(error)));
+            Ok(ModelOperation::Step(params.inspect_err(|error| {
+                use_up_number(&server, &handle, request.seq_id, kind::OPTIM_STEP, error);
+            })?))
+        }
     };
     let operation = ModelOperation::or_invalid(kind::OPTIM_STEP, operation);
     let request_id = handle.submit(&server.futures, request.seq_id, body.bytes.len(), operation)?;

@@ -155,8 +155,59 @@ fn a_refused_request_uses_its_number_up() {
             assert!(failed["error"].as_str().unwrap().contains(word), "{failed}");
         }
         let bad_step = json!({"model_id": model, "seq_id": 5, "adam_params": {"learning_rate": -1.0}});
-        assert_eq!(server.ask("optim_step", &bad_step).await["category"], "user");
+        assert_eq!(server.try_post("optim_step", &bad_step).await.0, 400);
         loss(&server.ask("forward", &forward(&model, 6)).await);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_step_setting_out_of_range_is_refused_by_name() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let model = server.model().await;
+        server.post("forward_backward", &backward(&model, 1)).await;
+        let settings = [
+            ("learning_rate", -1e-9),
+            ("beta1", 1.0),
+            ("beta2", -0.1),
+            ("eps", -1e-12),
+            ("weight_decay", -0.1),
+            ("grad_clip_norm", -1.0),
+        ];
+        for (number, (key, value)) in (2..).zip(settings) {
+            let step = json!({"model_id": model, "seq_id": number, "adam_params": {key: value}});
+            // A repeated request gets the same refusal.
+            for _ in 0..2 {
+                let (status, refused) = server.try_post("optim_step", &step).await;
+                let detail = refused["detail"].as_str().unwrap();
+                assert!(status == 400 && detail.contains(&format!("{key} is ")), "{status}: {refused}");
+            }
+        }
+        let edge =
+            json!({"learning_rate": 0.0, "beta1": 0.0, "beta2": 0.0, "eps": 0.0, "grad_clip_norm": 0.0});
+        let step = json!({"model_id": model, "seq_id": 8, "adam_params": edge});
+        assert!(server.ask("optim_step", &step).await["metrics"]["grad_norm"].is_number());
+        server.stop().await;
+    });
+}
+
+#[test]
+fn number_0_is_a_number_like_any_other() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let model = server.model().await;
+        // The step of number 2 waits for number 1, and nothing waits for number 0.
+        let stepped = server.post("optim_step", &step(&model, 2)).await;
+        let first = server.post("forward_backward", &backward(&model, 0)).await;
+        let again = server.post("forward_backward", &backward(&model, 0)).await;
+        assert_eq!(first["request_id"], again["request_id"], "it is executed once");
+        let (status, other) = server.try_post("optim_step", &step(&model, 0)).await;
+        assert_eq!(status, 400, "a number stands for one request: {other}");
+        let before = loss(&server.result(&first).await);
+        let second = loss(&server.ask("forward", &forward(&model, 1)).await);
+        server.result(&stepped).await;
+        assert_eq!(before, second);
         server.stop().await;
     });
 }

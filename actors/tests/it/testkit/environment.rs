@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use minds_core::chat::{Message, ParsedCompletion, Renderer, Role, Termination};
 use minds_core::datum::Datum;
 use minds_core::environment::{
-    Environment, EnvironmentReply, Item, RolloutSession, ScoringContext, SelfDrivenEnvironment,
+    Environment, EnvironmentReply, Item, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionError,
     SessionRollout,
 };
 use minds_core::ids::{RolloutId, Token};
@@ -169,7 +169,8 @@ impl SelfDrivenEnvironment for ScriptedEnvironment {
                 let answer = session.sampler.sample(request).await.unwrap().sequences.remove(0);
                 let before = prompt.clone().into();
                 prompt.extend(&answer.tokens);
-                turns.push(Turn { prompt: before, completion: answer, text: String::new(), complete: true });
+                let text = format!("turn {}", turns.len());
+                turns.push(Turn { prompt: before, completion: answer, text, complete: true });
                 tokio::time::sleep((self.latency)(session.rollout, 0)).await;
             }
             for _ in 0..self.questions {
@@ -181,7 +182,7 @@ impl SelfDrivenEnvironment for ScriptedEnvironment {
                     let score = Score { reward: Reward::new(value).unwrap(), metrics: Metrics::new() };
                     session.finish(Ok(SessionRollout { turns, opening: Arc::default(), score }));
                 }
-                Judge::Missing(missing) => session.finish(Err(missing)),
+                Judge::Missing(cause) => session.finish(Err(SessionError { cause, turns })),
                 Judge::Panic(words) => panic!("{words}"),
                 Judge::Never => {}
             }

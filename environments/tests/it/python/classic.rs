@@ -95,7 +95,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
 }
 
 #[test]
-fn a_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
+fn a_failed_or_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let env = open("faults");
     for word in ["text_reward", "no_reward", "nan"] {
         let found = cause(&answers(&env, 0, &[word])[0]);
@@ -106,14 +106,53 @@ fn a_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let mut lenient = options("faults", &json!({}));
     lenient.on_bad_reward = BadReward::Zero;
     let env = try_open(lenient).unwrap();
-    for word in ["text_reward", "no_reward", "nan"] {
+    for word in ["text_reward", "no_reward", "nan", "raising x"] {
         let found = answers(&env, 0, &[word]).remove(0).unwrap();
         assert_eq!((found.score.reward.get(), found.score.metrics["reward_coerced"]), (0.0, 1.0), "{word}");
     }
     assert!(
-        cause(&answers(&env, 0, &["raising x"])[0]).contains("ValueError: x"),
-        "an exception is not a reward"
+        cause(&answers(&env, 0, &["exiting"])[0]).contains("SystemExit"),
+        "the end of a process is not a reward"
     );
+    let unreachable = answers(&env, 0, &["unreachable"]).remove(0).unwrap_err();
+    assert!(unreachable.cause.is_unanswered(), "a service is not reward code: {unreachable}");
+}
+
+#[test]
+fn observe_shows_the_prompt_that_a_rollout_of_the_item_begins_with() {
+    let env = open("observe");
+    for item in [0, 3, 4] {
+        assert_eq!(
+            env.item(item).prompt.is_empty(),
+            item > 0,
+            "only the first prompt is known after loading"
+        );
+        let shown = env.observe(item).unwrap();
+        let played = play(&env, item, &Scripted::new(|_, _| "1".into())).unwrap();
+        assert_eq!((shown.index, &shown.prompt[..]), (item, &*played.opening));
+    }
+    let rows = open("rows");
+    assert_eq!(rows.observe(1).unwrap(), rows.item(1));
+    let tokens = try_open(options("clients", &json!({}))).unwrap();
+    assert_eq!(tokens.observe(2).unwrap().prompt, [Message::user("What?")]);
+
+    let asking = try_open(options("contract", &json!({"case": "asking"}))).unwrap();
+    let why = asking.observe(1).unwrap_err().to_string();
+    assert!(why.contains("the policy can be queried only during a rollout"), "{why}");
+    assert_eq!(reward(&answers(&asking, 1, &["x"])[0]), 1.0, "the process still works");
+}
+
+#[test]
+fn a_reward_function_that_counts_as_zero_leaves_the_others_unchanged() {
+    let mut options = options("contract", &json!({"case": "raising"}));
+    let strict = try_open(options.clone()).unwrap();
+    let found = cause(&answers(&strict, 0, &["y"])[0]);
+    assert!(found.contains("KeyError: 'y'") && found.contains("in raising"), "{found}");
+
+    options.on_bad_reward = BadReward::Zero;
+    let score = answers(&try_open(options).unwrap(), 0, &["y"]).remove(0).unwrap().score;
+    let told = ["reward_coerced", "raising"].map(|name| score.metrics[name]);
+    assert_eq!((score.reward.get(), told), (1.0, [2.0, 0.0]));
 }
 
 #[test]

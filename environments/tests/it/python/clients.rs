@@ -90,6 +90,24 @@ fn an_argument_that_cannot_be_done_is_refused_by_its_name() {
     }
 }
 
+/// One process runs all of them: none of these values ends it.
+#[test]
+fn values_that_json_cannot_express_are_refused_where_they_are_sent() {
+    let cases = [
+        ("nan", &["not JSON compliant", "sample_async"][..]),
+        ("big", &["seed is 18446744073709551616"]),
+        ("big_token", &["token ids lie between 1 and 4294967296"]),
+        ("negative", &["num_samples is -1"]),
+        ("data", &["TypeError", "bytes"]),
+    ];
+    let found = played(&cases.map(|(word, _)| word));
+    for (outcome, (word, parts)) in found.iter().zip(cases) {
+        assert!(parts.iter().all(|part| cause(outcome).contains(part)), "{word}: {outcome:?}");
+    }
+    let found = played(&["half_a_pair", "strange_messages"]);
+    assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [1.0; 2]);
+}
+
 #[test]
 fn an_empty_stop_disables_stops_and_a_missing_one_is_the_runs() {
     for (stop, expected) in [

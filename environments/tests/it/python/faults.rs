@@ -108,7 +108,17 @@ fn an_exception_is_a_cause_with_its_place() {
 }
 
 #[test]
-fn output_never_reaches_the_frames_and_never_stalls() {
+fn a_failed_rollout_keeps_its_sampled_turns() {
+    let env = faults(|options| options.rollout_timeout = Duration::from_secs(4));
+    for word in ["raising x", "exiting", "wait 600", "leave 3"] {
+        let failed = answers(&env, 0, &[word]).remove(0).unwrap_err();
+        let texts: Vec<&str> = failed.turns.iter().map(|turn| &*turn.text).collect();
+        assert_eq!(texts, [word], "{failed}");
+    }
+}
+
+#[test]
+fn output_never_reaches_the_messages_and_never_stalls() {
     let env = faults(|_| ());
     assert_eq!(reward(&answers(&env, 0, &["chatter"])[0]), 1.0);
     assert_eq!(reward(&answers(&env, 0, &["flood 200"])[0]), 1.0);
@@ -116,16 +126,13 @@ fn output_never_reaches_the_frames_and_never_stalls() {
 }
 
 #[test]
-fn a_malformed_frame_ends_the_process_at_once() {
+fn a_malformed_message_ends_the_process_at_once() {
     let env = faults(|_| ());
-    for (bytes, words) in [
-        ("ffffffff", "a frame of 4294967295 bytes"),
-        // Five bytes that are no map, and a map of a kind that is not known.
-        ("0000000568656c6c6f", "a frame that cannot be read"),
-        ("0000000581a17401c0", "a frame that cannot be read"),
-    ] {
+    // Text, bytes that are not, a map of a kind that is not known; and text that the next heartbeat ends.
+    for line in [&b"hello\n"[..], b"\xff\xff\n", b"{\"t\": 1}\n", b"hello"] {
+        let bytes: String = line.iter().map(|byte| format!("{byte:02x}")).collect();
         let found = cause(&answers(&env, 0, &[&format!("lie {bytes}")])[0]);
-        assert!(found.contains(words), "{bytes}: {found}");
+        assert!(found.contains("a line that is not a message"), "{bytes}: {found}");
         still_plays(&env);
     }
 }
@@ -154,7 +161,12 @@ fn a_process_sees_the_variables_of_the_list_and_those_that_are_named() {
             "environment TINKER_API_KEY",
         ],
     );
-    // The test itself runs with all of cargo's variables.
+    // The test itself runs with all of cargo's variables, and hides them from the processes of its user.
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{DumpableBehavior, dumpable_behavior};
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+    }
     assert!(std::env::var("CARGO_PKG_NAME").is_ok());
     assert_eq!(found.iter().map(reward).collect::<Vec<_>>(), [1.0, 1.0, 0.0, 0.0]);
 }
@@ -177,7 +189,7 @@ fn a_service_that_fails_is_named_as_the_cause() {
     });
     let found = super::play(&env, 0, &policy);
     assert!(cause(&found).contains("the engine is being repaired"), "{found:?}");
-    assert!(found.err().unwrap().is_retryable());
+    assert!(found.err().unwrap().cause.is_retryable());
 }
 
 #[test]

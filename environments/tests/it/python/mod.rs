@@ -14,7 +14,8 @@ use async_trait::async_trait;
 use minds_core::chat::Tokenizer as _;
 use minds_core::datum::Datum;
 use minds_core::environment::{
-    AdapterLease, Environment as _, Oracle, RolloutSession, SelfDrivenEnvironment as _, SessionRollout,
+    AdapterLease, Environment as _, Oracle, RolloutSession, SelfDrivenEnvironment as _, SessionError,
+    SessionRollout,
 };
 use minds_core::ids::{GroupId, RolloutId, Token};
 use minds_core::loss::Loss;
@@ -175,7 +176,7 @@ impl TrainingBackend for Halving {
     }
 }
 
-pub type Outcome = Result<SessionRollout, RewardError>;
+pub type Outcome = Result<SessionRollout, SessionError>;
 
 pub fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
