@@ -106,16 +106,10 @@ fn main() {
     const TIMES: u32 = 1_000_000;
     let begun = Instant::now();
     let (id, item) = (RolloutId { group: GroupId(0), member: 0 }, ItemKey { component: 0, item: 0 });
-    let rollout = Ok::<_, String>(Rollout {
-        id,
-        item,
-        policy: PolicyVersion(0),
-        turns: vec![],
-        opening: Arc::default(),
-    });
+    let rollout = Rollout::new(id, item, PolicyVersion(0));
     for n in 0..TIMES {
         let took = Duration::from_micros(u64::from(n));
-        meters.rollout("an_environment", &rollout, took);
+        meters.rollout("an_environment", Some(&rollout), took);
         meters.scored("an_environment", f64::from(n % 7) / 7.0, took);
     }
     let each = begun.elapsed().as_secs_f64() / f64::from(TIMES);

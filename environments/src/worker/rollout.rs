@@ -6,7 +6,7 @@
 
 use super::clock::{ClockHold, RolloutClock};
 use super::endpoint::ModelEndpoint;
-use super::message::{GroupPhase, PythonError, RolloutReport, ToWorker};
+use super::message::{GroupPhase, RolloutReport, ToWorker};
 use super::record::CountedTurns;
 use super::request::{CompletedRequest, Requester, WorkerRequestError};
 use super::request_handler::RequestHandler;
