@@ -13,6 +13,4 @@ pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, evaluation, options, oracle, parts, reference, restore_memories,
     retry, shadow,
 };
-pub use service::{
-    ModelService, check_key, model, no_model, probe_service, renderer, renderer_name, service,
-};
+pub use service::{ModelService, check_key, no_model, probe_service, renderer, renderer_name, service};

@@ -8,7 +8,7 @@ use super::{print_line, progress, resume};
 use crate::assemble::{self, ModelService};
 use crate::cli;
 use crate::config::{ProcessVariables, RunPlan};
-use crate::dashboard::{self, DashboardListener, RunInfo, RunView};
+use crate::dashboard::{DashboardListener, RunInfo, RunView};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::ProgressBars;
