@@ -83,9 +83,13 @@ impl HostedService for PlainService {
         unsupported("does not list its checkpoints")
     }
 
-    /// It is found out when the weights are loaded.
-    async fn has_checkpoint(&self, _: &CheckpointAddress) -> Result<bool, BackendError> {
-        Ok(true)
+    /// Opens the checkpoint, because there is no other way to know.
+    async fn has_checkpoint(&self, address: &CheckpointAddress) -> Result<bool, BackendError> {
+        match self.0.sampler_from(&address.to_string()).await {
+            Ok(_) => Ok(true),
+            Err(BackendError::Rejected(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     async fn checkpoint_spec(&self, _: &CheckpointAddress) -> Result<Option<LoraSpec>, BackendError> {

@@ -228,13 +228,17 @@ fn embedded(
 }
 
 /// A model with its tokenizer.
-pub type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
+pub(super) type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 
 /// Fetches a model by its name, with its tokenizer; `seed` sets the weights of the random one.
 ///
 /// # Errors
 /// The model cannot be fetched or read.
-pub fn model(name: &str, seed: u64, progress: &FetchProgress) -> Result<ModelAndTokenizer, CommandError> {
+pub(super) fn model(
+    name: &str,
+    seed: u64,
+    progress: &FetchProgress,
+) -> Result<ModelAndTokenizer, CommandError> {
     let cache = ModelCache::from_env();
     let source = minds_models::resolve(name, &cache, progress).or_exit(ProcessExit::Unavailable)?;
     match source.open().or_exit(ProcessExit::Unavailable)? {
