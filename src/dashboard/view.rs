@@ -169,10 +169,10 @@ impl RunView {
     }
 
     /// Records an evaluation and sends it to open connections.
-    pub fn add_evaluation(&self, evaluation: EvaluationRecord) {
+    pub fn add_evaluation(&self, evaluation: &EvaluationRecord) {
         let step = evaluation.step;
-        self.send("evaluation", &evaluation);
-        self.history().evaluations.push(evaluation);
+        self.send("evaluation", evaluation);
+        self.history().evaluations.push(evaluation.clone());
         self.add_event(EventLevel::Info, format!("measured the weights of step {step}"));
     }
 

@@ -144,8 +144,8 @@ impl<'a> RunMonitor<'a> {
             }
             Some(PipelineEvent::Evaluated(evaluation)) => {
                 self.folder.add_evaluation(&evaluation).or_exit(ProcessExit::Failed)?;
+                self.view.add_evaluation(&evaluation);
                 eval::show(&evaluation);
-                self.view.add_evaluation(evaluation);
             }
             Some(PipelineEvent::Ended { step }) => return Ok(Some(step)),
             Some(PipelineEvent::Failed(why)) => {
