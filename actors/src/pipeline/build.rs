@@ -88,6 +88,8 @@ impl<'a> SharedParts<'a> {
             stopping,
             events,
         };
+        // Set once: each pipeline has a budget of its own.
+        drop(shared.queries.activity.set(shared.activity.clone()));
         // Components of weight 0 are evaluated, which is not counted here.
         let trained = shared.components.iter().filter(|c| c.weight > 0.0);
         shared.meters.begin(trained.map(|c| c.name.as_str()));

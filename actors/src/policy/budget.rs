@@ -2,11 +2,13 @@
 //!
 //! A query that finds the step's budget used up waits for the next step, so that work ahead of the trainer slows
 //! down and no sample is lost. With a budget too small for a single batch, all queries would wait for a step that
-//! cannot come: after [`QueryLimits::wait_limit`] the reward fails with that cause.
+//! cannot come: after [`QueryLimits::wait_limit`] in which nothing was sampled, trained or exported, the reward fails
+//! with that cause. An outage keeps such requests under way, so it fails no reward here.
 
 use super::frozen::FrozenSamplers;
 use super::shadow_request::{AdapterLeaseRequest, LogprobDeltaRequest};
 use crate::mailbox::MailboxSender;
+use crate::telemetry::activity::Activity;
 use crate::telemetry::shadow_meter::{ShadowMeter, ShadowMeterReading};
 use minds_core::reward::RewardError;
 use minds_core::service::Service;
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 /// Bounds on the rewards' queries.
@@ -25,8 +27,8 @@ pub struct QueryLimits {
     pub concurrency: NonZeroUsize,
     /// Most queries sent between two steps; `None` for no bound.
     pub per_step: Option<NonZeroU64>,
-    /// How long a query waits for the next step once the budget is used up. Keep it under the rewards' own time
-    /// limit, which would hide the cause.
+    /// How long a query waits for the next step while nothing that leads to one is under way. Keep it under the rewards'
+    /// own time limit, which would hide the cause.
     pub wait_limit: Duration,
 }
 
@@ -55,7 +57,12 @@ pub struct QueryBudget {
     pub(crate) leases: OnceLock<MailboxSender<AdapterLeaseRequest>>,
     /// Frozen weights, once there is a service that has them.
     pub(crate) frozen: OnceLock<Arc<FrozenSamplers>>,
+    /// What the pipeline is doing, once there is one.
+    pub(crate) activity: OnceLock<Activity>,
 }
+
+/// How often a query that waits for the next step looks whether one can still come.
+const WAIT_TICK: Duration = Duration::from_secs(1);
 
 impl Default for QueryBudget {
     fn default() -> Self {
@@ -78,6 +85,7 @@ impl QueryBudget {
             shadow: OnceLock::new(),
             leases: OnceLock::new(),
             frozen: OnceLock::new(),
+            activity: OnceLock::new(),
         }
     }
 
@@ -151,7 +159,22 @@ impl QueryBudget {
                 drop(spent.wait_for(|spent| *spent < most).await);
             }
         };
-        timeout(self.limits.wait_limit, waiting).await.map_err(|_| RewardError::Budget(most))
+        tokio::select! {
+            () = waiting => Ok(()),
+            () = self.deadlock() => Err(RewardError::Budget(most)),
+        }
+    }
+
+    /// Ends once nothing that leads to a step has been under way for the wait limit, all told.
+    async fn deadlock(&self) {
+        let mut idle = Duration::ZERO;
+        while idle < self.limits.wait_limit {
+            sleep(WAIT_TICK).await;
+            let busy = self.activity.get().is_some_and(|activity| activity.now().lead_to_a_step());
+            if !busy {
+                idle += WAIT_TICK;
+            }
+        }
     }
 
     /// Begins the next step's budget.
@@ -209,6 +232,7 @@ impl QueryCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::activity::ActivityKind;
 
     fn limits(concurrency: usize, per_step: u64) -> QueryLimits {
         QueryLimits {
@@ -253,6 +277,24 @@ mod tests {
         });
         assert_eq!(answers, vec![Ok(()); 5]);
         assert_eq!((queries.sent(), *queries.spent.borrow()), (5, 2));
+    }
+
+    /// As in an outage: requests are under way for as long as the service is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_limit_does_not_count_while_requests_that_lead_to_a_step_are_under_way() {
+        let queries = QueryBudget::new(limits(8, 1));
+        let activity = Activity::default();
+        assert!(queries.activity.set(activity.clone()).is_ok());
+        queries.admit().await.map(drop).expect("the first");
+        let begun = Instant::now();
+        let outage = async {
+            let training = activity.enter(ActivityKind::Training);
+            sleep(Duration::from_secs(3600)).await;
+            drop(training);
+        };
+        let (missing, ()) = tokio::join!(queries.admit(), outage);
+        assert_eq!(missing.map(drop), Err(RewardError::Budget(1)));
+        assert_eq!(begun.elapsed().as_secs(), 3600 + 60);
     }
 
     #[tokio::test(start_paused = true)]

@@ -71,6 +71,14 @@ pub struct BusyStages {
     pub exporting: bool,
 }
 
+impl BusyStages {
+    /// Whether anything is under way that can lead to the next optimizer step by itself. A reward that waits for that
+    /// step cannot.
+    pub(crate) fn lead_to_a_step(self) -> bool {
+        self.sampling || self.training || self.exporting
+    }
+}
+
 /// A share of a whole; both are sums of the same intervals, rounded independently.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
