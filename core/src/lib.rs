@@ -7,6 +7,7 @@
 pub mod advantage;
 pub mod architecture;
 pub mod chat;
+pub mod choice;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;

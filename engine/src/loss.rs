@@ -56,6 +56,8 @@ mod tests {
         let (found, found_slope) = token_loss(loss, -1.0, -1.0 - ratio.ln(), coefficient);
         assert!((found - value).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: value {found}");
         assert!((found_slope - slope).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: slope {found_slope}");
+        let defined = loss.value(-1.0, -1.0 - ratio.ln(), coefficient);
+        assert!((found - defined).abs() < 1e-14, "{loss:?} {ratio} {coefficient}: defined as {defined}");
         let (single, single_slope) =
             token_loss(loss, -1.0f32, (-1.0 - ratio.ln()) as f32, coefficient as f32);
         assert!((f64::from(single) - value).abs() < 1e-6 && (f64::from(single_slope) - slope).abs() < 1e-6);

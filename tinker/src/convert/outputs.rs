@@ -99,23 +99,13 @@ pub fn loss_sum(data: &[Datum], logprobs: &[Vec<f32>], loss: Loss) -> f64 {
     let of_datum = |(datum, row): (&Datum, &Vec<f32>)| -> f64 {
         let lps = row.iter().map(|lp| f64::from(*lp)).enumerate().filter(|(_, lp)| !lp.is_nan());
         match datum.inputs() {
-            LossInputs::Weights(w) => lps.map(|(t, lp)| -lp * f64::from(w[t])).sum(),
+            LossInputs::Weights(w) => lps.map(|(t, lp)| loss.value(lp, 0.0, f64::from(w[t]))).sum(),
             LossInputs::Policy { logprobs: q, advantages: a } => {
-                lps.map(|(t, lp)| of_policy(lp, f64::from(q[t]), f64::from(a[t]), loss)).sum()
+                lps.map(|(t, lp)| loss.value(lp, f64::from(q[t]), f64::from(a[t]))).sum()
             }
         }
     };
     data.iter().zip(logprobs).map(of_datum).sum()
-}
-
-fn of_policy(lp: f64, q: f64, advantage: f64, loss: Loss) -> f64 {
-    let ratio = (lp - q).exp();
-    match loss {
-        Loss::CrossEntropy => 0.0,
-        Loss::ImportanceSampling => -ratio * advantage,
-        Loss::Ppo { low, high } => -(ratio * advantage).min(ratio.clamp(low, high) * advantage),
-        Loss::Cispo { low, high } => -ratio.clamp(low, high) * lp * advantage,
-    }
 }
 
 fn no_logprobs() -> ConvertError {

@@ -113,7 +113,7 @@ pub fn pass_to_proto(
     loss: Loss,
     forward_only: bool,
 ) -> proto::ProtoForwardBackwardRequest {
-    let config = loss_config(loss);
+    let config = loss.settings();
     let number = |v: &f64| proto::LossConfigValue { value: Some(LossConfig::Number(*v)) };
     proto::ProtoForwardBackwardRequest {
         model_id,
@@ -149,7 +149,7 @@ pub fn pass_from_proto(request: &proto::ProtoForwardBackwardRequest) -> Result<C
 /// A pass in JSON.
 #[must_use]
 pub fn pass_to_json(data: &[Datum], loss: Loss) -> types::PassInput {
-    let config = loss_config(loss);
+    let config = loss.settings();
     types::PassInput {
         data: data.iter().map(datum_to_json).collect(),
         loss_fn: loss.name().into(),
@@ -182,15 +182,6 @@ fn loss(name: &str, config: &BTreeMap<String, f64>) -> Result<Loss, ConvertError
     Loss::from_config(name, config).map_err(|e| ConvertError::invalid(e.to_string()))
 }
 
-fn loss_config(loss: Loss) -> BTreeMap<String, f64> {
-    match loss {
-        Loss::CrossEntropy | Loss::ImportanceSampling => BTreeMap::new(),
-        Loss::Ppo { low, high } | Loss::Cispo { low, high } => {
-            BTreeMap::from([("clip_low_threshold".into(), low), ("clip_high_threshold".into(), high)])
-        }
-    }
-}
-
 fn join(
     tokens: Vec<Token>,
     mut rows: BTreeMap<&str, TensorRow<'_>>,
@@ -205,11 +196,10 @@ fn join(
         })
     };
     let targets = take(TARGETS)?.tokens().map_err(|e| e.at(TARGETS))?;
-    let inputs = match loss {
-        Loss::CrossEntropy => LossInputs::Weights(take(WEIGHTS)?.floats()),
-        Loss::ImportanceSampling | Loss::Ppo { .. } | Loss::Cispo { .. } => {
-            LossInputs::Policy { logprobs: take(LOGPROBS)?.floats(), advantages: take(ADVANTAGES)?.floats() }
-        }
+    let inputs = if loss == Loss::CrossEntropy {
+        LossInputs::Weights(take(WEIGHTS)?.floats())
+    } else {
+        LossInputs::Policy { logprobs: take(LOGPROBS)?.floats(), advantages: take(ADVANTAGES)?.floats() }
     };
     if let Some(name) = rows.keys().next() {
         let text = format!("the loss {} has no tensor `{name}`", loss.name());
