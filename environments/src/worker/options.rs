@@ -1,5 +1,6 @@
 //! How a Python environment is run.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -8,7 +9,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// What happens to a reward that is not a finite number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BadReward {
     /// The rollout gets a reward error.
     #[default]

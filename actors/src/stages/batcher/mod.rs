@@ -21,6 +21,7 @@ pub use cpu_pool::{CpuPool, CpuPoolError};
 pub(crate) use groups::CompleteGroup;
 use groups::{OpenGroups, ReadyGroups};
 use minds_core::advantage::Estimator;
+use serde::{Deserialize, Serialize};
 pub use staleness_gate::StalenessGate;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ pub struct BatcherOptions {
 }
 
 /// How tokens and sequences are weighted in the loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LossWeighting {
     /// Every token has the same weight.
     #[default]
@@ -62,7 +64,8 @@ pub enum LossWeighting {
 }
 
 /// How groups are kept from becoming too stale.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StalenessHandling {
     /// The trainer waits for stragglers; no group is dropped.
     #[default]
@@ -72,7 +75,8 @@ pub enum StalenessHandling {
 }
 
 /// What becomes of a group whose rewards are all equal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ConstantGroups {
     /// It takes its place in the batch; its gradient is zero.
     #[default]
