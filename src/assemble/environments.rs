@@ -1,9 +1,11 @@
 //! Builds environments from their plans: native ones from the registry, all others as Python packages.
 
 use super::ModelService;
+use crate::config::RunPlan;
+use crate::config::choice::NamedWeights;
 use crate::config::environments::EnvPlan;
 use crate::config::error::ConfigError;
-use crate::config::plan::{OraclePlan, RunPlan};
+use crate::config::rewards::OracleWeights;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
@@ -64,7 +66,7 @@ pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environmen
         let loaded = registry::load(&options.id, &options.args, options.seed);
         return loaded.map(Some).map_err(|error| complaint(plan, env, &error));
     }
-    if plan.oracle != OraclePlan::Sampled {
+    if plan.oracle != NamedWeights::Named(OracleWeights::Sampled) {
         let problem = format!(
             "cannot be used with the environment `{}`: rewards of Python environments ask the version that played; \
              leave it out",

@@ -8,7 +8,6 @@ mod service;
 pub use environments::{components, find_python, native, python};
 pub use fingerprint::fingerprints;
 pub use pipeline::{
-    StandaloneShadowTrainer, check_samplers, evaluation, options, oracle, parts, reference, restore_memories,
-    retry, shadow,
+    StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
 pub use service::{ModelService, check_key, model, no_model, probe_server, renderer, renderer_name, service};

@@ -1,6 +1,5 @@
 //! From a plan to a service with its model: in this process, or a server.
 
-use super::options;
 use crate::config::error::ConfigError;
 use crate::config::plan::{EnginePlan, RemotePlan, RunPlan, ServicePlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -153,7 +152,7 @@ fn connect(
         api_key: server.api_key.clone(),
         allow_insecure: server.allow_insecure,
         tags: vec![plan.stem.clone()],
-        seed: plan.seed,
+        seed: plan.pipeline.seed,
         timeouts: client_timeouts(server),
         metrics: metrics.clone(),
         ..ClientOptions::new(server.base_url.clone())
@@ -192,7 +191,7 @@ fn embedded(
     let name = &plan.base_model;
     let cache = ModelCache::from_env();
     minds_models::model_availability(name, &cache).map_err(|error| no_model(plan, error))?;
-    let (model, tokenizer) = model(name, plan.seed, progress)?;
+    let (model, tokenizer) = model(name, plan.pipeline.seed, progress)?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
@@ -200,11 +199,11 @@ fn embedded(
         max_rows: engine.max_rows,
         // Every member of every group in flight may wait for its completion, every reward for its queries, and every
         // shadow for a probe on both sides of its step.
-        max_waiting: options(plan).credits() as usize * (plan.group_size.get() as usize + 8)
+        max_waiting: plan.pipeline.credits() as usize * (plan.group_size.get() as usize + 8)
             + plan.queries.concurrency.get()
-            + 2 * plan.shadows.get()
-            + plan.eval_concurrency.get() * 8,
-        seed: plan.seed,
+            + 2 * plan.shadow.adapters.get()
+            + plan.evaluation.concurrency.get() * 8,
+        seed: plan.pipeline.seed,
         checkpoint_dir: state_dir,
         ..EngineOptions::new(name.clone())
     };

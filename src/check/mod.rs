@@ -14,7 +14,6 @@ pub use requests::{EnvironmentUsage, StepRequest, requests};
 pub use result::CheckResult;
 pub use tokens::TokenEstimate;
 
-use crate::assemble;
 use crate::config::RunPlan;
 use crate::config::plan::ServicePlan;
 use minds_core::architecture::Architecture;
@@ -35,7 +34,7 @@ pub struct MemoryUse {
 /// Capacity of each mailbox, in the order of the pipeline.
 #[must_use]
 pub fn mailboxes(plan: &RunPlan) -> Vec<(&'static str, usize)> {
-    let capacities = MailboxCapacities::of(&assemble::options(plan), plan.group_size.get());
+    let capacities = MailboxCapacities::of(&plan.pipeline, plan.group_size.get());
     capacities.named().into_iter().map(|(name, capacity)| (name, capacity.get())).collect()
 }
 
@@ -53,8 +52,8 @@ pub fn memory(plan: &RunPlan, architecture: &Architecture, measures: bool) -> Ve
         share("adapter", training_bytes(architecture, &plan.lora)),
     ];
     if measures {
-        let one = training_bytes(architecture, &plan.shadow_lora);
-        shares.push(share("shadow adapters", one * plan.shadows.get()));
+        let one = training_bytes(architecture, &plan.shadow.lora);
+        shares.push(share("shadow adapters", one * plan.shadow.adapters.get()));
     }
     shares
 }

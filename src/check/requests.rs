@@ -1,7 +1,8 @@
 //! Requests that a step of a run sends to the service.
 
 use crate::config::RunPlan;
-use crate::config::plan::ShadowFrom;
+use crate::config::rewards::ShadowFrom;
+use minds_stages::pipeline::PipelineOptions;
 use serde::Serialize;
 
 /// Requests of one kind.
@@ -31,8 +32,8 @@ pub struct EnvironmentUsage {
 /// All requests of a step, the most frequent first.
 #[must_use]
 pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
-    let batching = &plan.batching;
-    let groups = batching.groups_per_batch.get() as u64;
+    let PipelineOptions { batch, train, evaluate, .. } = &plan.pipeline;
+    let groups = batch.groups_per_batch.get() as u64;
     let members = u64::from(plan.group_size.get());
     let request =
         |what, count: u64, every: u64, note: String| StepRequest { what, count: Some(count), every, note };
@@ -63,8 +64,8 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             },
         },
     ];
-    if batching.kl_penalty > 0.0 {
-        let of = batching.kl_reference.as_deref().unwrap_or("the base model");
+    if batch.kl_penalty > 0.0 {
+        let of = plan.kl_reference.pinned().unwrap_or("the base model");
         all.push(request(
             "logprobs of the reference",
             groups * members,
@@ -72,10 +73,10 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             format!("one a rollout, of {of}"),
         ));
     }
-    let parts = batching.parts.get() as u64;
+    let parts = batch.minibatches.get() as u64;
     all.push(request("forward_backward", parts, 1, format!("{} rollouts each", groups * members / parts)));
-    all.push(request("optim_step", batching.substeps.get() as u64, 1, String::new()));
-    let publish = batching.publish_every.get();
+    all.push(request("optim_step", train.substeps.get() as u64, 1, String::new()));
+    let publish = train.publish_every.get();
     all.push(request("sampler weights", 1, publish, "the newest, to play with".into()));
     if habits.measure {
         all.push(StepRequest {
@@ -84,25 +85,25 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             every: 1,
             note: format!(
                 "as the rewards ask, {} at a time: each a load, a pass, a step and two exports",
-                plan.shadows
+                plan.shadow.adapters
             ),
         });
         if plan.shadow_from == ShadowFrom::Policy {
             all.push(request("states for measuring", 1, publish, "deleted when no longer used".into()));
         }
     }
-    if plan.save_every > 0 {
+    if train.save_every > 0 {
         all.push(request(
             "saved state",
             1,
-            plan.save_every,
+            train.save_every,
             "with sampler weights under the same name".into(),
         ));
     }
-    if plan.eval_every > 0 && habits.evaluated > 0 {
-        let episodes = plan.eval_episodes.get() * habits.evaluated;
-        let note = format!("episodes of one sample a turn, {} at a time", plan.eval_concurrency);
-        all.push(request("evaluation", episodes, plan.eval_every, note));
+    if let Some(evaluation) = evaluate.filter(|_| habits.evaluated > 0) {
+        let episodes = evaluation.rollouts.get() * habits.evaluated;
+        let note = format!("episodes of one sample a turn, {} at a time", evaluation.concurrency);
+        all.push(request("evaluation", episodes, evaluation.every.get(), note));
     }
     all
 }

@@ -33,10 +33,12 @@ impl TokenEstimate {
     /// Estimates a step that samples these environments.
     #[must_use]
     pub fn of(plan: &RunPlan, environments: &[&dyn Environment], renderer: Option<&dyn Renderer>) -> Self {
-        let rollouts = plan.batching.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());
+        let rollouts = plan.pipeline.batch.groups_per_batch.get() as u64 * u64::from(plan.group_size.get());
         let lengths: Vec<u64> = renderer
             .into_iter()
-            .flat_map(|renderer| environments.iter().flat_map(move |of| lengths(plan.seed, *of, renderer)))
+            .flat_map(|renderer| {
+                environments.iter().flat_map(move |of| lengths(plan.pipeline.seed, *of, renderer))
+            })
             .collect();
         let prompts = lengths.iter().max().map(|longest| PromptLengths {
             items: lengths.len() as u64,

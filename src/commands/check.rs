@@ -1,7 +1,6 @@
 //! `minds-actors check`: what a config means, whether a run of it would start, and which requests it would send.
 
 use super::print_line;
-use crate::assemble;
 use crate::check::{self, CheckResult};
 use crate::cli;
 use crate::config::environments::EnvPlan;
@@ -11,6 +10,7 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::FolderOutlook;
 use indicatif::HumanBytes;
 use minds_stages::batcher::StalenessHandling;
+use minds_stages::pipeline::PipelineOptions;
 use serde_json::{Value, json};
 
 /// Runs the command.
@@ -43,7 +43,7 @@ pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
 impl CheckResult {
     fn show(&self) {
         let Self { plan, .. } = self;
-        let batching = &plan.batching;
+        let PipelineOptions { batch, train, evaluate, .. } = &plan.pipeline;
         let status =
             if self.offline { "no errors found; no request was sent" } else { "a run of it would start" };
         print_line!("config       {}: {status}", plan.origin);
@@ -61,10 +61,10 @@ impl CheckResult {
                 if env.weight > 0.0 { format!("{:.0} %", 100.0 * share) } else { "evaluated only".into() };
             print_line!("environment  {}: {}, weight {}, {share}", env.name, env.options.id, env.weight);
         }
-        let credits = assemble::options(plan).credits();
+        let credits = plan.pipeline.credits();
         print_line!(
             "batch        {} groups of {}, {credits} credits",
-            batching.groups_per_batch,
+            batch.groups_per_batch,
             plan.group_size
         );
         let mailboxes: Vec<String> =
@@ -72,14 +72,14 @@ impl CheckResult {
         print_line!("mailboxes    {}", mailboxes.join(", "));
         print_line!(
             "staleness    up to {} steps off policy, rollouts at most {} steps stale; {}",
-            batching.max_steps_off_policy,
-            batching.max_staleness,
-            match batching.staleness {
+            plan.pipeline.max_steps_off_policy,
+            plan.pipeline.max_staleness,
+            match batch.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
                 StalenessHandling::Drop => "staler ones are dropped and resampled",
             }
         );
-        print_line!("loss         {}, learning rate {}", plan.loss.name(), plan.adam.learning_rate);
+        print_line!("loss         {}, learning rate {}", train.loss.name(), train.adam.learning_rate);
         print_line!(
             "tokens       at most {} sampled a step and turn, {} an answer",
             self.tokens.sampled_at_most,
@@ -116,12 +116,13 @@ impl CheckResult {
             );
         }
         let every = |n: u64| if n == 0 { "never".to_owned() } else { format!("every {n} steps") };
-        let steps = plan.max_steps;
+        let steps = train.max_steps;
+        let eval_every = evaluate.map_or(0, |evaluation| evaluation.every.get());
         print_line!(
             "steps        {steps}; saved {} and at the end, evaluated {}{}",
-            every(plan.save_every),
-            every(plan.eval_every),
-            if plan.eval_every == 0 { "" } else { " and at the end" }
+            every(train.save_every),
+            every(eval_every),
+            if eval_every == 0 { "" } else { " and at the end" }
         );
         print_line!("run folder   {}", self.folder_line());
         for tried in &self.tried {
@@ -134,7 +135,9 @@ impl CheckResult {
 
     fn folder_line(&self) -> String {
         match (&self.plan.output_dir, &self.folder) {
-            (Some(path), Some(FolderOutlook::Resumes { step })) if *step >= self.plan.max_steps => {
+            (Some(path), Some(FolderOutlook::Resumes { step }))
+                if *step >= self.plan.pipeline.train.max_steps =>
+            {
                 format!("{}: all its {step} steps are done", path.display())
             }
             (Some(path), Some(FolderOutlook::Resumes { step })) => {
@@ -182,20 +185,20 @@ impl CheckResult {
             "model": { "base_model": plan.base_model, "place": self.model, "context": self.context,
                        "renderer": self.renderer, "lora": plan.lora },
             "environments": environments,
-            "groups_per_batch": plan.batching.groups_per_batch,
+            "groups_per_batch": plan.pipeline.batch.groups_per_batch,
             "group_size": plan.group_size,
-            "credits": assemble::options(plan).credits(),
+            "credits": plan.pipeline.credits(),
             "mailboxes": check::mailboxes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-            "max_steps_off_policy": plan.batching.max_steps_off_policy,
-            "max_staleness": plan.batching.max_staleness,
-            "loss": plan.loss.name(),
-            "optim": plan.adam,
+            "max_steps_off_policy": plan.pipeline.max_steps_off_policy,
+            "max_staleness": plan.pipeline.max_staleness,
+            "loss": plan.pipeline.train.loss.name(),
+            "optim": plan.pipeline.train.adam,
             "tokens": self.tokens,
             "requests": self.requests,
             "memory": self.memory,
-            "steps": plan.max_steps,
-            "save_every": plan.save_every,
-            "eval_every": plan.eval_every,
+            "steps": plan.pipeline.train.max_steps,
+            "save_every": plan.pipeline.train.save_every,
+            "eval_every": plan.pipeline.evaluate.map_or(0, |evaluation| evaluation.every.get()),
             "run_folder": { "path": folder, "resumes_after": resumes_after },
             "tried": self.tried,
             "warnings": self.warnings,

@@ -3,7 +3,7 @@
 use super::{print_line, progress};
 use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli;
-use crate::config::plan::ShadowFrom;
+use crate::config::rewards::ShadowFrom;
 use crate::config::{ProcessVariables, RunPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::last_checkpoint;
@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow};
 use minds_core::ids::PolicyVersion;
 use minds_core::reward::Metrics;
 use minds_stages::evaluator::{Evaluation, Evaluator};
-use minds_stages::pipeline::ShadowStart;
+use minds_stages::pipeline::{PipelineOptions, ShadowStart};
 use minds_stages::policy::{Policy, QueryBudget, ShadowOrigin};
 use minds_stages::telemetry::names;
 use minds_tinker::types::FinishReason;
@@ -70,10 +70,9 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         let origin = state.filter(|_| follows).map(|path| ShadowOrigin::kept(path, sampler.clone()));
         let policy = Policy::new(PolicyVersion(step), sampler, queries.clone(), origin);
         let judge = assemble::oracle(&plan, &ready).await.or_exit(ProcessExit::Unavailable)?;
-        let options = assemble::evaluation(&plan);
         let measuring = shadow.map(|shadow| StandaloneShadowTrainer::start(shadow, &queries));
-        let evaluator =
-            Evaluator::new(options, components, plan.seed, assemble::retry(&plan), judge, &queries);
+        let PipelineOptions { seed, retry, .. } = plan.pipeline;
+        let evaluator = Evaluator::new(plan.evaluation, components, seed, retry, judge, &queries);
         let evaluation = evaluator.evaluate(&policy).await;
         if let Some(measuring) = measuring {
             measuring.close().await;

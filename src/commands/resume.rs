@@ -47,7 +47,7 @@ fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
     folders
         .into_iter()
         .rev()
-        .find(|path| run_folder::is_unfinished(path, &plan.resolved, plan.max_steps))
+        .find(|path| run_folder::is_unfinished(path, &plan.resolved, plan.pipeline.train.max_steps))
         .ok_or_else(|| {
             anyhow!("--resume latest: there is no unfinished run of this config under {}", runs.display())
         })

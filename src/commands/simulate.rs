@@ -18,7 +18,7 @@ pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
     if let Some(steps) = command.steps {
-        plan.simulate.steps = steps.get();
+        plan.simulate.steps = steps;
     }
     let events = command.events.as_ref().map(|path| {
         let file = File::create(path).with_context(|| format!("failed to write {}", path.display()));
@@ -55,11 +55,11 @@ fn system() -> actix::SystemRunner {
 }
 
 fn show(plan: &RunPlan, summary: &SimulationSummary) {
-    let credits = crate::assemble::options(plan).credits();
+    let credits = plan.pipeline.credits();
     print_line!(
         "simulated    {} steps of {} groups of {}, {credits} credits: {:.0} s of virtual time",
         summary.steps,
-        plan.batching.groups_per_batch,
+        plan.pipeline.batch.groups_per_batch,
         plan.group_size,
         summary.seconds
     );

@@ -1,10 +1,11 @@
 //! The environments of a config: their names, their shares, and how Python packages are run.
 
-use super::choose;
+use super::choice::chosen;
+use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, EnvConfig};
-use minds_environments::worker::{BadReward, PythonOptions};
+use minds_environments::worker::PythonOptions;
 use minds_tinker::client::API_KEY_ENV;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 /// Most characters of an environment's name.
@@ -26,109 +27,106 @@ pub struct EnvPlan {
 }
 
 /// Most processes, and most rollouts in one of them.
-const MOST: usize = 1024;
+const MOST: NonZeroUsize = NonZeroUsize::new(1024).expect("1024 is not 0");
 /// Most seconds that anything may take: thirty days.
 pub(super) const LONGEST_S: u64 = 30 * 24 * 3600;
 
-pub(super) const BAD_REWARDS: &[(&str, BadReward)] = &[("fail", BadReward::Fail), ("zero", BadReward::Zero)];
-
-/// The environments of a config; an error is a key and its problem.
-pub(super) fn environments(file: &ConfigFile, seed: u64) -> Result<Vec<EnvPlan>, (String, String)> {
-    let all: Vec<EnvConfig> = match (&file.envs[..], &file.env) {
-        ([_, ..], Some(_)) => {
-            let problem = "cannot be combined with [[envs]]: use one of them".into();
-            return Err(("env".into(), problem));
-        }
-        ([], None) => return Err(("env.id".into(), "is missing: name the environment to play".into())),
-        ([], Some(env)) if env.weight.is_some() => {
-            let problem = "has a meaning only in a mixture: write [[envs]], or leave it out".into();
-            return Err(("env.weight".into(), problem));
-        }
-        ([], Some(env)) => vec![env.clone()],
-        (envs, _) => envs.to_vec(),
-    };
+/// The environments of a config.
+pub(super) fn environments(file: &ConfigFile) -> Result<Vec<EnvPlan>, KeyProblem> {
     let mut plans: Vec<EnvPlan> = Vec::new();
-    for (i, env) in all.into_iter().enumerate() {
-        let key = if file.envs.is_empty() { "env".to_owned() } else { format!("envs[{i}]") };
-        let bad = |name: &str, problem: String| (format!("{key}.{name}"), problem);
-        let options = options(file, &env, seed).map_err(|(name, problem)| bad(name, problem))?;
-        let only_python = [
-            ("python", env.python.is_some()),
-            ("workers", env.workers.is_some()),
-            ("rollouts_per_worker", env.rollouts_per_worker.is_some()),
-            ("load_timeout_s", env.load_timeout_s.is_some()),
-            ("rollout_timeout_s", env.rollout_timeout_s.is_some()),
-            ("pass_env", env.pass_env.is_some()),
-            ("on_bad_reward", env.on_bad_reward.is_some()),
-        ];
-        let only_python = only_python.into_iter().find_map(|(name, written)| written.then_some(name));
-        let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        let short = short.strip_suffix(".py").unwrap_or(short).to_owned();
-        let weight = env.weight.unwrap_or(1.0);
-        let name = env.name.unwrap_or(short);
-        if !(weight.is_finite() && weight >= 0.0) {
-            return Err(bad("weight", format!("is {weight}, it must be finite and not negative")));
-        }
-        if name.is_empty() || name.chars().count() > MOST_NAME || name.chars().any(char::is_control) {
+    for (key, env) in tables(file)? {
+        let plan = environment(file, key, env)?;
+        if plans.iter().any(|other| other.name == plan.name) {
             let problem = format!(
-                "is {name:?}: as a prefix of metric names it must have 1 to {MOST_NAME} characters and no control characters"
+                "is \"{}\" a second time: give each of them a `name` of its own, under which its metrics go",
+                plan.name
             );
-            return Err(bad("name", problem));
+            return Err(KeyProblem::new(format!("{}.name", plan.key), problem));
         }
-        if name == "all" {
-            let problem = "is \"all\", under which metrics tell of all environments together";
-            return Err(bad("name", problem.into()));
-        }
-        if plans.iter().any(|other| other.name == name) {
-            let problem = format!(
-                "is \"{name}\" a second time: give each of them a `name` of its own, under which its metrics go"
-            );
-            return Err(bad("name", problem));
-        }
-        plans.push(EnvPlan { key, name, weight, options, only_python });
+        plans.push(plan);
     }
     if plans.iter().all(|plan| plan.weight == 0.0) {
-        return Err((
-            "envs[0].weight".into(),
-            "is 0, and so is every other: nothing would be trained".into(),
-        ));
+        let problem = "is 0, and so is every other: nothing would be trained";
+        return Err(KeyProblem::new("envs[0].weight", problem));
     }
     Ok(plans)
 }
 
-fn options(file: &ConfigFile, env: &EnvConfig, seed: u64) -> Result<PythonOptions, (&'static str, String)> {
-    let zero = || "is 0, it must be at least 1".to_owned();
-    let count = |key: &'static str, written: Option<usize>| match written.map(NonZeroUsize::new) {
-        Some(None) => Err((key, zero())),
-        Some(Some(given)) if given.get() > MOST => {
-            Err((key, format!("is {given}, it must be at most {MOST}")))
+/// The tables of environments, each with its key.
+fn tables(file: &ConfigFile) -> Result<Vec<(String, &EnvConfig)>, KeyProblem> {
+    match (&file.envs[..], &file.env) {
+        ([_, ..], Some(_)) => {
+            Err(KeyProblem::new("env", "cannot be combined with [[envs]]: use one of them"))
         }
-        given => Ok(given.flatten()),
-    };
-    let seconds = |key: &'static str, written: Option<u64>, usual: Duration| match written {
-        Some(0) => Err((key, zero())),
-        Some(given) if given > LONGEST_S => Err((key, format!("is {given}, it must be at most {LONGEST_S}"))),
-        given => Ok(given.map_or(usual, Duration::from_secs)),
+        ([], None) => Err(KeyProblem::new("env.id", "is missing: name the environment to play")),
+        ([], Some(env)) if env.weight.is_some() => {
+            let problem = "has a meaning only in a mixture: write [[envs]], or leave it out";
+            Err(KeyProblem::new("env.weight", problem))
+        }
+        ([], Some(env)) => Ok(vec![("env".into(), env)]),
+        (envs, None) => Ok(envs.iter().enumerate().map(|(i, env)| (format!("envs[{i}]"), env)).collect()),
+    }
+}
+
+fn environment(file: &ConfigFile, key: String, env: &EnvConfig) -> Result<EnvPlan, KeyProblem> {
+    let short = env.id.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let short = short.strip_suffix(".py").unwrap_or(short);
+    let name = env.name.clone().unwrap_or_else(|| short.to_owned());
+    if name.is_empty() || name.chars().count() > MOST_NAME || name.chars().any(char::is_control) {
+        let problem = format!(
+            "is {name:?}: as a prefix of metric names it must have 1 to {MOST_NAME} characters and no control characters"
+        );
+        return Err(KeyProblem::new(format!("{key}.name"), problem));
+    }
+    if name == "all" {
+        let problem = "is \"all\", under which metrics tell of all environments together";
+        return Err(KeyProblem::new(format!("{key}.name"), problem));
+    }
+    let weight = env.weight.unwrap_or(1.0);
+    let holds = weight.is_finite() && weight >= 0.0;
+    ensure(format!("{key}.weight"), weight, holds, "be finite and not negative")?;
+    Ok(EnvPlan { options: options(file, &key, env)?, only_python: only_python(env), key, name, weight })
+}
+
+/// The first key of the table that only Python packages accept.
+fn only_python(env: &EnvConfig) -> Option<&'static str> {
+    let keys = [
+        ("python", env.python.is_some()),
+        ("workers", env.workers.is_some()),
+        ("rollouts_per_worker", env.rollouts_per_worker.is_some()),
+        ("load_timeout_s", env.load_timeout_s.is_some()),
+        ("rollout_timeout_s", env.rollout_timeout_s.is_some()),
+        ("pass_env", env.pass_env.is_some()),
+        ("on_bad_reward", env.on_bad_reward.is_some()),
+    ];
+    keys.into_iter().find_map(|(name, is_written)| is_written.then_some(name))
+}
+
+fn options(file: &ConfigFile, table: &str, env: &EnvConfig) -> Result<PythonOptions, KeyProblem> {
+    let count = |key: &str, count: NonZeroUsize| at_most(format!("{table}.{key}"), count, MOST);
+    let time = |key: &str, seconds: Option<NonZeroU64>, usual: Duration| match seconds {
+        Some(seconds) => at_most(format!("{table}.{key}"), seconds.get(), LONGEST_S).map(Duration::from_secs),
+        None => Ok(usual),
     };
     let pass_env = env.pass_env.clone().unwrap_or_default();
     let keys = [Some(API_KEY_ENV), file.tinker.api_key_env.as_deref()];
-    if let Some(key) = pass_env.iter().find(|name| keys.contains(&Some(name.as_str()))) {
-        let problem = format!("names {key}: the service's key is never handed to an environment");
-        return Err(("pass_env", problem));
+    if let Some(name) = pass_env.iter().find(|name| keys.contains(&Some(name.as_str()))) {
+        let problem = format!("names {name}: the service's key is never handed to an environment");
+        return Err(KeyProblem::new(format!("{table}.pass_env"), problem));
     }
-    let args = serde_json::to_value(&env.args).map_err(|e| ("args", format!("cannot be handed on: {e}")))?;
+    let args = serde_json::to_value(&env.args)
+        .map_err(|error| KeyProblem::new(format!("{table}.args"), format!("cannot be handed on: {error}")))?;
     let args = args.as_object().cloned().unwrap_or_default();
-    let usual = PythonOptions::new(env.id.clone(), args, seed);
+    let usual = PythonOptions::new(env.id.clone(), args, file.trainer.seed.unwrap_or(0));
+    let rollouts_per_worker = env.rollouts_per_worker.unwrap_or(usual.rollouts_per_worker);
     Ok(PythonOptions {
         python: env.python.clone(),
-        workers: count("workers", env.workers)?,
-        rollouts_per_worker: count("rollouts_per_worker", env.rollouts_per_worker)?
-            .unwrap_or(usual.rollouts_per_worker),
-        load_timeout: seconds("load_timeout_s", env.load_timeout_s, usual.load_timeout)?,
-        rollout_timeout: seconds("rollout_timeout_s", env.rollout_timeout_s, usual.rollout_timeout)?,
+        workers: env.workers.map(|workers| count("workers", workers)).transpose()?,
+        rollouts_per_worker: count("rollouts_per_worker", rollouts_per_worker)?,
+        load_timeout: time("load_timeout_s", env.load_timeout_s, usual.load_timeout)?,
+        rollout_timeout: time("rollout_timeout_s", env.rollout_timeout_s, usual.rollout_timeout)?,
         pass_env,
-        on_bad_reward: choose(env.on_bad_reward.as_deref(), BAD_REWARDS)
-            .map_err(|problem| ("on_bad_reward", problem))?,
+        on_bad_reward: chosen(env.on_bad_reward),
         ..usual
     })
 }
@@ -136,9 +134,12 @@ fn options(file: &ConfigFile, env: &EnvConfig, seed: u64) -> Result<PythonOption
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::plan::tests::plan;
+    use minds_environments::worker::BadReward;
 
     fn check(text: &str) -> Result<Vec<EnvPlan>, String> {
-        environments(&toml::from_str(text).unwrap(), 0).map_err(|(key, problem)| format!("{key} {problem}"))
+        let text = format!("model.base_model = \"tiny-random\"\n{text}");
+        plan(&text, &[], &[]).map(|plan| plan.envs).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -159,13 +160,13 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_its_key() {
         for (text, words) in [
-            ("[env]\nid = \"a\"\nworkers = 0", "env.workers is 0"),
-            ("[env]\nid = \"a\"\nweight = 1", "env.weight has a meaning only in a mixture"),
+            ("[env]\nid = \"a\"\nworkers = 0", "`env.workers` is 0"),
+            ("[env]\nid = \"a\"\nweight = 1", "`env.weight` has a meaning only in a mixture"),
             (
                 "[[envs]]\nid = \"a\"\non_bad_reward = \"one\"",
-                "envs[0].on_bad_reward is \"one\", it must be one of: fail, zero",
+                "`envs[0].on_bad_reward` is \"one\", it must be one of: fail, zero",
             ),
-            ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "env.pass_env names TINKER_API_KEY"),
+            ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "`env.pass_env` names TINKER_API_KEY"),
             (
                 "[env]\nid = \"a\"\npass_env = [\"MY_KEY\"]\n[tinker]\napi_key_env = \"MY_KEY\"",
                 "the service's key is never handed to an environment",

@@ -26,6 +26,41 @@ pub enum ConfigError {
     },
 }
 
+/// A key and what is wrong with its value; [`ConfigLocations`](super::locations::ConfigLocations) knows the place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KeyProblem {
+    /// The key with its tables, such as `trainer.seed`.
+    pub key: String,
+    /// The rest of a sentence that begins with the key.
+    pub problem: String,
+}
+
+impl KeyProblem {
+    pub(super) fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { key: key.into(), problem: problem.into() }
+    }
+}
+
+/// The value, if the condition holds that it `must` meet: `lie in [0, 1)`.
+pub(super) fn ensure<T: fmt::Display>(
+    key: impl Into<String>,
+    value: T,
+    holds: bool,
+    must: impl fmt::Display,
+) -> Result<T, KeyProblem> {
+    if holds { Ok(value) } else { Err(KeyProblem::new(key, format!("is {value}, it must {must}"))) }
+}
+
+/// The value, if it is not above `most`.
+pub(super) fn at_most<T: fmt::Display + PartialOrd>(
+    key: impl Into<String>,
+    value: T,
+    most: T,
+) -> Result<T, KeyProblem> {
+    let holds = value <= most;
+    ensure(key, value, holds, format_args!("be at most {most}"))
+}
+
 /// A line of a file with a part of it underlined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigExcerpt {

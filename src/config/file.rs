@@ -3,9 +3,19 @@
 //! Unknown keys are rejected; defaults of missing keys are resolved in [`super::plan`]. The comments on the keys
 //! become the descriptions that editors show ([`super::schema`]).
 
+use super::choice::{Choice, NamedWeights};
+use super::rewards::{OracleWeights, ShadowFrom};
+use super::simulate::SimulatePlan;
+use super::trainer::{MemberFailureHandling, ReferenceWeights};
+use minds_core::advantage::Estimator;
+use minds_core::loss::PolicyLoss;
+use minds_core::optim::LearningRateDecay;
+use minds_environments::worker::BadReward;
+use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 /// All tables of a config file.
@@ -53,7 +63,7 @@ pub struct ConfigFile {
     pub metrics: MetricsConfig,
     /// The scripted service of `simulate`. No run depends on it, so no run folder keeps it.
     #[serde(default, skip_serializing)]
-    pub simulate: SimulateConfig,
+    pub simulate: SimulatePlan,
 }
 
 /// Keys of the `[run]` table.
@@ -88,17 +98,17 @@ pub struct EnvConfig {
     /// Interpreter of a Python environment.
     pub python: Option<PathBuf>,
     /// Worker processes of a Python environment.
-    pub workers: Option<usize>,
+    pub workers: Option<NonZeroUsize>,
     /// Rollouts that one worker process runs at a time.
-    pub rollouts_per_worker: Option<usize>,
+    pub rollouts_per_worker: Option<NonZeroUsize>,
     /// Seconds that loading the environment may take.
-    pub load_timeout_s: Option<u64>,
+    pub load_timeout_s: Option<NonZeroU64>,
     /// Seconds that a rollout may take, including its reward but not the time spent waiting for the service.
-    pub rollout_timeout_s: Option<u64>,
+    pub rollout_timeout_s: Option<NonZeroU64>,
     /// Environment variables that the worker processes get in addition to the usual ones.
     pub pass_env: Option<Vec<String>>,
     /// How a reward that is not a finite number is handled.
-    pub on_bad_reward: Option<String>,
+    pub on_bad_reward: Option<Choice<BadReward>>,
     /// Arguments that are passed to the environment.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, serde_json::Value>")]
@@ -110,13 +120,13 @@ pub struct EnvConfig {
 #[serde(deny_unknown_fields)]
 pub struct TrainerConfig {
     /// Rollouts of each group of an item.
-    pub rollouts_per_example: Option<u32>,
+    pub rollouts_per_example: Option<NonZeroU32>,
     /// Groups per optimizer step.
     #[serde(alias = "batch_size")]
-    pub groups_per_batch: Option<usize>,
+    pub groups_per_batch: Option<NonZeroUsize>,
     /// Optimizer steps of the whole run.
     #[serde(alias = "num_batches")]
-    pub total_batches: Option<u64>,
+    pub total_batches: Option<NonZeroU64>,
     /// Seed of items, samples and the adapter.
     pub seed: Option<u64>,
     /// Steps by which the sampling weights may lie behind those in training.
@@ -125,17 +135,17 @@ pub struct TrainerConfig {
     /// Largest staleness: steps by which the weights that sampled a group may lie behind those that it trains.
     pub max_staleness: Option<u64>,
     /// How the staleness of groups is kept within its limit.
-    pub staleness: Option<String>,
+    pub staleness: Option<Choice<StalenessHandling>>,
     /// Optimizer steps per batch.
-    pub num_substeps: Option<usize>,
+    pub num_substeps: Option<NonZeroUsize>,
     /// Minibatches in which the data of an optimizer step is sent.
-    pub stream_minibatches: Option<usize>,
+    pub stream_minibatches: Option<NonZeroUsize>,
     /// Steps between two publications of the weights.
-    pub publish_every: Option<u64>,
+    pub publish_every: Option<NonZeroU64>,
     /// Step size of the optimizer.
     pub learning_rate: Option<f64>,
     /// Name of the loss function.
-    pub loss_fn: Option<String>,
+    pub loss_fn: Option<Choice<PolicyLoss>>,
     /// Settings of the loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub loss_fn_config: BTreeMap<String, f64>,
@@ -145,13 +155,13 @@ pub struct TrainerConfig {
     /// Numerator of the adapter's scale.
     pub lora_alpha: Option<f64>,
     /// How rewards become advantages.
-    pub advantage: Option<String>,
+    pub advantage: Option<Choice<Estimator>>,
     /// How a group with failed members is handled.
-    pub on_member_failure: Option<String>,
+    pub on_member_failure: Option<Choice<MemberFailureHandling>>,
     /// Fewest members with a reward that a group needs to be trained.
-    pub min_members: Option<usize>,
+    pub min_members: Option<NonZeroUsize>,
     /// Which units have equal weight in the loss.
-    pub loss_weighting: Option<String>,
+    pub loss_weighting: Option<Choice<LossWeighting>>,
     /// Gap between sampled and trained logprobs above which an alarm is raised.
     pub kl_alarm: Option<f64>,
     /// Mean gap in nats between sampled and trained logprobs of the first step at which the run ends.
@@ -159,9 +169,9 @@ pub struct TrainerConfig {
     /// Penalty per nat of drift from the reference.
     pub kl_penalty_coef: Option<f64>,
     /// The reference weights of the drift penalty.
-    pub kl_reference: Option<String>,
+    pub kl_reference: Option<NamedWeights<ReferenceWeights>>,
     /// How groups whose rewards are all equal are handled.
-    pub constant_groups: Option<String>,
+    pub constant_groups: Option<Choice<ConstantGroups>>,
     /// Optimizer steps between two checkpoints.
     pub save_every: Option<u64>,
     /// Number of newest checkpoints to keep.
@@ -180,11 +190,11 @@ pub struct TrainerConfig {
 #[serde(deny_unknown_fields)]
 pub struct SamplingConfig {
     /// Most tokens per completion.
-    pub max_new_tokens: Option<usize>,
+    pub max_new_tokens: Option<NonZeroUsize>,
     /// Softmax temperature of sampling.
     pub temperature: Option<f32>,
     /// Number of most likely tokens to sample from.
-    pub top_k: Option<usize>,
+    pub top_k: Option<NonZeroUsize>,
     /// Probability mass of the most likely tokens to sample from.
     pub top_p: Option<f32>,
 }
@@ -249,7 +259,7 @@ pub struct OptimConfig {
     /// Largest global gradient norm, as a multiple of the largest of the last 16 optimizer steps.
     pub grad_clip_multiple: Option<f64>,
     /// Schedule by which the step size decays.
-    pub lr_schedule: Option<String>,
+    pub lr_schedule: Option<Choice<LearningRateDecay>>,
     /// Steps over which the step size grows from 0.
     pub warmup_steps: Option<u64>,
     /// Final step size as a share of the full one.
@@ -261,13 +271,13 @@ pub struct OptimConfig {
 #[serde(deny_unknown_fields)]
 pub struct ScorerConfig {
     /// Rewards computed at a time.
-    pub workers: Option<usize>,
+    pub workers: Option<NonZeroUsize>,
     /// The weights that answer logprob queries of rewards.
-    pub policy: Option<String>,
+    pub policy: Option<NamedWeights<OracleWeights>>,
     /// Seconds that one reward may take.
-    pub timeout_s: Option<u64>,
+    pub timeout_s: Option<NonZeroU64>,
     /// Logprob queries in flight at a time.
-    pub concurrency: Option<usize>,
+    pub concurrency: Option<NonZeroUsize>,
     /// Most logprob queries sent between two steps.
     pub queries_per_step: Option<u64>,
 }
@@ -277,13 +287,13 @@ pub struct ScorerConfig {
 #[serde(deny_unknown_fields)]
 pub struct ShadowConfig {
     /// Number of shadow adapters, and therefore of measurements at a time.
-    pub adapters: Option<usize>,
+    pub adapters: Option<NonZeroUsize>,
     /// LoRA rank of the shadow adapters.
     pub rank: Option<usize>,
     /// Step size of the measured gradient step.
     pub learning_rate: Option<f64>,
     /// The weights that shadow adapters start from.
-    pub from: Option<String>,
+    pub from: Option<Choice<ShadowFrom>>,
 }
 
 /// Keys of the `[eval]` table.
@@ -291,9 +301,9 @@ pub struct ShadowConfig {
 #[serde(deny_unknown_fields)]
 pub struct EvalConfig {
     /// Rollouts of each environment of weight 0.
-    pub episodes: Option<u64>,
+    pub episodes: Option<NonZeroU64>,
     /// Rollouts in flight at a time.
-    pub concurrency: Option<usize>,
+    pub concurrency: Option<NonZeroUsize>,
 }
 
 /// Keys of the `[engine]` table.
@@ -301,99 +311,19 @@ pub struct EvalConfig {
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
     /// Compute threads; the number of cores if not given.
-    pub threads: Option<usize>,
+    pub threads: Option<NonZeroUsize>,
     /// Memory for keys and values of sequences being sampled, in MiB.
-    pub kv_cache_mib: Option<usize>,
+    pub kv_cache_mib: Option<NonZeroUsize>,
     /// Most sequences that are decoded together.
-    pub max_rows: Option<usize>,
+    pub max_rows: Option<NonZeroUsize>,
 }
 
 /// Keys of the `[metrics]` table.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
     /// Address and port that serve Prometheus and the dashboard, or `off`.
     pub addr: Option<String>,
     /// The environment variable with the token that clients on other machines must send.
     pub token_env: Option<String>,
-}
-
-/// Keys of the `[simulate]` table.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct SimulateConfig {
-    /// Optimizer steps of the simulated run.
-    pub steps: Option<u64>,
-    /// Time that one sample takes, in seconds.
-    pub sample: Option<LatencyConfig>,
-    /// Samples and queries that the service processes at a time.
-    pub sampling_slots: Option<usize>,
-    /// Time that one reward takes without its queries.
-    pub reward: Option<LatencyConfig>,
-    /// Logprob queries of one reward.
-    pub queries: Option<usize>,
-    /// Time that one logprob query takes.
-    pub query: Option<LatencyConfig>,
-    /// Time of a forward and backward pass over a whole batch.
-    pub forward_backward: Option<LatencyConfig>,
-    /// Time that an optimizer step takes.
-    pub optim_step: Option<LatencyConfig>,
-    /// Time to make a sampler of new weights.
-    pub export: Option<LatencyConfig>,
-    /// Time to save a checkpoint.
-    pub save: Option<LatencyConfig>,
-    /// Share of the requests for samples and logprobs that fail.
-    pub failures: Option<f64>,
-    /// Share of the requests for samples that never get a response.
-    pub hangs: Option<f64>,
-    /// Share of the samples with a logprob that is not finite.
-    pub not_finite: Option<f64>,
-    /// Share of the rewards that fail for good.
-    pub missing: Option<f64>,
-    /// Time windows in which the service is faulty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<FaultConfig>,
-}
-
-/// A time in seconds, either constant or drawn from a distribution.
-#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
-#[serde(
-    untagged,
-    expecting = "write a number of seconds, or a table with `mean` and `spread`, `sigma`, `tail_share`, `tail_factor`"
-)]
-pub enum LatencyConfig {
-    /// A constant number of seconds.
-    Seconds(f64),
-    /// A distribution of times in seconds.
-    Spread(LatencySpreadConfig),
-}
-
-/// A distribution of times.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct LatencySpreadConfig {
-    /// Mean in seconds, without the tail.
-    pub mean: f64,
-    /// Kind of the distribution.
-    pub spread: Option<String>,
-    /// Standard deviation of the logarithm.
-    pub sigma: Option<f64>,
-    /// Share of the cases in the tail, which take longer.
-    pub tail_share: Option<f64>,
-    /// Factor by which the cases in the tail take longer.
-    pub tail_factor: Option<f64>,
-}
-
-/// Keys of a `[[simulate.faults]]` table.
-#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct FaultConfig {
-    /// Start of the fault, in seconds from the start of the run.
-    pub at_s: f64,
-    /// Seconds that the fault lasts.
-    pub for_s: f64,
-    /// Kind of the fault.
-    pub what: String,
-    /// Factor by which a slow service takes longer.
-    pub factor: Option<f64>,
 }

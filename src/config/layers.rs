@@ -7,6 +7,7 @@ use super::variables::ProcessVariables;
 use super::{overrides, schema};
 use crate::cli;
 use serde_path_to_error::deserialize;
+use std::num::NonZeroU64;
 use toml::de::DeTable;
 
 /// Longest value that an error message repeats, in characters.
@@ -33,8 +34,10 @@ pub(super) fn read(
     }
     let mut file = typed(table, &locations)?;
     if let Some(steps) = command.max_steps {
-        file.trainer.total_batches = Some(steps);
         locations.give("trainer.total_batches", "--max-steps");
+        let at_least_one = NonZeroU64::new(steps);
+        let zero = || locations.wrong("trainer.total_batches", "is 0, it must be at least 1");
+        file.trainer.total_batches = Some(at_least_one.ok_or_else(zero)?);
     }
     if let Some(seed) = command.seed {
         file.trainer.seed = Some(seed);
@@ -80,11 +83,16 @@ fn explain(table: &toml::Value, path: &str, message: &str) -> (String, String) {
     let expected = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
     let problem = match expected.and_then(|rest| rest.rsplit_once("expected ")) {
         Some((_, expected)) => {
-            let is = match at(table, path) {
+            let value = at(table, path);
+            let is = match value {
                 Some(value) if !is_secret(path) => format!("is {}, it", show(value)),
                 _ => String::new(),
             };
-            format!("{is} must be {}", in_words(expected)).trim_start().to_owned()
+            format!("{is} must be {}", in_words(expected, value)).trim_start().to_owned()
+        }
+        // From the types of this folder, which know what is wrong.
+        None if ["is ", "has ", "needs "].iter().any(|start| message.starts_with(start)) => {
+            message.to_owned()
         }
         None => format!("cannot be read: {message}"),
     };
@@ -114,8 +122,9 @@ fn show(value: &toml::Value) -> String {
 }
 
 /// Describes the type that serde expected in terms of a config.
-fn in_words(expected: &str) -> &str {
-    match expected {
+fn in_words<'a>(expected: &'a str, value: Option<&toml::Value>) -> &'a str {
+    match expected.strip_prefix("a nonzero ").unwrap_or(expected) {
+        "u32" | "u64" | "usize" if value == Some(&toml::Value::Integer(0)) => "at least 1",
         "u32" | "u64" | "usize" => "a non-negative whole number",
         "f32" | "f64" => "a number",
         "a string" | "path string" => "a text in quotes",
@@ -156,7 +165,25 @@ mod tests {
             ),
             (
                 "[simulate]\nsample = 'long'",
-                "x.toml:2:10: `simulate.sample` cannot be read: write a number of seconds",
+                "x.toml:2:10: `simulate.sample` is \"long\", it must be a number of seconds, or a table with",
+            ),
+            (
+                "[simulate]\nsample = { mean = 1, spread = 'even' }",
+                "x.toml:2:31: `simulate.sample.spread` is \"even\", it must be one of: constant, exponential, lognormal",
+            ),
+            (
+                "[trainer]\nstaleness = 'hope'",
+                "x.toml:2:13: `trainer.staleness` is \"hope\", it must be one of: wait, drop",
+            ),
+            ("[trainer]\nstaleness = 3", "`trainer.staleness` is 3, it must be a text in quotes"),
+            ("[trainer]\npublish_every = 0", "`trainer.publish_every` is 0, it must be at least 1"),
+            (
+                "[trainer]\npublish_every = -1",
+                "`trainer.publish_every` is -1, it must be a non-negative whole",
+            ),
+            (
+                "[[simulate.faults]]\nat_s = 1\nfor_s = 1\nwhat = 'gone'",
+                "x.toml:4:8: `simulate.faults[0].what` is \"gone\", it must be one of: away, slow",
             ),
         ] {
             let told = complaint(text);

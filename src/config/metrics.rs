@@ -1,5 +1,6 @@
 //! Address of metrics and dashboard, and who may read them.
 
+use super::error::KeyProblem;
 use super::file::MetricsConfig;
 use super::variables::ProcessVariables;
 use minds_tinker::client::Secret;
@@ -26,36 +27,15 @@ pub struct MetricsPlan {
 }
 
 impl MetricsPlan {
-    /// Checks the table; an error is a key and its problem.
-    pub(super) fn decide(
-        file: &MetricsConfig,
-        variables: &ProcessVariables,
-    ) -> Result<Self, (&'static str, String)> {
-        let token = match &file.token_env {
-            None => None,
-            Some(variable) => {
-                let token = variables.get(variable).filter(|token| !token.is_empty());
-                let missing =
-                    || ("metrics.token_env", format!("names {variable}, and that variable is not set"));
-                let token = token.ok_or_else(missing)?;
-                if token.len() < SHORTEST_TOKEN
-                    || !token.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c))
-                {
-                    let problem = format!(
-                        "names {variable}, which holds no token: write at least {SHORTEST_TOKEN} letters, digits or -._~, which an \
-                         address, a header and a cookie hold alike"
-                    );
-                    return Err(("metrics.token_env", problem));
-                }
-                Some(Secret::new(token))
-            }
-        };
+    /// Checks the table.
+    pub(super) fn decide(file: &MetricsConfig, variables: &ProcessVariables) -> Result<Self, KeyProblem> {
+        let token = file.token_env.as_deref().map(|name| token(name, variables)).transpose()?;
         let addr = match file.addr.as_deref() {
             None => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))),
             Some(OFF) => None,
             Some(written) => Some(written.parse::<SocketAddr>().map_err(|_| {
                 let hint = format!("it must be an address such as 127.0.0.1:{PORT}, or \"{OFF}\"");
-                ("metrics.addr", format!("is \"{written}\", {hint}"))
+                KeyProblem::new("metrics.addr", format!("is \"{written}\", {hint}"))
             })?),
         };
         if let (Some(addr), None) = (addr, &token)
@@ -64,10 +44,28 @@ impl MetricsPlan {
             let problem = format!(
                 "is {addr}, which other machines can reach: name the variable that holds a token in `metrics.token_env`"
             );
-            return Err(("metrics.addr", problem));
+            return Err(KeyProblem::new("metrics.addr", problem));
         }
         Ok(Self { addr, is_written: file.addr.is_some(), token })
     }
+}
+
+/// The token that a variable holds.
+fn token(variable: &str, variables: &ProcessVariables) -> Result<Secret, KeyProblem> {
+    let problem = match variables.get(variable).filter(|token| !token.is_empty()) {
+        None => format!("names {variable}, and that variable is not set"),
+        Some(token)
+            if token.len() >= SHORTEST_TOKEN
+                && token.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)) =>
+        {
+            return Ok(Secret::new(token));
+        }
+        Some(_) => format!(
+            "names {variable}, which holds no token: write at least {SHORTEST_TOKEN} letters, digits or -._~, which an \
+             address, a header and a cookie hold alike"
+        ),
+    };
+    Err(KeyProblem::new("metrics.token_env", problem))
 }
 
 #[cfg(test)]
@@ -80,7 +78,7 @@ mod tests {
                 .into_iter()
                 .collect();
         MetricsPlan::decide(&toml::from_str(text).unwrap(), &variables)
-            .map_err(|(key, problem)| format!("{key} {problem}"))
+            .map_err(|KeyProblem { key, problem }| format!("{key} {problem}"))
     }
 
     #[test]

@@ -1,31 +1,31 @@
 //! The meaning of a config: every value resolved and checked.
 
-use super::batching::BatchingPlan;
+use super::choice::{NamedWeights, chosen, is_none_of};
 use super::environments::{EnvPlan, environments};
-use super::error::ConfigError;
-use super::file::{self, ConfigFile};
+use super::error::{ConfigError, KeyProblem};
+use super::file::{self, BaseModelConfig, ConfigFile};
 use super::layers;
-use super::learning::LearningPlan;
 use super::locations::ConfigLocations;
 use super::metrics::MetricsPlan;
-use super::one_of;
-pub use super::rewards::{OraclePlan, ShadowFrom};
-use super::rewards::{RewardPlan, ShadowPlan};
+use super::rewards::{OracleWeights, ShadowFrom};
 pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
+use super::trainer::ReferenceWeights;
 use super::variables::ProcessVariables;
+use super::{pipeline, rewards, trainer};
 use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
-use minds_core::optim::AdamParams;
 use minds_core::sampling::SamplingParams;
 use minds_environments::registry;
 use minds_environments::render;
 use minds_environments::worker::is_path;
-use minds_stages::ledger::UNANSWERED;
+use minds_stages::evaluator::EvaluatorOptions;
+use minds_stages::pipeline::PipelineOptions;
 use minds_stages::policy::QueryLimits;
-use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use minds_stages::shadow::ShadowTrainerOptions;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -44,62 +44,40 @@ pub struct RunPlan {
     pub envs: Vec<EnvPlan>,
     /// Rollouts of each group of an item.
     pub group_size: NonZeroU32,
-    /// How groups become optimizer steps.
-    pub batching: BatchingPlan,
-    /// Optimizer steps in all.
-    pub max_steps: u64,
-    /// Seed of items, samples and the adapter.
-    pub seed: u64,
-    /// Loss function with its settings.
-    pub loss: Loss,
-    /// Adam parameters before the schedule applies.
-    pub adam: AdamParams,
-    /// Shape and seed of the trained adapter.
-    pub lora: LoraSpec,
-    /// How rewards become advantages.
-    pub estimator: Estimator,
-    /// Time after which the run stops and saves.
-    pub deadline: Option<Duration>,
-    /// How long groups may wait for a response from a service before the run fails.
-    pub give_up_after: Duration,
-    /// Whether event files are written for TensorBoard.
-    pub tensorboard: bool,
-    /// Steps between checkpoints; 0 for none but the last.
-    pub save_every: u64,
-    /// Number of newest checkpoints to keep; `None` for all.
-    pub keep_states: Option<NonZeroUsize>,
-    /// Time after which the server deletes a checkpoint by itself; `None` for never.
-    pub state_ttl: Option<Duration>,
     /// How completions are sampled.
     pub sampling: SamplingParams,
     /// Base model: a name, a folder, a GGUF file or `tiny-random`.
     pub base_model: String,
     /// Name of the renderer, if the config sets it.
     pub renderer: Option<String>,
+    /// Shape and seed of the trained adapter.
+    pub lora: LoraSpec,
     /// The service that samples and trains.
     pub service: ServicePlan,
-    /// Rewards computed at a time.
-    pub scorers: NonZeroUsize,
+    /// Sizes and limits of the pipeline and its stages.
+    pub pipeline: PipelineOptions,
+    /// How `eval` measures weights. [`PipelineOptions::evaluate`] is the same if the run evaluates.
+    pub evaluation: EvaluatorOptions,
+    /// The reference weights of the drift penalty.
+    pub kl_reference: NamedWeights<ReferenceWeights>,
     /// The weights that answer logprob queries of rewards.
-    pub oracle: OraclePlan,
+    pub oracle: NamedWeights<OracleWeights>,
     /// Limits on the logprob queries of rewards.
     pub queries: QueryLimits,
-    /// Number of shadow adapters, which measure gradient steps.
-    pub shadows: NonZeroUsize,
-    /// LoRA shape of the shadow adapters.
-    pub shadow_lora: LoraSpec,
-    /// Optimizer parameters of the measured step.
-    pub shadow_adam: AdamParams,
-    /// Weights that shadow adapters start from.
-    pub shadow_from: ShadowFrom,
-    /// Steps between evaluations; 0 for none.
-    pub eval_every: u64,
-    /// Rollouts of each environment in an evaluation.
-    pub eval_episodes: NonZeroU64,
-    /// Evaluation rollouts in flight at a time.
-    pub eval_concurrency: NonZeroUsize,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
+    /// The shadow adapters, which measure gradient steps.
+    pub shadow: ShadowTrainerOptions,
+    /// Weights that shadow adapters start from.
+    pub shadow_from: ShadowFrom,
+    /// Time after which the run stops and saves.
+    pub deadline: Option<Duration>,
+    /// Whether event files are written for TensorBoard.
+    pub tensorboard: bool,
+    /// Number of newest checkpoints to keep; `None` for all.
+    pub keep_states: Option<NonZeroUsize>,
+    /// Time after which the server deletes a checkpoint by itself; `None` for never.
+    pub state_ttl: Option<Duration>,
     /// Address and token of metrics and dashboard.
     pub metrics: MetricsPlan,
     /// The scripted service of `simulate`.
@@ -155,82 +133,53 @@ impl RunPlan {
         path: &Path,
         variables: &ProcessVariables,
     ) -> Result<Self, ConfigError> {
-        let bad = |key: &str, problem: String| locations.wrong(key, problem);
-        let Some(model) = &file.model else {
-            return Err(bad("model.base_model", "is missing: name the model to train".into()));
-        };
-        if let Some(name) = model.renderer_name.as_deref().filter(|name| !render::NAMES.contains(name)) {
-            let problem = format!("is \"{name}\", it must be {}", one_of(name, render::NAMES.into_iter()));
-            return Err(bad("model.renderer_name", problem));
-        }
-        let trainer = &file.trainer;
-        let seed = trainer.seed.unwrap_or(0);
-        let envs = environments(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
-        let learning = LearningPlan::decide(&file, seed).map_err(|(key, problem)| bad(&key, problem))?;
-        let LearningPlan { group_size, loss, adam, lora, estimator, sampling } = learning;
-        let max_steps = trainer.total_batches.unwrap_or(100_000);
-        if max_steps == 0 {
-            return Err(bad("trainer.total_batches", "is 0, it must be at least 1".into()));
-        }
-        let batching =
-            BatchingPlan::decide(&file, group_size.get()).map_err(|(key, problem)| bad(key, problem))?;
-        let rewards = RewardPlan::decide(&file).map_err(|(key, problem)| bad(key, problem))?;
-        let RewardPlan { scorers, oracle, queries, timeout: score_timeout } = rewards;
-        let shadows = ShadowPlan::decide(&file, &lora, seed).map_err(|(key, problem)| bad(key, problem))?;
-        let save_every = trainer.save_every.unwrap_or(20);
-        let eval_episodes = NonZeroU64::new(file.eval.episodes.unwrap_or(64))
-            .filter(|episodes| episodes.get() <= MOST_EPISODES)
-            .ok_or_else(|| bad("eval.episodes", format!("must lie between 1 and {MOST_EPISODES}")))?;
-        let eval_concurrency = super::at_least_one(file.eval.concurrency.unwrap_or(8))
-            .map_err(|problem| bad("eval.concurrency", problem))?;
-        let deadline = file.run.deadline.as_deref().map(time).transpose();
-        let give_up_after = file.run.give_up_after.as_deref().map(time).transpose();
-        let state_ttl = trainer.state_ttl.as_deref().map(time).transpose();
-        let plan = Self {
+        let decided = Self::of_tables(file, locations.clone(), path, variables);
+        let plan = decided.map_err(|KeyProblem { key, problem }| locations.wrong(&key, problem))?;
+        Ok(Self { warnings: plan.collect_warnings(), ..plan })
+    }
+
+    /// The plan without its warnings.
+    fn of_tables(
+        file: ConfigFile,
+        locations: ConfigLocations,
+        path: &Path,
+        variables: &ProcessVariables,
+    ) -> Result<Self, KeyProblem> {
+        let (base_model, renderer) = model(&file)?;
+        file.simulate.check()?;
+        let envs = environments(&file)?;
+        let service = ServicePlan::decide(&file, variables)?;
+        let pipeline = pipeline::pipeline(&file, &service)?;
+        let lora = trainer::lora(&file.trainer, pipeline.seed)?;
+        Ok(Self {
+            origin: path.display().to_string(),
+            locations,
             stem: path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned()),
             output_dir: file.output_dir.clone(),
             envs,
-            group_size,
-            max_steps,
-            seed,
-            loss,
-            adam,
-            lora,
-            estimator,
-            deadline: deadline.map_err(|problem| bad("run.deadline", problem))?,
-            give_up_after: give_up_after
-                .map_err(|problem| bad("run.give_up_after", problem))?
-                .unwrap_or(UNANSWERED),
+            group_size: trainer::group_size(&file.trainer)?,
+            sampling: trainer::sampling(&file.trainer.args)?,
+            base_model,
+            renderer,
+            evaluation: pipeline::evaluation(&file)?,
+            kl_reference: file.trainer.kl_reference.clone().unwrap_or_default(),
+            oracle: file.scorer.policy.clone().unwrap_or_default(),
+            queries: rewards::queries(&file.scorer)?,
+            score_timeout: rewards::score_timeout(&file.scorer)?,
+            shadow: rewards::shadow(&file.shadow, &lora, pipeline.retry)?,
+            shadow_from: chosen(file.shadow.from),
+            deadline: time("run.deadline", file.run.deadline.as_deref())?,
             tensorboard: file.log.tensorboard.unwrap_or(true),
-            save_every,
-            keep_states: keep_states(trainer.keep_states.unwrap_or(0))
-                .map_err(|problem| bad("trainer.keep_states", problem))?,
-            state_ttl: state_ttl.map_err(|problem| bad("trainer.state_ttl", problem))?,
-            sampling,
-            base_model: model.base_model.clone(),
-            renderer: model.renderer_name.clone(),
-            service: ServicePlan::decide(&file, variables, &bad)?,
-            scorers,
-            oracle,
-            queries,
-            shadows: shadows.adapters,
-            shadow_lora: shadows.lora,
-            shadow_adam: shadows.adam,
-            shadow_from: shadows.from,
-            eval_every: trainer.eval_every.unwrap_or(0),
-            eval_episodes,
-            eval_concurrency,
-            score_timeout,
-            metrics: MetricsPlan::decide(&file.metrics, variables)
-                .map_err(|(key, problem)| bad(key, problem))?,
-            simulate: SimulatePlan::decide(&file.simulate).map_err(|(key, problem)| bad(&key, problem))?,
-            warnings: Vec::new(),
-            origin: path.display().to_string(),
-            locations,
+            keep_states: trainer::keep_states(&file.trainer)?,
+            state_ttl: time("trainer.state_ttl", file.trainer.state_ttl.as_deref())?,
+            metrics: MetricsPlan::decide(&file.metrics, variables)?,
+            simulate: file.simulate.clone(),
+            lora,
+            service,
+            pipeline,
             resolved: file,
-            batching,
-        };
-        Ok(Self { warnings: plan.collect_warnings(), ..plan })
+            warnings: Vec::new(),
+        })
     }
 
     /// The error about a key that turned out to be invalid after the plan was made.
@@ -271,127 +220,115 @@ impl RunPlan {
     /// Saved sampler weights that the config names.
     #[must_use]
     pub fn pinned(&self) -> Vec<String> {
-        let oracle = match &self.oracle {
-            OraclePlan::Pinned(path) => Some(path.clone()),
-            _ => None,
-        };
-        oracle.into_iter().chain(self.batching.kl_reference.clone()).collect()
+        let named = [self.oracle.pinned(), self.kl_reference.pinned()];
+        named.into_iter().flatten().map(str::to_owned).collect()
     }
 
     /// Warnings that do not prevent a run.
     fn collect_warnings(&self) -> Vec<String> {
-        let mut concerns = Vec::new();
-        if self.eval_every > 0 && self.envs.iter().all(|env| env.weight > 0.0) {
-            concerns.push(
+        let PipelineOptions { max_staleness, ref batch, ref train, .. } = self.pipeline;
+        let SamplingParams { temperature, top_k, top_p, .. } = self.sampling;
+        let warmup = train.rate.warmup;
+        let general = [
+            (
+                self.pipeline.evaluate.is_some() && self.envs.iter().all(|env| env.weight > 0.0),
                 "trainer.eval_every: nothing is evaluated, for no environment of [[envs]] has the weight 0"
                     .into(),
-            );
-        }
-        if self.sampling.temperature != 1.0 || self.sampling.top_k.is_some() || self.sampling.top_p < 1.0 {
-            concerns.push(
+            ),
+            (
+                temperature != 1.0 || top_k.is_some() || top_p < 1.0,
                 "trainer.args: the sampling distribution differs from the one whose logprobs are trained"
                     .into(),
-            );
-        }
-        if self.loss == Loss::ImportanceSampling && self.batching.max_staleness > 2 {
-            concerns.push(format!(
-                "trainer.loss_fn: importance_sampling does not bound the ratios of stale rollouts, which may be {} \
-                 steps old: cispo truncates them, and is the default",
-                self.batching.max_staleness
-            ));
-        }
-        if self.group_size.get() == 1 && self.estimator != Estimator::None {
-            concerns.push(
+            ),
+            (
+                train.loss == Loss::ImportanceSampling && max_staleness > 2,
+                format!(
+                    "trainer.loss_fn: importance_sampling does not bound the ratios of stale rollouts, which may be \
+                     {max_staleness} steps old: cispo truncates them, and is the default"
+                ),
+            ),
+            (
+                self.group_size.get() == 1 && batch.estimator != Estimator::None,
                 "trainer.rollouts_per_example: a group of one has no baseline, so nothing is learnt".into(),
-            );
-        }
-        if self.state_ttl.is_some() && matches!(self.service, ServicePlan::Embedded(_)) {
-            concerns.push(
+            ),
+            (
+                self.state_ttl.is_some() && matches!(self.service, ServicePlan::Embedded(_)),
                 "trainer.state_ttl: the embedded engine's states are files of the run folder, which stay: \
                  `keep_states` bounds their number"
                     .into(),
-            );
-        }
-        if self.batching.rate.warmup >= self.max_steps {
-            concerns.push(format!(
-                "optim.warmup_steps: the run ends before the {} steps of its warm-up do",
-                self.batching.rate.warmup
-            ));
-        }
-        if self.resolved.trainer.args.max_new_tokens.is_none() {
-            concerns.push("trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into());
-        }
-        if self.is_from_the_original() {
-            concerns.extend(self.other_defaults());
-        }
-        for env in &self.envs {
-            let id = &env.options.id;
-            if is_path(id) && registry::is_native(id) {
-                let here = std::env::current_dir().unwrap_or_default();
-                concerns.push(format!(
-                    "{}: there is no {id} in {}, so this is the native environment of that name and not the package",
-                    env.name,
-                    here.display()
-                ));
-            }
-        }
-        concerns
+            ),
+            (
+                warmup >= train.max_steps,
+                format!("optim.warmup_steps: the run ends before the {warmup} steps of its warm-up do"),
+            ),
+            (
+                self.resolved.trainer.args.max_new_tokens.is_none(),
+                "trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into(),
+            ),
+        ];
+        let true_ones = general.into_iter().filter_map(|(holds, warning)| holds.then_some(warning));
+        true_ones.chain(self.other_defaults()).chain(self.hidden_packages()).collect()
     }
 
-    /// Whether the config looks like one for the original harness: it names packages by their folders, and
-    /// the variable of the key.
-    fn is_from_the_original(&self) -> bool {
-        self.resolved.tinker.api_key_env.is_some() && self.envs.iter().all(|env| is_path(&env.options.id))
-    }
-
-    /// Missing keys whose default differs in the original harness.
+    /// Missing keys whose default differs in the original harness, if the config looks like one for it: it names packages
+    /// by their folders, and the variable of the key.
     fn other_defaults(&self) -> Vec<String> {
-        let mut others = Vec::new();
-        if self.resolved.trainer.learning_rate.is_none() {
-            others.push(format!(
-                "trainer.learning_rate is not set: it is {} here and was 3.162e-6 in the original harness",
-                self.adam.learning_rate
-            ));
+        let ConfigFile { trainer, tinker, .. } = &self.resolved;
+        if tinker.api_key_env.is_none() || !self.envs.iter().all(|env| is_path(&env.options.id)) {
+            return Vec::new();
         }
+        let rate = self.pipeline.train.adam.learning_rate;
         let own = render::recommended(&self.base_model).filter(|own| *own != "role_colon");
-        if let (None, Some(own)) = (&self.renderer, own) {
-            others.push(format!(
-                "model.renderer_name is not set: it is {own} here, as {} was trained, and was role_colon in the original \
-                 harness",
-                self.base_model
-            ));
-        }
-        if self.resolved.trainer.stream_minibatches.is_none() {
-            others.push(
-                "trainer.stream_minibatches is not set: it is 1 here and was 4 in the original harness"
-                    .into(),
-            );
-        }
-        others
+        let renderer = own.filter(|_| self.renderer.is_none()).map(|own| {
+            let model = &self.base_model;
+            format!(
+                "model.renderer_name is not set: it is {own} here, as {model} was trained, and was role_colon in the \
+                 original harness"
+            )
+        });
+        let rate = trainer.learning_rate.is_none().then(|| {
+            format!(
+                "trainer.learning_rate is not set: it is {rate} here and was 3.162e-6 in the original harness"
+            )
+        });
+        let minibatches = trainer.stream_minibatches.is_none().then(|| {
+            "trainer.stream_minibatches is not set: it is 1 here and was 4 in the original harness".into()
+        });
+        [rate, renderer, minibatches].into_iter().flatten().collect()
+    }
+
+    /// Ids that look like folders of packages, and are native environments because the folders are not there.
+    fn hidden_packages(&self) -> impl Iterator<Item = String> {
+        let ids = self.envs.iter().map(|env| (&env.name, &env.options.id));
+        ids.filter(|(_, id)| is_path(id) && registry::is_native(id)).map(|(name, id)| {
+            let here = std::env::current_dir().unwrap_or_default();
+            let here = here.display();
+            format!(
+                "{name}: there is no {id} in {here}, so this is the native environment of that name and not the package"
+            )
+        })
     }
 }
 
-/// Most rollouts of one environment in an evaluation.
-const MOST_EPISODES: u64 = 1_000_000;
-
-/// Fewest checkpoints to keep: the last one may be damaged.
-const LEAST_STATES: usize = 2;
-
-fn keep_states(written: usize) -> Result<Option<NonZeroUsize>, String> {
-    let Some(keep) = NonZeroUsize::new(written) else { return Ok(None) };
-    if keep.get() < LEAST_STATES {
-        return Err(format!("is {keep}, it must be at least {LEAST_STATES}, or 0 for all"));
+/// The base model, and the renderer if one is named.
+fn model(file: &ConfigFile) -> Result<(String, Option<String>), KeyProblem> {
+    let missing = || KeyProblem::new("model.base_model", "is missing: name the model to train");
+    let BaseModelConfig { base_model, renderer_name } = file.model.clone().ok_or_else(missing)?;
+    match renderer_name.as_deref().filter(|name| !render::NAMES.contains(name)) {
+        Some(name) => {
+            Err(KeyProblem::new("model.renderer_name", is_none_of(name, render::NAMES.into_iter())))
+        }
+        None => Ok((base_model, renderer_name)),
     }
-    Ok(Some(keep))
 }
 
 /// A stretch of time such as `90m`, `6h` or `1d 12h`.
-pub(super) fn time(written: &str) -> Result<Duration, String> {
-    let hint = "it must be a time such as 90m or 6h";
-    let span: jiff::SignedDuration = written.parse().map_err(|_| format!("is \"{written}\", {hint}"))?;
-    let time = span.unsigned_abs();
-    if span.is_positive() { Ok(time) } else { Err(format!("is \"{written}\", {hint}")) }
+pub(super) fn time(key: &str, written: Option<&str>) -> Result<Option<Duration>, KeyProblem> {
+    let Some(written) = written else { return Ok(None) };
+    let span = written.parse::<jiff::SignedDuration>().ok().filter(jiff::SignedDuration::is_positive);
+    let problem = || format!("is \"{written}\", it must be a time such as 90m or 6h");
+    span.map(|span| Some(span.unsigned_abs())).ok_or_else(|| KeyProblem::new(key, problem()))
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,11 +1,11 @@
 //! The JSON Schema of a config, for editors, and the known keys, for error messages.
 //!
-//! Keys, types and descriptions come from [`super::file`], allowed values from the modules that check them. TOML has no
-//! null, so optional keys are those that `required` does not list.
+//! Keys, types, allowed values and descriptions come from [`super::file`]. TOML has no null, so optional keys are those
+//! that `required` does not list.
 
 use super::error::{distance, nearest};
 use super::file::ConfigFile;
-use super::{batching, environments, learning, overrides, rewards, simulate};
+use super::overrides;
 use minds_environments::registry;
 use minds_environments::render;
 use schemars::generate::SchemaSettings;
@@ -18,42 +18,12 @@ pub fn schema() -> Value {
     let mut schema = generator.into_root_schema_for::<ConfigFile>().to_value();
     tidy(&mut schema);
     schema["title"] = "A config of minds-actors".into();
-    for (table, key, words) in choices() {
-        schema["$defs"][table]["properties"][key]["enum"] = words.into();
-    }
-    for (table, key, words) in
-        [("ScorerConfig", "policy", names(rewards::ORACLES)), ("TrainerConfig", "kl_reference", vec!["base"])]
-    {
-        let pinned = json!({ "pattern": "^pinned:." });
-        schema["$defs"][table]["properties"][key]["anyOf"] = json!([{ "enum": words }, pinned]);
-    }
     let ids: Vec<&str> = registry::list().iter().map(|info| info.id).collect();
     schema["$defs"]["EnvConfig"]["properties"]["id"]["examples"] = ids.into();
     schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
         render::NAMES.as_slice().into();
     add_other_names(&mut schema);
     schema
-}
-
-/// Keys with a fixed set of values.
-fn choices() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
-    vec![
-        ("EnvConfig", "on_bad_reward", names(environments::BAD_REWARDS)),
-        ("TrainerConfig", "staleness", names(batching::STALENESS)),
-        ("TrainerConfig", "constant_groups", names(batching::CONSTANT)),
-        ("TrainerConfig", "loss_weighting", names(batching::WEIGHTINGS)),
-        ("TrainerConfig", "on_member_failure", batching::ON_MEMBER_FAILURE.to_vec()),
-        ("TrainerConfig", "loss_fn", learning::LOSSES.to_vec()),
-        ("TrainerConfig", "advantage", names(learning::ESTIMATORS)),
-        ("OptimConfig", "lr_schedule", names(batching::COURSES)),
-        ("ShadowConfig", "from", names(rewards::SHADOW_FROM)),
-        ("LatencySpreadConfig", "spread", names(simulate::SPREADS)),
-        ("FaultConfig", "what", names(simulate::FAULTS)),
-    ]
-}
-
-fn names<T>(known: &[(&'static str, T)]) -> Vec<&'static str> {
-    known.iter().map(|(name, _)| *name).collect()
 }
 
 /// Removes what TOML cannot express or an editor does not need: nulls, and the defaults of whole tables.
@@ -67,6 +37,9 @@ fn tidy(node: &mut Value) {
         if let [one] = &types[..] {
             object["type"] = one.clone();
         }
+    }
+    if let Some(Value::Array(names)) = object.get_mut("enum") {
+        names.retain(|name| !name.is_null());
     }
     if let Some(Value::Array(ways)) = object.get_mut("anyOf") {
         ways.retain(|way| *way != json!({ "type": "null" }));
@@ -246,13 +219,55 @@ mod tests {
                 assert!(node["description"].as_str().is_some_and(|text| !text.is_empty()), "{table}.{key}");
             }
         }
-        // A key of these lists that the file does not have would be one without a type.
-        for (table, key, words) in choices() {
-            let node = &schema["$defs"][table]["properties"][key];
-            assert_eq!(node["type"], "string", "{table}.{key}");
-            assert!(words.len() > 1);
-        }
+        let trainer = &schema["$defs"]["TrainerConfig"]["properties"];
+        assert_eq!(trainer["staleness"]["type"], "string");
+        assert_eq!(trainer["staleness"]["enum"], json!(["wait", "drop"]));
+        assert_eq!(
+            trainer["kl_reference"]["anyOf"],
+            json!([{ "enum": ["base"] }, { "pattern": "^pinned:." }])
+        );
+        assert_eq!(trainer["groups_per_batch"]["minimum"], 1);
         assert_eq!(schema["$defs"]["TrainerConfig"]["properties"]["lora_rank"]["type"], "integer");
         assert!(!schema.to_string().contains("null"), "{schema:#}");
+    }
+
+    /// The names of every choice below a node.
+    fn choices<'a>(node: &'a Value, key: &'a str, found: &mut Vec<(&'a str, &'a str)>) {
+        match node {
+            Value::Object(object) => object.iter().for_each(|(name, node)| match node {
+                Value::Array(names) if name == "enum" => {
+                    found.extend(names.iter().filter_map(|name| Some((key, name.as_str()?))));
+                }
+                // The parts of a key's own schema are not keys.
+                _ if ["anyOf", "items"].contains(&name.as_str()) => choices(node, key, found),
+                _ => choices(node, name, found),
+            }),
+            Value::Array(nodes) => nodes.iter().for_each(|node| choices(node, key, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_docs_name_every_key_and_every_choice() {
+        let docs =
+            [include_str!("../../docs/configuration.md"), include_str!("../../docs/simulate.md")].concat();
+        let schema = schema();
+        let keys = SchemaKeys { schema: &schema };
+        for (table, known) in keys.tables() {
+            for (key, node) in known {
+                let is_table =
+                    keys.table(if node["items"].is_null() { node } else { &node["items"] }).is_some();
+                assert!(is_table || docs.contains(&format!("{key}`")), "{table}.{key}");
+            }
+        }
+        let mut names = Vec::new();
+        choices(&schema, "", &mut names);
+        assert!(names.contains(&("loss_fn", "cispo")) && names.len() > 25, "{names:?}");
+        for (key, name) in names {
+            assert!(
+                docs.contains(&format!("`{name}`")) || docs.contains(&format!("\"{name}\"")),
+                "{key}: {name}"
+            );
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! The service that samples and trains: the engine in this process, or a Tinker server.
 
-use super::error::ConfigError;
-use super::file::ConfigFile;
+use super::error::{KeyProblem, at_most};
+use super::file::{ConfigFile, EngineConfig, TinkerConfig};
 use super::plan::time;
 use super::variables::ProcessVariables;
+use minds_stages::service::deadlines::Deadlines;
+use minds_stages::service::retry::Retry;
 use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -17,7 +19,10 @@ pub const EMBEDDED: &str = "embedded";
 /// Default of the longest wait for a server that does not respond.
 const OUTAGE: Duration = Duration::from_secs(2 * 3600);
 /// Most threads of the embedded engine.
-const MOST_THREADS: usize = 512;
+const MOST_THREADS: NonZeroUsize = NonZeroUsize::new(512).expect("512 is not 0");
+const MAX_ROWS: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not 0");
+/// Time that the pipeline allows a request beyond the client's own limits.
+const MARGIN: Duration = Duration::from_secs(60);
 
 /// The service that samples and trains.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,58 +62,76 @@ pub struct EnginePlan {
 }
 
 impl ServicePlan {
-    /// Checks the keys and fills in defaults.
+    /// Checks the `[tinker]` and `[engine]` tables and fills in defaults.
     ///
     /// # Errors
-    /// See [`ConfigError`].
-    pub(super) fn decide(
-        file: &ConfigFile,
-        variables: &ProcessVariables,
-        bad: &dyn Fn(&str, String) -> ConfigError,
-    ) -> Result<Self, ConfigError> {
-        let written = file.tinker.base_url.clone().filter(|url| !url.is_empty());
-        let base_url = written.unwrap_or_else(|| HOSTED_URL.into());
-        if base_url == EMBEDDED {
-            let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-            let some = |key: &str, value: Option<usize>, default: NonZeroUsize| {
-                value.map_or(Ok(default), super::at_least_one).map_err(|problem| bad(key, problem))
-            };
-            let mib = file.engine.kv_cache_mib.unwrap_or(768);
-            if file.engine.threads.is_some_and(|threads| threads > MOST_THREADS) {
-                return Err(bad("engine.threads", format!("must be at most {MOST_THREADS}")));
-            }
-            let default_rows = NonZeroUsize::MIN.saturating_add(63);
-            return Ok(Self::Embedded(EnginePlan {
-                threads: some("engine.threads", file.engine.threads, cores)?,
-                kv_bytes: mib.checked_mul(1 << 20).filter(|bytes| *bytes > 0).ok_or_else(|| {
-                    bad("engine.kv_cache_mib", format!("is {mib}, it must be at least 1 and fit into memory"))
-                })?,
-                max_rows: some("engine.max_rows", file.engine.max_rows, default_rows)?,
-            }));
+    /// The invalid key, and what is wrong with it.
+    pub(super) fn decide(file: &ConfigFile, variables: &ProcessVariables) -> Result<Self, KeyProblem> {
+        let written = file.tinker.base_url.as_deref().filter(|url| !url.is_empty());
+        match written.unwrap_or(HOSTED_URL) {
+            EMBEDDED => engine(&file.engine).map(Self::Embedded),
+            base_url => remote(&file.tinker, base_url, variables).map(Self::Remote),
         }
-        if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
-            // The value is not repeated: a mistyped address may contain a key.
-            let problem = "is wrong: it must be \"embedded\" or start with https:// or http://";
-            return Err(bad("tinker.base_url", problem.into()));
-        }
-        if let Err(error) = check_address(&base_url) {
-            let problem =
-                format!("is wrong: {error} (the variable that `tinker.api_key_env` names holds the key)");
-            return Err(bad("tinker.base_url", problem));
-        }
-        let named = file.tinker.api_key_env.as_deref();
-        let variable = named.unwrap_or(API_KEY_ENV);
-        let given = |key: &String| !key.is_empty();
-        let written = file.tinker.api_key.clone().filter(given);
-        let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
-        // A missing key is reported when the run starts: a config is valid or invalid on every machine alike.
-        let missing_key =
-            (api_key.is_none() && (named.is_some() || base_url == HOSTED_URL)).then(|| variable.to_owned());
-        let allow_insecure = file.tinker.allow_insecure.unwrap_or(false);
-        let outage =
-            file.tinker.outage.as_deref().map(time).transpose().map_err(|p| bad("tinker.outage", p))?;
-        let outage = outage.unwrap_or(OUTAGE);
-        let any_model = file.tinker.any_model.unwrap_or(false);
-        Ok(Self::Remote(RemotePlan { base_url, api_key, missing_key, allow_insecure, outage, any_model }))
     }
+
+    /// Retry policy for a failing service. A server's client has limits of its own, and requests that it gives up are
+    /// not retried; the pipeline's limits apply if the client does not keep its own.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        let usual = Deadlines::default();
+        let deadlines = match self {
+            Self::Embedded(_) => usual,
+            // The server may be unreachable before it accepts a request, and again before it returns the result.
+            Self::Remote(server) => Deadlines {
+                sampling: usual.sampling + 2 * server.outage + MARGIN,
+                training: usual.training + 2 * server.outage + MARGIN,
+            },
+        };
+        Retry { deadlines, ..Retry::default() }
+    }
+}
+
+fn engine(engine: &EngineConfig) -> Result<EnginePlan, KeyProblem> {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let mib = engine.kv_cache_mib.map_or(768, NonZeroUsize::get);
+    let too_much = || KeyProblem::new("engine.kv_cache_mib", format!("is {mib}, it must fit into memory"));
+    Ok(EnginePlan {
+        threads: engine
+            .threads
+            .map_or(Ok(cores), |threads| at_most("engine.threads", threads, MOST_THREADS))?,
+        kv_bytes: mib.checked_mul(1 << 20).ok_or_else(too_much)?,
+        max_rows: engine.max_rows.unwrap_or(MAX_ROWS),
+    })
+}
+
+fn remote(
+    tinker: &TinkerConfig,
+    base_url: &str,
+    variables: &ProcessVariables,
+) -> Result<RemotePlan, KeyProblem> {
+    if !(base_url.starts_with("http://") || base_url.starts_with("https://")) {
+        // The value is not repeated: a mistyped address may contain a key.
+        let problem = "is wrong: it must be \"embedded\" or start with https:// or http://";
+        return Err(KeyProblem::new("tinker.base_url", problem));
+    }
+    check_address(base_url).map_err(|error| {
+        let problem =
+            format!("is wrong: {error} (the variable that `tinker.api_key_env` names holds the key)");
+        KeyProblem::new("tinker.base_url", problem)
+    })?;
+    let named = tinker.api_key_env.as_deref();
+    let variable = named.unwrap_or(API_KEY_ENV);
+    let given = |key: &String| !key.is_empty();
+    let written = tinker.api_key.clone().filter(given);
+    let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
+    // A missing key is reported when the run starts: a config is valid or invalid on every machine alike.
+    let needs_key = named.is_some() || base_url == HOSTED_URL;
+    Ok(RemotePlan {
+        base_url: base_url.to_owned(),
+        missing_key: (api_key.is_none() && needs_key).then(|| variable.to_owned()),
+        api_key,
+        allow_insecure: tinker.allow_insecure.unwrap_or(false),
+        outage: time("tinker.outage", tinker.outage.as_deref())?.unwrap_or(OUTAGE),
+        any_model: tinker.any_model.unwrap_or(false),
+    })
 }

@@ -1,6 +1,6 @@
 //! What does not change during a run.
 
-use crate::assemble::{self, ModelService};
+use crate::assemble::ModelService;
 use crate::config::mask::mask_args;
 use crate::config::plan::{RunPlan, ServicePlan};
 use crate::run_folder::RunFolder;
@@ -78,25 +78,25 @@ impl RunInfo {
             service: service(plan),
             base_model: ready.info.base_model.clone(),
             renderer: ready.renderer.name().to_owned(),
-            loss: plan.loss.name(),
+            loss: plan.pipeline.train.loss.name(),
             environments: plan
                 .envs
                 .iter()
                 .map(|env| EnvironmentShare { name: env.name.clone(), weight: env.weight })
                 .collect(),
-            steps: plan.max_steps,
+            steps: plan.pipeline.train.max_steps,
             first_step: folder.last().map_or(0, |last| last.step),
             started: super::view::now(),
-            groups_per_batch: plan.batching.groups_per_batch.get(),
+            groups_per_batch: plan.pipeline.batch.groups_per_batch.get(),
             group_size: plan.group_size.get(),
-            max_steps_off_policy: plan.batching.max_steps_off_policy,
-            max_staleness: plan.batching.max_staleness,
-            staleness: match plan.batching.staleness {
+            max_steps_off_policy: plan.pipeline.max_steps_off_policy,
+            max_staleness: plan.pipeline.max_staleness,
+            staleness: match plan.pipeline.batch.staleness {
                 StalenessHandling::Wait => "wait",
                 StalenessHandling::Drop => "drop",
             },
-            credits: assemble::options(plan).credits(),
-            scorers: plan.scorers.get(),
+            credits: plan.pipeline.credits(),
+            scorers: plan.pipeline.scorers.get(),
             config: toml::to_string(&shown).unwrap_or_default(),
             warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
         }

@@ -7,6 +7,7 @@ use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::ServicePlan;
 use minds_stages::batcher::StalenessHandling;
+use minds_stages::pipeline::PipelineOptions;
 use minds_stages::telemetry::names;
 use serde::Serialize;
 
@@ -53,7 +54,7 @@ pub struct RewardChange {
 /// Status of the run in a phrase.
 pub fn status(source: &ReportSource) -> String {
     let done = source.table.steps().last().copied();
-    let total = source.plan.as_ref().map(|plan| plan.max_steps);
+    let total = source.plan.as_ref().map(|plan| plan.pipeline.train.max_steps);
     let of = total.map(|total| format!(" of {}", count(total))).unwrap_or_default();
     let Some(done) = done else { return format!("no step yet{of}") };
     let steps = format!("{}{of} steps", count(done));
@@ -169,7 +170,7 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
     let missing = table.points("env/all/missing_episodes").into_iter().filter(|point| point.1 > 0.0);
     let missing: Vec<u64> = missing.map(|(step, _)| step as u64).collect();
     let quarantined: u64 = source.quarantine.counts.values().sum();
-    let alarm = source.plan.as_ref().and_then(|plan| plan.batching.kl_alarm);
+    let alarm = source.plan.as_ref().and_then(|plan| plan.pipeline.train.kl_alarm);
     let limit =
         alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
     vec![
@@ -192,11 +193,10 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
 /// Main settings of the config.
 pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
     let file = &plan.resolved;
-    let written = |key: &Option<String>, usual: &str| key.clone().unwrap_or_else(|| usual.into());
     let (service, threads) = match &plan.service {
         // If the config sets no threads, their number depended on the machine of the run.
         ServicePlan::Embedded(_) => {
-            let threads = file.engine.threads.map(|threads| several(threads as u64, "thread"));
+            let threads = file.engine.threads.map(|threads| several(threads.get() as u64, "thread"));
             ("embedded engine".into(), threads.unwrap_or_default())
         }
         ServicePlan::Remote(remote) => (remote.base_url.clone(), String::new()),
@@ -207,7 +207,7 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
         _ => env.name.clone(),
     };
     let environments: Vec<String> = plan.envs.iter().map(environment).collect();
-    let batching = &plan.batching;
+    let PipelineOptions { batch: batching, train, .. } = &plan.pipeline;
     let sampling = &plan.sampling;
     let batch =
         format!("{} of {}", several(batching.groups_per_batch.get() as u64, "group"), plan.group_size);
@@ -219,20 +219,20 @@ pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
         fact("Batch", batch, ""),
         fact(
             "Off policy",
-            format!("rollouts are at most {} stale", several(batching.max_staleness, "step")),
+            format!("rollouts are at most {} stale", several(plan.pipeline.max_staleness, "step")),
             match batching.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
                 StalenessHandling::Drop => "staler ones are dropped",
             },
         ),
+        fact("Loss", train.loss.name(), format!("advantage {}", file.trainer.advantage.unwrap_or_default())),
         fact(
-            "Loss",
-            plan.loss.name(),
-            format!("advantage {}", written(&file.trainer.advantage, "group_mean")),
+            "Learning rate",
+            show(train.adam.learning_rate),
+            file.optim.lr_schedule.unwrap_or_default().to_string(),
         ),
-        fact("Learning rate", show(plan.adam.learning_rate), written(&file.optim.lr_schedule, "constant")),
         fact("Adapter", format!("LoRA, rank {}", plan.lora.rank), format!("alpha {}", show(plan.lora.alpha))),
         fact("Answers", answers, format!("temperature {}", show(f64::from(sampling.temperature)))),
-        fact("Seed", plan.seed.to_string(), ""),
+        fact("Seed", plan.pipeline.seed.to_string(), ""),
     ]
 }

@@ -1,7 +1,7 @@
 //! Lower bound on the time of a step: no schedule of the same work on the same resources is faster on average.
 
 use crate::config::RunPlan;
-use crate::config::simulate::SimulatedLatency;
+use crate::config::latency::SimulatedLatency;
 use minds_core::random::seeded_rng;
 use rand::RngExt as _;
 
@@ -28,26 +28,26 @@ impl StepTimeBound {
     pub fn of(plan: &RunPlan) -> Self {
         let script = &plan.simulate;
         let (groups, members) =
-            (plan.batching.groups_per_batch.get() as f64, f64::from(plan.group_size.get()));
+            (plan.pipeline.batch.groups_per_batch.get() as f64, f64::from(plan.group_size.get()));
         let rollouts = groups * members;
         let each = |every: u64, latency: &SimulatedLatency| {
             if every > 0 { latency.mean() / every as f64 } else { 0.0 }
         };
         // The credits of a step return before its checkpoint is saved.
         let until_published = script.forward_backward.mean()
-            + plan.batching.substeps.get() as f64 * script.optim_step.mean()
-            + each(plan.batching.publish_every.get(), &script.export);
-        let training = until_published + each(plan.save_every, &script.save);
+            + plan.pipeline.train.substeps.get() as f64 * script.optim_step.mean()
+            + each(plan.pipeline.train.publish_every.get(), &script.export);
+        let training = until_published + each(plan.pipeline.train.save_every, &script.save);
         let queries = script.queries as f64 * script.query.mean();
         let sampling = script
-            .slots
+            .sampling_slots
             .map_or(0.0, |slots| rollouts * (script.sample.mean() + queries) / slots.get() as f64);
         let longest_query = |case| longest(&script.query, case, script.queries as u64);
         let reward = |case: [u64; 2]| script.reward.draw([0, 1, case[0], case[1]]) + longest_query(case);
-        let scoring = rollouts * mean(|n| reward([n, 0])) / plan.scorers.get() as f64;
+        let scoring = rollouts * mean(|n| reward([n, 0])) / plan.pipeline.scorers.get() as f64;
         // Strictly on-policy, a step waits for the longest of its groups; else at least for each group's own end.
-        let together = if plan.batching.max_steps_off_policy == 0 {
-            plan.batching.groups_per_batch.get() as u64
+        let together = if plan.pipeline.max_steps_off_policy == 0 {
+            plan.pipeline.batch.groups_per_batch.get() as u64
         } else {
             1
         };
@@ -59,7 +59,7 @@ impl StepTimeBound {
             })
             .collect();
         let played = mean_of_longest(&mut groups, together);
-        let credits = (played + until_published) / (plan.batching.max_steps_off_policy + 1) as f64;
+        let credits = (played + until_published) / (plan.pipeline.max_steps_off_policy + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
 

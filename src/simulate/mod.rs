@@ -14,7 +14,6 @@ pub use bound::StepTimeBound;
 pub use event_log::EventLog;
 pub use summary::SimulationSummary;
 
-use crate::assemble;
 use crate::config::RunPlan;
 use environment::SimulatedEnvironment;
 use minds_core::chat::{Renderer, Tokenizer};
@@ -41,10 +40,10 @@ const READINGS: f64 = 20.0;
 /// # Errors
 /// The run failed; the error says when and why.
 pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSummary> {
-    let mut options = assemble::options(plan);
-    options.train.max_steps = plan.simulate.steps;
+    let mut options = plan.pipeline.clone();
+    options.train.max_steps = plan.simulate.steps.get();
     let bound = StepTimeBound::of(plan);
-    let service = Arc::new(SimulatedService::new(plan.simulate.clone(), plan.seed, log));
+    let service = Arc::new(SimulatedService::new(plan.simulate.clone(), plan.pipeline.seed, log));
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
     let renderer: Arc<dyn Renderer> = minds_environments::render::renderer("role_colon", tokenizer)?;
     let components = plan.envs.iter().map(|env| MixtureComponent {
@@ -66,7 +65,7 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         sampler: sampler.clone(),
         // Logprob queries take the same time with any source.
         logprob_source: LogprobSource::Sampled,
-        reference: (plan.batching.kl_penalty > 0.0).then(|| sampler.clone()),
+        reference: (plan.pipeline.batch.kl_penalty > 0.0).then(|| sampler.clone()),
         queries: Arc::new(QueryBudget::new(plan.queries)),
         shadow: None,
         pool: CpuPool::inline(),

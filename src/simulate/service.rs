@@ -1,7 +1,8 @@
 //! The scripted service: concurrent samples, an adapter that runs its requests one after the other, and faults.
 
 use super::event_log::EventLog;
-use crate::config::simulate::{SimulatePlan, SimulatedFault, SimulatedLatency};
+use crate::config::latency::SimulatedLatency;
+use crate::config::simulate::{SimulatePlan, SimulatedFault};
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
@@ -80,8 +81,9 @@ pub struct SimulatedService {
 impl SimulatedService {
     /// Creates an idle service from its script.
     pub fn new(plan: SimulatePlan, seed: u64, log: EventLog) -> Self {
-        let slots =
-            plan.slots.map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
+        let slots = plan
+            .sampling_slots
+            .map_or(Semaphore::MAX_PERMITS, |slots| slots.get().min(Semaphore::MAX_PERMITS));
         let slots = Arc::new(Semaphore::new(slots));
         let tries = Mutex::default();
         let queries = AtomicU64::new(0);
@@ -113,7 +115,7 @@ impl SimulatedService {
         let attempt = self.attempt(id.group.0, u64::from(id.member));
         let case = [id.group.0, u64::from(id.member) << 16 | attempt];
         sleep(seconds(self.draw(&self.plan.reward, DrawKind::Reward, case))).await;
-        if self.chance(DrawKind::RewardFault, case) < self.plan.rates.missing {
+        if self.chance(DrawKind::RewardFault, case) < self.plan.missing {
             self.note(|done| done.faults.missing += 1);
             self.log.record("reward_missing", [("group", id.group.0.into()), ("member", id.member.into())]);
             return Err(RewardError::Environment("scripted to be missing".into()));
@@ -201,7 +203,7 @@ impl SamplingBackend for SimulatedSampler {
         service.log.record("sample", told.clone());
         service.back().await;
         let mut chance = seeded_rng(service.key(DrawKind::SampleFault, case(0)));
-        if chance.random::<f64>() < service.plan.rates.hangs {
+        if chance.random::<f64>() < service.plan.hangs {
             service.note(|done| done.faults.hung += 1);
             service.log.record("hung", told);
             return pending().await;
@@ -210,12 +212,12 @@ impl SamplingBackend for SimulatedSampler {
             (0..request.num_samples).map(|n| service.draw(&service.plan.sample, DrawKind::Sample, case(n)));
         join_all(times.map(|time| service.occupy(time))).await;
         service.back().await;
-        if chance.random::<f64>() < service.plan.rates.failures {
+        if chance.random::<f64>() < service.plan.failures {
             return service.failed("sample");
         }
         let mut sequences = Vec::with_capacity(request.num_samples);
         for _ in 0..request.num_samples {
-            let broken = chance.random::<f64>() < service.plan.rates.not_finite;
+            let broken = chance.random::<f64>() < service.plan.not_finite;
             service.note(|done| {
                 done.samples += 1;
                 done.faults.not_finite += u64::from(broken);
@@ -244,7 +246,7 @@ impl SamplingBackend for SimulatedSampler {
         service.back().await;
         service.occupy(service.draw(&service.plan.query, DrawKind::Query, case)).await;
         service.back().await;
-        if service.chance(DrawKind::QueryFault, case) < service.plan.rates.failures {
+        if service.chance(DrawKind::QueryFault, case) < service.plan.failures {
             return service.failed("logprobs");
         }
         Ok((0..tokens.len()).map(|at| (at > 0).then_some(-0.5)).collect())

@@ -113,7 +113,7 @@ pub struct SimulationRecorder {
 impl SimulationRecorder {
     /// Creates a recorder for the service of a plan.
     pub fn new(service: Arc<SimulatedService>, plan: &RunPlan) -> Self {
-        let ends = plan.batching.max_steps_off_policy as usize + 1;
+        let ends = plan.pipeline.max_steps_off_policy as usize + 1;
         let (marks, staleness, held, mailboxes) = Default::default();
         Self { service, ends, marks, staleness, held, mailboxes, readings: 0 }
     }

@@ -70,7 +70,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         let starts_shadows =
             parts.shadow.as_ref().is_some_and(|shadow| matches!(shadow.from, ShadowStart::Policy { .. }));
         let mut pipeline =
-            Pipeline::start(&assemble::options(&plan), parts, folder.start()).or_exit(ProcessExit::Config)?;
+            Pipeline::start(&plan.pipeline, parts, folder.start()).or_exit(ProcessExit::Config)?;
         let rows = folder.rows().or_exit(ProcessExit::Config)?;
         let summary = RunSummary::after(&rows);
         let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline, meters));
@@ -87,7 +87,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             starts_shadows,
             deletions: JoinSet::new(),
         };
-        let bars = ProgressBars::show(plan.max_steps, view.first_step());
+        let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.first_step());
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
@@ -109,7 +109,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
 /// Whether no step is left; prints a message if so.
 fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
     let step = folder.last().map_or(0, |last| last.step);
-    let done = step >= plan.max_steps;
+    let done = step >= plan.pipeline.train.max_steps;
     if done {
         print_line!("{}: all {step} steps are done", folder.path().display());
     }
@@ -146,10 +146,10 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
     print_line!("environments {}", envs.join(", "));
     print_line!(
         "batch        {} groups of {}, up to {} off policy, {} credits",
-        plan.batching.groups_per_batch,
+        plan.pipeline.batch.groups_per_batch,
         plan.group_size,
-        steps(plan.batching.max_steps_off_policy),
-        assemble::options(plan).credits()
+        steps(plan.pipeline.max_steps_off_policy),
+        plan.pipeline.credits()
     );
     print_line!("run folder   {}", folder.path().display());
     match listening {
@@ -166,9 +166,9 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
         Some(last) => print_line!("resumed      at step {} from checkpoint {}", last.step, last.name),
         None if folder.past_rows() > 0 => print_line!(
             "restarts     {} steps; no checkpoint was saved, {} steps moved to metrics.past_000000.json",
-            plan.max_steps,
+            plan.pipeline.train.max_steps,
             folder.past_rows()
         ),
-        None => print_line!("starts       {} steps", plan.max_steps),
+        None => print_line!("starts       {} steps", plan.pipeline.train.max_steps),
     }
 }

@@ -3,9 +3,14 @@ use crate::config::service::HOSTED_URL;
 use minds_environments::registry;
 use minds_environments::worker::PythonOptions;
 use minds_tinker::client::Secret;
+use std::num::NonZeroU64;
 
 /// The plan of a config's text, with overrides, in an environment with these variables.
-fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, ConfigError> {
+pub(in crate::config) fn plan(
+    text: &str,
+    set: &[&str],
+    vars: &[(&str, &str)],
+) -> Result<RunPlan, ConfigError> {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("train_x.toml");
     std::fs::write(&config, text).unwrap();
@@ -20,7 +25,8 @@ fn plan(text: &str, set: &[&str], vars: &[(&str, &str)]) -> Result<RunPlan, Conf
     RunPlan::load(&command, &vars.iter().copied().collect())
 }
 
-const SMALL: &str = "[env]\nid = \"./environments/x\"\n[model]\nbase_model = \"tiny-random\"\n";
+pub(in crate::config) const SMALL: &str =
+    "[env]\nid = \"./environments/x\"\n[model]\nbase_model = \"tiny-random\"\n";
 
 #[test]
 fn the_config_that_the_readme_shows_is_one() {
@@ -28,7 +34,10 @@ fn the_config_that_the_readme_shows_is_one() {
     let (_, shown) = readme.split_once("```toml\n").unwrap();
     let (shown, _) = shown.split_once("```").unwrap();
     let plan = plan(shown, &[], &[]).unwrap();
-    assert_eq!((plan.max_steps, plan.group_size.get(), plan.save_every), (60, 8, 20));
+    assert_eq!(
+        (plan.pipeline.train.max_steps, plan.group_size.get(), plan.pipeline.train.save_every),
+        (60, 8, 20)
+    );
     assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
 }
 
@@ -72,12 +81,18 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
         [("ghost_trace", 0.3), ("prophet", 0.2)]
     );
     assert_eq!(
-        (plan.group_size.get(), plan.batching.groups_per_batch.get(), plan.max_steps),
+        (plan.group_size.get(), plan.pipeline.batch.groups_per_batch.get(), plan.pipeline.train.max_steps),
         (16, 64, 50_000)
     );
-    assert_eq!((plan.seed, plan.batching.max_steps_off_policy, plan.save_every), (5, 1, 10));
-    assert_eq!(plan.loss, Loss::Ppo { low: 0.8, high: 1.3 });
-    assert_eq!((plan.lora.rank, plan.adam.learning_rate, plan.sampling.max_tokens), (8, 3.162e-6, 8192));
+    assert_eq!(
+        (plan.pipeline.seed, plan.pipeline.max_steps_off_policy, plan.pipeline.train.save_every),
+        (5, 1, 10)
+    );
+    assert_eq!(plan.pipeline.train.loss, Loss::Ppo { low: 0.8, high: 1.3 });
+    assert_eq!(
+        (plan.lora.rank, plan.pipeline.train.adam.learning_rate, plan.sampling.max_tokens),
+        (8, 3.162e-6, 8192)
+    );
     assert_eq!(plan.renderer.as_deref(), Some("qwen3_disable_thinking"));
     assert!(matches!(plan.service, ServicePlan::Embedded(_)));
     assert_eq!(plan.warnings.len(), 3, "nothing to evaluate, and no packages: {:?}", plan.warnings);
@@ -86,10 +101,10 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 #[test]
 fn logprob_queries_use_the_weights_that_the_config_names() {
     let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
-    assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, OraclePlan::Sampled);
-    assert_eq!(oracle("latest").unwrap().oracle, OraclePlan::Latest);
+    assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, NamedWeights::Named(OracleWeights::Sampled));
+    assert_eq!(oracle("latest").unwrap().oracle, NamedWeights::Named(OracleWeights::Latest));
     let pinned = oracle("pinned:tinker://run/sampler_weights/000010").unwrap().oracle;
-    assert_eq!(pinned, OraclePlan::Pinned("tinker://run/sampler_weights/000010".into()));
+    assert_eq!(pinned, NamedWeights::Pinned("tinker://run/sampler_weights/000010".into()));
     for wrong in ["pinned:", "newest"] {
         let error = oracle(wrong).unwrap_err().to_string();
         assert!(
@@ -111,7 +126,7 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
         "{:?}",
         default.warnings
     );
-    assert_eq!(default.adam.learning_rate, 1e-4);
+    assert_eq!(default.pipeline.train.adam.learning_rate, 1e-4);
     let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
     let files = std::fs::read_dir(configs).unwrap().map(|entry| entry.unwrap().path());
     for config in files.filter(|path| path.extension().is_some_and(|end| end == "toml")) {
@@ -125,7 +140,7 @@ fn h3_h20_the_written_length_counts_and_step_sizes_can_move_something() {
             resume_args: cli::ResumeArgs::default(),
         };
         let shipped = RunPlan::load(&command, &ProcessVariables::default()).unwrap();
-        assert!(shipped.adam.learning_rate >= 1e-4, "{}", config.display());
+        assert!(shipped.pipeline.train.adam.learning_rate >= 1e-4, "{}", config.display());
         assert!(shipped.sampling.max_tokens < 2048, "{} names its length", config.display());
     }
 }
@@ -184,7 +199,7 @@ fn the_questions_of_rewards_are_bounded() {
 fn shadows_of_the_policy_have_its_shape_and_those_of_the_base_model_their_own() {
     let shadow = |text: &str| {
         let text = format!("{SMALL}[trainer]\ntraining_rank = 16\nlora_alpha = 8\n[shadow]\n{text}");
-        plan(&text, &[], &[]).map(|plan| (plan.shadow_from, plan.shadow_lora.rank, plan.shadow_lora.alpha))
+        plan(&text, &[], &[]).map(|plan| (plan.shadow_from, plan.shadow.lora.rank, plan.shadow.lora.alpha))
     };
     assert_eq!(shadow("").unwrap(), (ShadowFrom::Policy, 16, 8.0));
     assert_eq!(shadow("rank = 16").unwrap(), (ShadowFrom::Policy, 16, 8.0));
@@ -254,7 +269,7 @@ fn h15_the_key_is_that_of_the_named_variable_then_the_written_one() {
 #[test]
 fn an_override_wins_and_its_complaint_names_it() {
     let changed = plan(SMALL, &["trainer.seed=9", "model.base_model=./other"], &[]).unwrap();
-    assert_eq!((changed.seed, &*changed.base_model), (9, "./other"));
+    assert_eq!((changed.pipeline.seed, &*changed.base_model), (9, "./other"));
     let error = plan(SMALL, &["trainer.sede=9"], &[]).unwrap_err().to_string();
     assert!(error.contains("--set trainer.sede=9") && error.contains("did you mean `seed`?"), "{error}");
 }
@@ -299,7 +314,7 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ("tinker.base_url='http:\\\\/me:sesame@host'", "it must be \"embedded\" or start with https://"),
         ("tinker.base_url='https://host/?key=sesame'", "holds a `?`"),
         ("tinker.base_url='https://me:sesame@a host'", "the server's address cannot be read"),
-        ("envs=[{id = \"target_number\"}]", "`env` stands beside [[envs]]"),
+        ("envs=[{id = \"target_number\"}]", "`env` cannot be combined with [[envs]]"),
     ] {
         let error = plan(SMALL, &[set], &[]).unwrap_err().to_string();
         assert!(error.contains(expected), "{set}\n{error}");
@@ -372,7 +387,7 @@ fn a_deadline_is_a_stretch_of_time() {
 #[test]
 fn a_variable_beats_the_file_and_an_override_beats_both() {
     let text = format!("{SMALL}[trainer]\nseed = 1");
-    let seed = |set: &[&str], vars: &[(&str, &str)]| plan(&text, set, vars).map(|plan| plan.seed);
+    let seed = |set: &[&str], vars: &[(&str, &str)]| plan(&text, set, vars).map(|plan| plan.pipeline.seed);
     let variable = [("MINDS_TRAINER__SEED", "2")];
     assert_eq!(seed(&[], &[]).unwrap(), 1);
     assert_eq!(seed(&[], &variable).unwrap(), 2);

@@ -1,0 +1,65 @@
+//! The options of the stages, from the tables of the config.
+
+use super::choice::chosen;
+use super::error::{KeyProblem, at_most};
+use super::file::ConfigFile;
+use super::service::ServicePlan;
+use super::trainer::MemberFailureHandling;
+use super::{plan, rewards, trainer};
+use minds_stages::evaluator::EvaluatorOptions;
+use minds_stages::ledger::UNANSWERED;
+use minds_stages::pipeline::PipelineOptions;
+use std::num::{NonZeroU64, NonZeroUsize};
+
+const EVALUATED_ROLLOUTS: NonZeroU64 = NonZeroU64::new(64).expect("64 is not 0");
+const EVALUATED_AT_A_TIME: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not 0");
+/// Most rollouts of one environment in an evaluation.
+const MOST_EVALUATED: NonZeroU64 = NonZeroU64::new(1_000_000).expect("1000000 is not 0");
+/// Restarts of each stage after a panic.
+const RESTARTS: u32 = 3;
+/// How often a failed member is resampled with `on_member_failure = "retry"`.
+const RESAMPLES: u32 = 2;
+/// Consecutive failed groups after which the run ends, in batches.
+const FAILED_BATCHES: u64 = 3;
+/// Fewest consecutive groups with only raised rewards that end the run; larger batches need a whole batch of them.
+const RAISED_GROUPS: u64 = 3;
+/// Consecutive replaced groups without signal after which the run ends, in batches.
+const REPLACED_BATCHES: u64 = 30;
+
+/// Sizes and limits of the pipeline.
+pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<PipelineOptions, KeyProblem> {
+    let batch = trainer::batch(&file.trainer)?;
+    let train = trainer::train(file)?;
+    let groups = batch.groups_per_batch.get() as u64;
+    let max_steps_off_policy = trainer::max_steps_off_policy(&file.trainer, batch.groups_per_batch)?;
+    let unanswered = plan::time("run.give_up_after", file.run.give_up_after.as_deref())?;
+    Ok(PipelineOptions {
+        seed: file.trainer.seed.unwrap_or(0),
+        max_steps_off_policy,
+        max_staleness: trainer::max_staleness(&file.trainer, max_steps_off_policy, train.publish_every)?,
+        resamples: match chosen(file.trainer.on_member_failure) {
+            MemberFailureHandling::Retry => RESAMPLES,
+            MemberFailureHandling::Survivors | MemberFailureHandling::Drop => 0,
+        },
+        scorers: rewards::scorers(&file.scorer)?,
+        restarts: RESTARTS,
+        max_failed_in_a_row: FAILED_BATCHES * groups,
+        max_raised_in_a_row: groups.max(RAISED_GROUPS),
+        unanswered: unanswered.unwrap_or(UNANSWERED),
+        max_replaced_in_a_row: REPLACED_BATCHES * groups,
+        retry: service.retry(),
+        batch,
+        train,
+        evaluate: (file.trainer.eval_every.unwrap_or(0) > 0).then(|| evaluation(file)).transpose()?,
+    })
+}
+
+/// Size and interval of evaluations; of a run without any, the interval is 1.
+pub(super) fn evaluation(file: &ConfigFile) -> Result<EvaluatorOptions, KeyProblem> {
+    let rollouts = file.eval.episodes.unwrap_or(EVALUATED_ROLLOUTS);
+    Ok(EvaluatorOptions {
+        every: file.trainer.eval_every.and_then(NonZeroU64::new).unwrap_or(NonZeroU64::MIN),
+        rollouts: at_most("eval.episodes", rollouts, MOST_EVALUATED)?,
+        concurrency: file.eval.concurrency.unwrap_or(EVALUATED_AT_A_TIME),
+    })
+}

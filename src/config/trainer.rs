@@ -1,0 +1,287 @@
+//! The `[trainer]` table: how groups become batches, and batches become optimizer steps. Its keys are checked together.
+
+use super::choice::chosen;
+use super::error::{KeyProblem, at_most, ensure};
+use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
+use super::optim;
+use minds_core::lora::{LoraSpec, LoraSpecError};
+use minds_core::sampling::{SamplingParams, Stop};
+use minds_stages::batcher::{BatcherOptions, StalenessHandling};
+use minds_stages::trainer::TrainerOptions;
+use serde::{Deserialize, Serialize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+
+/// How a group with failed members is handled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberFailureHandling {
+    /// The members with a reward are trained, if they are enough.
+    #[default]
+    Survivors,
+    /// Failed members are resampled first.
+    Retry,
+    /// The group is dropped.
+    Drop,
+}
+
+/// The reference weights of the drift penalty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReferenceWeights {
+    /// The base model without an adapter.
+    #[default]
+    Base,
+}
+
+const GROUP_SIZE: NonZeroU32 = NonZeroU32::new(4).expect("4 is not 0");
+const GROUPS_PER_BATCH: NonZeroUsize = NonZeroUsize::new(4).expect("4 is not 0");
+const MAX_NEW_TOKENS: NonZeroUsize = NonZeroUsize::new(2048).expect("2048 is not 0");
+/// Most samples that one request can ask for.
+const MOST_ROLLOUTS: NonZeroU32 = NonZeroU32::new(4096).expect("4096 is not 0");
+/// Most groups in flight.
+const MOST_CREDITS: u64 = 1 << 14;
+/// Largest value of keys that count steps of staleness.
+const MOST_STEPS: u64 = 1000;
+/// Mean gap in nats from which sampler and trainer cannot hold the same model: a factor of 1.6 in probability.
+const MAX_FIRST_GAP: f64 = 0.5;
+/// Default bound on staleness, per batch that may be in flight. Credits keep the mean staleness at
+/// `async_off_policy_steps`; the bound makes the trainer wait for stragglers, and with this one a step takes at most 3 %
+/// longer than without a bound, for the heaviest tails of docs/simulate.md.
+const STALENESS_PER_BATCH: u64 = 64;
+/// Optimizer steps of a run without `total_batches`.
+const MAX_STEPS: u64 = 100_000;
+/// Refused batches in a row after which the run ends.
+const REFUSED_BATCHES: u32 = 3;
+/// Fewest checkpoints to keep: the last one may be damaged.
+const LEAST_STATES: usize = 2;
+
+/// Rollouts of each group of an item.
+pub(super) fn group_size(trainer: &TrainerConfig) -> Result<NonZeroU32, KeyProblem> {
+    let size = trainer.rollouts_per_example.unwrap_or(GROUP_SIZE);
+    at_most("trainer.rollouts_per_example", size, MOST_ROLLOUTS)
+}
+
+/// How groups become batches.
+pub(super) fn batch(trainer: &TrainerConfig) -> Result<BatcherOptions, KeyProblem> {
+    let groups_per_batch = trainer.groups_per_batch.unwrap_or(GROUPS_PER_BATCH);
+    let substeps = trainer.num_substeps.unwrap_or(NonZeroUsize::MIN);
+    let minibatches = substeps.saturating_mul(trainer.stream_minibatches.unwrap_or(NonZeroUsize::MIN));
+    if !groups_per_batch.get().is_multiple_of(minibatches.get()) {
+        let problem = format!(
+            "is {groups_per_batch}, it must be a multiple of num_substeps * stream_minibatches = {minibatches}, so that \
+             all parts of a batch have one size"
+        );
+        return Err(KeyProblem::new("trainer.groups_per_batch", problem));
+    }
+    Ok(BatcherOptions {
+        groups_per_batch,
+        estimator: chosen(trainer.advantage),
+        constant: chosen(trainer.constant_groups),
+        min_members: min_members(trainer)?,
+        weighting: chosen(trainer.loss_weighting),
+        kl_penalty: kl_penalty(trainer)?,
+        minibatches,
+        staleness: chosen(trainer.staleness),
+    })
+}
+
+/// How a batch becomes optimizer steps.
+pub(super) fn train(file: &ConfigFile) -> Result<TrainerOptions, KeyProblem> {
+    let trainer = &file.trainer;
+    let loss = chosen(trainer.loss_fn).with_settings(&trainer.loss_fn_config);
+    let wrong = |error| KeyProblem::new("trainer.loss_fn_config", format!("is wrong: {error}"));
+    if let Some(alarm) = trainer.kl_alarm {
+        let holds = alarm > 0.0 && alarm.is_finite();
+        ensure("trainer.kl_alarm", alarm, holds, "be a positive number of nats")?;
+    }
+    let gap = trainer.max_first_gap.unwrap_or(MAX_FIRST_GAP);
+    let holds = gap >= 0.0 && gap.is_finite();
+    ensure("trainer.max_first_gap", gap, holds, "be a number of nats, or 0 for no bound")?;
+    Ok(TrainerOptions {
+        loss: loss.map_err(wrong)?,
+        adam: optim::adam(file)?,
+        rate: optim::schedule(&file.optim)?,
+        substeps: trainer.num_substeps.unwrap_or(NonZeroUsize::MIN),
+        publish_every: publish_every(trainer)?,
+        kl_alarm: trainer.kl_alarm,
+        clip_multiple: optim::clip_multiple(&file.optim)?,
+        max_first_gap: gap,
+        max_steps: trainer.total_batches.map_or(MAX_STEPS, NonZeroU64::get),
+        save_every: trainer.save_every.unwrap_or(20),
+        max_refused: REFUSED_BATCHES,
+    })
+}
+
+/// Steps between two publications of the weights.
+fn publish_every(trainer: &TrainerConfig) -> Result<NonZeroU64, KeyProblem> {
+    let every = trainer.publish_every.unwrap_or(NonZeroU64::MIN);
+    let holds = every.get() <= MOST_STEPS;
+    ensure("trainer.publish_every", every, holds, format_args!("lie between 1 and {MOST_STEPS}"))
+}
+
+/// Batches that may be in flight beside the one in training.
+pub(super) fn max_steps_off_policy(
+    trainer: &TrainerConfig,
+    groups_per_batch: NonZeroUsize,
+) -> Result<u64, KeyProblem> {
+    let steps = trainer.async_off_policy_steps.unwrap_or(2);
+    at_most("trainer.async_off_policy_steps", steps, MOST_STEPS)?;
+    let credits = (groups_per_batch.get() as u64).saturating_mul(steps + 1);
+    if credits > MOST_CREDITS {
+        let problem = format!(
+            "is {groups_per_batch}: with async_off_policy_steps = {steps}, {credits} groups would be in flight, at most \
+             {MOST_CREDITS} are possible"
+        );
+        return Err(KeyProblem::new("trainer.groups_per_batch", problem));
+    }
+    Ok(steps)
+}
+
+/// Largest staleness: steps by which the weights that sampled a group may lie behind those that it trains.
+pub(super) fn max_staleness(
+    trainer: &TrainerConfig,
+    max_steps_off_policy: u64,
+    publish_every: NonZeroU64,
+) -> Result<u64, KeyProblem> {
+    // Rollouts of equal length are as old as the batches in flight and the steps between two publications make them.
+    let unpublished = publish_every.get() - 1;
+    let natural = max_steps_off_policy + unpublished;
+    let wide = (STALENESS_PER_BATCH * max_steps_off_policy + unpublished).min(2 * MOST_STEPS);
+    let (usual, least) = match chosen(trainer.staleness) {
+        StalenessHandling::Wait => (wide, natural),
+        StalenessHandling::Drop => (natural, unpublished),
+    };
+    let staleness = trainer.max_staleness.unwrap_or(usual);
+    let must = format!(
+        "be at least {least}: async_off_policy_steps = {max_steps_off_policy} and publish_every = {publish_every} make \
+         rollouts so old; lower those, or set staleness = \"drop\""
+    );
+    ensure("trainer.max_staleness", staleness, (least..=2 * MOST_STEPS).contains(&staleness), must)
+}
+
+/// Fewest members with a reward that a group needs to be trained.
+fn min_members(trainer: &TrainerConfig) -> Result<NonZeroUsize, KeyProblem> {
+    let size = group_size(trainer)?.get() as usize;
+    // Three of four: few enough for a fault here and there, enough for a baseline.
+    let most = (size * 3).div_ceil(4);
+    let drops = chosen(trainer.on_member_failure) == MemberFailureHandling::Drop;
+    match trainer.min_members {
+        Some(_) if drops && size != most => {
+            Err(KeyProblem::new("trainer.min_members", "has no effect with on_member_failure = \"drop\""))
+        }
+        Some(given) => {
+            let must = format_args!("lie between 1 and {size}");
+            ensure("trainer.min_members", given, given.get() <= size, must)
+        }
+        None => Ok(NonZeroUsize::new(if drops { size } else { most }).unwrap_or(NonZeroUsize::MIN)),
+    }
+}
+
+/// Penalty per nat of drift from the reference; 0 for no reference.
+fn kl_penalty(trainer: &TrainerConfig) -> Result<f32, KeyProblem> {
+    let coef = trainer.kl_penalty_coef.unwrap_or(0.0);
+    ensure("trainer.kl_penalty_coef", coef, (0.0..=1e3).contains(&coef), "lie between 0 and 1000")?;
+    if trainer.kl_reference.is_some() && coef == 0.0 {
+        let problem = "has no effect without `trainer.kl_penalty_coef`";
+        return Err(KeyProblem::new("trainer.kl_reference", problem));
+    }
+    Ok(coef as f32)
+}
+
+/// Shape and seed of the trained adapter.
+pub(super) fn lora(trainer: &TrainerConfig, seed: u64) -> Result<LoraSpec, KeyProblem> {
+    let alpha = trainer.lora_alpha.unwrap_or(32.0);
+    let lora = LoraSpec { alpha, ..LoraSpec::all_linear(trainer.training_rank.unwrap_or(32), seed) };
+    lora.check().map_err(|error| {
+        let key = if matches!(error, LoraSpecError::Alpha(_)) { "lora_alpha" } else { "training_rank" };
+        KeyProblem::new(format!("trainer.{key}"), format!("is wrong: {error}"))
+    })?;
+    Ok(lora)
+}
+
+/// Number of newest checkpoints to keep; `None` for all.
+pub(super) fn keep_states(trainer: &TrainerConfig) -> Result<Option<NonZeroUsize>, KeyProblem> {
+    let keep = trainer.keep_states.unwrap_or(0);
+    let must = format_args!("be at least {LEAST_STATES}, or 0 for all");
+    ensure("trainer.keep_states", keep, keep == 0 || keep >= LEAST_STATES, must).map(NonZeroUsize::new)
+}
+
+/// The `[trainer.args]` table: how completions are sampled.
+pub(super) fn sampling(args: &SamplingConfig) -> Result<SamplingParams, KeyProblem> {
+    let temperature = args.temperature.unwrap_or(1.0);
+    let top_p = args.top_p.unwrap_or(1.0);
+    let is_hot = temperature.is_finite() && temperature >= 0.0;
+    ensure("trainer.args.temperature", temperature, is_hot, "not be negative")?;
+    ensure("trainer.args.top_p", top_p, top_p > 0.0 && top_p <= 1.0, "lie in (0, 1]")?;
+    Ok(SamplingParams {
+        max_tokens: args.max_new_tokens.unwrap_or(MAX_NEW_TOKENS).get(),
+        temperature,
+        top_k: args.top_k.map(NonZeroUsize::get),
+        top_p,
+        seed: None,
+        stop: Stop::ModelDefault,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::plan::tests::{SMALL, plan};
+
+    #[test]
+    fn what_does_not_fit_together_names_its_key() {
+        for (key, text) in [
+            ("trainer.groups_per_batch", "groups_per_batch = 6\nstream_minibatches = 4"),
+            ("trainer.groups_per_batch", "groups_per_batch = 4\nstream_minibatches = 2\nnum_substeps = 4"),
+            ("trainer.groups_per_batch", "groups_per_batch = 10000"),
+            ("trainer.max_staleness", "async_off_policy_steps = 2\nmax_staleness = 1"),
+            ("trainer.max_staleness", "publish_every = 4\nmax_staleness = 2\nstaleness = \"drop\""),
+            ("trainer.staleness", "staleness = \"hope\""),
+            ("trainer.min_members", "min_members = 9"),
+            ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
+            ("trainer.publish_every", "publish_every = 0"),
+            ("trainer.publish_every", "publish_every = 1001"),
+            ("trainer.kl_alarm", "kl_alarm = -1"),
+            ("trainer.max_first_gap", "max_first_gap = -0.1"),
+            ("trainer.kl_penalty_coef", "kl_penalty_coef = -1"),
+            ("trainer.kl_reference", "kl_reference = \"base\""),
+            ("trainer.kl_reference", "kl_penalty_coef = 0.1\nkl_reference = \"latest\""),
+            ("trainer.loss_fn", "loss_fn = \"cross_entropy\""),
+            ("trainer.loss_fn_config", "loss_fn_config = { clip = 1.0 }"),
+            ("trainer.keep_states", "keep_states = 1"),
+            ("optim.lr_floor", "[optim]\nlr_floor = 2"),
+            ("optim.lr_floor", "[optim]\nlr_floor = 0.1"),
+            ("optim.grad_clip_multiple", "[optim]\ngrad_clip_multiple = 0.5"),
+            ("optim.grad_clip_multiple", "[optim]\ngrad_clip_multiple = 4\ngrad_clip_norm = 1"),
+            ("optim.lr_schedule", "[optim]\nlr_schedule = \"square\""),
+        ] {
+            let text = format!("{SMALL}[trainer]\nrollouts_per_example = 8\n{text}");
+            let error = plan(&text, &[], &[]).unwrap_err().to_string();
+            assert!(error.contains(&format!(": `{key}` ")), "{text}\n{error}");
+        }
+    }
+
+    #[test]
+    fn staleness_follows_from_depth_and_publication_unless_it_is_set() {
+        let staleness =
+            |text: &str| plan(&format!("{SMALL}[trainer]\n{text}"), &[], &[]).unwrap().pipeline.max_staleness;
+        assert_eq!(staleness("async_off_policy_steps = 3"), 3 * 64);
+        assert_eq!(staleness("async_off_policy_steps = 0"), 0);
+        assert_eq!(staleness("async_off_policy_steps = 1\npublish_every = 4"), 64 + 3);
+        assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\""), 3);
+        assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\"\nmax_staleness = 1"), 1);
+        assert_eq!(staleness("async_off_policy_steps = 1\nmax_staleness = 5"), 5);
+    }
+
+    #[test]
+    fn members_may_fail_as_the_config_allows() {
+        let members = |text: &str| {
+            let text = format!("{SMALL}[trainer]\nrollouts_per_example = 8\n{text}");
+            let pipeline = plan(&text, &[], &[]).unwrap().pipeline;
+            (pipeline.batch.min_members.get(), pipeline.resamples)
+        };
+        assert_eq!(members(""), (6, 0));
+        assert_eq!(members("on_member_failure = \"retry\""), (6, 2));
+        assert_eq!(members("on_member_failure = \"drop\""), (8, 0));
+        assert_eq!(members("min_members = 2"), (2, 0));
+    }
+}
