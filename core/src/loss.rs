@@ -42,7 +42,7 @@ pub enum PolicyLoss {
     Cispo,
     /// [`Loss::Ppo`], with the bounds 0.8 and 1.2.
     Ppo,
-    /// [`Loss::ImportanceSampling`].
+    /// [`Loss::ImportanceSampling`], which has no settings.
     ImportanceSampling,
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub struct PlainService(Arc<dyn Service>);
 
 impl PlainService {
-    /// Wraps a service.
+    /// Puts a service behind the server as it is.
     #[must_use]
     pub fn new(service: Arc<dyn Service>) -> Self {
         Self(service)

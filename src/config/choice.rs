@@ -114,7 +114,7 @@ impl<T: DeserializeOwned> JsonSchema for NamedWeights<T> {
     }
 }
 
-/// What is wrong with a value that is none of these names, with the nearest of them.
+/// The complaint about a value outside these names, with the nearest of them.
 pub(super) fn is_none_of<'a>(written: &str, names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
     let meant = nearest(written, names.iter().copied());

@@ -27,7 +27,7 @@ pub struct MetricsPlan {
 }
 
 impl MetricsPlan {
-    /// Checks the table.
+    /// Checks the `[metrics]` table and reads the token from its variable.
     pub(super) fn decide(file: &MetricsConfig, variables: &ProcessVariables) -> Result<Self, KeyProblem> {
         let token = file.token_env.as_deref().map(|name| token(name, variables)).transpose()?;
         let addr = match file.addr.as_deref() {

@@ -117,7 +117,7 @@ pub enum SimulatedFault {
     Slow(f64),
 }
 
-/// A `[[simulate.faults]]` table.
+/// A `[[simulate.faults]]` table, with times in seconds.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FaultTable {

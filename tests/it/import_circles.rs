@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// The folder of each crate, with those of its modules that are known to be in a circle. No new one may join them, and
 /// one that has left is taken off the list.
-const KNOWN: [(&str, &[&str]); 7] = [
+const KNOWN: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("actors", &[]),
     // The registry loads native environments and Python workers, which describe themselves with its types.
@@ -15,6 +15,8 @@ const KNOWN: [(&str, &[&str]); 7] = [
     // The trait of numbers names their matrix product, and the cache the model whose sizes it has.
     ("engine", &["attention", "kernel", "kv_cache", "model", "real"]),
     ("tinker", &[]),
+    ("server", &[]),
+    ("http", &[]),
     // `check` shows the progress of a download as the commands do.
     ("", &["check", "commands"]),
 ];
