@@ -75,7 +75,7 @@ mod tests {
         {
             let text = std::str::from_utf8(bytes).unwrap();
             for literal in text.split(['\'', '`']).filter(|text| starts.iter().any(|s| text.starts_with(s))) {
-                let key = literal.replace("env/all/", "env/${name}/");
+                let key = literal.replace("env/all/", "env/${name}/").replace("${names[0]}", "${name}");
                 let fixed = key.strip_suffix("${which}").unwrap_or(&key);
                 assert!(known.iter().any(|known| known.starts_with(fixed)), "{name} shows {literal}");
                 shown += 1;
