@@ -2,7 +2,7 @@
 
 use super::ModelService;
 use crate::config::RunPlan;
-use crate::config::choice::NamedWeights;
+use crate::config::choice::WeightsChoice;
 use crate::config::environments::EnvPlan;
 use crate::config::error::ConfigError;
 use crate::config::rewards::OracleWeights;
@@ -66,7 +66,7 @@ pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environmen
         let loaded = registry::load(&options.id, &options.args, options.seed);
         return loaded.map(Some).map_err(|error| complaint(plan, env, &error));
     }
-    if plan.oracle != NamedWeights::Named(OracleWeights::Sampled) {
+    if plan.oracle != WeightsChoice::Named(OracleWeights::Sampled) {
         let problem = format!(
             "cannot be used with the environment `{}`: rewards of Python environments ask the version that played; \
              leave it out",

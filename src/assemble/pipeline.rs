@@ -2,7 +2,7 @@
 
 use super::ModelService;
 use crate::config::RunPlan;
-use crate::config::choice::NamedWeights;
+use crate::config::choice::WeightsChoice;
 use crate::config::error::ConfigError;
 use crate::config::rewards::{OracleWeights, ShadowFrom};
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -153,9 +153,9 @@ pub fn restore_memories(
 /// The service does not have the weights.
 pub async fn oracle(plan: &RunPlan, ready: &ModelService) -> anyhow::Result<LogprobSource> {
     Ok(match &plan.oracle {
-        NamedWeights::Named(OracleWeights::Sampled) => LogprobSource::Sampled,
-        NamedWeights::Named(OracleWeights::Latest) => LogprobSource::Latest,
-        fixed @ (NamedWeights::Named(OracleWeights::Base) | NamedWeights::Pinned(_)) => {
+        WeightsChoice::Named(OracleWeights::Sampled) => LogprobSource::Sampled,
+        WeightsChoice::Named(OracleWeights::Latest) => LogprobSource::Latest,
+        fixed @ (WeightsChoice::Named(OracleWeights::Base) | WeightsChoice::Pinned(_)) => {
             LogprobSource::Fixed(base_or(plan, ready, fixed.pinned(), "scorer.policy").await?)
         }
     })

@@ -49,7 +49,7 @@ impl<T: DeserializeOwned> JsonSchema for Choice<T> {
 
 /// Weights that a key names: those of a variant, or saved sampler weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NamedWeights<T> {
+pub enum WeightsChoice<T> {
     /// The weights that a name stands for.
     Named(T),
     /// Saved sampler weights, by their path on the service: `pinned:<path>`.
@@ -59,7 +59,7 @@ pub enum NamedWeights<T> {
 /// What stands before the path of saved weights.
 const PINNED: &str = "pinned:";
 
-impl<T> NamedWeights<T> {
+impl<T> WeightsChoice<T> {
     /// The path of saved sampler weights, if it is one.
     #[must_use]
     pub fn pinned(&self) -> Option<&str> {
@@ -70,13 +70,13 @@ impl<T> NamedWeights<T> {
     }
 }
 
-impl<T: Default> Default for NamedWeights<T> {
+impl<T: Default> Default for WeightsChoice<T> {
     fn default() -> Self {
         Self::Named(T::default())
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for NamedWeights<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for WeightsChoice<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let written = String::deserialize(from)?;
         if let Some(path) = written.strip_prefix(PINNED).filter(|path| !path.is_empty()) {
@@ -88,7 +88,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for NamedWeights<T> {
     }
 }
 
-impl<T: Serialize> Serialize for NamedWeights<T> {
+impl<T: Serialize> Serialize for WeightsChoice<T> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Named(named) => named.serialize(to),
@@ -97,7 +97,7 @@ impl<T: Serialize> Serialize for NamedWeights<T> {
     }
 }
 
-impl<T: DeserializeOwned> JsonSchema for NamedWeights<T> {
+impl<T: DeserializeOwned> JsonSchema for WeightsChoice<T> {
     fn schema_name() -> Cow<'static, str> {
         format!("{}_or_pinned", variant_names::<T>().join("_or_")).into()
     }
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn weights_are_named_or_pinned_by_a_path() {
-        let read = |name: &str| NamedWeights::<Estimator>::deserialize(Value::from(name));
+        let read = |name: &str| WeightsChoice::<Estimator>::deserialize(Value::from(name));
         for (name, weights) in [
-            ("none", NamedWeights::Named(Estimator::None)),
-            ("pinned:tinker://x", NamedWeights::Pinned("tinker://x".into())),
+            ("none", WeightsChoice::Named(Estimator::None)),
+            ("pinned:tinker://x", WeightsChoice::Pinned("tinker://x".into())),
         ] {
             assert_eq!(read(name).unwrap(), weights);
             assert_eq!(Value::try_from(weights).unwrap(), Value::from(name));

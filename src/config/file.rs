@@ -3,7 +3,7 @@
 //! Unknown keys are rejected; defaults of missing keys are resolved in [`super::plan`]. The comments on the keys
 //! become the descriptions that editors show ([`super::schema`]).
 
-use super::choice::{Choice, NamedWeights};
+use super::choice::{Choice, WeightsChoice};
 use super::rewards::{OracleWeights, ShadowFrom};
 use super::simulate::SimulatePlan;
 use super::trainer::{MemberFailureHandling, ReferenceWeights};
@@ -169,7 +169,7 @@ pub struct TrainerConfig {
     /// Penalty per nat of drift from the reference.
     pub kl_penalty_coef: Option<f64>,
     /// The reference weights of the drift penalty.
-    pub kl_reference: Option<NamedWeights<ReferenceWeights>>,
+    pub kl_reference: Option<WeightsChoice<ReferenceWeights>>,
     /// How groups whose rewards are all equal are handled.
     pub constant_groups: Option<Choice<ConstantGroups>>,
     /// Optimizer steps between two checkpoints.
@@ -273,7 +273,7 @@ pub struct ScorerConfig {
     /// Rewards computed at a time.
     pub workers: Option<NonZeroUsize>,
     /// The weights that answer logprob queries of rewards.
-    pub policy: Option<NamedWeights<OracleWeights>>,
+    pub policy: Option<WeightsChoice<OracleWeights>>,
     /// Seconds that one reward may take.
     pub timeout_s: Option<NonZeroU64>,
     /// Logprob queries in flight at a time.

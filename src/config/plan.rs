@@ -1,6 +1,6 @@
 //! The meaning of a config: every value resolved and checked.
 
-use super::choice::{NamedWeights, chosen, is_none_of};
+use super::choice::{WeightsChoice, chosen, is_none_of};
 use super::environments::{EnvPlan, environments};
 use super::error::{ConfigError, KeyProblem};
 use super::file::{self, BaseModelConfig, ConfigFile};
@@ -59,9 +59,9 @@ pub struct RunPlan {
     /// How `eval` measures weights. [`PipelineOptions::evaluate`] is the same if the run evaluates.
     pub evaluation: EvaluatorOptions,
     /// The reference weights of the drift penalty.
-    pub kl_reference: NamedWeights<ReferenceWeights>,
+    pub kl_reference: WeightsChoice<ReferenceWeights>,
     /// The weights that answer logprob queries of rewards.
-    pub oracle: NamedWeights<OracleWeights>,
+    pub oracle: WeightsChoice<OracleWeights>,
     /// Limits on the logprob queries of rewards.
     pub queries: QueryLimits,
     /// Longest that one reward may take.

@@ -4,9 +4,10 @@ use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
 use super::optim;
+use minds_core::advantage::Estimator;
 use minds_core::lora::{LoraSpec, LoraSpecError};
 use minds_core::sampling::{SamplingParams, Stop};
-use minds_stages::batcher::{BatcherOptions, StalenessHandling};
+use minds_stages::batcher::{BatcherOptions, ConstantGroups, StalenessHandling};
 use minds_stages::trainer::TrainerOptions;
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -73,10 +74,18 @@ pub(super) fn batch(trainer: &TrainerConfig) -> Result<BatcherOptions, KeyProble
         );
         return Err(KeyProblem::new("trainer.groups_per_batch", problem));
     }
+    let estimator = chosen(trainer.advantage);
+    let constant = chosen(trainer.constant_groups);
+    let alone = group_size(trainer)?.get() == 1 && estimator != Estimator::None;
+    if alone && constant == ConstantGroups::Replace {
+        let problem = "is \"replace\", and a group of one is constant, so all groups would be replaced: raise \
+                       rollouts_per_example, or set advantage = \"none\"";
+        return Err(KeyProblem::new("trainer.constant_groups", problem));
+    }
     Ok(BatcherOptions {
         groups_per_batch,
-        estimator: chosen(trainer.advantage),
-        constant: chosen(trainer.constant_groups),
+        estimator,
+        constant,
         min_members: min_members(trainer)?,
         weighting: chosen(trainer.loss_weighting),
         kl_penalty: kl_penalty(trainer)?,
@@ -258,6 +267,18 @@ mod tests {
             let error = plan(&text, &[], &[]).unwrap_err().to_string();
             assert!(error.contains(&format!(": `{key}` ")), "{text}\n{error}");
         }
+    }
+
+    #[test]
+    fn groups_that_would_all_be_replaced_are_refused() {
+        let groups = |text: &str| {
+            let text = format!("{SMALL}[trainer]\nconstant_groups = \"replace\"\n{text}");
+            plan(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
+        };
+        let error = groups("rollouts_per_example = 1").unwrap_err();
+        assert!(error.contains("`trainer.constant_groups` is \"replace\""), "{error}");
+        assert_eq!(groups("rollouts_per_example = 2"), Ok(()));
+        assert_eq!(groups("rollouts_per_example = 1\nadvantage = \"none\""), Ok(()));
     }
 
     #[test]

@@ -67,7 +67,7 @@ struct ReportView {
     read: String,
     faults: Vec<ReportFact>,
     kinds: Vec<[String; 3]>,
-    quarantined: Vec<QuarantineCard>,
+    quarantined: Vec<QuarantinedRolloutCard>,
     checkpoints: Vec<[String; 4]>,
     checkpoint_count: String,
     config: Vec<TextPiece>,
@@ -114,7 +114,7 @@ struct EvaluationRow {
 }
 
 #[derive(Serialize)]
-struct QuarantineCard {
+struct QuarantinedRolloutCard {
     environment: String,
     item: u64,
     policy: u64,
@@ -265,8 +265,8 @@ fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
     }
 }
 
-fn quarantine_card(stored: &QuarantineRow<'_>) -> QuarantineCard {
-    QuarantineCard {
+fn quarantine_card(stored: &QuarantineRow<'_>) -> QuarantinedRolloutCard {
+    QuarantinedRolloutCard {
         environment: stored.environment.to_string(),
         item: stored.item,
         policy: stored.policy,

@@ -112,7 +112,7 @@ impl SimulatedService {
 
     /// Waits for the scripted time of a reward; fails if the script says so.
     pub async fn reward(&self, id: RolloutId) -> Result<(), RewardError> {
-        let attempt = self.attempt(id.group.0, u64::from(id.member));
+        let attempt = self.count_attempt(id.group.0, u64::from(id.member));
         let case = [id.group.0, u64::from(id.member) << 16 | attempt];
         sleep(seconds(self.draw(&self.plan.reward, DrawKind::Reward, case))).await;
         if self.chance(DrawKind::RewardFault, case) < self.plan.missing {
@@ -132,10 +132,10 @@ impl SimulatedService {
         change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Number of earlier attempts with this key.
-    fn attempt(&self, a: u64, b: u64) -> u64 {
+    /// Counts an attempt at this request, and returns the number of earlier ones.
+    fn count_attempt(&self, request: u64, member: u64) -> u64 {
         let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
-        let tries = tries.entry((a, b)).or_default();
+        let tries = tries.entry((request, member)).or_default();
         *tries += 1;
         *tries - 1
     }
@@ -193,7 +193,7 @@ impl SamplingBackend for SimulatedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let service = &*self.service;
         let seed = request.params.seed.unwrap_or_default();
-        let attempt = service.attempt(seed, u64::MAX);
+        let attempt = service.count_attempt(seed, u64::MAX);
         let case = |n: usize| [seed, (n as u64) << 16 | attempt];
         let told = [
             ("version", self.version.0.into()),

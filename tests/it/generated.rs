@@ -30,7 +30,7 @@ const KEYS: &[(&str, &[&str], &[&str])] = &[
     ("trainer.constant_groups", &["keep", "drop", "replace"], &["burn"]),
     ("trainer.kl_penalty_coef", &["0", "0.1"], &["-1"]),
     ("trainer.save_every", &["0", "1", "2"], &["-2"]),
-    ("trainer.keep_states", &["1", "3"], &["0"]),
+    ("trainer.keep_states", &["0", "2", "3"], &["1"]),
     ("trainer.eval_every", &["0", "1"], &["x"]),
     ("trainer.args.max_new_tokens", &["1", "8", "4096"], &["0"]),
     ("trainer.args.temperature", &["1.0", "0.5", "0"], &["-1"]),

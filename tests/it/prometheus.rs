@@ -6,7 +6,6 @@ use crate::watched::{Prometheus, TOKEN, Watched, get, number, promtool, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Stdio;
 
 /// Rules of a file, by `record` or `alert`.
 fn named(file: &str, kind: &str) -> Vec<String> {
@@ -191,8 +190,8 @@ fn faulty(dir: &Path, served: &Served) -> Watched {
     let config = dir.join("faulty.toml");
     std::fs::write(&config, text).unwrap();
     let mut command = run(&config, &dir.join("run"), &[]);
-    // What is broken says so at length.
-    command.env("TINKER_API_KEY", KEY).stderr(Stdio::null());
+    // Warnings about the broken environment are many; why a run ends is an error.
+    command.env("TINKER_API_KEY", KEY).env("MINDS_LOG", "error");
     Watched::start(command)
 }
 

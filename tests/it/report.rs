@@ -170,7 +170,7 @@ fn a_damaged_folder_is_shown_as_far_as_it_can_be_read() {
     fs::write(dir.path().join("config.toml"), "[tinker]\napi_key = \"sesame\"\nnew_setting = 1\n").unwrap();
     let text = page(dir.path());
     assert!(
-        text.contains("of another version") && text.contains("new_setting = 1") && !text.contains("sesame")
+        text.contains("from another version") && text.contains("new_setting = 1") && !text.contains("sesame")
     );
     fs::write(dir.path().join("config.toml"), CONFIG.replace("base_url", "api_key = \"sesame\"\nbase_url"))
         .unwrap();

@@ -235,7 +235,7 @@ fn what_cannot_be_simulated_names_its_key() {
     for (set, words) in [
         ("simulate.sample=-1", "`simulate.sample` is -1 s"),
         ("simulate.smaple=1", "did you mean `sample`?"),
-        ("simulate.sample={ mean = \"long\" }", "write a number of seconds, or a table with `mean`"),
+        ("simulate.sample={ mean = \"long\" }", "`simulate.sample.mean` is \"long\", it must be a number"),
     ] {
         let (code, _, err) = simulate(dir.path(), TAILS, &["--set".into(), set.into()]);
         assert_eq!(code, Some(2), "{set}: {err}");

@@ -29,7 +29,8 @@ fn defined_type(line: &str) -> Option<&str> {
     };
     let rest = ["struct ", "enum ", "trait "].into_iter().find_map(|kind| line.strip_prefix(kind))?;
     let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-    Some(&rest[..end])
+    // A macro that defines types has a `$` there.
+    (end > 0).then_some(&rest[..end])
 }
 
 #[test]

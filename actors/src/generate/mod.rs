@@ -6,7 +6,7 @@
 //! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the completions it has;
 //! one whose first prompt leaves none fails.
 
-mod reward_clock;
+mod reward_timer;
 pub mod session;
 
 use crate::mailbox::catch_panic;
@@ -23,7 +23,7 @@ use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::{Completion, SampleRequest, SamplingParams};
 use rand::Rng;
-use reward_clock::{PausingOracle, RewardClock};
+use reward_timer::{RewardTimer, TimerPausingOracle};
 use std::sync::Arc;
 use tracing::debug;
 
@@ -153,8 +153,8 @@ impl RolloutGenerator {
         let once = || async move {
             let _busy = self.activity.enter(ActivityKind::Scoring);
             // Requests of a reward to the service have limits of their own, and an outage is not the reward's fault.
-            let clock = RewardClock::default();
-            let oracle = PausingOracle { oracle, clock: &clock };
+            let clock = RewardTimer::default();
+            let oracle = TimerPausingOracle { oracle, clock: &clock };
             let scene = ScoringContext { item, rollout, renderer: &*component.renderer, oracle: &oracle };
             let scoring = catch_panic(component.environment.score(scene));
             match clock.limit(limit, scoring).await {

@@ -107,7 +107,7 @@ impl<'a> RequestHandler<'a> {
                 Requester::Http(mut sender) => {
                     let result = tokio::select! {
                         result = work => result,
-                        () = sender.closed() => Err(WorkerRequestError::Invalid("the asker has gone".into())),
+                        () = sender.closed() => Err(WorkerRequestError::Invalid("the requester is gone".into())),
                     };
                     CompletedRequest { requester: Requester::Http(sender), result }
                 }

@@ -101,10 +101,10 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 #[test]
 fn logprob_queries_use_the_weights_that_the_config_names() {
     let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
-    assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, NamedWeights::Named(OracleWeights::Sampled));
-    assert_eq!(oracle("latest").unwrap().oracle, NamedWeights::Named(OracleWeights::Latest));
+    assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, WeightsChoice::Named(OracleWeights::Sampled));
+    assert_eq!(oracle("latest").unwrap().oracle, WeightsChoice::Named(OracleWeights::Latest));
     let pinned = oracle("pinned:tinker://run/sampler_weights/000010").unwrap().oracle;
-    assert_eq!(pinned, NamedWeights::Pinned("tinker://run/sampler_weights/000010".into()));
+    assert_eq!(pinned, WeightsChoice::Pinned("tinker://run/sampler_weights/000010".into()));
     for wrong in ["pinned:", "newest"] {
         let error = oracle(wrong).unwrap_err().to_string();
         assert!(

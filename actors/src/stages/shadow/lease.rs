@@ -26,7 +26,7 @@ impl Handler<StageMessage<AdapterLeaseRequest>> for ShadowTrainer {
             let leasing = async {
                 tokio::select! {
                     leased = catch_panic(pool.lease(origin)) => leased.map_err(RewardError::Environment).and_then(|leased| leased),
-                    () = reply.closed() => Err(RewardError::Service("the asker has gone".into())),
+                    () = reply.closed() => Err(RewardError::Service("the requester is gone".into())),
                 }
             };
             let result = leasing.await;

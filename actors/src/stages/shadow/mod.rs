@@ -165,7 +165,7 @@ impl ShadowPool {
         let closed = |_| RewardError::Unsupported("the shadow trainer has ended".into());
         let _permit = self.permits.acquire().await.map_err(closed)?;
         if measure.reply.is_closed() {
-            return Err(RewardError::Service("the asker has gone".into()));
+            return Err(RewardError::Service("the requester is gone".into()));
         }
         let waited = measure.asked.elapsed();
         let begun = Instant::now();

@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 /// A clock that stops while a request to a service is in flight.
-pub(crate) struct RewardClock(watch::Sender<RewardClockState>);
+pub(crate) struct RewardTimer(watch::Sender<RewardTimerState>);
 
 #[derive(Clone, Copy)]
-struct RewardClockState {
+struct RewardTimerState {
     /// Requests of the reward that are in flight.
     asking: u32,
     /// Duration counted up to `since`.
@@ -28,13 +28,13 @@ struct RewardClockState {
     since: Instant,
 }
 
-impl Default for RewardClock {
+impl Default for RewardTimer {
     fn default() -> Self {
-        Self(watch::Sender::new(RewardClockState { asking: 0, spent: Duration::ZERO, since: Instant::now() }))
+        Self(watch::Sender::new(RewardTimerState { asking: 0, spent: Duration::ZERO, since: Instant::now() }))
     }
 }
 
-impl RewardClock {
+impl RewardTimer {
     /// Stops the clock until the guard is dropped.
     pub(crate) fn pause(&self) -> Paused<'_> {
         self.0.send_modify(|time| {
@@ -42,7 +42,7 @@ impl RewardClock {
             if time.asking == 0 {
                 time.spent += now - time.since;
             }
-            *time = RewardClockState { asking: time.asking + 1, spent: time.spent, since: now };
+            *time = RewardTimerState { asking: time.asking + 1, spent: time.spent, since: now };
         });
         Paused(self)
     }
@@ -77,7 +77,7 @@ impl RewardClock {
 }
 
 /// Keeps the clock stopped until it is dropped.
-pub(crate) struct Paused<'a>(&'a RewardClock);
+pub(crate) struct Paused<'a>(&'a RewardTimer);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
@@ -88,14 +88,14 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// An oracle that stops the clock during its requests.
-pub(crate) struct PausingOracle<'a> {
+/// An oracle that stops the timer of a reward during its requests.
+pub(crate) struct TimerPausingOracle<'a> {
     pub(crate) oracle: &'a dyn Oracle,
-    pub(crate) clock: &'a RewardClock,
+    pub(crate) clock: &'a RewardTimer,
 }
 
 #[async_trait]
-impl Oracle for PausingOracle<'_> {
+impl Oracle for TimerPausingOracle<'_> {
     async fn logprobs(&self, prefix: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         let _paused = self.clock.pause();
         self.oracle.logprobs(prefix, target).await
@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_spent_waiting_for_a_service_does_not_count() {
-        let clock = RewardClock::default();
+        let clock = RewardTimer::default();
         let begun = Instant::now();
         let work = async {
             sleep(seconds(4)).await;
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_that_ends_in_time_has_its_result() {
-        let clock = RewardClock::default();
+        let clock = RewardTimer::default();
         assert_eq!(
             clock
                 .limit(seconds(10), async {
