@@ -200,7 +200,7 @@ fn sections(source: &ReportSource) -> anyhow::Result<Vec<ChartSection>> {
         section("Speed", &curves::flow(table), LARGE, true)?,
     ];
     for name in names.iter().take(curves::MOST_ENVIRONMENTS) {
-        let title = format!("What the rewards of {name} are made of");
+        let title = format!("Rewards and rollouts of {name}");
         all.push(section(&title, &curves::parts(table, name), SMALL, names.len() == 1)?);
     }
     Ok(all.into_iter().flatten().collect())

@@ -75,38 +75,39 @@ fn a_run_trains_on_a_server_and_resumes_there() {
     }
 }
 
+/// However a run ends, it can be resumed from its newest checkpoint at any time.
 #[test]
-fn states_have_an_end_but_those_of_the_runs_ends() {
+fn a_checkpoint_expires_only_once_there_is_a_newer_one() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::start(&dir.path().join("data"));
-    let set = format!("tinker.base_url={}", served.url);
+    let url = format!("tinker.base_url={}", served.url);
     let folder = dir.path().join("run");
-    let extra = [
-        "--set",
-        &set,
-        "--max-steps",
-        "3",
-        "--set",
-        "trainer.state_ttl=\"2h\"",
-        "--set",
-        "metrics.addr=\"off\"",
-    ];
-    let (status, stdout, stderr) =
-        output(run(&config("ci_test.toml"), &folder, &extra).env("TINKER_API_KEY", KEY));
-    assert_eq!(status, Some(0), "{stdout}{stderr}");
-    // Saved after step 2, and at the end.
-    let paths: Vec<String> =
-        checkpoints(&folder).iter().map(|line| line["state_path"].as_str().unwrap().to_owned()).collect();
-    let run = paths[0].strip_prefix("tinker://").unwrap().split('/').next().unwrap();
-    let addr = served.url.trim_start_matches("http://");
-    let asked =
-        get(addr, &format!("/api/v1/training_runs/{run}/checkpoints"), &[&format!("X-API-Key: {KEY}")])
-            .json();
-    let end = |path: &str| {
-        let all = asked["checkpoints"].as_array().unwrap();
-        let found = all.iter().find(|checkpoint| checkpoint["tinker_path"] == path);
-        found.unwrap_or_else(|| panic!("{path} is not in {asked}"))["expires_at"].clone()
+    let train = |steps: &str| {
+        let sets = [&url, "trainer.state_ttl=\"2h\"", "metrics.addr=\"off\""];
+        let mut command = run(&config("ci_test.toml"), &folder, &["--max-steps", steps]);
+        for set in sets {
+            command.args(["--set", set]);
+        }
+        let (status, stdout, stderr) = output(command.env("TINKER_API_KEY", KEY));
+        assert_eq!(status, Some(0), "{stdout}{stderr}");
     };
-    assert_eq!(paths.len(), 2);
-    assert!(end(&paths[0]).is_string() && end(&paths[1]).is_null(), "{asked}");
+    let expire = || -> Vec<bool> {
+        let addr = served.url.trim_start_matches("http://");
+        let key = format!("X-API-Key: {KEY}");
+        let expires = |line: &serde_json::Value| {
+            let path = line["state_path"].as_str().unwrap();
+            let run = path.strip_prefix("tinker://").unwrap().split('/').next().unwrap();
+            let asked = get(addr, &format!("/api/v1/training_runs/{run}/checkpoints"), &[&key]).json();
+            let all = asked["checkpoints"].as_array().unwrap();
+            let found = all.iter().find(|checkpoint| checkpoint["tinker_path"] == path);
+            found.unwrap_or_else(|| panic!("{path} is not in {asked}"))["expires_at"].is_string()
+        };
+        checkpoints(&folder).iter().map(expires).collect()
+    };
+
+    // Saved every two steps: the end of these four has no checkpoint of its own.
+    train("4");
+    assert_eq!(expire(), [true, false]);
+    train("5");
+    assert_eq!(expire(), [true, true, false]);
 }

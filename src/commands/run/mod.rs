@@ -17,7 +17,7 @@ use minds_stages::pipeline::{Pipeline, ShadowStart};
 use minds_stages::telemetry::meters::PipelineMeters;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
-use retention::CheckpointRetention;
+use retention::{CheckpointRetention, expiring_paths};
 use std::sync::Arc;
 use summary::RunSummary;
 use tokio::task::JoinSet;
@@ -82,6 +82,9 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             service: ready.service.clone(),
             keep: plan.keep_states,
             ttl: plan.state_ttl.filter(|_| plan.service.expires_checkpoints()),
+            newest: folder.last().map_or_else(Vec::new, |last| {
+                expiring_paths(&last.name, &last.state_path, last.sampler_path.as_ref())
+            }),
             pinned: plan.pinned(),
             starts_shadows,
             deletions: JoinSet::new(),

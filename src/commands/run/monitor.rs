@@ -189,7 +189,7 @@ impl<'a> RunMonitor<'a> {
         }
         self.view.add_event(EventLevel::Info, format!("saved step {step} as {state_path}"));
         print_line!("saved        step {step} as {state_path}");
-        self.retention.set_expiry(saved);
+        self.retention.expire_older(saved);
         let oldest = self.pipeline.ledger().oldest_version();
         self.retention.prune(self.folder, oldest).or_exit(ProcessExit::Failed)
     }
@@ -230,7 +230,10 @@ impl<'a> RunMonitor<'a> {
             tracing::warn!("old checkpoints were not deleted in time");
         }
         let shares = self.pipeline.activity().shares();
-        print_line!("{}", self.summary.summary(step, self.begun.elapsed(), &shares));
+        print_line!(
+            "{}",
+            self.summary.summary(step, self.view.run_info.steps, self.begun.elapsed(), &shares)
+        );
         if let Some(note) = self.summary.straggler_note(self.view.run_info.max_staleness, &shares) {
             print_line!("note         {note}");
         }

@@ -14,8 +14,10 @@ pub(super) struct CheckpointRetention {
     pub(super) service: Arc<dyn Service>,
     /// Number of newest checkpoints to keep; `None` for all.
     pub(super) keep: Option<NonZeroUsize>,
-    /// Time after which the service deletes a checkpoint by itself, except those at the end of a run.
+    /// Time after which the service deletes a checkpoint by itself, counted from when there is a newer one.
     pub(super) ttl: Option<Duration>,
+    /// Paths of the newest checkpoint, if it expires once there is a newer one.
+    pub(super) newest: Vec<String>,
     /// Weights that the config names, which are never deleted.
     pub(super) pinned: Vec<String>,
     /// Whether shadow adapters start from saved checkpoints, so that those of versions in flight must stay.
@@ -25,16 +27,15 @@ pub(super) struct CheckpointRetention {
 }
 
 impl CheckpointRetention {
-    /// Sets the expiry date of a checkpoint. A failure only costs disk space on the service.
-    pub(super) fn set_expiry(&mut self, saved: &SavedCheckpoint) {
-        // A run may be resumed from its final checkpoints at any time.
-        let is_rolling = saved.name.bytes().all(|byte| byte.is_ascii_digit());
-        let Some(ttl) = self.ttl.filter(|_| is_rolling) else { return };
-        let paths = std::iter::once(saved.state_path.clone()).chain(saved.sampler_path.clone());
+    /// Sets the expiry date of the checkpoint before this one; however a run ends, it may be resumed from the newest at any
+    /// time. A failure only costs disk space on the service.
+    pub(super) fn expire_older(&mut self, saved: &SavedCheckpoint) {
+        let newest = expiring_paths(&saved.name, &saved.state_path, saved.sampler_path.as_ref());
+        let older = std::mem::replace(&mut self.newest, newest);
+        let Some(ttl) = self.ttl else { return };
         let service = self.service.clone();
-        let paths: Vec<_> = paths.collect();
         self.deletions.spawn(async move {
-            for path in paths {
+            for path in older {
                 if let Err(error) = service.expire(&path, ttl).await {
                     tracing::warn!(path, %error, "no expiry set for a checkpoint: delete it by hand");
                 }
@@ -65,4 +66,12 @@ impl CheckpointRetention {
         }
         Ok(())
     }
+}
+
+/// The paths of a checkpoint that expires once there is a newer one: none for those that mark an end of the run, whose
+/// names are more than a number.
+pub(super) fn expiring_paths(name: &str, state: &str, sampler: Option<&String>) -> Vec<String> {
+    let marks_an_end = !name.bytes().all(|byte| byte.is_ascii_digit());
+    let paths = std::iter::once(state.to_owned()).chain(sampler.cloned());
+    paths.filter(|_| !marks_an_end).collect()
 }

@@ -87,7 +87,8 @@ impl RunSummary {
         })
     }
 
-    pub(super) fn summary(&self, step: u64, took: Duration, shares: &BusyTimes) -> String {
+    /// The last lines of a run that ended after `step` of `max_steps` steps without an error.
+    pub(super) fn summary(&self, step: u64, max_steps: u64, took: Duration, shares: &BusyTimes) -> String {
         let seconds = took.as_secs_f64();
         let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
         let rewards = match self.rewards.len() {
@@ -103,8 +104,12 @@ impl RunSummary {
             0 => String::new(),
             before => format!(", {} of them since the resume", step.saturating_sub(before)),
         };
+        let end = match step < max_steps {
+            true => format!("stopped      after {step} of {max_steps} steps"),
+            false => format!("done         {step} steps"),
+        };
         format!(
-            "done         {step} steps{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
+            "{end}{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
              busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
              {:.0} % of the training time overlapped with sampling or scoring\n\
              staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most\n\
