@@ -77,7 +77,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
     all.push(request("forward_backward", parts, 1, format!("{} rollouts each", groups * members / parts)));
     all.push(request("optim_step", train.substeps.get() as u64, 1, String::new()));
     let publish = train.publish_every.get();
-    all.push(request("sampler weights", 1, publish, "the newest, to play with".into()));
+    all.push(request("sampler weights", 1, publish, "the newest, to sample from".into()));
     if habits.measure {
         all.push(StepRequest {
             what: "measured gradient steps",

@@ -124,7 +124,7 @@ fn python(env: &EnvArgs) -> Result<PythonEnvironment, CommandError> {
 fn check_index(env: &EnvArgs, environment: &dyn Environment, index: u64) -> Result<(), CommandError> {
     let last = environment.items().get() - 1;
     if index > last {
-        return Err(anyhow!("--index {index}: {} has the items 0 to {last}", env.name))
+        return Err(anyhow!("--index {index}: {} has items 0 to {last}", env.name))
             .or_exit(ProcessExit::Config);
     }
     Ok(())

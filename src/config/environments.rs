@@ -58,7 +58,7 @@ fn tables(file: &ConfigFile) -> Result<Vec<(String, &EnvConfig)>, KeyProblem> {
         ([_, ..], Some(_)) => {
             Err(KeyProblem::new("env", "cannot be combined with [[envs]]: use one of them"))
         }
-        ([], None) => Err(KeyProblem::new("env.id", "is missing: name the environment to play")),
+        ([], None) => Err(KeyProblem::new("env.id", "is missing: name the environment to train on")),
         ([], Some(env)) if env.weight.is_some() => {
             let problem = "has a meaning only in a mixture: write [[envs]], or leave it out";
             Err(KeyProblem::new("env.weight", problem))

@@ -82,7 +82,10 @@ pub(super) fn admit(
     let begun = !checkpoints.is_empty() || metrics::any_rows(path);
     match text_of(&path.join(CONFIG))? {
         Some(_) if begun && terms == ResumeTerms::New => {
-            bail!("{} holds a run already, and this one is to be new: name another folder", path.display());
+            bail!(
+                "{} holds a run already, and `--resume never` requires a new one: name another folder",
+                path.display()
+            );
         }
         Some(earlier) if begun => {
             let differences = compare(path, &earlier, resolved)?;

@@ -99,7 +99,7 @@ impl<'a> RunMonitor<'a> {
                     }
                 }
                 asked = signals.next() => match asked {
-                    SignalRequest::Report => report(self.pipeline, "what waits for what"),
+                    SignalRequest::Report => report(self.pipeline, "what each stage is doing"),
                     // `timeout` signals the process and its group, so one request may arrive twice.
                     SignalRequest::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
                     SignalRequest::Stop if self.stopping.is_some() => {

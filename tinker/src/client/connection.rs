@@ -99,7 +99,12 @@ impl Connection {
         };
         let ask = ClientConfigRequest { sdk_version: SDK_VERSION.into() };
         match connection
-            .post::<ClientConfig>("the client's config", "client/config", &ask, NotFoundMeaning::Rejected)
+            .post::<ClientConfig>(
+                "the client configuration",
+                "client/config",
+                &ask,
+                NotFoundMeaning::Rejected,
+            )
             .await
         {
             Ok(config) => connection.config = config,

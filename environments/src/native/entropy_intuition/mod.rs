@@ -40,7 +40,7 @@ const ID: &str = "entropy_intuition";
 
 /// Entry of this environment in the registry.
 pub const INFO: EnvInfo =
-    EnvInfo { id: ID, about: "choose a number and predict the entropy of the own choice", args: ARGS, load };
+    EnvInfo { id: ID, about: "choose a number and predict the entropy of that choice", args: ARGS, load };
 
 const ARGS: &[Arg] = &[
     Arg {
