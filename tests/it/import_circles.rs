@@ -15,7 +15,8 @@ const KNOWN: [(&str, &[&str]); 9] = [
     // The trait of numbers names their matrix product, and the cache the model whose sizes it has.
     ("engine", &["attention", "kernel", "kv_cache", "model", "real"]),
     ("tinker", &[]),
-    ("server", &[]),
+    // The state of the server holds its models, whose requests need that state.
+    ("server", &["model_handle", "operation", "state"]),
     ("http", &[]),
     // `check` shows the progress of a download as the commands do.
     ("", &["check", "commands"]),
