@@ -77,7 +77,15 @@ pub(super) fn admit(
     resolved: &str,
     terms: ResumeTerms,
 ) -> anyhow::Result<(Vec<CheckpointRecord>, Vec<String>)> {
-    let checkpoints = checkpoints::read(&path.join(checkpoints::FILE))?;
+    let list = path.join(checkpoints::FILE);
+    let checkpoints = checkpoints::read(&list)?;
+    if checkpoints.is_empty() && list.exists() {
+        tracing::warn!(
+            file = %list.display(),
+            "holds no complete checkpoint, as after a crash during the first save or a damaged disk: the run restarts from \
+             step 0; saved weights stay in the folder"
+        );
+    }
     // The config of a run that was refused, or ended before its first step, is not binding.
     let begun = !checkpoints.is_empty() || metrics::any_rows(path);
     match text_of(&path.join(CONFIG))? {

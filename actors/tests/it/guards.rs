@@ -141,6 +141,38 @@ async fn a_gap_of_stale_rollouts_or_later_steps_does_not_end_the_run() {
     .await;
 }
 
+/// The first batch is of saved groups, and the second was sampled before its optimizer step.
+#[tokio::test(start_paused = true)]
+async fn after_a_resume_no_rollout_is_compared_with_weights_that_an_optimizer_step_has_changed() {
+    let world = || {
+        let mut world = World::new(1, 2, 8);
+        world.options.train.save_every = 1;
+        world.options.train.max_first_gap = 0.5;
+        world.sampling.latency = Box::new(|_| seconds(1));
+        world.training.forward_backward = seconds(30);
+        world
+    };
+    local(async {
+        let mut run = world().start();
+        run.until_step(3).await;
+        while run.saved.len() < 2 {
+            let next = *run.sampling.requests.borrow() + 1;
+            assert!(run.until_request(next).await);
+        }
+        let (start, _) = run.kill();
+        assert!(!start.saved_groups.is_empty());
+
+        let mut world = world();
+        world.training.logprobs = Box::new(|n, data| {
+            if n > 0 {
+                data.iter_mut().flatten().for_each(|lp| *lp = -9.0);
+            }
+        });
+        assert_eq!(world.start_from(start).end().await, Ok(8));
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_step_reports_how_long_it_was_held_back_for_a_straggler() {
     local(async {

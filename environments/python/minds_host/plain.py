@@ -22,7 +22,7 @@ def plain(value, depth=0):
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
-        return value if -(1 << 63) <= value < (1 << 64) else str(value)
+        return value if -(1 << 63) <= value < (1 << 64) else decimal(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if depth > 32:
@@ -36,6 +36,14 @@ def plain(value, depth=0):
     if hasattr(value, "tolist"):
         return plain(value.tolist(), depth + 1)
     return str(value)
+
+
+def decimal(value):
+    """The digits of an integer; in hexadecimal beyond the length that Python writes in decimal."""
+    try:
+        return str(value)
+    except ValueError:
+        return hex(value)
 
 
 def own(row):
@@ -68,7 +76,7 @@ def number(value):
         return None
     try:
         found = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # user code, or a tensor of several elements
         return None
     return found if abs(found) <= LARGEST else None
 

@@ -54,6 +54,13 @@ class Faults:
             except asyncio.CancelledError:
                 pass
 
+    async def several_elements(self, _):
+        class Tensor:
+            def __float__(self):
+                raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+        return Tensor()
+
     async def raising(self, words):
         raise ValueError(words)
 

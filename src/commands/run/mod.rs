@@ -167,7 +167,7 @@ fn banner(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, listening: O
     match folder.last() {
         Some(last) => print_line!("resumed      at step {} from checkpoint {}", last.step, last.name),
         None if folder.past_rows() > 0 => print_line!(
-            "restarts     {} steps; no checkpoint was saved, {} steps moved to metrics.past_000000.json",
+            "restarts     {} steps; no checkpoint was found, {} steps moved to metrics.past_000000.json",
             plan.pipeline.train.max_steps,
             folder.past_rows()
         ),

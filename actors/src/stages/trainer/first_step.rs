@@ -14,8 +14,8 @@ use tracing::warn;
 /// Mean gap in nats from which a first step is worth a warning.
 const SUSPICIOUS_GAP: f64 = 0.05;
 
-/// Compares the logprobs of those groups that weights of the version `since` or newer sampled, which differ from the
-/// weights in training by no more than one optimizer step. Returns whether there was any.
+/// Compares the logprobs of those groups that weights of the version `since` or newer sampled, which are the weights in
+/// training. Returns whether there was any.
 ///
 /// # Errors
 /// Their mean gap is at least `options.max_first_gap`.

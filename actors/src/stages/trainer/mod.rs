@@ -257,10 +257,10 @@ impl Trainer {
 /// Whether sampler and trainer are known to agree about the logprobs of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogprobAgreement {
-    /// Nothing to compare has been trained yet. Weights of the version `since` or newer differ from those in training by
-    /// one optimizer step at most.
+    /// There was no optimizer step yet, so weights of the version `since` or newer are those in training.
     Unknown { since: PolicyVersion },
-    /// They agree, or the run continues although they do not.
+    /// They agree, or the run continues although they do not, or an optimizer step lies between the weights in training
+    /// and those that sampled what comes next.
     Checked,
 }
 
@@ -355,9 +355,7 @@ impl StepInProgress {
                         self.report(clipped);
                         accumulated.clipped += 1;
                     }
-                    if let LogprobAgreement::Unknown { since } = &mut self.agreement {
-                        *since = (*since).max(version);
-                    }
+                    self.agreement = LogprobAgreement::Checked;
                     accumulated.stepped(optim);
                 }
                 Ok(_) => {}

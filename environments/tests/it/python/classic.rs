@@ -97,7 +97,7 @@ fn an_episode_of_several_steps_is_one_conversation_and_one_datum() {
 #[test]
 fn a_failed_or_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let env = open("faults");
-    for word in ["text_reward", "no_reward", "nan"] {
+    for word in ["text_reward", "no_reward", "nan", "several_elements"] {
         let found = cause(&answers(&env, 0, &[word])[0]);
         assert!(found.contains("finite number"), "{word}: {found}");
     }
@@ -106,7 +106,7 @@ fn a_failed_or_non_finite_reward_is_an_error_unless_it_is_to_count_as_zero() {
     let mut lenient = options("faults", &json!({}));
     lenient.on_bad_reward = BadReward::Zero;
     let env = try_open(lenient).unwrap();
-    for word in ["text_reward", "no_reward", "nan", "raising x"] {
+    for word in ["text_reward", "no_reward", "nan", "several_elements", "raising x"] {
         let found = answers(&env, 0, &[word]).remove(0).unwrap();
         assert_eq!((found.score.reward.get(), found.score.metrics["reward_coerced"]), (0.0, 1.0), "{word}");
     }
