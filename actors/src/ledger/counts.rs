@@ -39,7 +39,8 @@ pub struct GroupCounts {
     /// ready and are not among them: refused batches have their own limit.
     #[serde(skip)]
     pub failed_in_a_row: u64,
-    /// Groups, of those that failed in a row, in which every reward failed in the environment's own code.
+    /// Groups, of those that failed in a row, in which every reward failed in the environment's own code, and during which
+    /// no group became ready.
     #[serde(skip)]
     pub raised_in_a_row: u64,
     /// Groups without signal since the last one that was trained.

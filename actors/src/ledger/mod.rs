@@ -106,6 +106,8 @@ struct LedgerState {
     stamped: BTreeMap<GroupId, GroupProgress>,
     /// Groups that are ready and not settled.
     ready: BTreeMap<GroupId, Arc<[TrainingRollout]>>,
+    /// Number of groups that have become ready.
+    readied: u64,
     first_failure: Option<String>,
     /// Cause of the first group of the series in which every reward raised.
     first_raised: Option<String>,
@@ -139,6 +141,7 @@ impl Ledger {
         Credit {
             group,
             ledger: self.clone(),
+            readied_before: self.lock().readied,
             tokens: 0.into(),
             raised: 0.into(),
             all_raised: false.into(),
@@ -246,7 +249,10 @@ impl Ledger {
     fn settle(&self, credit: &Credit, outcome: &GroupOutcome) {
         let group = credit.group;
         let ready = credit.ready.load(Ordering::Acquire);
-        let all_raised = !ready && credit.all_raised.load(Ordering::Acquire);
+        // Slow failures of one environment come at the same time although the groups of others became ready meanwhile: those
+        // are no series.
+        let in_a_row = self.lock().readied == credit.readied_before;
+        let all_raised = in_a_row && !ready && credit.all_raised.load(Ordering::Acquire);
         let tokens = credit.tokens.load(Ordering::Relaxed);
         let mut outcome = outcome;
         let failed;
@@ -316,6 +322,8 @@ impl Ledger {
 pub struct Credit {
     group: GroupId,
     ledger: Ledger,
+    /// Groups that had become ready when it was opened.
+    readied_before: u64,
     /// Tokens sampled for the group so far.
     tokens: AtomicU64,
     /// Members whose reward failed in the environment's own code.
@@ -352,6 +360,7 @@ impl Credit {
                 stamp.ready = true;
             }
             state.ready.insert(self.group, members);
+            state.readied += 1;
             state.first_raised = None;
             state.postponed.answered();
         }
@@ -385,6 +394,27 @@ impl Drop for Credit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As when one environment of a mixture is broken and slow: its groups fail together.
+    #[test]
+    fn failures_during_which_another_group_became_ready_are_not_in_a_row() {
+        let ledger = Ledger::new(SettledPositions::default());
+        let raise = |credit: &Credit| {
+            credit.add_environment_error(1);
+            credit.settle(&GroupOutcome::Failed("raised".into()));
+        };
+        let slow = [0, 5, 10].map(|group| ledger.open(GroupId(group)));
+        let other = ledger.open(GroupId(1));
+        other.ready(Arc::from([]));
+        other.settle(&GroupOutcome::Trained);
+        slow.iter().for_each(raise);
+        assert_eq!((ledger.counts().raised_in_a_row, ledger.counts().failed), (0, 3));
+
+        let next = [15, 20].map(|group| ledger.open(GroupId(group)));
+        next.iter().for_each(raise);
+        assert_eq!(ledger.counts().raised_in_a_row, 2);
+        assert_eq!(ledger.first_raised().as_deref(), Some("raised"));
+    }
 
     #[test]
     fn a_credit_returns_exactly_once() {
