@@ -49,6 +49,14 @@ pub enum Command {
     Report(ReportArgs),
     /// Serves the embedded engine as a Tinker API, for any client of it.
     Serve(ServeArgs),
+    /// Computes rewards and runs environments for runs on other machines, over a NATS broker.
+    Worker(WorkerArgs),
+    /// The broker between runs and workers.
+    #[command(subcommand)]
+    Nats(NatsCommand),
+    /// Jobs that no worker finished.
+    #[command(subcommand)]
+    DeadLetters(DeadLettersCommand),
     /// Model files: list what is in the cache, fetch ahead of a run.
     #[command(subcommand)]
     Models(ModelsCommand),
@@ -323,6 +331,130 @@ pub struct ServeArgs {
     /// Seed of samples without one, and of the weights of `tiny-random`.
     #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,
+}
+
+/// A broker, and as whom one connects to it.
+#[derive(Args, Debug)]
+pub struct BrokerArgs {
+    /// Name of the stream, with which every name on the broker begins.
+    #[arg(long, value_name = "NAME")]
+    pub stream: Option<String>,
+    /// File with the credentials of a user; else the variable NATS_CREDS, or NATS_USER and NATS_PASSWORD.
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
+    /// Certificates of authorities to trust; the connection must then be encrypted. Else the variable NATS_CA.
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// Own certificate; else the variable NATS_CERT.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the own certificate; else the variable NATS_KEY.
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// Arguments of the `worker` command.
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// Address of the broker, or several, separated by commas; else the variable NATS_URL.
+    #[arg(long, value_name = "URL")]
+    pub nats: Option<String>,
+    /// The rest of the way to the broker.
+    #[command(flatten)]
+    pub broker: BrokerArgs,
+    /// Serves this run only.
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
+    /// Serves this environment, by its name in the run; may be repeated. `NAME=PATH` says where its package is on this
+    /// machine. Without any, all environments of all runs are served.
+    #[arg(long, value_name = "NAME[=PATH]")]
+    pub env: Vec<String>,
+    /// Jobs at a time; the number of cores if not given.
+    #[arg(long, value_name = "N")]
+    pub concurrency: Option<NonZeroUsize>,
+    /// Name of the worker, which no other one has; else made of the host and the process.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Seconds that jobs in progress are waited for after SIGTERM; what is left is handed back.
+    #[arg(long, value_name = "SECONDS", default_value_t = 25)]
+    pub grace: u64,
+}
+
+/// Commands below the `nats` command.
+#[derive(Debug, Subcommand)]
+pub enum NatsCommand {
+    /// Says whether a broker can carry jobs, and creates its stream.
+    Check {
+        /// Address of the broker; else the variable NATS_URL.
+        url: Option<String>,
+        /// The rest of the way to the broker.
+        #[command(flatten)]
+        broker: BrokerArgs,
+        /// Copies of each message on a cluster, if the stream is created.
+        #[arg(long, value_name = "N")]
+        replicas: Option<NonZeroUsize>,
+        /// Most bytes that the stream stores, if it is created.
+        #[arg(long, value_name = "BYTES")]
+        max_bytes: Option<NonZeroU64>,
+        /// Creates nothing: prints the commands of the NATS command line instead.
+        #[arg(long)]
+        dry_run: bool,
+        /// Prints the permissions that a run of this name and its workers need.
+        #[arg(long, value_name = "RUN")]
+        permissions: Option<String>,
+    },
+}
+
+/// Commands below the `dead-letters` command.
+#[derive(Debug, Subcommand)]
+pub enum DeadLettersCommand {
+    /// Lists them.
+    List {
+        /// Which ones.
+        #[command(flatten)]
+        letters: DeadLettersArgs,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows one: its cause and its job.
+    Show {
+        /// Which ones.
+        #[command(flatten)]
+        letters: DeadLettersArgs,
+        /// Id of the job.
+        job: String,
+    },
+    /// Queues them again. Their run takes up the results if it still waits for them, or when it resumes.
+    Replay {
+        /// Which ones.
+        #[command(flatten)]
+        letters: DeadLettersArgs,
+        /// Ids of jobs; all if there are none.
+        jobs: Vec<String>,
+    },
+    /// Deletes them.
+    Purge {
+        /// Which ones.
+        #[command(flatten)]
+        letters: DeadLettersArgs,
+        /// Ids of jobs; all if there are none.
+        jobs: Vec<String>,
+    },
+}
+
+/// Which dead letters are meant.
+#[derive(Args, Debug)]
+pub struct DeadLettersArgs {
+    /// Address of the broker; else the variable NATS_URL.
+    #[arg(long, value_name = "URL")]
+    pub nats: Option<String>,
+    /// The rest of the way to the broker.
+    #[command(flatten)]
+    pub broker: BrokerArgs,
+    /// Those of this run only.
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
 }
 
 /// Commands below the `models` command.

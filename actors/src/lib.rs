@@ -11,6 +11,7 @@ pub mod mailbox;
 pub mod messages;
 pub mod pipeline;
 pub mod policy;
+pub mod remote;
 mod stages;
 
 /// Time limits and retries of requests to the service.

@@ -14,6 +14,7 @@ use crate::reward::{Metrics, Reward, RewardError, Score};
 use crate::rollout::{Rollout, Turn};
 use crate::service::{SamplingBackend, TrainingBackend};
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use thiserror::Error;
@@ -67,7 +68,7 @@ pub trait Oracle: Send + Sync {
 }
 
 /// Weights that training never changes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FrozenWeights {
     /// The base model of the run.
     Base,
@@ -84,7 +85,7 @@ pub struct AdapterLease {
 }
 
 /// Summed logprob of a target on both sides of one gradient step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogprobDelta {
     /// Under the weights before the step.
     pub before: f64,
@@ -266,6 +267,11 @@ pub trait Environment: Send + Sync {
     /// The item at `index`, the same on every call. `index` is taken modulo [`Environment::items`].
     fn item(&self, index: u64) -> Item;
 
+    /// Whether it limits the time of each reward itself, so that the pipeline must not.
+    fn limits_reward_time(&self) -> bool {
+        false
+    }
+
     /// Whether rewards call [`Oracle::logprob_delta`] or [`Oracle::lease_adapter`]. Only then are shadow adapters
     /// available.
     fn needs_shadow_adapters(&self) -> bool {
@@ -331,6 +337,10 @@ pub trait SelfDrivenEnvironment: Send + Sync {
 pub struct RolloutSession {
     /// The rollout that this session produces.
     pub rollout: RolloutId,
+    /// How often the rollout was sampled before, without a result.
+    pub attempt: u32,
+    /// The weights that sample the rollout.
+    pub policy: PolicyVersion,
     /// Samples from the weights of this rollout, each request with a seed of its own.
     pub sampler: Arc<dyn SamplingBackend>,
     /// Answers logprob queries about the same weights.
@@ -341,7 +351,7 @@ pub struct RolloutSession {
 type OnFinish = Box<dyn FnOnce(Result<SessionRollout, SessionError>) + Send>;
 
 /// The result of a session.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionRollout {
     /// The sampled turns; at least one.
     pub turns: Vec<Turn>,
@@ -352,7 +362,7 @@ pub struct SessionRollout {
 }
 
 /// Why a session has no result.
-#[derive(Clone, Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 #[error("{cause}")]
 pub struct SessionError {
     /// Why there is no reward.
@@ -368,7 +378,7 @@ impl From<RewardError> for SessionError {
 }
 
 impl RolloutSession {
-    /// A session; `on_finish` receives its result.
+    /// The first attempt at a rollout of the first weights; `on_finish` receives its result.
     #[must_use]
     pub fn new(
         rollout: RolloutId,
@@ -376,7 +386,14 @@ impl RolloutSession {
         oracle: Arc<dyn Oracle>,
         on_finish: impl FnOnce(Result<SessionRollout, SessionError>) + Send + 'static,
     ) -> Self {
-        Self { rollout, sampler, oracle, on_finish: Some(Box::new(on_finish)) }
+        Self {
+            rollout,
+            attempt: 0,
+            policy: PolicyVersion::default(),
+            sampler,
+            oracle,
+            on_finish: Some(Box::new(on_finish)),
+        }
     }
 
     /// Finishes the session with its result.

@@ -67,7 +67,7 @@ impl SamplingParams {
 }
 
 /// One prompt, `num_samples` continuations of it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleRequest {
     /// Tokens that precede every sample.
     pub prompt: Arc<[Token]>,
@@ -210,7 +210,7 @@ pub enum CompletionError {
 }
 
 /// Response to a [`SampleRequest`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleResponse {
     /// One entry per sample.
     pub sequences: Vec<Completion>,

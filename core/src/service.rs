@@ -12,6 +12,7 @@ use crate::loss::Loss;
 use crate::optim::AdamParams;
 use crate::sampling::{SampleRequest, SampleResponse};
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,7 +24,7 @@ use thiserror::Error;
 pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
 
 /// Failures, by what the caller can do about them.
-#[derive(Clone, Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error, PartialEq, Serialize, Deserialize)]
 pub enum BackendError {
     /// The request itself is wrong: never retry it.
     #[error("the service refused the request: {0}")]

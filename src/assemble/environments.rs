@@ -7,6 +7,7 @@ use crate::config::environments::EnvPlan;
 use crate::config::error::ConfigError;
 use crate::config::rewards::OracleWeights;
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
 use minds_environments::EnvError;
@@ -20,20 +21,40 @@ use std::sync::Arc;
 /// # Errors
 /// An environment or an argument is unknown or wrong.
 pub fn components(plan: &RunPlan, ready: &ModelService) -> Result<Vec<MixtureComponent>, CommandError> {
-    plan.envs.iter().map(|env| component(plan, env, ready)).collect()
+    let parts =
+        ModelParts { renderer: &ready.renderer, tokenizer: &ready.tokenizer, context: ready.info.context };
+    plan.envs.iter().map(|env| component(plan, env, &parts)).collect()
 }
 
-fn component(plan: &RunPlan, env: &EnvPlan, ready: &ModelService) -> Result<MixtureComponent, CommandError> {
-    let renderer = &ready.renderer;
+/// What environments need to know of the model.
+pub(super) struct ModelParts<'a> {
+    /// Renders conversations into the model's tokens.
+    pub(super) renderer: &'a Arc<dyn Renderer>,
+    /// Converts text to the model's tokens and back.
+    pub(super) tokenizer: &'a Arc<dyn Tokenizer>,
+    /// Context in tokens, prompt and completion together.
+    pub(super) context: usize,
+}
+
+/// Loads one environment.
+///
+/// # Errors
+/// It or one of its arguments is unknown or wrong.
+pub(super) fn component(
+    plan: &RunPlan,
+    env: &EnvPlan,
+    model: &ModelParts<'_>,
+) -> Result<MixtureComponent, CommandError> {
+    let renderer = model.renderer;
     let sampling = SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() };
     let environment: Arc<dyn Environment> = match native(plan, env).or_exit(ProcessExit::Config)? {
         Some(environment) => environment,
         None => {
             let profile = ModelProfile {
                 renderer: renderer.clone(),
-                tokenizer: ready.tokenizer.clone(),
+                tokenizer: model.tokenizer.clone(),
                 sampling: sampling.clone(),
-                context: ready.info.context,
+                context: model.context,
                 base_model: plan.base_model.clone(),
             };
             Arc::new(python(plan, env, profile).or_exit(ProcessExit::Config)?)
@@ -46,7 +67,7 @@ fn component(plan: &RunPlan, env: &EnvPlan, ready: &ModelService) -> Result<Mixt
         group_size: plan.group_size,
         sampling,
         max_turns: 64,
-        context: ready.info.context,
+        context: model.context,
         score_timeout: plan.score_timeout,
         weight: env.weight,
     })

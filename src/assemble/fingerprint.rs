@@ -29,7 +29,8 @@ pub fn fingerprints(plan: &RunPlan, components: &[MixtureComponent]) -> Environm
         .collect()
 }
 
-fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> EnvironmentFingerprint {
+/// Fingerprint of one environment.
+pub(super) fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> EnvironmentFingerprint {
     let rows = environment.items().get();
     let mut data = Sha256::new();
     let looked = rows.min(ROWS);

@@ -4,6 +4,7 @@ mod environments;
 mod fingerprint;
 mod hosted;
 mod pipeline;
+mod remote;
 mod service;
 
 pub use environments::{components, find_python, native, python};
@@ -12,4 +13,5 @@ pub use hosted::hosted;
 pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
+pub use remote::{WorkerLoader, remote};
 pub use service::{ModelService, check_key, no_model, probe_service, renderer, renderer_name, service};

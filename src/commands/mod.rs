@@ -1,10 +1,12 @@
 //! One file per command. Only these modules print.
 
 pub mod check;
+pub mod dead_letters;
 pub mod doctor;
 pub mod envs;
 pub mod eval;
 pub mod models;
+pub mod nats;
 pub mod progress;
 pub mod report;
 mod resume;
@@ -13,6 +15,7 @@ pub mod serve;
 pub mod shell;
 pub mod signals;
 pub mod simulate;
+pub mod worker;
 
 /// Prints a line for human readers.
 macro_rules! print_line {

@@ -28,7 +28,7 @@ pub enum ConfigError {
 
 /// A key and what is wrong with its value; [`ConfigLocations`](super::locations::ConfigLocations) knows the place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct KeyProblem {
+pub struct KeyProblem {
     /// The key with its tables, such as `trainer.seed`.
     pub key: String,
     /// The rest of a sentence that begins with the key.

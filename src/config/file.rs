@@ -4,6 +4,7 @@
 //! become the descriptions that editors show ([`super::schema`]).
 
 use super::choice::{Choice, WeightsChoice};
+use super::nats::Transport;
 use super::rewards::{OracleWeights, ShadowFrom};
 use super::simulate::SimulatePlan;
 use super::trainer::{MemberFailureHandling, ReferenceWeights};
@@ -43,6 +44,9 @@ pub struct ConfigFile {
     /// How rewards are computed, and their limits.
     #[serde(default)]
     pub scorer: ScorerConfig,
+    /// The broker between the run and its workers. May hold a password, so no run folder keeps it.
+    #[serde(default, skip_serializing)]
+    pub nats: NatsConfig,
     /// Shadow adapters, which measure gradient steps for rewards.
     #[serde(default)]
     pub shadow: ShadowConfig,
@@ -270,7 +274,9 @@ pub struct OptimConfig {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScorerConfig {
-    /// Rewards computed at a time.
+    /// Where rewards are computed and self-driven environments run.
+    pub transport: Option<Choice<Transport>>,
+    /// Rewards computed at a time; with workers, those that wait for one included.
     pub workers: Option<NonZeroUsize>,
     /// The weights that answer logprob queries of rewards.
     pub policy: Option<WeightsChoice<OracleWeights>>,
@@ -280,6 +286,46 @@ pub struct ScorerConfig {
     pub concurrency: Option<NonZeroUsize>,
     /// Most logprob queries sent between two steps.
     pub queries_per_step: Option<u64>,
+}
+
+/// Keys of the `[nats]` table.
+#[derive(Clone, Default, Deserialize, JsonSchema, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct NatsConfig {
+    /// Address of the broker, or several, separated by commas.
+    pub url: Option<String>,
+    /// File with the credentials of a user.
+    pub credentials: Option<PathBuf>,
+    /// Certificates of authorities to trust; the connection must then be encrypted.
+    pub tls_ca: Option<PathBuf>,
+    /// Own certificate.
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the own certificate.
+    pub tls_key: Option<PathBuf>,
+    /// Name of the stream, with which every name on the broker begins.
+    pub stream: Option<String>,
+    /// Copies of each message on a cluster.
+    pub replicas: Option<NonZeroUsize>,
+    /// Most bytes that the stream stores.
+    pub max_bytes: Option<NonZeroU64>,
+    /// Name of the run on the broker.
+    pub run: Option<String>,
+    /// Seconds without a sign of life of its worker after which a job is handed out again.
+    pub ack_wait_s: Option<NonZeroU64>,
+    /// How often a job is handed out before it is a dead letter.
+    pub max_deliver: Option<NonZeroU64>,
+    /// Most MiB of jobs that wait to be stored by the broker.
+    pub buffer_mib: Option<NonZeroUsize>,
+}
+
+impl std::fmt::Debug for NatsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The address may hold a password.
+        f.debug_struct("NatsConfig")
+            .field("stream", &self.stream)
+            .field("run", &self.run)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Keys of the `[shadow]` table.

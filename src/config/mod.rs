@@ -13,6 +13,7 @@ mod layers;
 mod locations;
 pub mod mask;
 pub mod metrics;
+pub mod nats;
 mod optim;
 pub mod overrides;
 mod pipeline;

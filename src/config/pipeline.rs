@@ -32,6 +32,8 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
     let train = trainer::train(file)?;
     let groups = batch.groups_per_batch.get() as u64;
     let max_steps_off_policy = trainer::max_steps_off_policy(&file.trainer, batch.groups_per_batch)?;
+    let members = trainer::group_size(&file.trainer)?.get() as u64;
+    let rollouts_in_flight = groups.saturating_mul(max_steps_off_policy + 1).saturating_mul(members);
     let unanswered = plan::time("run.give_up_after", file.run.give_up_after.as_deref())?;
     Ok(PipelineOptions {
         seed: file.trainer.seed.unwrap_or(0),
@@ -41,7 +43,7 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
             MemberFailureHandling::Retry => RESAMPLES,
             MemberFailureHandling::Survivors | MemberFailureHandling::Drop => 0,
         },
-        scorers: rewards::scorers(&file.scorer)?,
+        scorers: rewards::scorers(&file.scorer, rollouts_in_flight)?,
         restarts: RESTARTS,
         max_failed_in_a_row: FAILED_BATCHES * groups,
         max_raised_in_a_row: groups.max(RAISED_GROUPS),

@@ -7,6 +7,7 @@ use super::file::{self, BaseModelConfig, ConfigFile};
 use super::layers;
 use super::locations::ConfigLocations;
 use super::metrics::MetricsPlan;
+use super::nats::NatsPlan;
 use super::rewards::{OracleWeights, ShadowFrom};
 pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
@@ -66,6 +67,8 @@ pub struct RunPlan {
     pub queries: QueryLimits,
     /// Longest that one reward may take.
     pub score_timeout: Duration,
+    /// The broker of the run's workers, if it has any.
+    pub nats: Option<NatsPlan>,
     /// The shadow adapters, which measure gradient steps.
     pub shadow: ShadowTrainerOptions,
     /// Weights that shadow adapters start from.
@@ -127,6 +130,16 @@ impl RunPlan {
         )
     }
 
+    /// The plan of a config that a run has sent to a worker.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn for_worker(config: ConfigFile) -> Result<Self, ConfigError> {
+        let origin = "the run's offer";
+        let locations = ConfigLocations::new(origin.into(), "");
+        Self::decide(config, locations, Path::new(origin), &ProcessVariables::default())
+    }
+
     fn decide(
         file: ConfigFile,
         locations: ConfigLocations,
@@ -166,6 +179,7 @@ impl RunPlan {
             oracle: file.scorer.policy.clone().unwrap_or_default(),
             queries: rewards::queries(&file.scorer)?,
             score_timeout: rewards::score_timeout(&file.scorer)?,
+            nats: NatsPlan::decide(&file, variables)?,
             shadow: rewards::shadow(&file.shadow, &lora, pipeline.retry)?,
             shadow_from: chosen(file.shadow.from),
             deadline: time("run.deadline", file.run.deadline.as_deref())?,

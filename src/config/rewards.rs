@@ -4,6 +4,7 @@ use super::choice::chosen;
 use super::environments::LONGEST_S;
 use super::error::{KeyProblem, at_most};
 use super::file::{ScorerConfig, ShadowConfig};
+use super::nats::Transport;
 use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
 use minds_stages::policy::QueryLimits;
@@ -45,9 +46,17 @@ const MOST_QUERIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not 0
 /// Most shadow adapters beside the one in training.
 const MOST_SHADOWS: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not 0");
 
-/// Rewards computed at a time.
-pub(super) fn scorers(scorer: &ScorerConfig) -> Result<NonZeroUsize, KeyProblem> {
-    at_most("scorer.workers", scorer.workers.unwrap_or(SCORERS), MOST_SCORERS)
+/// Rewards computed at a time. Those that wait for a worker cost only memory, so that by default all rollouts in flight
+/// may do so.
+pub(super) fn scorers(scorer: &ScorerConfig, rollouts_in_flight: u64) -> Result<NonZeroUsize, KeyProblem> {
+    let usual = match chosen(scorer.transport) {
+        Transport::Local => SCORERS,
+        Transport::Nats => {
+            let rollouts = NonZeroUsize::new(usize::try_from(rollouts_in_flight).unwrap_or(usize::MAX));
+            rollouts.unwrap_or(NonZeroUsize::MIN).clamp(SCORERS, MOST_SCORERS)
+        }
+    };
+    at_most("scorer.workers", scorer.workers.unwrap_or(usual), MOST_SCORERS)
 }
 
 /// Longest that one reward may take.

@@ -4,10 +4,11 @@
 //! trained rollouts · `checkpoints.jsonl` one line per checkpoint · `spares/` groups that were ready at the last one ·
 //! `evals.jsonl` one line per evaluation · `quarantine.jsonl` one line per reward that failed for good · `weights/`
 //! checkpoints of the embedded engine · `events.out.tfevents.…` the same metrics for TensorBoard · `environments.json`
-//! fingerprints of the environments. Only one process at a time uses a folder.
+//! fingerprints of the environments · `broker.json` who the run is on a broker. Only one process at a time uses a folder.
 
 mod admission;
 pub mod bounded_lines;
+mod broker_identity;
 mod checkpoints;
 mod environments;
 mod lines;
@@ -32,6 +33,7 @@ use std::path::{Path, PathBuf};
 
 pub use admission::{FolderOutlook, ResumeTerms, inspect, lock_warning};
 use admission::{admit, compare};
+pub use broker_identity::BrokerIdentity;
 pub use checkpoints::{CheckpointRecord, FILE as CHECKPOINTS};
 pub use environments::{EnvironmentFingerprint, EnvironmentFingerprints};
 pub use metrics::FILE as METRICS;
@@ -98,6 +100,14 @@ impl RunFolder {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Who the run is on the broker; a new identity is made by `make`, and kept.
+    ///
+    /// # Errors
+    /// Its file is damaged, or cannot be read or written.
+    pub fn broker_identity(&self, make: impl FnOnce() -> BrokerIdentity) -> anyhow::Result<BrokerIdentity> {
+        broker_identity::open(&self.path, make)
     }
 
     /// Number of steps done after the last checkpoint, which are taken again.

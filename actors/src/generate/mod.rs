@@ -157,7 +157,9 @@ impl RolloutGenerator {
             let oracle = TimerPausingOracle { oracle, clock: &clock };
             let scene = ScoringContext { item, rollout, renderer: &*component.renderer, oracle: &oracle };
             let scoring = catch_panic(component.environment.score(scene));
-            match clock.limit(limit, scoring).await {
+            let limited = !component.environment.limits_reward_time();
+            let scored = if limited { clock.limit(limit, scoring).await } else { Some(scoring.await) };
+            match scored {
                 Some(Ok(result)) => result,
                 Some(Err(panic)) => Err(RewardError::Environment(panic)),
                 None => Err(RewardError::TimedOut(limit.as_secs())),

@@ -38,11 +38,15 @@ impl RolloutGenerator {
         let asked = Arc::new(AtomicU64::new(u64::from(again) << 32));
         let sampler =
             SessionSampler { generator: self.clone(), rollout, asked, inner: policy.sampler.clone() };
+        let version = policy.version;
         let oracle = Arc::new(SessionOracle { sampler: sampler.clone(), policy });
         let (left, outcome) = oneshot::channel();
         // The receiver is gone if the group was dropped.
         let exit = move |result| drop(left.send(result));
-        (RolloutSession::new(rollout, Arc::new(sampler), oracle, exit), outcome)
+        let mut session = RolloutSession::new(rollout, Arc::new(sampler), oracle, exit);
+        session.attempt = again;
+        session.policy = version;
+        (session, outcome)
     }
 
     /// Runs one session to its result.

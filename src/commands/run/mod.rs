@@ -59,7 +59,19 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         if let Some(last) = folder.last() {
             assemble::restore_memories(&components, &last.memories)?;
         }
+        let (components, dispatcher) = match &plan.nats {
+            None => (components, None),
+            Some(nats) => {
+                let renderer = ready.renderer.name();
+                let remote =
+                    assemble::remote(&plan, nats, renderer, ready.info.context, &folder, components).await?;
+                (remote.0, Some(remote.1))
+            }
+        };
         banner(&plan, &ready, &folder, listening.as_ref());
+        if let Some(dispatcher) = &dispatcher {
+            print_line!("workers      {}, run {}", dispatcher.broker().address(), dispatcher.run());
+        }
         let state = folder.last().map(|last| last.state_path.clone());
         let parts = assemble::parts(&plan, &ready, components, judge, reference, training, state.as_deref())
             .await
@@ -94,6 +106,10 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
             tracing::debug!("temporary weights on the service were not deleted in time");
+        }
+        if let Some(dispatcher) = dispatcher {
+            let finished = folder.last().is_some_and(|last| last.step >= plan.pipeline.train.max_steps);
+            dispatcher.close(finished).await;
         }
         if let Some(dashboard) = dashboard {
             dashboard.close().await;

@@ -1,0 +1,583 @@
+//! A worker: takes jobs from the broker, does them, and sends back what came out.
+//!
+//! A job is acknowledged after its result is stored, so that one whose worker ends is handed out again. While it is in
+//! progress the worker says so; a worker that has stopped is silent, and its jobs go to others. When it is asked to
+//! stop, a worker takes no more jobs, finishes those it has, and hands back what is left after its grace period.
+
+use super::broker::{Broker, object_of};
+use super::dead_letters::{self, DeadLetter};
+use super::message::{
+    Announcement, Job, JobResult, Offer, Outcome, SessionStamp, Work, WorkerReport, decode, encode,
+};
+use super::questions::{JobQuestions, RemoteOracle, RemoteSampler};
+use crate::generate::RolloutGenerator;
+use crate::generate::session::session_result;
+use crate::mailbox::catch_panic;
+use crate::messages::MixtureComponent;
+use crate::service::retry::Retry;
+use crate::telemetry::activity::Activity;
+use crate::telemetry::meters::PipelineMeters;
+use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::{AckKind, Message};
+use async_trait::async_trait;
+use futures::StreamExt as _;
+use futures::future::{join, join_all};
+use minds_core::environment::{Item, RolloutSession, SessionError, SessionRollout};
+use minds_core::reward::RewardError;
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+/// Time between two reports to a run.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// Time without an announcement after which a run counts as gone.
+const SILENT_RUN: Duration = Duration::from_secs(60);
+/// Longest that an idle worker waits for a job before it asks for one again.
+const LONG_POLL: Duration = Duration::from_secs(5);
+/// Time without a sign of life of the broker after which a pull request is made again.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Pause after the broker refused a pull request.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a worker does.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    /// Its name, which no other worker has.
+    pub name: String,
+    /// Version of the program.
+    pub program: String,
+    /// Jobs at a time.
+    pub concurrency: NonZeroUsize,
+    /// Names of the environments that it serves; all if there are none.
+    pub environments: Vec<String>,
+    /// The run that it serves; all if there is none.
+    pub run: Option<String>,
+    /// Longest that jobs in progress are waited for at the end.
+    pub grace: Duration,
+}
+
+/// Loads environments that runs offer.
+#[async_trait]
+pub trait EnvironmentLoader: Send + Sync {
+    /// The environment of an offer.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or its code or data differ from those of the run.
+    async fn load(&self, offer: &Offer) -> Result<MixtureComponent, String>;
+}
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerSummary {
+    /// Jobs whose result was stored.
+    pub done: u64,
+    /// Jobs that were handed back unfinished.
+    pub handed_back: u64,
+}
+
+/// Works until `stop` becomes true.
+pub async fn run_worker(
+    broker: Broker,
+    loader: Arc<dyn EnvironmentLoader>,
+    options: WorkerOptions,
+    mut stop: watch::Receiver<bool>,
+) -> WorkerSummary {
+    let (hand_back, handed_back) = watch::channel(false);
+    let worker = Arc::new(Worker {
+        permits: Arc::new(Semaphore::new(options.concurrency.get())),
+        broker,
+        loader,
+        options,
+        started: Instant::now(),
+        runs: Mutex::default(),
+        running: Mutex::default(),
+        hand_back: handed_back,
+        jobs: Mutex::default(),
+        busy_nanos: AtomicU64::new(0),
+        done: AtomicU64::new(0),
+        handed_back: AtomicU64::new(0),
+    });
+    let mut tasks = JoinSet::new();
+    tasks.spawn(worker.clone().follow_runs());
+    tasks.spawn(worker.clone().follow_cancellations());
+    tasks.spawn(worker.clone().report());
+    is_true(&mut stop).await;
+    tasks.shutdown().await;
+    worker.stop_pulling();
+    let mut jobs = std::mem::take(&mut *lock(&worker.jobs));
+    info!(jobs = jobs.len(), "takes no more jobs");
+    let finished = async { while jobs.join_next().await.is_some() {} };
+    if tokio::time::timeout(worker.options.grace, finished).await.is_err() {
+        hand_back.send_replace(true);
+        let finished = async { while jobs.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(PAUSE * 5, finished).await;
+    }
+    let _ = tokio::time::timeout(PAUSE * 5, worker.broker.client.flush()).await;
+    WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) }
+}
+
+struct Worker {
+    broker: Broker,
+    loader: Arc<dyn EnvironmentLoader>,
+    options: WorkerOptions,
+    permits: Arc<Semaphore>,
+    started: Instant,
+    runs: Mutex<BTreeMap<String, ServedRun>>,
+    /// Told to stop, by id of the job.
+    running: Mutex<HashMap<String, Arc<Notify>>>,
+    /// Becomes true when jobs in progress are to be handed back.
+    hand_back: watch::Receiver<bool>,
+    jobs: Mutex<JoinSet<()>>,
+    busy_nanos: AtomicU64,
+    done: AtomicU64,
+    handed_back: AtomicU64,
+}
+
+/// A run that has announced itself.
+struct ServedRun {
+    announcement: Announcement,
+    seen: Instant,
+    counts: Arc<RunCounts>,
+    serves: Vec<String>,
+    problems: Vec<(String, String)>,
+    /// The tasks that load its environments and pull its jobs.
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for ServedRun {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+#[derive(Default)]
+struct RunCounts {
+    running: AtomicUsize,
+    done: AtomicU64,
+}
+
+/// An environment of a run that this worker serves.
+struct Served {
+    run: String,
+    component: MixtureComponent,
+    ack_wait: Duration,
+    max_deliver: u64,
+    counts: Arc<RunCounts>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker {
+    /// Serves every run that announces itself, until it is silent.
+    async fn follow_runs(self: Arc<Self>) {
+        let subject = self.broker.names.announcements(self.options.run.as_deref());
+        loop {
+            match self.broker.client.subscribe(subject.clone()).await {
+                Ok(mut announcements) => loop {
+                    match tokio::time::timeout(SILENT_RUN / 4, announcements.next()).await {
+                        Ok(Some(message)) => self.take_announcement(&message.payload),
+                        Ok(None) => break,
+                        Err(_) => {}
+                    }
+                    if self.broker.state().is_connected() {
+                        self.forget_silent_runs();
+                    }
+                },
+                Err(error) => warn!(%error, "cannot listen for runs"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn take_announcement(self: &Arc<Self>, bytes: &[u8]) {
+        let announcement = match decode::<Announcement>(bytes) {
+            Ok(announcement) => announcement,
+            Err(error) => {
+                warn!(%error, "cannot read what a run announces");
+                return;
+            }
+        };
+        let mut runs = lock(&self.runs);
+        if let Some(run) = runs.get_mut(&announcement.run)
+            && run.announcement == announcement
+        {
+            run.seen = Instant::now();
+            return;
+        }
+        info!(run = announcement.run, "serves a run");
+        let counts = runs.get(&announcement.run).map(|run| run.counts.clone()).unwrap_or_default();
+        let mut run = ServedRun {
+            announcement: announcement.clone(),
+            seen: Instant::now(),
+            counts,
+            serves: Vec::new(),
+            problems: Vec::new(),
+            tasks: Vec::new(),
+        };
+        let wanted =
+            |name: &String| self.options.environments.is_empty() || self.options.environments.contains(name);
+        for offer in announcement.environments.iter().filter(|offer| wanted(&offer.name)) {
+            let serving =
+                tokio::spawn(self.clone().serve(announcement.clone(), offer.clone(), run.counts.clone()));
+            run.tasks.push(serving.abort_handle());
+        }
+        runs.insert(announcement.run.clone(), run);
+    }
+
+    fn forget_silent_runs(&self) {
+        lock(&self.runs).retain(|name, run| {
+            let stays = run.seen.elapsed() < SILENT_RUN;
+            if !stays {
+                info!(run = name, "a run is silent");
+            }
+            stays
+        });
+    }
+
+    fn stop_pulling(&self) {
+        lock(&self.runs).clear();
+    }
+
+    /// Loads an environment and works on its jobs, until the task is aborted.
+    async fn serve(self: Arc<Self>, announcement: Announcement, offer: Offer, counts: Arc<RunCounts>) {
+        let run = announcement.run;
+        let component = match self.loader.load(&offer).await {
+            Ok(component) => component,
+            Err(problem) => {
+                warn!(run, environment = offer.name, problem, "cannot serve an environment");
+                if let Some(run) = lock(&self.runs).get_mut(&run) {
+                    run.problems.push((offer.name, problem));
+                }
+                return;
+            }
+        };
+        if let Some(run) = lock(&self.runs).get_mut(&run) {
+            run.serves.push(offer.name.clone());
+        }
+        info!(run, environment = offer.name, "serves an environment");
+        let (ack_wait, max_deliver) = (announcement.ack_wait, announcement.max_deliver);
+        let served = Arc::new(Served { run, component, ack_wait, max_deliver, counts });
+        loop {
+            match self.consumer(&served, &offer.name).await {
+                Ok(consumer) => self.pull(&served, consumer).await,
+                Err(why) => debug!(why, "no jobs can be taken yet"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn consumer(&self, served: &Served, environment: &str) -> Result<PullConsumer, String> {
+        let names = &self.broker.names;
+        let name = names.job_consumer(&served.run, environment);
+        let found = self.broker.jetstream.get_consumer_from_stream(name, names.stream()).await;
+        found.map_err(|error| error.to_string())
+    }
+
+    /// Takes jobs until the broker refuses, as when it was restarted.
+    async fn pull(self: &Arc<Self>, served: &Arc<Served>, consumer: PullConsumer) {
+        loop {
+            // Only jobs that can begin at once are taken: others would wait here while another worker is idle.
+            let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
+            let Ok(mut ready) = consumer.fetch().max_messages(1).messages().await else { return };
+            let mut taken = None;
+            while let Some(message) = ready.next().await {
+                match message {
+                    Ok(message) => taken = Some(message),
+                    Err(error) => {
+                        debug!(%error, "a job was not taken");
+                        return;
+                    }
+                }
+            }
+            if let Some(message) = taken {
+                self.begin(served, message, permit);
+                continue;
+            }
+            // An idle environment holds no permit.
+            drop(permit);
+            let waiting =
+                consumer.batch().max_messages(1).expires(LONG_POLL).heartbeat(HEARTBEAT).messages().await;
+            let Ok(mut waiting) = waiting else { return };
+            while let Some(message) = waiting.next().await {
+                let Ok(message) = message else { return };
+                let Ok(permit) = self.hold(served, &message).await else { return };
+                self.begin(served, message, permit);
+            }
+        }
+    }
+
+    /// Waits for a permit with a job in hand.
+    async fn hold(
+        &self,
+        served: &Served,
+        message: &Message,
+    ) -> Result<OwnedSemaphorePermit, tokio::sync::AcquireError> {
+        tokio::select! {
+            permit = self.permits.clone().acquire_owned() => permit,
+            never = keep_alive(message, served.ack_wait) => match never {},
+        }
+    }
+
+    fn begin(self: &Arc<Self>, served: &Arc<Served>, message: Message, permit: OwnedSemaphorePermit) {
+        let mut jobs = lock(&self.jobs);
+        while jobs.try_join_next().is_some() {}
+        let worker = self.clone();
+        let served = served.clone();
+        jobs.spawn(async move {
+            let begun = Instant::now();
+            served.counts.running.fetch_add(1, Relaxed);
+            worker.process(&served, &message).await;
+            served.counts.running.fetch_sub(1, Relaxed);
+            let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            worker.busy_nanos.fetch_add(nanos, Relaxed);
+            drop(permit);
+        });
+    }
+
+    /// Does one job.
+    async fn process(&self, served: &Served, message: &Message) {
+        let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
+        let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
+        let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
+        if delivery == 1 {
+            questions.tell_begun(&self.options.name).await;
+        } else if questions.is_wanted(&self.options.name).await == Some(false) {
+            debug!(job = id, "nobody waits for a job that is handed out again");
+            self.acknowledge(message, AckKind::Ack).await;
+            return;
+        }
+        let begun = Instant::now();
+        let cancelled = Arc::new(Notify::new());
+        lock(&self.running).insert(id.clone(), cancelled.clone());
+        let mut hand_back = self.hand_back.clone();
+        let end = tokio::select! {
+            outcome = self.outcome(served, message, &id, delivery, &questions) => JobEnd::Outcome(outcome),
+            () = cancelled.notified() => JobEnd::Withdrawn,
+            () = questions.given_up() => JobEnd::GivenUp,
+            () = is_true(&mut hand_back) => JobEnd::HandedBack,
+            never = keep_alive(message, served.ack_wait) => match never {},
+        };
+        lock(&self.running).remove(&id);
+        let outcome = match end {
+            JobEnd::Outcome(outcome) => outcome,
+            JobEnd::Withdrawn => {
+                debug!(job = id, "withdrawn");
+                return self.acknowledge(message, AckKind::Ack).await;
+            }
+            JobEnd::GivenUp => {
+                // Another delivery of it has taken over, or its run is gone: no word about it to the broker.
+                debug!(job = id, delivery, "given up");
+                return;
+            }
+            JobEnd::HandedBack => {
+                self.handed_back.fetch_add(1, Relaxed);
+                return self.acknowledge(message, AckKind::Nak(None)).await;
+            }
+        };
+        let result =
+            JobResult { worker: self.options.name.clone(), delivery, took: begun.elapsed(), outcome };
+        tokio::select! {
+            () = self.store(&served.run, &id, &result) => {}
+            // The result is lost with this process, and the job is done again.
+            () = is_true(&mut hand_back) => return,
+            never = keep_alive(message, served.ack_wait) => match never {},
+        }
+        self.acknowledge(message, AckKind::Ack).await;
+        self.done.fetch_add(1, Relaxed);
+        served.counts.done.fetch_add(1, Relaxed);
+    }
+
+    /// Stores a result on the broker, however long that takes.
+    async fn store(&self, run: &str, job: &str, result: &JobResult) {
+        let bytes: bytes::Bytes = encode(result).into();
+        let object = format!("{job}-r{}", result.delivery);
+        let packed = loop {
+            match self.broker.pack(run, &object, bytes.clone()).await {
+                Ok(packed) => break packed,
+                Err(error) => {
+                    warn!(job, %error, "a large result waits to be stored");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        };
+        self.broker.publish(&self.broker.names.result(run, job), &packed).await;
+    }
+
+    async fn acknowledge(&self, message: &Message, kind: AckKind) {
+        // If the broker does not hear it, the job is handed out again, and its result is then a duplicate.
+        if let Err(error) = message.ack_with(kind).await {
+            debug!(%error, "a job was not acknowledged");
+        }
+    }
+
+    /// What comes out of a job.
+    async fn outcome(
+        &self,
+        served: &Served,
+        message: &Message,
+        id: &str,
+        delivery: u64,
+        questions: &Arc<JobQuestions>,
+    ) -> Outcome {
+        if delivery > served.max_deliver {
+            let cause = format!(
+                "it was handed out {} times, and each time its worker ended, hung or lost its connection",
+                delivery - 1
+            );
+            return self.bury(served, message, id, cause).await;
+        }
+        let body = match self.broker.unpack(&served.run, message).await {
+            Ok(body) => body,
+            Err(error) if object_of(message).is_some() => {
+                return self.bury(served, message, id, error.to_string()).await;
+            }
+            Err(error) => return Outcome::Dead(error.to_string()),
+        };
+        match decode::<Job<'static>>(&body) {
+            Ok(job) => self.work(served, job, questions).await,
+            Err(error) => self.bury(served, message, id, error.to_string()).await,
+        }
+    }
+
+    /// Keeps a job that cannot be done as a dead letter.
+    async fn bury(&self, served: &Served, message: &Message, id: &str, cause: String) -> Outcome {
+        warn!(job = id, environment = served.component.name, cause, "a job becomes a dead letter");
+        let letter = DeadLetter {
+            run: served.run.clone(),
+            environment: served.component.name.clone(),
+            job: id.to_owned(),
+            cause: cause.clone(),
+        };
+        dead_letters::keep(&self.broker, &letter, message).await;
+        Outcome::Dead(cause)
+    }
+
+    async fn work(&self, served: &Served, job: Job<'static>, questions: &Arc<JobQuestions>) -> Outcome {
+        let generator = RolloutGenerator {
+            seed: 0,
+            // The run decides whether a reward is computed again.
+            retry: Retry { retries: 0, ..Retry::default() },
+            activity: Activity::default(),
+            meters: PipelineMeters::default(),
+        };
+        match job.work {
+            Work::Score { item, rollout } => {
+                let oracle = RemoteOracle { questions: questions.clone(), session: 0 };
+                Outcome::Scored(generator.score(&served.component, &item, &rollout, &oracle).await)
+            }
+            Work::Generate { item, sessions } => {
+                Outcome::Generated(generate(served, &item, &sessions, questions).await)
+            }
+        }
+    }
+
+    /// Stops jobs that their runs have withdrawn.
+    async fn follow_cancellations(self: Arc<Self>) {
+        let subject = self.broker.names.cancellations(self.options.run.as_deref().unwrap_or("*"));
+        loop {
+            if let Ok(mut cancellations) = self.broker.client.subscribe(subject.clone()).await {
+                while let Some(message) = cancellations.next().await {
+                    let id = String::from_utf8_lossy(&message.payload);
+                    if let Some(job) = lock(&self.running).get(&*id) {
+                        job.notify_one();
+                    }
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Reports to the runs, again and again.
+    async fn report(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(REPORT_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let reports = self.reports();
+            for (run, report) in reports {
+                // A report that is lost is followed by the next.
+                let _ =
+                    self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await;
+            }
+        }
+    }
+
+    fn reports(&self) -> Vec<(String, WorkerReport)> {
+        let concurrency = self.options.concurrency.get();
+        let capacity = self.started.elapsed().as_secs_f64() * concurrency as f64;
+        let busy = self.busy_nanos.load(Relaxed) as f64 / 1e9;
+        let idle = if capacity > 0.0 { (1.0 - busy / capacity).clamp(0.0, 1.0) } else { 1.0 };
+        let report = |run: &ServedRun| WorkerReport {
+            worker: self.options.name.clone(),
+            program: self.options.program.clone(),
+            concurrency,
+            running: run.counts.running.load(Relaxed),
+            done: run.counts.done.load(Relaxed),
+            idle,
+            serves: run.serves.clone(),
+            problems: run.problems.clone(),
+        };
+        lock(&self.runs).iter().map(|(name, run)| (name.clone(), report(run))).collect()
+    }
+}
+
+/// How work on a job ended.
+enum JobEnd {
+    Outcome(Outcome),
+    Withdrawn,
+    GivenUp,
+    HandedBack,
+}
+
+/// Waits until the value is true, or its sender is gone.
+async fn is_true(value: &mut watch::Receiver<bool>) {
+    // The guard must not live across another wait.
+    drop(value.wait_for(|value| *value).await);
+}
+
+/// Tells the broker again and again that a job is in progress.
+async fn keep_alive(message: &Message, ack_wait: Duration) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(ack_wait / 3).await;
+        if let Err(error) = message.ack_with(AckKind::Progress).await {
+            debug!(%error, "the broker was not told of progress");
+        }
+    }
+}
+
+/// Runs a self-driven environment; one result per session.
+async fn generate(
+    served: &Served,
+    item: &Item,
+    stamps: &[SessionStamp],
+    questions: &Arc<JobQuestions>,
+) -> Vec<Result<SessionRollout, SessionError>> {
+    let Some(environment) = served.component.environment.self_driven() else {
+        let why = RewardError::Environment("it does not run rollouts itself".into());
+        return vec![Err(why.into()); stamps.len()];
+    };
+    let open = |(session, stamp): (usize, &SessionStamp)| {
+        let sampler = RemoteSampler { questions: questions.clone(), session, weights: None };
+        let oracle = RemoteOracle { questions: questions.clone(), session };
+        let (finished, result) = oneshot::channel();
+        // The receiver is gone if the job was withdrawn.
+        let on_finish = move |result| drop(finished.send(result));
+        let mut opened = RolloutSession::new(stamp.rollout, Arc::new(sampler), Arc::new(oracle), on_finish);
+        opened.attempt = stamp.attempt;
+        opened.policy = stamp.policy;
+        (opened, result)
+    };
+    let (sessions, results): (Vec<_>, Vec<_>) = stamps.iter().enumerate().map(open).unzip();
+    // A panic drops the sessions, each of which then has a result.
+    let running = catch_panic(environment.run_rollouts(item, sessions));
+    let (_, results) = join(running, join_all(results.into_iter().map(session_result))).await;
+    results
+}

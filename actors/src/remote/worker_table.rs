@@ -1,0 +1,99 @@
+//! The workers of a run, as far as they have reported.
+
+use super::message::WorkerReport;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+/// Time without a report after which a worker counts as gone.
+const SILENT: Duration = Duration::from_secs(15);
+
+/// A worker and what the run knows of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeenWorker {
+    /// Its last report.
+    pub report: WorkerReport,
+    /// Results of its jobs that this run took.
+    pub results: u64,
+    /// Time that these jobs took in all.
+    pub took: Duration,
+    seen: Instant,
+}
+
+/// Workers by name.
+#[derive(Default)]
+pub(super) struct WorkerTable {
+    workers: BTreeMap<String, SeenWorker>,
+}
+
+impl WorkerTable {
+    /// The workers that are there.
+    pub(super) fn all(&self) -> Vec<SeenWorker> {
+        self.workers.values().cloned().collect()
+    }
+
+    /// Takes a report; a new worker and new problems are logged.
+    pub(super) fn report(&mut self, report: WorkerReport) {
+        let seen = Instant::now();
+        let known = self.workers.get_mut(&report.worker);
+        let old: &[(String, String)] = known.as_ref().map_or(&[], |known| &known.report.problems);
+        for (environment, problem) in report.problems.iter().filter(|problem| !old.contains(problem)) {
+            warn!(worker = report.worker, environment, problem, "a worker cannot serve an environment");
+        }
+        match known {
+            Some(known) => {
+                known.report = report;
+                known.seen = seen;
+            }
+            None => {
+                let WorkerReport { worker, concurrency, serves, .. } = &report;
+                info!(worker, concurrency, serves = serves.join(", "), "a worker has joined");
+                let worker = worker.clone();
+                self.workers.insert(worker, SeenWorker { report, results: 0, took: Duration::ZERO, seen });
+            }
+        }
+    }
+
+    /// Counts a result.
+    pub(super) fn done(&mut self, worker: &str, took: Duration) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.results += 1;
+            worker.took += took;
+        }
+    }
+
+    /// Forgets workers that have gone.
+    pub(super) fn forget_silent(&mut self) {
+        self.workers.retain(|name, worker| {
+            let stays = worker.seen.elapsed() < SILENT;
+            if !stays {
+                warn!(worker = name, "a worker is silent: its jobs go to others");
+            }
+            stays
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_is_there_as_long_as_it_reports() {
+        let mut table = WorkerTable::default();
+        let report = |worker: &str| WorkerReport { worker: worker.into(), ..WorkerReport::default() };
+        table.report(report("a"));
+        table.report(report("b"));
+        table.done("a", Duration::from_secs(2));
+        table.done("stranger", Duration::from_secs(2));
+        advance(SILENT - Duration::from_secs(1)).await;
+        table.report(report("a"));
+        advance(Duration::from_secs(1)).await;
+        table.forget_silent();
+        let left = table.all();
+        assert_eq!(left.len(), 1);
+        assert_eq!((&*left[0].report.worker, left[0].results, left[0].took.as_secs()), ("a", 1, 2));
+    }
+}

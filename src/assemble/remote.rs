@@ -1,0 +1,200 @@
+//! Workers behind a broker: what a run offers them, and how a worker loads it.
+
+use super::environments::{ModelParts, component};
+use super::fingerprint::fingerprint;
+use crate::cli::VERSION;
+use crate::config::RunPlan;
+use crate::config::file::{self, ConfigFile, EnvConfig};
+use crate::config::nats::NatsPlan;
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::{BrokerIdentity, RunFolder};
+use anyhow::Context as _;
+use async_trait::async_trait;
+use minds_core::environment::Environment;
+use minds_models::{FetchProgress, FetchSources, ModelCache};
+use minds_stages::messages::MixtureComponent;
+use minds_stages::remote::message::Offer;
+use minds_stages::remote::{
+    Broker, Dispatcher, DispatcherOptions, EnvironmentLoader, RemoteEnvironment, hash, token,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest wait for the broker when a run starts.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How a worker loads an environment: the smallest config that has it, and the context of the run's model in tokens.
+#[derive(Serialize, Deserialize)]
+struct OfferSpec {
+    config: ConfigFile,
+    context: usize,
+}
+
+/// Connects to the broker and hands the environments of a run to workers. One whose rewards keep a state stays in the
+/// run, with a warning: its rewards must be computed in one place.
+///
+/// # Errors
+/// The broker is away or refuses something, or the run folder cannot be written.
+pub async fn remote(
+    plan: &RunPlan,
+    nats: &NatsPlan,
+    renderer: &str,
+    context: usize,
+    folder: &RunFolder,
+    components: Vec<MixtureComponent>,
+) -> Result<(Vec<MixtureComponent>, Dispatcher), CommandError> {
+    let identity = folder.broker_identity(|| BrokerIdentity {
+        run: nats
+            .run
+            .clone()
+            .unwrap_or_else(|| token(&format!("{}-{:08x}", plan.stem, rand::random::<u32>()))),
+        salt: format!("{:032x}", rand::random::<u128>()),
+    });
+    let identity = identity.or_exit(ProcessExit::Config)?;
+    let is_remote = |component: &MixtureComponent| component.environment.memory().is_none();
+    let offers = plan
+        .envs
+        .iter()
+        .zip(&components)
+        .filter(|(_, component)| is_remote(component))
+        .map(|(env, component)| offer(plan, env, renderer, context, &*component.environment));
+    let offers = offers.collect::<anyhow::Result<Vec<Offer>>>().or_exit(ProcessExit::Config)?;
+    let options = DispatcherOptions {
+        run: nats.run.clone().unwrap_or(identity.run),
+        salt: identity.salt,
+        program: VERSION.into(),
+        stream: nats.settings,
+        ack_wait: nats.ack_wait,
+        max_deliver: nats.max_deliver,
+        max_ack_pending: plan.pipeline.scorers.get() as i64,
+        buffer_bytes: nats.buffer_bytes,
+    };
+    let starting = async {
+        let broker = Broker::connect(&nats.broker, nats.names.clone()).await?;
+        Dispatcher::start(broker, options, offers).await
+    };
+    let started = tokio::time::timeout(CONNECT_TIMEOUT, starting).await;
+    let dispatcher = started
+        .with_context(|| {
+            format!("{} did not answer within {} s", nats.broker.address(), CONNECT_TIMEOUT.as_secs())
+        })
+        .or_exit(ProcessExit::Unavailable)?
+        .or_exit(ProcessExit::Unavailable)?;
+    let hand_over = |component: MixtureComponent| {
+        if !is_remote(&component) {
+            tracing::warn!(
+                environment = component.name,
+                "its rewards learn from each other and stay in the run"
+            );
+            return component;
+        }
+        let environment = RemoteEnvironment::new(&component.name, component.environment, dispatcher.clone());
+        MixtureComponent { environment: Arc::new(environment), ..component }
+    };
+    Ok((components.into_iter().map(hand_over).collect(), dispatcher))
+}
+
+fn offer(
+    plan: &RunPlan,
+    env: &crate::config::environments::EnvPlan,
+    renderer: &str,
+    context: usize,
+    environment: &dyn Environment,
+) -> anyhow::Result<Offer> {
+    let written = plan.resolved.envs.iter().chain(&plan.resolved.env);
+    let at = plan.envs.iter().position(|other| other.name == env.name).unwrap_or_default();
+    let written = written.into_iter().nth(at).cloned().unwrap_or_default();
+    let sampling = &plan.sampling;
+    let config = ConfigFile {
+        env: Some(EnvConfig { name: Some(env.name.clone()), weight: None, ..written }),
+        trainer: file::TrainerConfig {
+            seed: Some(env.options.seed),
+            args: file::SamplingConfig {
+                max_new_tokens: std::num::NonZeroUsize::new(sampling.max_tokens),
+                temperature: Some(sampling.temperature),
+                top_k: sampling.top_k.and_then(std::num::NonZeroUsize::new),
+                top_p: Some(sampling.top_p),
+            },
+            ..file::TrainerConfig::default()
+        },
+        model: Some(file::BaseModelConfig {
+            base_model: plan.base_model.clone(),
+            renderer_name: Some(renderer.to_owned()),
+        }),
+        tinker: file::TinkerConfig {
+            base_url: Some(crate::config::plan::EMBEDDED.into()),
+            ..file::TinkerConfig::default()
+        },
+        scorer: file::ScorerConfig {
+            timeout_s: std::num::NonZeroU64::new(plan.score_timeout.as_secs()),
+            ..file::ScorerConfig::default()
+        },
+        ..ConfigFile::default()
+    };
+    let spec =
+        serde_json::to_value(OfferSpec { config, context }).context("failed to describe an environment")?;
+    Ok(Offer { name: env.name.clone(), spec, version: version(env, environment)? })
+}
+
+/// Identity of an environment's code and data: equal versions give equal rewards.
+fn version(
+    env: &crate::config::environments::EnvPlan,
+    environment: &dyn Environment,
+) -> anyhow::Result<String> {
+    let fingerprint = serde_json::to_vec(&fingerprint(env, environment))?;
+    Ok(hash(&[&fingerprint])[..16].to_owned())
+}
+
+/// Loads what runs offer, once for each offer.
+pub struct WorkerLoader {
+    /// Where the packages of environments are on this machine, by name of the environment.
+    pub paths: BTreeMap<String, PathBuf>,
+    /// Shows the progress of downloads.
+    pub progress: FetchProgress,
+}
+
+#[async_trait]
+impl EnvironmentLoader for WorkerLoader {
+    async fn load(&self, offer: &Offer) -> Result<MixtureComponent, String> {
+        let offer = offer.clone();
+        let path = self.paths.get(&offer.name).cloned();
+        let progress = self.progress.clone();
+        // Loading starts processes and waits for them.
+        let loading = tokio::task::spawn_blocking(move || load(&offer, path.as_deref(), &progress));
+        let loaded = loading.await.map_err(|error| error.to_string())?;
+        loaded.map_err(|error| format!("{error:#}"))
+    }
+}
+
+fn load(offer: &Offer, path: Option<&Path>, progress: &FetchProgress) -> anyhow::Result<MixtureComponent> {
+    let OfferSpec { mut config, context } =
+        serde_json::from_value(offer.spec.clone()).context("the run has another release of minds-actors")?;
+    if let Some(env) = &mut config.env {
+        if let Some(path) = path {
+            env.id = path.display().to_string();
+        }
+        // An interpreter of another machine; without it, a `.venv` or `python3` of this one.
+        env.python = env.python.take().filter(|python| python.exists());
+    }
+    let plan = RunPlan::for_worker(config)?;
+    let tokenizer = minds_models::tokenizer(
+        &plan.base_model,
+        &ModelCache::from_env(),
+        &FetchSources::from_env(),
+        progress,
+    )?;
+    let (renderer, _) = super::renderer(&plan, tokenizer.clone())?;
+    let env = plan.envs.first().context("the offer has no environment")?;
+    let parts = ModelParts { renderer: &renderer, tokenizer: &tokenizer, context };
+    let component = component(&plan, env, &parts).map_err(|error| error.error)?;
+    let own = version(env, &*component.environment)?;
+    anyhow::ensure!(
+        own == offer.version,
+        "it is another version here ({own}) than in the run ({}): its code, its data or the program differ",
+        offer.version
+    );
+    Ok(component)
+}

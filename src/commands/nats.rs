@@ -1,0 +1,128 @@
+//! `minds-actors nats`: whether a broker can carry jobs, and what an operator has to set up there.
+
+use super::print_line;
+use super::worker::broker_of;
+use crate::cli::NatsCommand;
+use crate::config::error::KeyProblem;
+use crate::config::file::NatsConfig;
+use crate::config::nats;
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use anyhow::{Context as _, anyhow};
+use minds_stages::remote::{Broker, BrokerError, StreamNames, StreamSettings, probe};
+use std::time::Duration;
+
+/// Longest wait for the broker.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Payload limit below which larger messages are usual, in bytes.
+const SMALL_PAYLOAD: usize = 256 << 10;
+
+/// Runs the command.
+///
+/// # Errors
+/// The broker is away or refuses something (3), or an argument is wrong (2).
+pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
+    let NatsCommand::Check { url, broker, replicas, max_bytes, dry_run, permissions } = command;
+    let given = NatsConfig { replicas: *replicas, max_bytes: *max_bytes, ..NatsConfig::default() };
+    let settings = nats::settings(&given)
+        .map_err(|KeyProblem { key, problem }| {
+            anyhow!("--{} {problem}", key.trim_start_matches("nats.").replace('_', "-"))
+        })
+        .or_exit(ProcessExit::Config)?;
+    if let Some(run) = permissions {
+        let names =
+            nats::names(broker.stream.as_deref()).map_err(|error| anyhow!("--stream {}", error.problem));
+        print_permissions(&names.or_exit(ProcessExit::Config)?, run);
+        return Ok(());
+    }
+    let (options, names) = broker_of(url.clone(), broker, "minds-actors nats check")?;
+    super::system().block_on(async {
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, Broker::connect(&options, names));
+        let broker = connecting
+            .await
+            .with_context(|| {
+                format!("{} did not answer in {} s", options.address(), CONNECT_TIMEOUT.as_secs())
+            })
+            .or_exit(ProcessExit::Unavailable)?
+            .or_exit(ProcessExit::Unavailable)?;
+        check(&broker, settings, *dry_run).await.or_exit(ProcessExit::Unavailable)
+    })
+}
+
+async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Result<(), BrokerError> {
+    let server = broker.client.server_info();
+    print_line!("broker       {}, nats-server {}", broker.address(), server.version);
+    let limit = server.max_payload;
+    let advice =
+        if limit < SMALL_PAYLOAD { "; larger jobs take the slower way through the object store" } else { "" };
+    print_line!("payload      up to {} KiB{advice}", limit >> 10);
+    let stream = match broker.stream().await {
+        Err(BrokerError::NoStream { .. }) if dry_run => {
+            print_line!("stream       {} does not exist; create it with:", broker.names.stream());
+            print_line!("{}", create_command(&broker.names, settings));
+            return Ok(());
+        }
+        Err(BrokerError::NoStream { .. }) => {
+            let made = broker.open_stream(settings).await?;
+            print_line!("stream       {} is created", broker.names.stream());
+            made
+        }
+        found => found?,
+    };
+    let info = stream.cached_info();
+    let most = info.config.max_bytes;
+    let most = if most > 0 { format!("{} MiB", most >> 20) } else { "no limit".into() };
+    print_line!(
+        "stream       {}: {} messages, {} KiB of {most}, {} copies",
+        info.config.name,
+        info.state.messages,
+        info.state.bytes >> 10,
+        info.config.num_replicas
+    );
+    if dry_run {
+        return Ok(());
+    }
+    probe(broker).await?;
+    print_line!("permissions  a job, its result and its acknowledgements pass");
+    Ok(())
+}
+
+/// The command of the NATS command line that creates the stream.
+fn create_command(names: &StreamNames, settings: StreamSettings) -> String {
+    format!(
+        "nats stream add {} --subjects '{}' --retention work --storage file --discard new --discard-per-subject \
+         --max-msgs-per-subject 1 --max-bytes {} --max-age {}s --replicas {} --defaults",
+        names.stream(),
+        names.stored().join(","),
+        settings.max_bytes,
+        settings.max_age.as_secs(),
+        settings.replicas
+    )
+}
+
+/// Prints users with the least permissions, in the form of the server's configuration.
+fn print_permissions(names: &StreamNames, run: &str) {
+    let stream = names.stream();
+    let bucket = names.bucket(run);
+    let any = names.job_consumer(run, "ENVIRONMENT");
+    print_line!("# The run. It makes its consumers and its object store, and takes its results.");
+    print_line!("{{ user: {run}, password: $RUN_PASSWORD, permissions: {{");
+    print_line!("  publish: [\"{stream}.job.{run}.>\", \"{stream}.run.{run}\", \"{stream}.cancel.{run}\",");
+    print_line!("    \"$JS.API.>\", \"$JS.ACK.>\", \"$O.{bucket}.>\", \"_INBOX.>\"],");
+    print_line!("  subscribe: [\"{stream}.ask.{run}\", \"{stream}.worker.{run}\", \"_INBOX.>\"] }} }}");
+    print_line!("# Its workers: one line with `{any}` for each environment, by its name.");
+    print_line!("{{ user: {run}-worker, password: $WORKER_PASSWORD, permissions: {{");
+    print_line!(
+        "  publish: [\"{stream}.result.{run}.*\", \"{stream}.dead.{run}.>\", \"{stream}.ask.{run}\","
+    );
+    print_line!("    \"{stream}.worker.{run}\", \"$JS.ACK.{stream}.{any}.>\",");
+    print_line!(
+        "    \"$JS.API.CONSUMER.INFO.{stream}.{any}\", \"$JS.API.CONSUMER.MSG.NEXT.{stream}.{any}\","
+    );
+    print_line!("    \"$JS.API.STREAM.INFO.OBJ_{bucket}\", \"$JS.API.CONSUMER.CREATE.OBJ_{bucket}.>\",");
+    print_line!("    \"$JS.API.CONSUMER.DELETE.OBJ_{bucket}.>\", \"$JS.API.STREAM.MSG.GET.OBJ_{bucket}\",");
+    print_line!(
+        "    \"$JS.API.DIRECT.GET.OBJ_{bucket}.>\", \"$JS.API.STREAM.PURGE.OBJ_{bucket}\", \"$O.{bucket}.>\"],"
+    );
+    print_line!("  subscribe: [\"{stream}.run.{run}\", \"{stream}.cancel.{run}\", \"_INBOX_{run}.>\"],");
+    print_line!("  allow_responses: true }} }}");
+}

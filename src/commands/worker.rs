@@ -1,0 +1,153 @@
+//! `minds-actors worker`: computes rewards and runs environments for runs on other machines.
+
+use super::signals::{SignalRequest, Signals};
+use super::{print_line, progress};
+use crate::assemble::WorkerLoader;
+use crate::cli::{BrokerArgs, VERSION, WorkerArgs};
+use crate::config::error::KeyProblem;
+use crate::config::file::NatsConfig;
+use crate::config::{ProcessVariables, nats};
+use crate::exit::{CommandError, OrExit, ProcessExit};
+use anyhow::{Context as _, anyhow};
+use minds_stages::remote::{
+    Broker, BrokerError, BrokerOptions, StreamNames, WorkerOptions, WorkerSummary, run_worker,
+};
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tracing::warn;
+
+/// Pause before a broker that is not there yet is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Threads beyond those that jobs may occupy, so that a worker shows signs of life while all of them compute.
+const SPARE_THREADS: usize = 2;
+/// Most threads for jobs.
+const MOST_THREADS: usize = 64;
+
+/// Runs the command.
+///
+/// # Errors
+/// See [`ProcessExit`].
+pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let concurrency = command.concurrency.unwrap_or(cores);
+    let name = command.name.clone().unwrap_or_else(own_name);
+    let (broker, names) = broker_of(command.nats.clone(), &command.broker, &name)?;
+    let (environments, paths) = environments(&command.env).or_exit(ProcessExit::Config)?;
+    let options = WorkerOptions {
+        name: name.clone(),
+        program: VERSION.into(),
+        concurrency,
+        environments,
+        run: command.run.clone(),
+        grace: Duration::from_secs(command.grace),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(concurrency.get().min(MOST_THREADS) + SPARE_THREADS)
+        .enable_all()
+        .build()
+        .context("failed to start the threads of the worker")
+        .or_exit(ProcessExit::Failed)?;
+    let summary = runtime.block_on(async {
+        let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
+        let (stop, stopped) = watch::channel(false);
+        let loader = Arc::new(WorkerLoader { paths, progress: progress::bars() });
+        let working = async {
+            let broker = connect(&broker, names).await?;
+            print_line!("worker       {name}, {concurrency} jobs at a time");
+            print_line!("broker       {}", broker.address());
+            Ok(run_worker(broker, loader, options, stopped).await)
+        };
+        tokio::pin!(working);
+        loop {
+            tokio::select! {
+                summary = &mut working => break summary,
+                request = signals.next() => if request == SignalRequest::Stop {
+                    if *stop.borrow() || stop.receiver_count() == 0 {
+                        break Ok(WorkerSummary::default()); // a second signal, or before there was a broker
+                    }
+                    stop.send_replace(true);
+                },
+            }
+        }
+    })?;
+    runtime.shutdown_background();
+    let WorkerSummary { done, handed_back } = summary;
+    print_line!("{done} jobs done, {handed_back} handed back");
+    Ok(())
+}
+
+/// Connects to the broker, however long it takes to start. What waiting does not mend ends the command.
+async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, CommandError> {
+    let mut told = false;
+    loop {
+        match Broker::connect(options, names.clone()).await {
+            Ok(broker) => return Ok(broker),
+            Err(error @ BrokerError::Connect { .. }) if !error.is_final() => {
+                if !std::mem::replace(&mut told, true) {
+                    warn!(%error, "waits for the broker");
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => return Err(error).or_exit(ProcessExit::Unavailable),
+        }
+    }
+}
+
+/// The broker that arguments and variables name, and the names on it.
+///
+/// # Errors
+/// There is none, or an argument is wrong.
+pub(super) fn broker_of(
+    url: Option<String>,
+    args: &BrokerArgs,
+    name: &str,
+) -> Result<(BrokerOptions, StreamNames), CommandError> {
+    let given = NatsConfig {
+        url,
+        credentials: args.credentials.clone(),
+        tls_ca: args.tls_ca.clone(),
+        tls_cert: args.tls_cert.clone(),
+        tls_key: args.tls_key.clone(),
+        ..NatsConfig::default()
+    };
+    let argument = |KeyProblem { key, problem }: KeyProblem| {
+        let flag = key.trim_start_matches("nats.").replace('_', "-");
+        let flag = if flag == "url" { "nats" } else { &flag };
+        anyhow!("--{flag} {problem}")
+    };
+    let broker = nats::broker(&given, name, &ProcessVariables::current());
+    let broker = broker.map_err(argument).or_exit(ProcessExit::Config)?;
+    let names = nats::names(args.stream.as_deref()).map_err(argument).or_exit(ProcessExit::Config)?;
+    Ok((broker, names))
+}
+
+/// Names of environments, and where their packages are.
+type NamesAndPaths = (Vec<String>, BTreeMap<String, PathBuf>);
+
+fn environments(written: &[String]) -> anyhow::Result<NamesAndPaths> {
+    let mut names = Vec::new();
+    let mut paths = BTreeMap::new();
+    for env in written {
+        let (name, path) = match env.split_once('=') {
+            Some((name, path)) => (name, Some(PathBuf::from(path))),
+            None => (env.as_str(), None),
+        };
+        names.push(name.to_owned());
+        if let Some(path) = path {
+            anyhow::ensure!(path.exists(), "--env {name}: there is no {}", path.display());
+            paths.insert(name.to_owned(), path);
+        }
+    }
+    Ok((names, paths))
+}
+
+/// The host and the process.
+fn own_name() -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().into_owned();
+    format!("{host}-{}-{:04x}", std::process::id(), rand::random::<u16>())
+}
