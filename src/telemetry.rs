@@ -15,7 +15,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Starts logging. A simulation's faults are counted, not logged. In JSON, a run's lines are log records too.
 pub fn init(cli: &Cli) {
-    let usual = if matches!(cli.command, Command::Simulate(_)) { "error" } else { "info,hf_hub=off" };
+    let usual =
+        if matches!(cli.command, Command::Simulate(_)) { "error" } else { "info,hf_hub=off,async_nats=warn" };
     let filter = EnvFilter::try_from_env("MINDS_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -1,12 +1,13 @@
 //! The result of a pass over data, and of one that was made in parts.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How far above 0 a logprob may lie: it is a difference of large numbers, and servers round.
 pub const LOGPROB_ROUNDING: f32 = 1e-3;
 
 /// Result of a forward or forward_backward pass.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForwardOutput {
     /// Logprob of each target under the weights at that moment, one vector per datum, as the service reports them.
     /// No logprob should exceed 0 by more than [`LOGPROB_ROUNDING`], but services do return such values.

@@ -140,7 +140,7 @@ pub trait SamplingBackend: Send + Sync {
 }
 
 /// Result of an optimizer step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OptimStep {
     /// Metrics that the service reports, by name, for example `grad_norm`.
     pub metrics: BTreeMap<String, f64>,

@@ -10,7 +10,8 @@ pub struct MetricSpec {
     pub name: &'static str,
     /// Help text, as Prometheus shows it.
     pub help: &'static str,
-    /// Names of its labels. Their values are bounded: environments of the config, and words of the program.
+    /// Names of its labels. Their values are bounded: environments of the config, workers that are there, and words of the
+    /// program.
     pub labels: &'static [&'static str],
     /// What can be done with its values.
     pub kind: MetricKind,
@@ -200,6 +201,46 @@ metrics! {
         PYTHON_PROCESS_ENDS: Counter, "minds_python_process_ends_total" ["environment"]
             "Processes of a Python environment that ended unexpectedly or did not start, and were replaced."
             "Grows: its code crashes or needs too much memory; the log has its last lines.";
+    }
+    "Workers" {
+        WORKERS: Gauge, "minds_workers" ["environment"]
+            "Workers that serve the environment now."
+            "Only with `scorer.transport = \"nats\"`, as all of this section. 0: its jobs wait; start a \
+             `minds-actors worker`, and see its log for why one that runs does not serve it.";
+        JOBS_QUEUED: Gauge, "minds_jobs_queued" []
+            "Jobs without a worker yet."
+            "Grows: more workers, or a higher `--concurrency`.";
+        JOBS_RUNNING: Gauge, "minds_jobs_running" []
+            "Jobs that a worker has begun.";
+        JOBS_DONE: Counter, "minds_jobs_done_total" []
+            "Jobs with a result.";
+        JOBS_TAKEN_UP: Counter, "minds_jobs_taken_up_total" []
+            "Jobs whose result came while the run was interrupted.";
+        JOB_REDELIVERIES: Counter, "minds_job_redeliveries_total" []
+            "Times that a job was handed out again."
+            "Grows: workers end, hang or lose the broker; `nats.ack_wait_s` is the time until then.";
+        JOB_RESULTS_DROPPED: Counter, "minds_job_results_dropped_total" ["why"]
+            "Results that were dropped: `late`, `duplicate` or `foreign`."
+            "`late`: the group had ended; `duplicate`: the job was handed out twice and done twice; \
+             `foreign`: of no job of this run.";
+        DEAD_LETTERS: Counter, "minds_dead_letters_total" []
+            "Jobs that no worker finished."
+            "Any: `minds-actors dead-letters list` has the causes.";
+        WORKER_JOBS: Counter, "minds_worker_jobs_total" ["worker"]
+            "Jobs of this run that the worker has done.";
+        WORKER_JOB_SECONDS: Counter, "minds_worker_job_seconds_total" ["worker"]
+            "Time that these took."
+            "Divided by the one above, the time of a job. Much more than others: a slow machine.";
+        WORKER_RUNNING: Gauge, "minds_worker_running" ["worker"]
+            "Jobs of this run in progress.";
+        WORKER_IDLE_RATIO: Gauge, "minds_worker_idle_ratio" ["worker"]
+            "Share of the worker's capacity that was idle since it started."
+            "Near 1 for all: there are more workers than the run needs.";
+        BROKER_CONNECTED: Gauge, "minds_broker_connected" []
+            "Whether there is a connection to the broker, 0 or 1."
+            "0: jobs and results wait; nothing is lost.";
+        BROKER_RECONNECTS: Counter, "minds_broker_reconnects_total" []
+            "Connections to the broker after the first.";
     }
     "Training" {
         TRAINER_TOKENS: Counter, "minds_trainer_tokens_total" []

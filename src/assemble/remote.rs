@@ -26,6 +26,9 @@ use std::time::Duration;
 /// Longest wait for the broker when a run starts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time between two looks for jobs that the broker has lost.
+const AUDIT_EVERY: Duration = Duration::from_secs(30);
+
 /// How a worker loads an environment: the smallest config that has it, and the context of the run's model in tokens.
 #[derive(Serialize, Deserialize)]
 struct OfferSpec {
@@ -70,6 +73,7 @@ pub async fn remote(
         ack_wait: nats.ack_wait,
         max_deliver: nats.max_deliver,
         max_ack_pending: plan.pipeline.scorers.get() as i64,
+        audit_every: AUDIT_EVERY,
         buffer_bytes: nats.buffer_bytes,
     };
     let starting = async {

@@ -8,22 +8,23 @@
 use super::broker::{Broker, BrokerError, PackedMessage, Published, StreamSettings, object_of};
 use super::early_results::EarlyResults;
 use super::message::{
-    Announcement, Answer, JobResult, Offer, Outcome, Query, Question, WorkerReport, decode, encode,
+    Announcement, Answer, Job, JobResult, Offer, Outcome, Query, Question, WorkerReport, decode, encode,
 };
 use super::settled_jobs::{SettledJobs, Settlement};
 use super::worker_table::{SeenWorker, WorkerTable};
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::message::Acker;
 use async_trait::async_trait;
-use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use std::collections::HashMap;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 /// Time between two announcements.
@@ -36,6 +37,8 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 const RESULT_ACK_WAIT: Duration = Duration::from_secs(3600);
 /// Time after which the broker forgets the consumers of a run that is gone.
 const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Time between two warnings that nobody serves an environment.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Questions of one job that wait for their turn.
 const QUESTIONS: usize = 256;
 
@@ -57,6 +60,8 @@ pub struct DispatcherOptions {
     pub max_deliver: u64,
     /// Most jobs of an environment that workers hold at a time.
     pub max_ack_pending: i64,
+    /// Age from which a job without a result is looked for on the broker, and time between two looks.
+    pub audit_every: Duration,
     /// Most bytes of jobs that wait to be stored by the broker.
     pub buffer_bytes: usize,
 }
@@ -70,6 +75,8 @@ pub struct JobCounts {
     pub running: u64,
     /// Jobs with a result.
     pub done: u64,
+    /// Jobs with a result that had come before they were handed out: the run was interrupted meanwhile.
+    pub taken_up: u64,
     /// Times that a job was handed out again.
     pub redelivered: u64,
     /// Results that came after nobody waited any more.
@@ -107,6 +114,7 @@ struct Shared {
     /// Whether the run ends and leaves its jobs for the time when it resumes.
     leaving: AtomicBool,
     done: AtomicU64,
+    taken_up: AtomicU64,
     redelivered: AtomicU64,
     late: AtomicU64,
     duplicate: AtomicU64,
@@ -127,6 +135,10 @@ struct Waiting {
     questions: mpsc::Sender<Asked>,
     /// The newest delivery that has made itself known; 0 for none.
     delivery: u64,
+    /// When it was handed out, or last found missing.
+    since: Instant,
+    /// Told when the broker has neither the job nor its result.
+    missing: Arc<Notify>,
 }
 
 /// A question with the place where its answer is awaited.
@@ -145,8 +157,6 @@ impl Dispatcher {
         options: DispatcherOptions,
         offers: Vec<Offer>,
     ) -> Result<Self, BrokerError> {
-        broker.open_stream(options.stream).await?;
-        broker.open_bucket(&options.run, options.stream).await?;
         let shared = Arc::new(Shared {
             buffer: Semaphore::new(options.buffer_bytes.min(Semaphore::MAX_PERMITS)),
             broker,
@@ -156,23 +166,25 @@ impl Dispatcher {
             workers: Mutex::default(),
             leaving: AtomicBool::new(false),
             done: AtomicU64::new(0),
+            taken_up: AtomicU64::new(0),
             redelivered: AtomicU64::new(0),
             late: AtomicU64::new(0),
             duplicate: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
             dead: AtomicU64::new(0),
         });
+        shared.open().await?;
         // Results that an earlier process of this run took and did not acknowledge are handed out again at once.
         let (names, run) = (&shared.broker.names, &shared.options.run);
         let consumer = names.result_consumer(run);
         let _ = shared.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
-        let results = shared.result_consumer().await?;
-        shared.make_job_consumers().await?;
+        let results = shared.make_consumers().await?;
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().take_results(results));
         tasks.spawn(shared.clone().take_questions());
         tasks.spawn(shared.clone().take_reports());
         tasks.spawn(shared.clone().announce());
+        tasks.spawn(shared.clone().audit());
         Ok(Self { shared, tasks: Arc::new(Mutex::new(tasks)) })
     }
 
@@ -195,13 +207,14 @@ impl Dispatcher {
     /// Numbers of the jobs.
     #[must_use]
     pub fn counts(&self) -> JobCounts {
-        let Shared { done, redelivered, late, duplicate, foreign, dead, .. } = &*self.shared;
+        let Shared { done, taken_up, redelivered, late, duplicate, foreign, dead, .. } = &*self.shared;
         let jobs = self.shared.jobs();
         let running = jobs.waiting.values().filter(|job| job.delivery > 0).count() as u64;
         JobCounts {
             queued: jobs.waiting.len() as u64 - running,
             running,
             done: done.load(Relaxed),
+            taken_up: taken_up.load(Relaxed),
             redelivered: redelivered.load(Relaxed),
             late: late.load(Relaxed),
             duplicate: duplicate.load(Relaxed),
@@ -216,73 +229,94 @@ impl Dispatcher {
         self.shared.workers().all()
     }
 
-    /// Hands out an encoded job, answers what its worker asks, and waits for the result. Dropping the future withdraws the job.
-    pub(super) async fn submit(
-        &self,
-        id: String,
-        environment: &str,
-        job: Vec<u8>,
-        answerer: &dyn Answerer,
-    ) -> JobResult {
+    /// Hands out a job, answers what its worker asks, and waits for the result. Dropping the future withdraws the job.
+    pub(super) async fn submit(&self, id: String, job: &Job<'_>, answerer: &dyn Answerer) -> JobResult {
         let shared = &self.shared;
         let (result, mut awaited) = oneshot::channel();
         let (questions, mut asked) = mpsc::channel(QUESTIONS);
-        let early = {
+        let missing = Arc::new(Notify::new());
+        let (id, early) = {
             let mut jobs = shared.jobs();
+            // The same job again: what is still under way of the earlier one must not be taken for it.
+            let id = match (0_u32..).map(|again| numbered(&id, again)).find(|id| jobs.is_free(id)) {
+                Some(id) => id,
+                None => id,
+            };
             let early = jobs.early.take(&id);
-            match early {
-                Some(early) => {
-                    jobs.settled.add(id.clone(), Settlement::Done);
-                    Some(early)
-                }
-                None => {
-                    jobs.settled.forget(&id);
-                    jobs.waiting.insert(id.clone(), Waiting { result, questions, delivery: 0 });
-                    None
-                }
+            if early.is_some() {
+                jobs.settled.add(id.clone(), Settlement::Done);
+            } else {
+                let waiting = Waiting {
+                    result,
+                    questions,
+                    delivery: 0,
+                    since: Instant::now(),
+                    missing: missing.clone(),
+                };
+                jobs.waiting.insert(id.clone(), waiting);
             }
+            (id, early)
         };
         if let Some((result, acker)) = early {
             debug!(job = id, "takes up a result that had come before");
             shared.acknowledge(&acker).await;
-            shared.done.fetch_add(1, Relaxed);
+            shared.taken_up.fetch_add(1, Relaxed);
+            shared.count(&result);
             return result;
         }
+        let environment = &*job.environment;
         let mut withdrawal =
             Withdrawal { shared: shared.clone(), job: Some((id.clone(), environment.to_owned())) };
-        let publishing = shared.publish(&id, environment, job);
-        tokio::pin!(publishing);
-        let mut stored_as = None;
+        let mut publishing = shared.publish(&id, job).boxed();
+        let mut is_published = false;
+        let mut has_object = false;
         // Questions that are being answered, with everybody who waits for the answer.
         let mut replies: HashMap<(u64, u64), Vec<async_nats::Subject>> = HashMap::new();
         let mut answers = FuturesUnordered::new();
+        // What must not be done twice is answered from here when it is asked again.
+        let mut trained: HashMap<(u64, u64), Answer> = HashMap::new();
         loop {
             tokio::select! {
                 biased;
                 result = &mut awaited => {
                     let Ok(result) = result else { unreachable!("the sender is dropped by this future alone") };
                     withdrawal.job = None;
-                    if stored_as == Some(StoredAs::Object) {
+                    if has_object {
                         shared.broker.discard_object(&shared.options.run, &id).await;
                     }
                     return result;
                 }
-                stored = &mut publishing, if stored_as.is_none() => stored_as = Some(stored),
+                is_object = &mut publishing, if !is_published => {
+                    is_published = true;
+                    has_object |= is_object;
+                }
+                () = missing.notified(), if is_published => {
+                    publishing = shared.publish(&id, job).boxed();
+                    is_published = false;
+                }
                 Some(Asked { question, reply }) = asked.recv() => {
                     let key = (question.delivery, question.number);
+                    if let Some(answer) = trained.get(&key) {
+                        shared.reply(&id, key, reply, answer).await;
+                        continue;
+                    }
+                    let trains = matches!(question.query, Query::Train(_));
                     match replies.entry(key) {
                         Entry::Occupied(mut waiting) => waiting.get_mut().push(reply),
                         Entry::Vacant(free) => {
                             free.insert(vec![reply]);
                             answers.push(async move {
-                                (key, answerer.answer(question.session, question.query).await)
+                                (key, trains, answerer.answer(question.session, question.query).await)
                             });
                         }
                     }
                 }
-                Some((key, answer)) = answers.next() => {
+                Some((key, trains, answer)) = answers.next() => {
                     for reply in replies.remove(&key).into_iter().flatten() {
                         shared.reply(&id, key, reply, &answer).await;
+                    }
+                    if trains {
+                        trained.insert(key, answer);
                     }
                 }
             }
@@ -303,11 +337,16 @@ impl Dispatcher {
     }
 }
 
-/// Where the body of a job lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StoredAs {
-    Message,
-    Object,
+/// The id of a job that is handed out once more in one process.
+fn numbered(id: &str, again: u32) -> String {
+    if again == 0 { id.to_owned() } else { format!("{id}-{again}") }
+}
+
+impl Jobs {
+    /// Whether this process has not handed out a job of this id.
+    fn is_free(&self, id: &str) -> bool {
+        !self.waiting.contains_key(id) && self.settled.get(id).is_none()
+    }
 }
 
 /// Withdraws a job that nobody waits for any more.
@@ -344,55 +383,66 @@ impl Shared {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn make_job_consumers(&self) -> Result<(), BrokerError> {
-        let names = &self.broker.names;
-        let run = &self.options.run;
-        for offer in &self.offers {
-            let name = names.job_consumer(run, &offer.name);
-            let config = pull::Config {
-                durable_name: Some(name.clone()),
-                filter_subject: names.jobs(run, &offer.name),
-                ack_policy: AckPolicy::Explicit,
-                ack_wait: self.options.ack_wait,
-                // A worker that is handed a job too often makes a dead letter of it: the broker would only forget it.
-                max_deliver: -1,
-                max_ack_pending: self.options.max_ack_pending,
-                inactive_threshold: INACTIVE,
-                ..pull::Config::default()
-            };
-            let made = self.broker.jetstream.create_consumer_on_stream(config, names.stream()).await;
-            made.map_err(|error| BrokerError::refused(format!("make the consumer `{name}`"), error))?;
-        }
+    /// Opens the stream and the object store, or makes them.
+    async fn open(&self) -> Result<(), BrokerError> {
+        self.broker.open_stream(self.options.stream).await?;
+        self.broker.open_bucket(&self.options.run, self.options.stream).await?;
         Ok(())
     }
 
-    async fn result_consumer(&self) -> Result<PullConsumer, BrokerError> {
+    /// Makes the consumers of jobs, and returns the one of results.
+    async fn make_consumers(&self) -> Result<PullConsumer, BrokerError> {
         let names = &self.broker.names;
-        let name = names.result_consumer(&self.options.run);
-        let config = pull::Config {
-            durable_name: Some(name.clone()),
-            filter_subject: names.results(&self.options.run),
-            ack_policy: AckPolicy::Explicit,
+        let run = &self.options.run;
+        for offer in &self.offers {
+            self.make_job_consumer(&offer.name).await?;
+        }
+        self.make_consumer(pull::Config {
+            durable_name: Some(names.result_consumer(run)),
+            filter_subject: names.results(run),
             ack_wait: RESULT_ACK_WAIT,
             max_ack_pending: -1,
-            inactive_threshold: INACTIVE,
             ..pull::Config::default()
-        };
-        let made = self.broker.jetstream.create_consumer_on_stream(config, names.stream()).await;
+        })
+        .await
+    }
+
+    async fn make_job_consumer(&self, environment: &str) -> Result<PullConsumer, BrokerError> {
+        let names = &self.broker.names;
+        let run = &self.options.run;
+        self.make_consumer(pull::Config {
+            durable_name: Some(names.job_consumer(run, environment)),
+            filter_subject: names.jobs(run, environment),
+            ack_wait: self.options.ack_wait,
+            // A worker that is handed a job too often makes a dead letter of it: the broker would only forget it.
+            max_deliver: -1,
+            max_ack_pending: self.options.max_ack_pending,
+            ..pull::Config::default()
+        })
+        .await
+    }
+
+    async fn make_consumer(&self, config: pull::Config) -> Result<PullConsumer, BrokerError> {
+        let name = config.durable_name.clone().unwrap_or_default();
+        let config = pull::Config { ack_policy: AckPolicy::Explicit, inactive_threshold: INACTIVE, ..config };
+        let stream = self.broker.names.stream();
+        let made = self.broker.jetstream.create_consumer_on_stream(config, stream).await;
         made.map_err(|error| BrokerError::refused(format!("make the consumer `{name}`"), error))
     }
 
-    /// Stores a job on the broker; jobs that wait for that take at most the bytes of the buffer.
-    async fn publish(&self, id: &str, environment: &str, job: Vec<u8>) -> StoredAs {
-        let bytes = job.len().min(self.options.buffer_bytes);
+    /// Stores a job on the broker; jobs that wait for that take at most the bytes of the buffer. Returns whether its body
+    /// is an object.
+    async fn publish(&self, id: &str, job: &Job<'_>) -> bool {
+        let encoded = encode(job);
+        let bytes = encoded.len().min(self.options.buffer_bytes);
         // The semaphore is never closed; without a permit the job is only not counted.
         let _room = self.buffer.acquire_many(u32::try_from(bytes).unwrap_or(u32::MAX)).await;
-        let message = self.pack_job(id, job.into()).await;
-        let subject = self.broker.names.job(&self.options.run, environment, id);
+        let message = self.pack_job(id, encoded.into()).await;
+        let subject = self.broker.names.job(&self.options.run, &job.environment, id);
         if self.broker.publish(&subject, &message).await == Published::Exists {
             debug!(job = id, "the job is queued already");
         }
-        if message.is_object() { StoredAs::Object } else { StoredAs::Message }
+        message.is_object()
     }
 
     /// Encodes a job, however long its large part takes to be stored.
@@ -414,8 +464,12 @@ impl Shared {
         let subject = names.cancellations(&self.options.run);
         // A worker that does not hear of it does work whose result is dropped as late.
         let _ = self.broker.client.publish(subject, id.to_owned().into()).await;
-        if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await {
-            let _ = stream.purge().filter(names.job(&self.options.run, environment, id)).await;
+        // Deleted and not purged: a purge of one subject makes older servers skip other messages of the consumer.
+        if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await
+            && let Ok(job) =
+                stream.get_last_raw_message_by_subject(&names.job(&self.options.run, environment, id)).await
+        {
+            let _ = stream.delete_message(job.sequence).await;
         }
     }
 
@@ -428,7 +482,7 @@ impl Shared {
             let _ = self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
         }
         if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await {
-            for subjects in [format!("{}.job.{run}.>", names.stream()), names.results(run)] {
+            for subjects in [names.all_jobs(run), names.results(run)] {
                 let _ = stream.purge().filter(subjects).await;
             }
         }
@@ -455,15 +509,16 @@ impl Shared {
             }
             consumer = loop {
                 tokio::time::sleep(REBUILD_PAUSE).await;
-                match self.result_consumer().await {
+                // A broker that lost its data lost all of these.
+                let made = async {
+                    self.open().await?;
+                    self.make_consumers().await
+                };
+                match made.await {
                     Ok(consumer) => break consumer,
-                    Err(error) => debug!(%error, "the consumer of results is not made yet"),
+                    Err(error) => debug!(%error, "the consumers are not made yet"),
                 }
             };
-            // A broker that lost its data lost these as well.
-            if let Err(error) = self.make_job_consumers().await {
-                warn!(%error, "workers may get no jobs");
-            }
             info!("takes results again");
         }
     }
@@ -472,25 +527,24 @@ impl Shared {
         let (message, acker) = message.split();
         let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
         let body = match self.broker.unpack(&self.options.run, &message).await {
-            Ok(body) => body,
-            Err(error) => {
-                // It is handed out again after a while, or its job is.
-                warn!(job = id, %error, "a result cannot be read");
-                return;
+            Ok(body) => Ok(body),
+            Err(error) if object_of(&message).is_some() && self.broker.state().is_connected() => {
+                Err(error.to_string())
             }
+            // The broker hands it out again when it is back.
+            Err(_) => return,
         };
-        let read = decode::<JobResult>(&body);
         if let Some(object) = object_of(&message) {
             self.broker.discard_object(&self.options.run, object).await;
         }
-        match read {
-            Ok(result) => self.settle(id, result, acker, body.len()).await,
-            Err(error) => {
-                warn!(job = id, %error, "drops a result");
-                self.foreign.fetch_add(1, Relaxed);
-                self.acknowledge(&acker).await;
-            }
-        }
+        let bytes = body.as_ref().map_or(0, bytes::Bytes::len);
+        let read = body.and_then(|body| decode::<JobResult>(&body).map_err(|error| error.to_string()));
+        let result = read.unwrap_or_else(|why| {
+            warn!(job = id, why, "a result cannot be read");
+            let outcome = Outcome::Dead(format!("its result cannot be read: {why}"));
+            JobResult { worker: String::new(), delivery: 0, took: Duration::ZERO, outcome }
+        });
+        self.settle(id, result, acker, bytes).await;
     }
 
     /// Hands a result to whoever waits for it.
@@ -629,6 +683,83 @@ impl Shared {
         }
     }
 
+    /// Looks again and again for jobs that are stuck: those that the broker does not have any more, because it lost data,
+    /// are handed out again, and a consumer that does not hand out what is there is made again.
+    async fn audit(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(self.options.audit_every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let is_old = |waiting: &Waiting| waiting.since.elapsed() >= self.options.audit_every;
+            let old: Vec<String> = {
+                let jobs = self.jobs();
+                jobs.waiting.iter().filter(|(_, waiting)| is_old(waiting)).map(|(id, _)| id.clone()).collect()
+            };
+            if old.is_empty() {
+                continue;
+            }
+            let Ok(stored) = self.stored().await else { continue };
+            self.hand_out_lost(old.iter().filter(|id| !stored.contains(*id)));
+            for offer in &self.offers {
+                if let Err(error) = self.wake_consumer(&offer.name).await {
+                    debug!(%error, environment = offer.name, "a consumer was not looked at");
+                }
+            }
+        }
+    }
+
+    /// Has jobs handed out again that the broker has lost.
+    fn hand_out_lost<'a>(&self, lost: impl Iterator<Item = &'a String>) {
+        let mut jobs = self.jobs();
+        for id in lost {
+            if let Some(waiting) = jobs.waiting.get_mut(id) {
+                warn!(job = id, "the broker has lost a job: it is handed out again");
+                waiting.since = Instant::now();
+                waiting.missing.notify_one();
+            }
+        }
+    }
+
+    /// Makes the consumer of an environment again if it has nothing to hand out and nothing handed out while there are
+    /// jobs, as happens after some failures of the broker (nats-server issues 4736 and 7680).
+    async fn wake_consumer(&self, environment: &str) -> Result<(), async_nats::Error> {
+        let names = &self.broker.names;
+        let run = &self.options.run;
+        let name = names.job_consumer(run, environment);
+        let stream = self.broker.jetstream.get_stream_no_info(names.stream()).await?;
+        let queued = async || -> Result<bool, async_nats::Error> {
+            let mut jobs = stream.info_with_subjects(names.jobs(run, environment)).await?;
+            Ok(jobs.try_next().await?.is_some())
+        };
+        if !queued().await? {
+            return Ok(());
+        }
+        let consumer = stream.consumer_info(&name).await?;
+        if consumer.num_pending > 0 || consumer.num_ack_pending > 0 || !queued().await? {
+            return Ok(());
+        }
+        warn!(environment, "the broker does not hand out jobs: their consumer is made again");
+        stream.delete_consumer(&name).await?;
+        self.make_job_consumer(environment).await?;
+        Ok(())
+    }
+
+    /// Ids of all jobs and results of this run that the broker has.
+    async fn stored(&self) -> Result<HashSet<String>, async_nats::Error> {
+        let names = &self.broker.names;
+        let run = &self.options.run;
+        let mut ids = HashSet::new();
+        // Jobs first: a job whose result comes meanwhile is in one of the two.
+        for filter in [names.all_jobs(run), names.results(run)] {
+            let stream = self.broker.jetstream.get_stream_no_info(names.stream()).await?;
+            let mut subjects = stream.info_with_subjects(&filter).await?;
+            while let Some((subject, _)) = subjects.try_next().await? {
+                ids.insert(subject.rsplit('.').next().unwrap_or_default().to_owned());
+            }
+        }
+        Ok(ids)
+    }
+
     /// Tells workers what there is to do, again and again.
     async fn announce(self: Arc<Self>) {
         let announcement = Announcement {
@@ -640,6 +771,7 @@ impl Shared {
         };
         let bytes: bytes::Bytes = encode(&announcement).into();
         let subject = self.broker.names.announcements(Some(&self.options.run));
+        let mut warned = Instant::now();
         let mut ticks = tokio::time::interval(ANNOUNCE_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -648,6 +780,26 @@ impl Shared {
                 debug!(%error, "the run was not announced");
             }
             self.workers().forget_silent();
+            if warned.elapsed() >= WARN_EVERY {
+                warned = Instant::now();
+                self.warn_of_idle_jobs();
+            }
+        }
+    }
+
+    /// Warns of environments whose jobs nobody takes.
+    fn warn_of_idle_jobs(&self) {
+        if self.jobs().waiting.is_empty() {
+            return;
+        }
+        let workers = self.workers().all();
+        let served = |name: &String| workers.iter().any(|worker| worker.report.serves.contains(name));
+        for name in self.offers.iter().map(|offer| &offer.name).filter(|name| !served(name)) {
+            warn!(
+                environment = name,
+                run = self.options.run,
+                "no worker serves an environment: its jobs wait"
+            );
         }
     }
 }

@@ -4,21 +4,23 @@
 //! is read in a completion stay in the run: they are cheap, or must come in one order.
 
 use super::dispatcher::{Answerer, Dispatcher};
-use super::message::{Answer, Job, JobResult, Outcome, Query, SessionStamp, Work, encode};
+use super::message::{
+    AdapterRequest, Answer, Job, JobResult, Outcome, Query, SampledWeights, SessionStamp, Work, encode,
+};
 use super::names::hash;
 use async_trait::async_trait;
 use futures::future::join_all;
 use minds_core::chat::Message;
 use minds_core::environment::{
-    Environment, EnvironmentReply, Item, Oracle, RolloutSession, ScoringContext, SelfDrivenEnvironment,
-    SessionError, SessionRollout,
+    AdapterLease, Environment, EnvironmentReply, Item, Oracle, RolloutSession, ScoringContext,
+    SelfDrivenEnvironment, SessionError, SessionRollout,
 };
 use minds_core::ids::RolloutId;
 use minds_core::reward::{RewardError, Score};
 use minds_core::service::{BackendError, SamplingBackend};
 use std::borrow::Cow;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An environment of a run whose jobs go to workers.
 pub struct RemoteEnvironment {
@@ -41,11 +43,11 @@ impl RemoteEnvironment {
         work: Work<'_>,
         answerer: &dyn Answerer,
     ) -> Outcome {
-        let job = encode(&Job { environment: Cow::Borrowed(&self.name), work });
-        let content = hash(&[self.dispatcher.salt().as_bytes(), self.name.as_bytes(), &job]);
+        let job = Job { environment: Cow::Borrowed(&self.name), work };
+        let content = hash(&[self.dispatcher.salt().as_bytes(), self.name.as_bytes(), &encode(&job)]);
         let RolloutId { group, member } = rollout;
         let id = format!("{}-{member}-{attempt}-{}", group.0, &content[..32]);
-        let JobResult { outcome, .. } = self.dispatcher.submit(id, &self.name, job, answerer).await;
+        let JobResult { outcome, .. } = self.dispatcher.submit(id, &job, answerer).await;
         outcome
     }
 }
@@ -87,7 +89,8 @@ impl Environment for RemoteEnvironment {
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let work = Work::Score { item: Cow::Borrowed(scene.item), rollout: Cow::Borrowed(scene.rollout) };
-        match self.submit(scene.rollout.id, 0, work, &RewardAnswerer(scene.oracle)).await {
+        let answerer = RewardAnswerer(RolloutAnswerer::new(scene.oracle, None));
+        match self.submit(scene.rollout.id, 0, work, &answerer).await {
             Outcome::Scored(score) => score,
             Outcome::Generated(_) => Err(wrong_kind()),
             Outcome::Dead(cause) => Err(dead(&cause)),
@@ -126,9 +129,11 @@ impl RemoteEnvironment {
         let stamps = sessions.iter().map(stamp).collect();
         let work = Work::Generate { item: Cow::Borrowed(item), sessions: stamps };
         let (rollout, attempt) = (first.rollout, first.attempt);
-        let answerer = SessionAnswerer(
-            sessions.iter().map(|session| (session.sampler.clone(), session.oracle.clone())).collect(),
-        );
+        let parts: Vec<_> =
+            sessions.iter().map(|session| (session.oracle.clone(), session.sampler.clone())).collect();
+        let answerers =
+            parts.iter().map(|(oracle, sampler)| RolloutAnswerer::new(&**oracle, Some(sampler.clone())));
+        let answerer = SessionAnswerer(answerers.collect());
         let outcome = self.submit(rollout, attempt, work, &answerer).await;
         let failed = |why: RewardError| Err::<SessionRollout, SessionError>(why.into());
         let results = match outcome {
@@ -150,33 +155,6 @@ fn dead(cause: &str) -> RewardError {
     RewardError::Environment(format!("no worker finished it: {cause}"))
 }
 
-fn unsupported() -> BackendError {
-    BackendError::Unsupported("a reward has no rollout to sample for".into())
-}
-
-/// What `oracle` answers to a query about the weights; `None` if it is none.
-async fn ask_oracle(oracle: &dyn Oracle, query: Query) -> Result<Answer, Query> {
-    Ok(match query {
-        Query::Wanted { .. } => Answer::Wanted(true),
-        Query::Logprobs(prefix, target) => Answer::Logprobs(oracle.logprobs(prefix, target).await),
-        Query::NextTokens(prefix, k) => Answer::NextTokens(oracle.next_tokens(prefix, k).await),
-        Query::LogprobDelta(text, prefix, target) => {
-            Answer::LogprobDelta(oracle.logprob_delta(text, prefix, target).await)
-        }
-        Query::Sample(request, Some(weights)) => Answer::Sampled(match oracle.frozen(weights).await {
-            Ok(sampler) => sampler.sample(request).await,
-            Err(error) => Err(without_weights(error)),
-        }),
-        Query::TokenLogprobs(tokens, Some(weights)) => {
-            Answer::TokenLogprobs(match oracle.frozen(weights).await {
-                Ok(sampler) => sampler.logprobs(tokens).await,
-                Err(error) => Err(without_weights(error)),
-            })
-        }
-        query @ (Query::Sample(_, None) | Query::TokenLogprobs(_, None)) => return Err(query),
-    })
-}
-
 fn without_weights(error: RewardError) -> BackendError {
     match error {
         RewardError::Service(why) => BackendError::Unavailable(why),
@@ -186,32 +164,114 @@ fn without_weights(error: RewardError) -> BackendError {
     }
 }
 
-/// Answers what a reward asks.
-struct RewardAnswerer<'a>(&'a dyn Oracle);
+/// Answers what a job asks about the model, with the sampler and the oracle of one rollout.
+struct RolloutAnswerer<'a> {
+    oracle: &'a dyn Oracle,
+    /// Samples for a self-driven environment; a reward has no rollout to sample for.
+    sampler: Option<Arc<dyn SamplingBackend>>,
+    adapter: Mutex<SessionAdapter>,
+}
 
-#[async_trait]
-impl Answerer for RewardAnswerer<'_> {
-    async fn answer(&self, _session: usize, query: Query) -> Answer {
-        match ask_oracle(self.0, query).await {
-            Ok(answer) => answer,
-            Err(Query::TokenLogprobs(..)) => Answer::TokenLogprobs(Err(unsupported())),
-            Err(_) => Answer::Sampled(Err(unsupported())),
+/// The adapter that a session has leased, and its exports.
+#[derive(Default)]
+struct SessionAdapter {
+    lease: Option<AdapterLease>,
+    exports: Vec<Arc<dyn SamplingBackend>>,
+}
+
+impl<'a> RolloutAnswerer<'a> {
+    fn new(oracle: &'a dyn Oracle, sampler: Option<Arc<dyn SamplingBackend>>) -> Self {
+        Self { oracle, sampler, adapter: Mutex::default() }
+    }
+
+    fn adapter(&self) -> MutexGuard<'_, SessionAdapter> {
+        self.adapter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn answer(&self, query: Query) -> Answer {
+        match query {
+            Query::Wanted { .. } => Answer::Wanted(true),
+            Query::Logprobs(prefix, target) => Answer::Logprobs(self.oracle.logprobs(prefix, target).await),
+            Query::NextTokens(prefix, k) => Answer::NextTokens(self.oracle.next_tokens(prefix, k).await),
+            Query::LogprobDelta(text, prefix, target) => {
+                Answer::LogprobDelta(self.oracle.logprob_delta(text, prefix, target).await)
+            }
+            Query::Sample(request, weights) => Answer::Sampled(match self.sampler(weights).await {
+                Ok(sampler) => sampler.sample(request).await,
+                Err(error) => Err(error),
+            }),
+            Query::TokenLogprobs(tokens, weights) => {
+                Answer::TokenLogprobs(match self.sampler(weights).await {
+                    Ok(sampler) => sampler.logprobs(tokens).await,
+                    Err(error) => Err(error),
+                })
+            }
+            Query::LeaseAdapter => Answer::Leased(self.oracle.lease_adapter().await.map(|lease| {
+                self.adapter().lease = Some(lease);
+            })),
+            Query::Train(request) => self.train(request).await,
+        }
+    }
+
+    async fn sampler(&self, weights: SampledWeights) -> Result<Arc<dyn SamplingBackend>, BackendError> {
+        let missing = |what: &str| BackendError::Unsupported(format!("there is no {what}"));
+        match weights {
+            SampledWeights::Policy => self.sampler.clone().ok_or_else(|| missing("rollout to sample for")),
+            SampledWeights::Frozen(weights) => self.oracle.frozen(weights).await.map_err(without_weights),
+            SampledWeights::Exported(number) => {
+                self.adapter().exports.get(number).cloned().ok_or_else(|| missing("such export"))
+            }
+        }
+    }
+
+    /// Submits a request to the adapter at once, and waits for its result.
+    async fn train(&self, request: AdapterRequest) -> Answer {
+        let training = self.adapter().lease.as_ref().map(|lease| lease.training.clone());
+        let missing = || BackendError::Unsupported("the job has leased no adapter".into());
+        match request {
+            AdapterRequest::Forward(data, loss) => Answer::Passed(match training {
+                Some(training) => training.forward(data, loss).await,
+                None => Err(missing()),
+            }),
+            AdapterRequest::ForwardBackward(data, loss) => Answer::Passed(match training {
+                Some(training) => training.forward_backward(data, loss).await,
+                None => Err(missing()),
+            }),
+            AdapterRequest::OptimStep(params) => Answer::Stepped(match training {
+                Some(training) => training.optim_step(params).await,
+                None => Err(missing()),
+            }),
+            AdapterRequest::Export => Answer::Exported(match training {
+                Some(training) => training.export_sampler(None).await.map(|export| {
+                    let exports = &mut self.adapter().exports;
+                    exports.push(export.sampler);
+                    exports.len() - 1
+                }),
+                None => Err(missing()),
+            }),
         }
     }
 }
 
-/// Answers what a self-driven environment asks: the sampler and the oracle of each session.
-struct SessionAnswerer(Vec<(Arc<dyn SamplingBackend>, Arc<dyn Oracle>)>);
+/// Answers what a reward asks.
+struct RewardAnswerer<'a>(RolloutAnswerer<'a>);
 
 #[async_trait]
-impl Answerer for SessionAnswerer {
+impl Answerer for RewardAnswerer<'_> {
+    async fn answer(&self, _session: usize, query: Query) -> Answer {
+        self.0.answer(query).await
+    }
+}
+
+/// Answers what a self-driven environment asks, by session.
+struct SessionAnswerer<'a>(Vec<RolloutAnswerer<'a>>);
+
+#[async_trait]
+impl Answerer for SessionAnswerer<'_> {
     async fn answer(&self, session: usize, query: Query) -> Answer {
-        let Some((sampler, oracle)) = self.0.get(session) else { return Answer::NotYours };
-        match ask_oracle(&**oracle, query).await {
-            Ok(answer) => answer,
-            Err(Query::TokenLogprobs(tokens, _)) => Answer::TokenLogprobs(sampler.logprobs(tokens).await),
-            Err(Query::Sample(request, _)) => Answer::Sampled(sampler.sample(request).await),
-            Err(_) => Answer::NotYours,
+        match self.0.get(session) {
+            Some(answerer) => answerer.answer(query).await,
+            None => Answer::NotYours,
         }
     }
 }

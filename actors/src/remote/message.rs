@@ -6,10 +6,12 @@
 use minds_core::datum::Datum;
 use minds_core::environment::{FrozenWeights, Item, LogprobDelta, SessionError, SessionRollout};
 use minds_core::ids::{PolicyVersion, RolloutId, Token};
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
 use minds_core::sampling::{SampleRequest, SampleResponse};
-use minds_core::service::BackendError;
+use minds_core::service::{BackendError, ForwardOutput, OptimStep};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -116,10 +118,38 @@ pub enum Query {
     NextTokens(Arc<[Token]>, usize),
     /// What a gradient step on a text would do to a target after a prefix.
     LogprobDelta(Datum, Arc<[Token]>, Arc<[Token]>),
-    /// Samples of the policy, or of weights that training never changes.
-    Sample(SampleRequest, Option<FrozenWeights>),
-    /// Logprob of each token under the policy, or under weights that training never changes.
-    TokenLogprobs(Arc<[Token]>, Option<FrozenWeights>),
+    /// Samples of these weights.
+    Sample(SampleRequest, SampledWeights),
+    /// Logprob of each token under these weights.
+    TokenLogprobs(Arc<[Token]>, SampledWeights),
+    /// An adapter for the session, until the job ends.
+    LeaseAdapter,
+    /// Something for the adapter of the session. Not to be done twice.
+    Train(AdapterRequest),
+}
+
+/// The weights that a question is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum SampledWeights {
+    /// Those of the rollout.
+    Policy,
+    /// Weights that training never changes.
+    Frozen(FrozenWeights),
+    /// An export of the session's adapter, by its number.
+    Exported(usize),
+}
+
+/// A request to a leased adapter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum AdapterRequest {
+    /// Losses without gradients.
+    Forward(Vec<Datum>, Loss),
+    /// Losses with gradients.
+    ForwardBackward(Vec<Datum>, Loss),
+    /// An optimizer step.
+    OptimStep(AdamParams),
+    /// A sampler of its weights.
+    Export,
 }
 
 /// Run → worker: the answer to a question.
@@ -137,6 +167,14 @@ pub enum Answer {
     Sampled(Result<SampleResponse, BackendError>),
     /// To [`Query::TokenLogprobs`].
     TokenLogprobs(Result<Vec<Option<f32>>, BackendError>),
+    /// To [`Query::LeaseAdapter`].
+    Leased(Result<(), RewardError>),
+    /// To both kinds of pass.
+    Passed(Result<ForwardOutput, BackendError>),
+    /// To [`AdapterRequest::OptimStep`].
+    Stepped(Result<OptimStep, BackendError>),
+    /// To [`AdapterRequest::Export`]: the number of the export.
+    Exported(Result<usize, BackendError>),
     /// The run does not wait for this job, or another delivery of it has taken over.
     NotYours,
 }
@@ -282,11 +320,10 @@ mod tests {
             assert!(matches!(answer, Answer::Logprobs(Err(same)) if same == why));
         }
         let request = SampleRequest::new([1, 2].into(), 3, SamplingParams::plain(4));
-        let query = Query::Sample(request.clone(), Some(FrozenWeights::Base));
-        let Query::Sample(same, Some(FrozenWeights::Base)) = decode(&encode(&query)).unwrap() else {
-            panic!()
-        };
-        assert_eq!(same, request);
+        let weights = SampledWeights::Frozen(FrozenWeights::Base);
+        let query = Query::Sample(request.clone(), weights.clone());
+        let Query::Sample(same, as_well) = decode(&encode(&query)).unwrap() else { panic!() };
+        assert_eq!((same, as_well), (request, weights));
     }
 
     #[test]

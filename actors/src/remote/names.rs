@@ -68,6 +68,12 @@ impl StreamNames {
         self.job(run, environment, "*")
     }
 
+    /// Subjects of all jobs of a run.
+    #[must_use]
+    pub fn all_jobs(&self, run: &str) -> String {
+        format!("{}.job.{run}.>", self.stream)
+    }
+
     /// Subjects of all results of a run.
     #[must_use]
     pub fn results(&self, run: &str) -> String {

@@ -4,19 +4,24 @@
 //! A question is sent again until it is answered: the run knows its number and answers it once.
 
 use super::broker::Broker;
-use super::message::{Answer, Query, Question, decode, encode};
+use super::message::{AdapterRequest, Answer, Query, Question, SampledWeights, decode, encode};
 use async_nats::RequestErrorKind;
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use minds_core::datum::Datum;
-use minds_core::environment::{FrozenWeights, LogprobDelta, Oracle};
+use minds_core::environment::{AdapterLease, FrozenWeights, LogprobDelta, Oracle};
 use minds_core::ids::Token;
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
 use minds_core::reward::RewardError;
 use minds_core::sampling::{SampleRequest, SampleResponse};
-use minds_core::service::{BackendError, SamplingBackend};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -160,17 +165,123 @@ impl Oracle for RemoteOracle {
         }
     }
 
+    async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
+        match self.questions.ask(self.session, Query::LeaseAdapter).await {
+            Answer::Leased(leased) => leased?,
+            _ => return unexpected(),
+        }
+        let (requests, queue) = mpsc::unbounded_channel();
+        tokio::spawn(send_in_order(self.questions.clone(), self.session, queue));
+        let training = RemoteAdapter { requests, questions: self.questions.clone(), session: self.session };
+        // The run takes the adapter back when the job ends.
+        Ok(AdapterLease { training: Arc::new(training), guard: Box::new(()) })
+    }
+
     async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
         let questions = self.questions.clone();
-        Ok(Arc::new(RemoteSampler { questions, session: self.session, weights: Some(weights) }))
+        let weights = SampledWeights::Frozen(weights);
+        Ok(Arc::new(RemoteSampler { questions, session: self.session, weights }))
     }
 }
 
-/// Samples from the weights of a rollout, or from weights that training never changes, through the run.
+/// A request to an adapter, and where its answer goes.
+type QueuedRequest = (AdapterRequest, oneshot::Sender<Answer>);
+
+/// Sends the requests to an adapter one after the other, whether or not anybody waits for their answers.
+async fn send_in_order(
+    questions: Arc<JobQuestions>,
+    session: usize,
+    mut queue: mpsc::UnboundedReceiver<QueuedRequest>,
+) {
+    while let Some((request, answered)) = queue.recv().await {
+        // The caller may have dropped its future.
+        drop(answered.send(questions.ask(session, Query::Train(request)).await));
+    }
+}
+
+/// The adapter of a session, which the run has leased.
+struct RemoteAdapter {
+    requests: mpsc::UnboundedSender<QueuedRequest>,
+    questions: Arc<JobQuestions>,
+    session: usize,
+}
+
+impl RemoteAdapter {
+    /// Queues a request at once; `read` takes its result out of the answer.
+    fn request<T: Send + 'static>(
+        &self,
+        request: AdapterRequest,
+        read: impl FnOnce(Answer) -> Option<Result<T, BackendError>> + Send + 'static,
+    ) -> Pending<T> {
+        let (answered, answer) = oneshot::channel();
+        // The queue ends with the job, and then nobody waits.
+        drop(self.requests.send((request, answered)));
+        async move {
+            let answer = answer.await.map_err(|_| BackendError::Lost("its job has ended".into()))?;
+            read(answer)
+                .unwrap_or_else(|| Err(BackendError::Unavailable("the run answered something else".into())))
+        }
+        .boxed()
+    }
+
+    fn pass(&self, request: AdapterRequest) -> Pending<ForwardOutput> {
+        self.request(request, |answer| match answer {
+            Answer::Passed(passed) => Some(passed),
+            _ => None,
+        })
+    }
+}
+
+fn unsupported<T: Send + 'static>(what: &str) -> Pending<T> {
+    let error = BackendError::Unsupported(format!("{what} a leased adapter from a worker"));
+    std::future::ready(Err(error)).boxed()
+}
+
+impl TrainingBackend for RemoteAdapter {
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.pass(AdapterRequest::Forward(data, loss))
+    }
+
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.pass(AdapterRequest::ForwardBackward(data, loss))
+    }
+
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
+        self.request(AdapterRequest::OptimStep(params), |answer| match answer {
+            Answer::Stepped(stepped) => Some(stepped),
+            _ => None,
+        })
+    }
+
+    fn save_state(&self, _name: &str) -> Pending<String> {
+        unsupported("saving")
+    }
+
+    fn load_state(&self, _path: &str, _with_optimizer: bool) -> Pending<()> {
+        unsupported("loading")
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        if name.is_some() {
+            return unsupported("naming an export of");
+        }
+        let questions = self.questions.clone();
+        let session = self.session;
+        self.request(AdapterRequest::Export, move |answer| match answer {
+            Answer::Exported(exported) => Some(exported.map(|number| {
+                let weights = SampledWeights::Exported(number);
+                Export { sampler: Arc::new(RemoteSampler { questions, session, weights }), path: None }
+            })),
+            _ => None,
+        })
+    }
+}
+
+/// Samples from weights of the run.
 pub(super) struct RemoteSampler {
     pub(super) questions: Arc<JobQuestions>,
     pub(super) session: usize,
-    pub(super) weights: Option<FrozenWeights>,
+    pub(super) weights: SampledWeights,
 }
 
 #[async_trait]

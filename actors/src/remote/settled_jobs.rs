@@ -38,13 +38,6 @@ impl SettledJobs {
             }
         }
     }
-
-    /// A job of this id is handed out again.
-    pub(super) fn forget(&mut self, id: &str) {
-        if self.ends.remove(id).is_some() {
-            self.order.retain(|other| other != id);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -60,7 +53,6 @@ mod tests {
         settled.add("1".into(), Settlement::Withdrawn);
         assert_eq!(settled.get("0"), None);
         assert_eq!(settled.get("1"), Some(Settlement::Withdrawn));
-        settled.forget("1");
-        assert_eq!((settled.get("1"), settled.order.len()), (None, REMEMBERED - 1));
+        assert_eq!(settled.order.len(), REMEMBERED);
     }
 }

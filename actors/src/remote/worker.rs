@@ -7,7 +7,8 @@
 use super::broker::{Broker, object_of};
 use super::dead_letters::{self, DeadLetter};
 use super::message::{
-    Announcement, Job, JobResult, Offer, Outcome, SessionStamp, Work, WorkerReport, decode, encode,
+    Announcement, Job, JobResult, Offer, Outcome, SampledWeights, SessionStamp, Work, WorkerReport, decode,
+    encode,
 };
 use super::questions::{JobQuestions, RemoteOracle, RemoteSampler};
 use crate::generate::RolloutGenerator;
@@ -347,6 +348,7 @@ impl Worker {
         let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
         let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
         let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
+        debug!(job = id, delivery, environment = served.component.name, "begins a job");
         if delivery == 1 {
             questions.tell_begun(&self.options.name).await;
         } else if questions.is_wanted(&self.options.name).await == Some(false) {
@@ -565,7 +567,8 @@ async fn generate(
         return vec![Err(why.into()); stamps.len()];
     };
     let open = |(session, stamp): (usize, &SessionStamp)| {
-        let sampler = RemoteSampler { questions: questions.clone(), session, weights: None };
+        let sampler =
+            RemoteSampler { questions: questions.clone(), session, weights: SampledWeights::Policy };
         let oracle = RemoteOracle { questions: questions.clone(), session };
         let (finished, result) = oneshot::channel();
         // The receiver is gone if the job was withdrawn.

@@ -57,10 +57,15 @@ impl WorkerTable {
 
     /// Counts a result.
     pub(super) fn done(&mut self, worker: &str, took: Duration) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.results += 1;
-            worker.took += took;
-        }
+        // A result may be faster than the first report.
+        let worker = self.workers.entry(worker.to_owned()).or_insert_with(|| SeenWorker {
+            report: WorkerReport { worker: worker.to_owned(), ..WorkerReport::default() },
+            results: 0,
+            took: Duration::ZERO,
+            seen: Instant::now(),
+        });
+        worker.results += 1;
+        worker.took += took;
     }
 
     /// Forgets workers that have gone.
@@ -87,7 +92,7 @@ mod tests {
         table.report(report("a"));
         table.report(report("b"));
         table.done("a", Duration::from_secs(2));
-        table.done("stranger", Duration::from_secs(2));
+        table.done("c", Duration::from_secs(2));
         advance(SILENT - Duration::from_secs(1)).await;
         table.report(report("a"));
         advance(Duration::from_secs(1)).await;

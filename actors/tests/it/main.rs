@@ -1,4 +1,5 @@
-//! The pipeline against a scripted service and environment, in virtual time on one thread.
+//! The pipeline against a scripted service and environment, in virtual time on one thread; and, in `remote`, workers
+//! behind a NATS server of its own, in real time.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod chaos;
@@ -12,6 +13,7 @@ mod kills;
 mod meters;
 mod outages;
 mod pace;
+mod remote;
 mod reports;
 mod scoring;
 mod sessions;
