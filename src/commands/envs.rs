@@ -1,6 +1,6 @@
 //! `minds-actors envs`: lists environments, shows their prompts, and scores completions.
 
-use super::{print_line, progress};
+use super::print_line;
 use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli::{EnvArgs, EnvsCommand};
 use crate::config::{RunPlan, file, overrides};
@@ -275,7 +275,7 @@ fn score(
 ) -> Result<CompletionScore, CommandError> {
     // Shadow adapters are saved here while they measure.
     let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
-    let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
+    let ready = assemble::service(plan, Some(scratch.path().to_owned()))?;
     let environment = match native {
         Some(environment) => environment,
         None => assemble::components(plan, &ready)?.remove(0).environment,

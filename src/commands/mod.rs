@@ -5,7 +5,6 @@ pub mod doctor;
 pub mod envs;
 pub mod eval;
 pub mod models;
-pub mod progress;
 pub mod report;
 mod resume;
 pub mod run;
