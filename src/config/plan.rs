@@ -18,9 +18,8 @@ use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::sampling::SamplingParams;
-use minds_environments::registry;
+use minds_environments::native::{self, is_path};
 use minds_environments::render;
-use minds_environments::worker::is_path;
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::pipeline::PipelineOptions;
 use minds_stages::policy::QueryLimits;
@@ -300,7 +299,7 @@ impl RunPlan {
     /// Ids that look like folders of packages, and are native environments because the folders are not there.
     fn hidden_packages(&self) -> impl Iterator<Item = String> {
         let ids = self.envs.iter().map(|env| (&env.name, &env.options.id));
-        ids.filter(|(_, id)| is_path(id) && registry::is_native(id)).map(|(name, id)| {
+        ids.filter(|(_, id)| is_path(id) && native::is_native(id)).map(|(name, id)| {
             let here = std::env::current_dir().unwrap_or_default();
             let here = here.display();
             format!(

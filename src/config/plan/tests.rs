@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::service::HOSTED_URL;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_environments::worker::PythonOptions;
 use minds_tinker::client::Secret;
 use std::num::NonZeroU64;
@@ -352,8 +352,8 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
             let plan = plan(&text, &[], &[]).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
             assert_eq!(plan.warnings, [""; 0], "{}", config.display());
             for PythonOptions { id, args, seed, .. } in plan.envs.iter().map(|env| &env.options) {
-                if registry::is_native(id) {
-                    registry::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+                if native::is_native(id) {
+                    native::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
                 } else {
                     assert!(Path::new(id).is_dir(), "{}: there is no {id}", config.display());
                 }
