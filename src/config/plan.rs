@@ -94,7 +94,9 @@ impl RunPlan {
     /// See [`ConfigError`].
     pub fn load(command: &cli::RunArgs, variables: &ProcessVariables) -> Result<Self, ConfigError> {
         let (file, locations) = layers::read(command, variables)?;
-        Self::decide(file, locations, &command.config, variables)
+        let mut plan = Self::decide(file, locations, &command.config, variables)?;
+        plan.warnings.extend(variables.without_effect(&plan.named_variables()));
+        Ok(plan)
     }
 
     /// The plan of the smallest config that names this environment and this model, on the embedded engine.
@@ -267,6 +269,13 @@ impl RunPlan {
         ];
         let true_ones = general.into_iter().filter_map(|(holds, warning)| holds.then_some(warning));
         true_ones.chain(self.other_defaults()).chain(self.hidden_packages()).collect()
+    }
+
+    /// The environment variables that the config names.
+    fn named_variables(&self) -> Vec<&str> {
+        let ConfigFile { tinker, metrics, .. } = &self.resolved;
+        let passed = self.envs.iter().flat_map(|env| &env.options.pass_env);
+        tinker.api_key_env.iter().chain(&metrics.token_env).chain(passed).map(String::as_str).collect()
     }
 
     /// Missing keys whose default differs in the original harness, if the config looks like one for it: it names packages
