@@ -217,7 +217,7 @@ pub enum EnvsCommand {
         /// The completion: the text itself, `@FILE` for the text of a file, `-` for standard input.
         #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
         completion: String,
-        /// The model that answers logprob queries.
+        /// The model that answers logprob queries; not fetched for a reward that makes none.
         #[arg(long, value_name = "MODEL", default_value = "HuggingFaceTB/SmolLM2-135M-Instruct")]
         model: String,
         /// Renderer of conversations; else the one that belongs to the model.

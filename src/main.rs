@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod dashboard;
 mod exit;
+mod progress;
 mod report;
 mod run_folder;
 mod simulate;

@@ -10,7 +10,7 @@ use crate::chat::{Message, Renderer, Role};
 use crate::datum::Datum;
 use crate::ids::{PolicyVersion, RolloutId, Token};
 pub use crate::item::Item;
-use crate::reward::{Metrics, Reward, RewardError, Score};
+use crate::reward::{RewardError, Score};
 use crate::rollout::{Rollout, Turn};
 use crate::service::{SamplingBackend, TrainingBackend};
 use async_trait::async_trait;
@@ -175,47 +175,6 @@ impl ScoringContext<'_> {
     }
 }
 
-/// One weighted part of a [`Rubric`].
-#[async_trait]
-pub trait Criterion: Send + Sync {
-    /// Its name in the metrics.
-    fn name(&self) -> &str;
-
-    /// Its value for one rollout.
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError>;
-}
-
-/// A reward that is a weighted sum of criteria.
-#[derive(Clone, Default)]
-pub struct Rubric {
-    parts: Vec<(f64, Arc<dyn Criterion>)>,
-}
-
-impl Rubric {
-    /// Adds a criterion with its weight in the sum.
-    #[must_use]
-    pub fn with(mut self, weight: f64, criterion: impl Criterion + 'static) -> Self {
-        self.parts.push((weight, Arc::new(criterion)));
-        self
-    }
-
-    /// The weighted sum; each criterion's value is a metric under its name. One criterion that fails makes the whole
-    /// reward fail.
-    ///
-    /// # Errors
-    /// The first criterion that failed, or a sum that is not finite.
-    pub async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
-        let mut metrics = Metrics::new();
-        let mut sum = 0.0;
-        for (weight, criterion) in &self.parts {
-            let value = criterion.value(scene).await?;
-            sum += weight * value;
-            metrics.insert(criterion.name().into(), value);
-        }
-        Ok(Score { reward: Reward::new(sum as f32)?, metrics })
-    }
-}
-
 /// A task with its rewards.
 ///
 /// ```
@@ -278,10 +237,10 @@ pub trait Environment: Send + Sync {
         false
     }
 
-    /// What the reward reads in a complete completion, for debugging; `None` where it is not valid. An environment that
-    /// uses only the whole text has nothing to report, as this default does.
-    fn parse(&self, _item: &Item, _answer: &str) -> Option<serde_json::Value> {
-        None
+    /// What the reward reads in a complete completion, for debugging; `None` where it is not valid. This default is for
+    /// rewards that read the whole text.
+    fn parse(&self, _item: &Item, answer: &str) -> Option<serde_json::Value> {
+        Some(answer.into())
     }
 
     /// What its rewards have learnt so far, for a checkpoint. Most environments never change and have nothing to

@@ -6,6 +6,7 @@ use thiserror::Error;
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019) and an optional clip of the global gradient norm.
 /// Defaults are those of the Tinker API.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AdamParams {
     /// Learning rate of the step.
     pub learning_rate: f64,

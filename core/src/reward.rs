@@ -1,27 +1,30 @@
-//! Rewards: a finite number, or the error that explains why there is none. A failure never becomes a number.
+//! Rewards: a number within bounds, or the error that explains why there is none. A failure never becomes a number.
 
 use crate::service::BackendError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// A reward that is guaranteed to be finite.
+/// A reward that is guaranteed to lie within ±[`Reward::MOST`].
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct Reward(f32);
 
-/// A reward that is NaN or infinite.
+/// A reward that is NaN, infinite or too large.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
-#[error("the reward is {0}, it must be finite")]
-pub struct RewardNotFinite(pub f32);
+#[error("{0:?} does not lie between -1e9 and 1e9")]
+pub struct RewardOutOfRange(pub f32);
 
 impl Reward {
-    /// Takes a finite number.
+    /// Largest reward. Sums of squares of larger ones could overflow in training, which could not name the environment.
+    pub const MOST: f32 = 1e9;
+
+    /// Takes a number within the bounds.
     ///
     /// # Errors
-    /// Gives back what is NaN or infinite.
-    pub fn new(value: f32) -> Result<Self, RewardNotFinite> {
-        if value.is_finite() { Ok(Self(value)) } else { Err(RewardNotFinite(value)) }
+    /// Gives back what is NaN, infinite or too large.
+    pub fn new(value: f32) -> Result<Self, RewardOutOfRange> {
+        if value.abs() <= Self::MOST { Ok(Self(value)) } else { Err(RewardOutOfRange(value)) }
     }
 
     /// The reward as a number.
@@ -32,8 +35,8 @@ impl Reward {
 }
 
 impl TryFrom<f32> for Reward {
-    type Error = RewardNotFinite;
-    fn try_from(value: f32) -> Result<Self, RewardNotFinite> {
+    type Error = RewardOutOfRange;
+    fn try_from(value: f32) -> Result<Self, RewardOutOfRange> {
         Self::new(value)
     }
 }
@@ -94,8 +97,8 @@ pub enum RewardError {
     /// The step's logprob queries were used up, and the next step did not come in time.
     #[error("the {0} logprob queries of this step are used up (`scorer.queries_per_step`)")]
     Budget(u64),
-    /// The reward came out NaN or infinite.
-    #[error("the reward is not finite: {0}")]
+    /// The reward came out NaN, infinite or too large.
+    #[error("the reward is not valid: {0}")]
     NotFinite(String),
 }
 
@@ -133,7 +136,7 @@ impl RewardError {
         }
     }
 
-    /// Whether the environment's own code failed, or returned a non-finite reward.
+    /// Whether the environment's own code failed, or returned an invalid reward.
     #[must_use]
     pub fn is_environment_fault(&self) -> bool {
         matches!(self, Self::Environment(_) | Self::NotFinite(_))
@@ -159,15 +162,28 @@ impl From<BackendError> for RewardError {
     }
 }
 
-impl From<RewardNotFinite> for RewardError {
-    fn from(error: RewardNotFinite) -> Self {
-        Self::NotFinite(error.0.to_string())
+impl From<RewardOutOfRange> for RewardError {
+    fn from(error: RewardOutOfRange) -> Self {
+        Self::NotFinite(error.to_string())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_training_cannot_bear_is_refused() {
+        for fine in [0.0, -0.5, Reward::MOST, -Reward::MOST] {
+            assert_eq!(Reward::new(fine).map(Reward::get), Ok(fine));
+        }
+        for wrong in [1e30, -1e30, f32::INFINITY, f32::NAN] {
+            let told = RewardError::from(Reward::new(wrong).unwrap_err());
+            assert!(told.is_environment_fault(), "{told}");
+            let expected = format!("the reward is not valid: {wrong:?} does not lie between -1e9 and 1e9");
+            assert_eq!(told.to_string(), expected);
+        }
+    }
 
     #[test]
     fn every_cause_is_a_known_label() {

@@ -9,8 +9,10 @@ mod training;
 
 pub use training::EmbeddedTraining;
 
+use crate::adapter::Adapter;
 use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::model::Model;
+use crate::optim::AdamState;
 use crate::runtime::{AdapterSnapshot, Engine, EngineOptions, EngineStartError, EngineStats};
 use crate::train::LogprobRows;
 use adapter_store::AdapterStore;
@@ -98,7 +100,11 @@ impl EmbeddedService {
     ) -> Result<EmbeddedTraining, BackendError> {
         spec.check().map_err(|e| BackendError::Rejected(e.to_string()))?;
         let run = self.run(run)?;
-        EmbeddedTraining::create(self.engine.clone(), self.adapter_store.clone(), run, spec, rows).await
+        let model = self.engine.model().clone();
+        let make = move |_: &mut _| Adapter::new(model.architecture(), &spec).map_err(training::refused);
+        let adapter = self.engine.train(make).await?;
+        let optimizer = AdamState::new(&adapter);
+        Ok(EmbeddedTraining::new(self, run, adapter, optimizer, rows))
     }
 
     /// Creates an adapter that resumes from saved weights, with the spec they were saved with.
@@ -117,14 +123,7 @@ impl EmbeddedService {
         let load = move |_: &mut _| adapter_store.load_training(&address, with_optimizer);
         let (adapter, optimizer) = self.engine.train(load).await?;
         let run = self.run(run)?;
-        Ok(EmbeddedTraining::of(
-            self.engine.clone(),
-            self.adapter_store.clone(),
-            run,
-            adapter,
-            optimizer,
-            rows,
-        ))
+        Ok(EmbeddedTraining::new(self, run, adapter, optimizer, rows))
     }
 
     fn run(&self, run: Option<&str>) -> Result<String, BackendError> {

@@ -5,7 +5,6 @@
 //! bits as over one, because keys stand on an absolute grid of 32 positions.
 
 use crate::kernel::{AlignedVec, WIDTH};
-use crate::model::Model;
 use crate::real::Real;
 use minds_core::architecture::Architecture;
 use std::ops::Range;
@@ -208,15 +207,11 @@ pub struct KvCache<T> {
 }
 
 impl<T: Real> KvCache<T> {
-    /// Creates an empty sequence without a parent.
+    /// An empty sequence of a model of this shape, without a parent.
     #[must_use]
-    pub fn root(model: &Model<T>) -> Self {
-        let arch = model.architecture();
-        Self {
-            parent: None,
-            start: 0,
-            layers: (0..arch.layers).map(|_| KvSegment::new(AttentionShape::new(arch), 0)).collect(),
-        }
+    pub fn root(arch: &Architecture) -> Self {
+        let layers = (0..arch.layers).map(|_| KvSegment::new(AttentionShape::new(arch), 0)).collect();
+        Self { parent: None, start: 0, layers }
     }
 
     /// Continues after all positions of `parent`, which it keeps alive.

@@ -2,11 +2,36 @@
 //!
 //! No code in the engine depends on which of the two it uses; the differences are collected here.
 
-use crate::kernel::gemm::MatrixProduct;
+use gemm_common::Parallelism;
 use pulp::Simd;
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
+
+/// A product `c = alpha * c + beta * a · b` of column-major matrices: rows, columns, inner length; then `c` with the
+/// strides of its columns and rows and whether it is read; `a` and `b` with theirs; `alpha`, `beta`; three flags for
+/// complex numbers.
+pub type MatrixProduct<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
 /// A floating-point type together with the few vector operations that the micro-kernel needs.
 pub trait Real:

@@ -95,6 +95,33 @@ impl Arg {
     }
 }
 
+/// Declares the options of an environment as a type, and beside it the table `ARGS` of its arguments: of each its name,
+/// its type, what it accepts, and what it does. `only with` names an argument and the value, as a word, without which it
+/// has no effect.
+macro_rules! arguments {
+    ($options:ident {
+        $( $name:ident: $type:ty = $kind:expr, $(only with $other:ident = $word:literal,)? $about:literal; )+
+    }) => {
+        #[derive(Debug, serde::Deserialize)]
+        struct $options {
+            $( $name: $type, )+
+        }
+
+        const ARGS: &[$crate::args::Arg] = {
+            use $crate::args::ArgKind::*;
+            &[$( $crate::args::Arg {
+                name: stringify!($name),
+                kind: $kind,
+                only_with: $crate::args::arguments!(@only $($other $word)?),
+                about: $about,
+            } ),+]
+        };
+    };
+    (@only) => { None };
+    (@only $other:ident $word:literal) => { Some((stringify!($other), $word)) };
+}
+pub(crate) use arguments;
+
 /// The arguments as given, completed with defaults.
 ///
 /// # Errors

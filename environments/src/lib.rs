@@ -1,6 +1,6 @@
 //! Environments, chat renderers and the registry.
 //!
-//! An environment is loaded by its id with [`registry::load`] and shared as an immutable value; a renderer by its name
+//! An environment is loaded by its id with [`native::load`] and shared as an immutable value; a renderer by its name
 //! with [`render::renderer`]. Both answer a wrong name or argument with an error that says what would be right. The
 //! native ones wait for nothing but the [`Oracle`](minds_core::environment::Oracle) that a reward asks; those that are
 //! Python packages ([`worker`]) have processes and threads of their own.
@@ -9,7 +9,6 @@ pub mod args;
 pub mod error;
 pub mod native;
 pub mod parse;
-pub mod registry;
 pub mod render;
 pub mod worker;
 

@@ -5,15 +5,14 @@
 use crate::error::ModelError;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// An open file whose reads are checked against its length.
 #[derive(Debug)]
 pub(crate) struct BoundedFile {
     path: PathBuf,
-    file: Mutex<File>,
+    file: File,
     len: u64,
 }
 
@@ -22,7 +21,7 @@ impl BoundedFile {
         let io = |e| ModelError::io("open", path, e);
         let file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file), len })
+        Ok(Self { path: path.to_owned(), file, len })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -43,10 +42,8 @@ impl BoundedFile {
             ));
         };
         let mut buffer = vec![0; size];
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(offset))
-            .and_then(|_| file.read_exact(&mut buffer))
-            .map_err(|e| ModelError::io("read", &self.path, e))?;
+        let read = self.file.read_exact_at(&mut buffer, offset);
+        read.map_err(|e| ModelError::io("read", &self.path, e))?;
         Ok(buffer)
     }
 

@@ -34,6 +34,13 @@ impl ModelSource {
         }
     }
 
+    fn tokenizer(&self) -> Result<Arc<dyn Tokenizer>, ModelError> {
+        Ok(match self.open()? {
+            Some(files) => Arc::new(files.tokenizer()?),
+            None => Arc::new(ByteTokenizer),
+        })
+    }
+
     fn of(path: PathBuf) -> Self {
         if path.is_dir() { Self::Folder(path) } else { Self::Gguf(path) }
     }
@@ -113,10 +120,7 @@ pub fn local_tokenizer(
         return Ok(Some(Arc::new(tokenizer_only(path)?)));
     }
     Ok(match model_availability(name_or_path, cache)? {
-        ModelAvailability::Complete(source) => Some(match source.open()? {
-            Some(files) => Arc::new(files.tokenizer()?),
-            None => Arc::new(ByteTokenizer),
-        }),
+        ModelAvailability::Complete(source) => Some(source.tokenizer()?),
         ModelAvailability::Absent { name, .. } => match kept_text(&name, cache) {
             Some(folder) => Some(Arc::new(tokenizer_only(&folder)?)),
             None => None,
@@ -183,10 +187,7 @@ pub fn tokenizer(
     {
         return Ok(Arc::new(tokenizer_only(&folder)?));
     }
-    match resolve_from(name_or_path, cache, sources, progress)?.open()? {
-        Some(files) => Ok(Arc::new(files.tokenizer()?)),
-        None => Ok(Arc::new(ByteTokenizer)),
-    }
+    resolve_from(name_or_path, cache, sources, progress)?.tokenizer()
 }
 
 /// Whether this is a valid `owner/name` of the hub; such a name cannot leave the folder of the cache.

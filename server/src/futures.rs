@@ -9,8 +9,9 @@ use crate::options::ServerOptions;
 use crate::outcome::RequestOutcome;
 use axum::http::StatusCode;
 use minds_tinker::types::{FailureCategory, RequestFailed};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -22,18 +23,7 @@ pub(crate) struct FutureTable {
     table: Mutex<FutureTableState>,
     /// Prefix of all request ids, unique to this process.
     prefix: String,
-    limits: FutureLimits,
-}
-
-#[derive(Debug)]
-struct FutureLimits {
-    pending: usize,
-    pending_bytes: usize,
-    pending_of_owner: usize,
-    pending_bytes_of_owner: usize,
-    result_bytes: usize,
-    keep_fetched: Duration,
-    keep_unfetched: Duration,
+    options: ServerOptions,
 }
 
 #[derive(Debug, Default)]
@@ -70,41 +60,36 @@ pub(crate) struct ResultPromise {
 
 impl FutureTable {
     pub(crate) fn new(options: &ServerOptions) -> Arc<Self> {
-        let limits = FutureLimits {
-            pending: options.max_pending,
-            pending_bytes: options.pending_bytes,
-            pending_of_owner: options.max_pending_of_session,
-            pending_bytes_of_owner: options.pending_bytes_of_session,
-            result_bytes: options.result_bytes,
-            keep_fetched: options.keep_fetched,
-            keep_unfetched: options.keep_unfetched,
-        };
-        Arc::new(Self { table: Mutex::default(), prefix: crate::ids::unique_id("req"), limits })
+        Arc::new(Self {
+            table: Mutex::default(),
+            prefix: crate::ids::unique_id("req"),
+            options: options.clone(),
+        })
     }
 
     /// Promises the result of a request of `bytes` bytes, which counts toward the limits of the session `owner`.
     pub(crate) fn promise(self: &Arc<Self>, owner: &str, bytes: usize) -> Result<ResultPromise, ApiError> {
-        let mut table = self.lock();
-        if table.pending >= self.limits.pending {
+        let mut table = self.table.lock();
+        if table.pending >= self.options.max_pending {
             return Err(ApiError::too_many_requests(format!(
                 "{} requests are already in progress",
                 table.pending
             )));
         }
         // One request is always accepted, regardless of its size.
-        if table.pending > 0 && table.pending_bytes + bytes > self.limits.pending_bytes {
+        if table.pending > 0 && table.pending_bytes + bytes > self.options.pending_bytes {
             return Err(ApiError::too_many_requests(format!(
                 "{} bytes of requests are already in progress",
                 table.pending_bytes
             )));
         }
         let (own, own_bytes) = table.owners.get(owner).copied().unwrap_or_default();
-        if own >= self.limits.pending_of_owner {
+        if own >= self.options.max_pending_of_session {
             return Err(ApiError::too_many_requests(format!(
                 "{own} requests of this session are already in progress"
             )));
         }
-        if own > 0 && own_bytes + bytes > self.limits.pending_bytes_of_owner {
+        if own > 0 && own_bytes + bytes > self.options.pending_bytes_of_session {
             return Err(ApiError::too_many_requests(format!(
                 "{own_bytes} bytes of requests of this session are already in progress"
             )));
@@ -129,13 +114,13 @@ impl FutureTable {
         wait: Duration,
     ) -> Result<Option<Arc<RequestOutcome>>, ApiError> {
         let number = self.number(id)?;
-        let outcome = self.lock().entries.get(&number).map(|entry| entry.outcome.clone());
+        let outcome = self.table.lock().entries.get(&number).map(|entry| entry.outcome.clone());
         let mut outcome = outcome.ok_or_else(|| gone(id))?;
         let kept = match timeout(wait, outcome.wait_for(Option::is_some)).await {
             Ok(Ok(kept)) => kept.clone(),
             Ok(Err(_)) | Err(_) => return Ok(None),
         };
-        if let Some(entry) = self.lock().entries.get_mut(&number) {
+        if let Some(entry) = self.table.lock().entries.get_mut(&number) {
             entry.fetched.get_or_insert_with(Instant::now);
         }
         Ok(kept)
@@ -144,7 +129,7 @@ impl FutureTable {
     /// Aborts the task of a pending request. A request that already has a result keeps it.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), ApiError> {
         let number = self.number(id)?;
-        let task = match self.lock().entries.get_mut(&number) {
+        let task = match self.table.lock().entries.get_mut(&number) {
             None => return Err(gone(id)),
             Some(entry) => entry.task.take(),
         };
@@ -157,13 +142,13 @@ impl FutureTable {
     /// Removes results whose retention time is over.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let FutureTableState { entries, result_bytes, kept, .. } = &mut *table;
         entries.retain(|_, entry| {
             let Some(kept) = entry.kept else { return true };
             let over = match entry.fetched {
-                Some(fetched) => now >= fetched + self.limits.keep_fetched,
-                None => now >= kept + self.limits.keep_unfetched,
+                Some(fetched) => now >= fetched + self.options.keep_fetched,
+                None => now >= kept + self.options.keep_unfetched,
             };
             if over {
                 *result_bytes -= entry.bytes;
@@ -174,7 +159,7 @@ impl FutureTable {
     }
 
     fn record(&self, number: u64, bytes: usize) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let FutureTableState { entries, pending, pending_bytes, owners, result_bytes, kept, .. } =
             &mut *table;
         if let Some(entry) = entries.get_mut(&number) {
@@ -191,7 +176,7 @@ impl FutureTable {
             kept.push_back(number);
         }
         // The newest result stays, regardless of its size.
-        while *result_bytes > self.limits.result_bytes && kept.len() > 1 {
+        while *result_bytes > self.options.result_bytes && kept.len() > 1 {
             let Some(entry) = kept.pop_front().and_then(|oldest| entries.remove(&oldest)) else { continue };
             *result_bytes -= entry.bytes;
         }
@@ -203,11 +188,6 @@ impl FutureTable {
         number.ok_or_else(|| {
             ApiError::not_found(format!("`{}` is not a request of this server", crate::ids::printable(id)))
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FutureTableState> {
-        // Nothing panics between two changes that belong together.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -241,7 +221,7 @@ impl ResultPromise {
             let outcome = work.await;
             self.deliver(outcome);
         });
-        if let Some(entry) = futures.lock().entries.get_mut(&number)
+        if let Some(entry) = futures.table.lock().entries.get_mut(&number)
             && entry.kept.is_none()
         {
             entry.task = Some(task.abort_handle());
@@ -320,7 +300,7 @@ mod tests {
             let outcome = futures.fetch(&id, WAIT).await.unwrap().unwrap();
             assert!(matches!(&*outcome, RequestOutcome::Failed(_)), "{outcome:?}");
         }
-        assert_eq!(futures.lock().pending, 0);
+        assert_eq!(futures.table.lock().pending, 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -347,11 +327,11 @@ mod tests {
             tokio::time::advance(Duration::from_secs(seconds)).await;
             futures.sweep();
             for (id, gone) in ids.iter().zip(gone) {
-                let exists = futures.lock().entries.contains_key(&futures.number(id).unwrap());
+                let exists = futures.table.lock().entries.contains_key(&futures.number(id).unwrap());
                 assert_eq!(exists, !gone, "{id} after {seconds} more");
             }
         }
-        assert_eq!(futures.lock().result_bytes, 0);
+        assert_eq!(futures.table.lock().result_bytes, 0);
         assert_eq!(status(futures.fetch(&ids[0], WAIT).await), Some(StatusCode::GONE));
         assert_eq!(status(futures.fetch("req-other-0", WAIT).await), Some(StatusCode::NOT_FOUND));
         assert_eq!(futures.fetch(&ids[2], WAIT).await, Ok(None), "what is pending never leaves");
@@ -392,6 +372,6 @@ mod tests {
         assert_eq!((status("a", 50), status("a", 30), status("b", 90)), (full, None, None));
         drop(large);
         assert_eq!(status("a", 1000), None, "one request is always let in");
-        assert!(futures.lock().owners.is_empty());
+        assert!(futures.table.lock().owners.is_empty());
     }
 }

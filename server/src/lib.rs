@@ -26,7 +26,7 @@ mod body;
 mod body_budget;
 mod futures;
 mod ids;
-mod model_handle;
+mod models;
 mod operation;
 mod options;
 mod order;

@@ -1,7 +1,8 @@
 //! Operations on a model in training and their execution.
 
 use crate::outcome::RequestOutcome;
-use crate::state::ServerState;
+use crate::samplers::SamplerRegistry;
+use crate::sessions::SessionTable;
 use minds_core::checkpoint::CheckpointNotes;
 use minds_core::datum::Datum;
 use minds_core::hosting::HostedTraining;
@@ -11,7 +12,6 @@ use minds_core::service::{BackendError, Export};
 use minds_tinker::types::{
     LoadWeightsResponse, OptimStepResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse, UnloadModel,
 };
-use std::sync::{Arc, Weak};
 
 /// A request to a model, validated as far as possible before its turn.
 #[derive(Debug)]
@@ -68,7 +68,8 @@ impl ModelOperation {
     pub(crate) async fn run(
         self,
         training: &dyn HostedTraining,
-        server: &Weak<ServerState>,
+        sessions: &SessionTable,
+        samplers: &SamplerRegistry,
     ) -> Result<RequestOutcome, BackendError> {
         match self {
             Self::Invalid { error, .. } => Err(error),
@@ -87,23 +88,20 @@ impl ModelOperation {
             Self::Save { name, overwrite, notes } => {
                 let path = training.save_state_with(&name, overwrite, notes).await?;
                 // Samplers may have cached the weights that this path held before.
-                open(server)?.samplers.forget(&path);
+                samplers.forget(&path);
                 Ok(RequestOutcome::json(&SaveWeightsResponse { path, ..Default::default() }))
             }
             Self::SaveSampler { name, notes } => {
                 let Export { sampler, path } = training.save_sampler_with(&name, notes).await?;
                 if let Some(path) = &path {
-                    open(server)?.samplers.cache_weights(path, sampler);
+                    samplers.cache_weights(path, sampler);
                 }
                 Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse { path, ..Default::default() }))
             }
             Self::Export { sampler: id, session } => {
                 let sampler = training.export_sampler(None).await?.sampler;
-                let server = open(server)?;
                 // Under the lock of the sessions: a sampler added after its session ended would never be removed.
-                let added = server
-                    .sessions
-                    .with(&session, |_| Ok(server.samplers.add_exported(&id, &session, sampler)?));
+                let added = sessions.with(&session, |_| Ok(samplers.add_exported(&id, &session, sampler)?));
                 added.map_err(|error| BackendError::Rejected(error.detail))?;
                 let sampling_session_id = Some(id);
                 Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse {
@@ -118,8 +116,4 @@ impl ModelOperation {
             }
         }
     }
-}
-
-fn open(server: &Weak<ServerState>) -> Result<Arc<ServerState>, BackendError> {
-    server.upgrade().ok_or_else(|| BackendError::Lost("the server has stopped".into()))
 }

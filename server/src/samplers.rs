@@ -6,8 +6,9 @@
 
 use crate::api_error::ApiError;
 use minds_core::service::{BackendError, SamplingBackend};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -60,7 +61,7 @@ impl SamplerRegistry {
 
     /// Adds a sampler. Adding it again changes nothing; an id that is in use for another source is refused.
     pub(crate) fn add(&self, id: &str, session: &str, source: SamplerSource) -> Result<(), BackendError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         match table.samplers.get(id) {
             Some(known) if known.source == source => Ok(()),
             Some(_) => Err(taken(id)),
@@ -75,7 +76,7 @@ impl SamplerRegistry {
         session: &str,
         weights: Arc<dyn SamplingBackend>,
     ) -> Result<(), BackendError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.samplers.contains_key(id) {
             return Err(taken(id));
         }
@@ -87,17 +88,17 @@ impl SamplerRegistry {
     /// Keeps weights in memory, and evicts others if the limit is exceeded.
     pub(crate) fn cache_weights(&self, key: &str, weights: Arc<dyn SamplingBackend>) {
         let cell = Arc::new(OnceCell::new_with(Some(weights)));
-        self.lock().cache_weights(key, cell, self.max_bytes);
+        self.table.lock().cache_weights(key, cell, self.max_bytes);
     }
 
     /// What a sampler samples.
     pub(crate) fn source(&self, id: &str) -> Option<SamplerSource> {
-        Some(self.lock().samplers.get(id)?.source.clone())
+        Some(self.table.lock().samplers.get(id)?.source.clone())
     }
 
     /// Id of the session that the sampler belongs to.
     pub(crate) fn session(&self, id: &str) -> Option<String> {
-        Some(self.lock().samplers.get(id)?.session.clone())
+        Some(self.table.lock().samplers.get(id)?.session.clone())
     }
 
     /// Id of the request with this number: of the earlier one if it is known, otherwise of the one that `make` starts.
@@ -107,7 +108,7 @@ impl SamplerRegistry {
         number: i64,
         make: impl FnOnce() -> Result<String, ApiError>,
     ) -> Result<String, ApiError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(sampler) = table.samplers.get_mut(id) else { return make() };
         if let Some(request) = sampler.seen.get(&number) {
             return Ok(request.clone());
@@ -122,7 +123,7 @@ impl SamplerRegistry {
 
     /// Exported weights of a sampler; `None` if they were evicted.
     pub(crate) fn exported(&self, id: &str) -> Option<Arc<dyn SamplingBackend>> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let cached = table.weights.get_mut(id)?;
         cached.used = Instant::now();
         cached.weights.get().cloned()
@@ -138,7 +139,7 @@ impl SamplerRegistry {
         F: Future<Output = Result<Arc<dyn SamplingBackend>, BackendError>>,
     {
         let cell = {
-            let mut table = self.lock();
+            let mut table = self.table.lock();
             let cached = table.weights.entry(path.into()).or_insert_with(|| CachedWeights {
                 weights: Arc::default(),
                 bytes: 0,
@@ -148,7 +149,7 @@ impl SamplerRegistry {
             cached.weights.clone()
         };
         let loaded = cell.get_or_try_init(load).await.cloned();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         // If the entry was dropped meanwhile, these weights may be outdated: the next caller loads them again.
         if table.weights.get(path).is_some_and(|cached| Arc::ptr_eq(&cached.weights, &cell)) {
             match &loaded {
@@ -161,23 +162,18 @@ impl SamplerRegistry {
 
     /// Drops cached weights whose checkpoint was deleted or overwritten.
     pub(crate) fn forget(&self, path: &str) {
-        self.lock().drop_weights(path);
+        self.table.lock().drop_weights(path);
     }
 
     /// Removes the samplers of a session and their exported weights.
     pub(crate) fn end_session(&self, session: &str) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let ended: Vec<String> =
             table.samplers.iter().filter(|(_, s)| s.session == session).map(|(id, _)| id.clone()).collect();
         for id in ended {
             table.samplers.remove(&id);
             table.drop_weights(&id);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SamplerTable> {
-        // Nothing panics between two changes that belong together.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

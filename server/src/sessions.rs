@@ -7,9 +7,9 @@ use crate::api_error::ApiError;
 use crate::ids::{printable, unique_id};
 use crate::options::ServerOptions;
 use axum::http::StatusCode;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -44,7 +44,7 @@ impl SessionTable {
         user_metadata: Option<Map<String, Value>>,
         display_name: Option<String>,
     ) -> Result<String, ApiError> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.len() >= self.most {
             return Err(ApiError::too_many_requests(format!("there are {} sessions already", self.most)));
         }
@@ -63,7 +63,7 @@ impl SessionTable {
         id: &str,
         look: impl FnOnce(&mut ServerSession) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        match self.lock().get_mut(id) {
+        match self.table.lock().get_mut(id) {
             Some(session) => {
                 session.seen = Instant::now();
                 look(session)
@@ -77,7 +77,7 @@ impl SessionTable {
 
     /// Id of the session that created a model, whose idle time it resets; `None` if the session has ended.
     pub(crate) fn of_model(&self, model: &str) -> Option<String> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let owns = |session: &ServerSession| session.models.values().any(|(id, _)| id == model);
         let (id, session) = table.iter_mut().find(|(_, session)| owns(session))?;
         session.seen = Instant::now();
@@ -86,21 +86,21 @@ impl SessionTable {
 
     /// Resets the idle time of a session; does nothing if it has ended.
     pub(crate) fn touch(&self, id: &str) {
-        if let Some(session) = self.lock().get_mut(id) {
+        if let Some(session) = self.table.lock().get_mut(id) {
             session.seen = Instant::now();
         }
     }
 
     /// Removes a session; returns whether it existed.
     pub(crate) fn end(&self, id: &str) -> bool {
-        self.lock().remove(id).is_some()
+        self.table.lock().remove(id).is_some()
     }
 
     /// Removes the sessions whose idle time is over and returns their ids.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let now = Instant::now();
         let mut ended = Vec::new();
-        self.lock().retain(|id, session| {
+        self.table.lock().retain(|id, session| {
             let lives = now < session.seen + self.idle;
             if !lives {
                 ended.push(id.clone());
@@ -112,14 +112,10 @@ impl SessionTable {
 
     /// Ids of all sessions, the newest first.
     pub(crate) fn list(&self) -> Vec<String> {
-        let table = self.lock();
+        let table = self.table.lock();
         let mut all: Vec<(&String, Instant)> = table.iter().map(|(id, s)| (id, s.begun)).collect();
         all.sort_by_key(|(_, begun)| std::cmp::Reverse(*begun));
         all.into_iter().map(|(id, _)| id.clone()).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, ServerSession>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

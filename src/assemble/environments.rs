@@ -11,7 +11,7 @@ use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
 use minds_environments::EnvError;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_environments::worker::{self, ModelProfile, PythonEnvironment};
 use minds_stages::messages::MixtureComponent;
 use std::sync::Arc;
@@ -79,12 +79,12 @@ pub(super) fn component(
 /// An argument is unknown or wrong, or a key does not go with this kind of environment.
 pub fn native(plan: &RunPlan, env: &EnvPlan) -> Result<Option<Arc<dyn Environment>>, ConfigError> {
     let options = &env.options;
-    if registry::is_native(&options.id) {
+    if native::is_native(&options.id) {
         if let Some(key) = env.only_python {
             let problem = format!("is for Python packages, and the environment `{}` is none", env.name);
             return Err(plan.wrong(&format!("{}.{key}", env.key), problem));
         }
-        let loaded = registry::load(&options.id, &options.args, options.seed);
+        let loaded = native::load(&options.id, &options.args, options.seed);
         return loaded.map(Some).map_err(|error| complaint(plan, env, &error));
     }
     if plan.oracle != WeightsChoice::Named(OracleWeights::Sampled) {

@@ -5,7 +5,7 @@ use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
 use crate::run_folder::{EnvironmentFingerprint, EnvironmentFingerprints};
 use minds_core::environment::Environment;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_stages::messages::MixtureComponent;
 use sha2::{Digest as _, Sha256};
 use std::fs;
@@ -46,7 +46,7 @@ pub(super) fn fingerprint(env: &EnvPlan, environment: &dyn Environment) -> Envir
 /// Identity of the code: the program version for a native environment, a hash of the files of a package. `None` for
 /// an installed module.
 fn code(id: &str) -> Option<String> {
-    if registry::is_native(id) {
+    if native::is_native(id) {
         return Some(VERSION.to_owned());
     }
     let path = Path::new(id);
@@ -94,7 +94,7 @@ mod tests {
     fn native(args: serde_json::Value) -> EnvironmentFingerprint {
         let env = EnvConfig { id: "self_prediction".into(), ..EnvConfig::default() };
         let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
-        let environment = registry::load("self_prediction", args.as_object().unwrap(), 0).unwrap();
+        let environment = native::load("self_prediction", args.as_object().unwrap(), 0).unwrap();
         fingerprint(&plan.envs[0], &*environment)
     }
 

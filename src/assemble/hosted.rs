@@ -6,19 +6,14 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use minds_core::hosting::HostedService;
 use minds_engine::embedded::EmbeddedService;
 use minds_engine::runtime::EngineOptions;
-use minds_models::FetchProgress;
 use std::sync::Arc;
 
 /// Fetches the model and starts the engine. It refuses sample requests when `max_waiting` of them wait.
 ///
 /// # Errors
 /// The model cannot be fetched or read, or the engine cannot start.
-pub fn hosted(
-    command: &ServeArgs,
-    max_waiting: usize,
-    progress: &FetchProgress,
-) -> Result<Arc<dyn HostedService>, CommandError> {
-    let (model, tokenizer) = model(&command.model, command.seed, progress)?;
+pub fn hosted(command: &ServeArgs, max_waiting: usize) -> Result<Arc<dyn HostedService>, CommandError> {
+    let (model, tokenizer) = model(&command.model, command.seed)?;
     let options = EngineOptions {
         threads: command.threads,
         kv_bytes: command.kv_cache_mib.get().saturating_mul(1 << 20),

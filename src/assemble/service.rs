@@ -3,13 +3,14 @@
 use crate::config::error::ConfigError;
 use crate::config::plan::{EnginePlan, RemotePlan, RunPlan, ServicePlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::progress;
 use anyhow::Context as _;
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::service::{Service, ServiceInfo};
 use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
-use minds_models::{ByteTokenizer, FetchProgress, FetchSources, ModelCache, ModelError};
+use minds_models::{ByteTokenizer, FetchSources, ModelCache, ModelError};
 use minds_stages::service::deadlines::Deadlines;
 use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
 use minds_tinker::types::FinishReason;
@@ -76,25 +77,18 @@ impl RemoteClient {
 ///
 /// # Errors
 /// The model cannot be fetched or read, the service is unavailable, or the renderer does not fit the model.
-pub fn service(
-    plan: &RunPlan,
-    state_dir: Option<PathBuf>,
-    progress: &FetchProgress,
-) -> Result<ModelService, CommandError> {
+pub fn service(plan: &RunPlan, state_dir: Option<PathBuf>) -> Result<ModelService, CommandError> {
     match &plan.service {
-        ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir, progress),
-        ServicePlan::Remote(server) => remote(plan, server, progress),
+        ServicePlan::Embedded(engine) => embedded(plan, engine, state_dir),
+        ServicePlan::Remote(server) => remote(plan, server),
     }
 }
 
-fn remote(
-    plan: &RunPlan,
-    server: &RemotePlan,
-    progress: &FetchProgress,
-) -> Result<ModelService, CommandError> {
+fn remote(plan: &RunPlan, server: &RemotePlan) -> Result<ModelService, CommandError> {
     check_key(plan).or_exit(ProcessExit::Config)?;
     let cache = ModelCache::from_env();
-    let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &FetchSources::from_env(), progress)
+    let sources = FetchSources::from_env();
+    let tokenizer = minds_models::tokenizer(&plan.base_model, &cache, &sources, &progress::bars())
         .map_err(|error| no_model(plan, error))?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let client_meters = ClientMetrics::default();
@@ -188,12 +182,11 @@ fn embedded(
     plan: &RunPlan,
     engine: &EnginePlan,
     state_dir: Option<PathBuf>,
-    progress: &FetchProgress,
 ) -> Result<ModelService, CommandError> {
     let name = &plan.base_model;
     let cache = ModelCache::from_env();
     minds_models::model_availability(name, &cache).map_err(|error| no_model(plan, error))?;
-    let (model, tokenizer) = model(name, plan.pipeline.seed, progress)?;
+    let (model, tokenizer) = model(name, plan.pipeline.seed)?;
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let settings = EngineOptions {
         threads: Some(engine.threads),
@@ -234,13 +227,9 @@ pub(super) type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 ///
 /// # Errors
 /// The model cannot be fetched or read.
-pub(super) fn model(
-    name: &str,
-    seed: u64,
-    progress: &FetchProgress,
-) -> Result<ModelAndTokenizer, CommandError> {
+pub(super) fn model(name: &str, seed: u64) -> Result<ModelAndTokenizer, CommandError> {
     let cache = ModelCache::from_env();
-    let source = minds_models::resolve(name, &cache, progress).or_exit(ProcessExit::Unavailable)?;
+    let source = minds_models::resolve(name, &cache, &progress::bars()).or_exit(ProcessExit::Unavailable)?;
     match source.open().or_exit(ProcessExit::Unavailable)? {
         None => {
             let model = Model::random(minds_core::architecture::Architecture::tiny(), seed);

@@ -1,9 +1,9 @@
 //! The model of a plan, as far as it is on this machine or can be fetched.
 
 use crate::assemble;
-use crate::commands::progress;
 use crate::config::plan::RunPlan;
 use crate::exit::CommandError;
+use crate::progress;
 use indicatif::HumanBytes;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;

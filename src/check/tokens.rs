@@ -61,7 +61,7 @@ fn lengths(seed: u64, environment: &dyn Environment, renderer: &dyn Renderer) ->
 mod tests {
     use super::*;
     use crate::config::file::EnvConfig;
-    use minds_environments::{registry, render};
+    use minds_environments::{native, render};
     use minds_models::ByteTokenizer;
     use serde_json::Map;
     use std::sync::Arc;
@@ -70,7 +70,7 @@ mod tests {
     fn prompts_are_measured_as_they_will_be_sent() {
         let env = EnvConfig { id: "target_number".into(), ..EnvConfig::default() };
         let plan = RunPlan::embedded(env, minds_models::TINY_RANDOM, None, 0).unwrap();
-        let environment = registry::load("target_number", &Map::new(), 0).unwrap();
+        let environment = native::load("target_number", &Map::new(), 0).unwrap();
         let renderer = render::renderer("role_colon", Arc::new(ByteTokenizer)).unwrap();
         let tokens = TokenEstimate::of(&plan, &[&*environment], Some(&*renderer));
         // 4 groups of 4, 2048 tokens each: the defaults.

@@ -10,7 +10,7 @@ use crate::config::{ProcessVariables, environments::EnvPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::anyhow;
 use indicatif::HumanBytes;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_models::{KNOWN_MODELS, ModelAvailability, ModelCache};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -204,7 +204,7 @@ fn python(plan: Option<&RunPlan>) -> Vec<DoctorFinding> {
 }
 
 fn pythons(plan: &RunPlan) -> impl Iterator<Item = &EnvPlan> {
-    plan.envs.iter().filter(|env| !registry::is_native(&env.options.id))
+    plan.envs.iter().filter(|env| !native::is_native(&env.options.id))
 }
 
 fn environments(plan: &RunPlan) -> Vec<DoctorFinding> {

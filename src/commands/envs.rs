@@ -1,6 +1,6 @@
 //! `minds-actors envs`: lists environments, shows their prompts, and scores completions.
 
-use super::{print_line, progress};
+use super::print_line;
 use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli::{EnvArgs, EnvsCommand};
 use crate::config::{RunPlan, file, overrides};
@@ -18,7 +18,7 @@ use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::{Completion, StopReason};
 use minds_core::schedule::Schedule;
 use minds_core::service::SamplingBackend;
-use minds_environments::registry::{self, EnvInfo};
+use minds_environments::native::{self, EnvInfo};
 use minds_environments::worker::{ModelProfile, PythonEnvironment};
 use minds_models::ByteTokenizer;
 use minds_stages::pipeline::ShadowStart;
@@ -37,16 +37,14 @@ use tracing::warn;
 pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
     match command {
         EnvsCommand::List => {
-            for info in registry::list() {
+            for info in native::list() {
                 print_line!("{:20} {}", info.id, info.about);
             }
             Ok(())
         }
         EnvsCommand::Show { env } => {
-            if registry::is_native(&env.name) {
-                let environment = native(env)?;
-                let info = registry::list().iter().find(|info| info.id == environment.id());
-                show(info.expect("what was loaded is listed"), &*environment);
+            if native::is_native(&env.name) {
+                show(&*native(env)?);
             } else {
                 show_python(&python(env)?);
             }
@@ -60,11 +58,15 @@ pub fn run(command: &EnvsCommand) -> Result<(), CommandError> {
         }
         EnvsCommand::Score { env, index, completion, model, renderer, json } => {
             let answer = completion_text(completion)?;
-            let native = registry::is_native(&env.name).then(|| native(env)).transpose()?;
+            let native = native::is_native(&env.name).then(|| native(env)).transpose()?;
             if let Some(environment) = &native {
                 check_index(env, &**environment, *index)?;
             }
-            let plan = plan(env, model, renderer.as_deref())?;
+            let is_asked = native.as_ref().is_none_or(|environment| info(&**environment).queries_model);
+            let plan = match is_asked {
+                true => plan(env, model, renderer.as_deref()),
+                false => plan(env, minds_models::TINY_RANDOM, None),
+            }?;
             let scored = score(&plan, native, env, *index, &answer)?;
             if *json {
                 print_line!("{}", scored.as_json())
@@ -103,7 +105,7 @@ fn native(env: &EnvArgs) -> Result<Arc<dyn Environment>, CommandError> {
     }
     let plan = plan(env, minds_models::TINY_RANDOM, None)?;
     let options = &plan.envs[0].options;
-    registry::load(&options.id, &options.args, options.seed).or_exit(ProcessExit::Config)
+    native::load(&options.id, &options.args, options.seed).or_exit(ProcessExit::Config)
 }
 
 /// A Python environment without a model: it can show its items, but cannot run rollouts.
@@ -132,7 +134,7 @@ fn check_index(env: &EnvArgs, environment: &dyn Environment, index: u64) -> Resu
 
 /// The first items of a run with this environment only, each with its first prompt.
 fn samples(env: &EnvArgs, n: u64) -> Result<Vec<Item>, CommandError> {
-    if registry::is_native(&env.name) {
+    if native::is_native(&env.name) {
         return Ok(first_items(&*native(env)?, env.seed, n));
     }
     let environment = python(env)?;
@@ -151,7 +153,13 @@ fn first_items(environment: &dyn Environment, seed: u64, n: u64) -> Vec<Item> {
     (0..n).map(|position| environment.item(schedule.item(position).item)).collect()
 }
 
-fn show(info: &EnvInfo, environment: &dyn Environment) {
+fn info(environment: &dyn Environment) -> &'static EnvInfo {
+    let info = native::list().iter().find(|info| info.id == environment.id());
+    info.expect("what was loaded is listed")
+}
+
+fn show(environment: &dyn Environment) {
+    let info = info(environment);
     print_line!("{}: {}", info.id, info.about);
     print_line!("{} items, {} kinds in turn", environment.items(), environment.strata());
     print_line!("\narguments:{}", if info.args.is_empty() { " none" } else { "" });
@@ -249,9 +257,7 @@ impl CompletionScore {
         print_line!("answer   {:?}", self.answer);
         match &self.parse {
             Some(parse) => print_line!("parse    {parse}"),
-            None => {
-                print_line!("parse    nothing: the answer is not valid, or its reward reads the whole text")
-            }
+            None => print_line!("parse    nothing: the answer is not valid"),
         }
         for query in &self.queries {
             print_line!("query    {query}");
@@ -275,7 +281,7 @@ fn score(
 ) -> Result<CompletionScore, CommandError> {
     // Shadow adapters are saved here while they measure.
     let scratch = tempfile::tempdir().context("failed to make a folder").or_exit(ProcessExit::Failed)?;
-    let ready = assemble::service(plan, Some(scratch.path().to_owned()), &progress::bars())?;
+    let ready = assemble::service(plan, Some(scratch.path().to_owned()))?;
     let environment = match native {
         Some(environment) => environment,
         None => assemble::components(plan, &ready)?.remove(0).environment,

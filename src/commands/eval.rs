@@ -1,6 +1,6 @@
 //! `minds-actors eval`: measures weights on environments, without training them.
 
-use super::{print_line, progress};
+use super::print_line;
 use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli;
 use crate::config::rewards::ShadowFrom;
@@ -36,7 +36,7 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         }
         states => states,
     };
-    let ready = assemble::service(&plan, states, &progress::bars())?;
+    let ready = assemble::service(&plan, states)?;
     if plan.fit_answers(ready.info.context)
         && let Some(note) = plan.warnings.last()
     {

@@ -7,7 +7,6 @@ pub mod envs;
 pub mod eval;
 pub mod models;
 pub mod nats;
-pub mod progress;
 pub mod report;
 mod resume;
 pub mod run;

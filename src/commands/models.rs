@@ -1,8 +1,9 @@
 //! `minds-actors models`: lists the cache, and fetches models ahead of a run.
 
-use super::{print_line, progress};
+use super::print_line;
 use crate::cli::ModelsCommand;
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::progress;
 use indicatif::HumanBytes;
 use minds_models::{KNOWN_MODELS, ModelCache, ModelOrigin, TINY_RANDOM, resolve};
 

@@ -1,7 +1,7 @@
 //! `minds-actors serve`: a service behind the Tinker API.
 
+use super::print_line;
 use super::signals::{SignalRequest, Signals};
-use super::{print_line, progress};
 use crate::assemble;
 use crate::cli;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -39,7 +39,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
         .with_context(|| format!("failed to listen at {}", command.addr))
         .or_exit(ProcessExit::Unavailable)?;
     // The server itself bounds the queue, and asks clients to retry later.
-    let service = assemble::hosted(command, options.max_pending, &progress::bars())?;
+    let service = assemble::hosted(command, options.max_pending)?;
     let served = runtime.block_on(async {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
         let address = listener.local_addr().or_exit(ProcessExit::Failed)?;

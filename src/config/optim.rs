@@ -8,6 +8,9 @@ use minds_core::optim::{AdamParams, LearningRateDecay, LearningRateSchedule};
 /// Twice the largest jump above the norms before that was seen in any step of the shipped configs (docs/learning.md).
 const CLIP_MULTIPLE: f64 = 4.0;
 
+/// Largest learning rate: AdamW moves a weight by about as much in a step, and weights are smaller.
+pub(super) const MOST_RATE: f64 = 1.0;
+
 /// Adam parameters before the schedule applies.
 pub(super) fn adam(file: &ConfigFile) -> Result<AdamParams, KeyProblem> {
     let usual = AdamParams::default();
@@ -25,7 +28,14 @@ pub(super) fn adam(file: &ConfigFile) -> Result<AdamParams, KeyProblem> {
         let problem = format!("is {}, it must {}", error.value, error.must);
         KeyProblem::new(format!("{table}.{}", error.key), problem)
     })?;
+    bounded("trainer.learning_rate", adam.learning_rate, MOST_RATE)?;
     Ok(adam)
+}
+
+/// The number, if it is at most `most`. It is written in few digits, however large.
+pub(super) fn bounded(key: &str, value: f64, most: f64) -> Result<f64, KeyProblem> {
+    ensure(key, format!("{value:?}"), value <= most, format_args!("be at most {most}"))?;
+    Ok(value)
 }
 
 /// How the step size changes over the run.

@@ -19,9 +19,8 @@ use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::sampling::SamplingParams;
-use minds_environments::registry;
+use minds_environments::native::{self, is_path};
 use minds_environments::render;
-use minds_environments::worker::is_path;
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::pipeline::PipelineOptions;
 use minds_stages::policy::QueryLimits;
@@ -98,7 +97,9 @@ impl RunPlan {
     /// See [`ConfigError`].
     pub fn load(command: &cli::RunArgs, variables: &ProcessVariables) -> Result<Self, ConfigError> {
         let (file, locations) = layers::read(command, variables)?;
-        Self::decide(file, locations, &command.config, variables)
+        let mut plan = Self::decide(file, locations, &command.config, variables)?;
+        plan.warnings.extend(variables.without_effect(&plan.named_variables()));
+        Ok(plan)
     }
 
     /// The plan of the smallest config that names this environment and this model, on the embedded engine.
@@ -284,6 +285,13 @@ impl RunPlan {
         true_ones.chain(self.other_defaults()).chain(self.hidden_packages()).collect()
     }
 
+    /// The environment variables that the config names.
+    fn named_variables(&self) -> Vec<&str> {
+        let ConfigFile { tinker, metrics, .. } = &self.resolved;
+        let passed = self.envs.iter().flat_map(|env| &env.options.pass_env);
+        tinker.api_key_env.iter().chain(&metrics.token_env).chain(passed).map(String::as_str).collect()
+    }
+
     /// Missing keys whose default differs in the original harness, if the config looks like one for it: it names packages
     /// by their folders, and the variable of the key.
     fn other_defaults(&self) -> Vec<String> {
@@ -314,7 +322,7 @@ impl RunPlan {
     /// Ids that look like folders of packages, and are native environments because the folders are not there.
     fn hidden_packages(&self) -> impl Iterator<Item = String> {
         let ids = self.envs.iter().map(|env| (&env.name, &env.options.id));
-        ids.filter(|(_, id)| is_path(id) && registry::is_native(id)).map(|(name, id)| {
+        ids.filter(|(_, id)| is_path(id) && native::is_native(id)).map(|(name, id)| {
             let here = std::env::current_dir().unwrap_or_default();
             let here = here.display();
             format!(

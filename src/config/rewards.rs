@@ -5,6 +5,7 @@ use super::environments::LONGEST_S;
 use super::error::{KeyProblem, at_most};
 use super::file::{ScorerConfig, ShadowConfig};
 use super::nats::Transport;
+use super::optim::{MOST_RATE, bounded};
 use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
 use minds_stages::policy::QueryLimits;
@@ -88,6 +89,7 @@ pub(super) fn shadow(
         let problem = format!("is {}, it must {}", error.value, error.must);
         KeyProblem::new("shadow.learning_rate", problem)
     })?;
+    bounded("shadow.learning_rate", adam.learning_rate, MOST_RATE)?;
     Ok(ShadowTrainerOptions {
         adapters: at_most("shadow.adapters", adapters, MOST_SHADOWS)?,
         lora: shadow_lora(shadow, policy)?,

@@ -6,7 +6,7 @@
 use super::error::{distance, nearest};
 use super::file::ConfigFile;
 use super::overrides;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_environments::render;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -18,7 +18,7 @@ pub fn schema() -> Value {
     let mut schema = generator.into_root_schema_for::<ConfigFile>().to_value();
     tidy(&mut schema);
     schema["title"] = "A config of minds-actors".into();
-    let ids: Vec<&str> = registry::list().iter().map(|info| info.id).collect();
+    let ids: Vec<&str> = native::list().iter().map(|info| info.id).collect();
     schema["$defs"]["EnvConfig"]["properties"]["id"]["examples"] = ids.into();
     schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
         render::NAMES.as_slice().into();

@@ -3,7 +3,7 @@
 use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
-use super::optim;
+use super::optim::{self, bounded};
 use minds_core::advantage::Estimator;
 use minds_core::lora::{LoraSpec, LoraSpecError};
 use minds_core::sampling::{SamplingParams, Stop};
@@ -36,6 +36,8 @@ pub enum ReferenceWeights {
 
 const GROUP_SIZE: NonZeroU32 = NonZeroU32::new(4).expect("4 is not 0");
 const GROUPS_PER_BATCH: NonZeroUsize = NonZeroUsize::new(4).expect("4 is not 0");
+/// Largest alpha of the adapter, far above any that is used.
+const MOST_ALPHA: f64 = 65_536.0;
 const MAX_NEW_TOKENS: NonZeroUsize = NonZeroUsize::new(2048).expect("2048 is not 0");
 /// Most samples that one request can ask for.
 const MOST_ROLLOUTS: NonZeroU32 = NonZeroU32::new(4096).expect("4096 is not 0");
@@ -205,6 +207,7 @@ pub(super) fn lora(trainer: &TrainerConfig, seed: u64) -> Result<LoraSpec, KeyPr
         let key = if matches!(error, LoraSpecError::Alpha(_)) { "lora_alpha" } else { "training_rank" };
         KeyProblem::new(format!("trainer.{key}"), format!("is wrong: {error}"))
     })?;
+    bounded("trainer.lora_alpha", alpha, MOST_ALPHA)?;
     Ok(lora)
 }
 

@@ -1,8 +1,8 @@
 //! The environment variables that configs read.
 //!
 //! `MINDS_TRAINER__SEED=3` sets `trainer.seed`: two underscores separate tables and key. An empty variable counts as
-//! not set. `MINDS_` variables without two underscores, except `MINDS_OUTPUT_DIR`, are ignored, unless one missing
-//! underscore is all that keeps them from being a key. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
+//! not set. Other `MINDS_` variables without two underscores, except `MINDS_OUTPUT_DIR`, set nothing: a warning names
+//! them, and one that only lacks an underscore to be a key is refused. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
 //! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, overrides a `tinker.api_key` of the file.
 
 use super::error::ConfigError;
@@ -20,6 +20,8 @@ const BASE_URL: (&str, [&str; 2]) = ("TINKER_BASE_URL", ["tinker", "base_url"]);
 const API_KEY: (&str, &str, &str) = ("tinker", "api_key", "api_key_env");
 /// The only key outside a table.
 const OUTPUT_DIR: &str = "OUTPUT_DIR";
+/// Variables with other uses than keys: the program reads them elsewhere, and cargo sets those of the build for what it runs.
+const OTHERS: [&str; 4] = ["MINDS_COMMIT", "MINDS_LOG", "MINDS_MODELS", "MINDS_VERSION"];
 
 /// Environment variables. Their values are never shown.
 #[derive(Clone, Default)]
@@ -51,6 +53,23 @@ impl ProcessVariables {
         }
     }
 
+    /// Warnings about variables that look like keys and set none. `named` are those that the config reads.
+    pub(super) fn without_effect(&self, named: &[&str]) -> Vec<String> {
+        let unknown = |name: &str| !OTHERS.contains(&name) && !named.contains(&name);
+        self.written()
+            .filter(|(name, rest, _)| sets_nothing(rest) && unknown(name))
+            .map(|(name, ..)| {
+                format!("the variable {name} sets nothing: the name of a key is MINDS_<TABLE>__<KEY>")
+            })
+            .collect()
+    }
+
+    /// The variables with the prefix that are set: name, name without the prefix, and value.
+    fn written(&self) -> impl Iterator<Item = (&String, &str, &String)> {
+        let set = self.0.iter().filter(|(_, value)| !value.is_empty());
+        set.filter_map(|(name, value)| Some((name, name.strip_prefix(PREFIX)?, value)))
+    }
+
     /// Writes the keys that variables set.
     ///
     /// # Errors
@@ -69,9 +88,8 @@ impl ProcessVariables {
             locations.give(&key.join("."), place);
         }
         self.supersede_key(table);
-        for (name, value) in self.0.iter().filter(|(_, value)| !value.is_empty()) {
-            let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-            if !rest.contains("__") && rest != OUTPUT_DIR && !is_meant_as_key(rest) {
+        for (name, rest, value) in self.written() {
+            if sets_nothing(rest) && !is_meant_as_key(rest) {
                 continue;
             }
             let fail = |message: String| ConfigError::Wrong {
@@ -100,6 +118,10 @@ impl ProcessVariables {
         }
         Ok(())
     }
+}
+
+fn sets_nothing(rest: &str) -> bool {
+    !rest.contains("__") && rest != OUTPUT_DIR
 }
 
 /// Whether the name would be a key if its first underscore were doubled.

@@ -3,13 +3,14 @@
 //! Nothing is written here: a folder can be inspected before a run opens it.
 
 use super::checkpoints::{self, CheckpointRecord};
-use super::{CONFIG, LOCK, in_use, metrics, text_of};
+use super::{CONFIG, EVALUATIONS, LOCK, QUARANTINE, bounded_lines, in_use, metrics, text_of};
 use crate::config::file::ConfigFile;
 use crate::config::plan::EMBEDDED;
 use anyhow::{Context as _, bail};
 use minds_models::LockError;
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Which runs may resume in a folder.
@@ -77,6 +78,7 @@ pub(super) fn admit(
     resolved: &str,
     terms: ResumeTerms,
 ) -> anyhow::Result<(Vec<CheckpointRecord>, Vec<String>)> {
+    refuse_other_than_files(path)?;
     let list = path.join(checkpoints::FILE);
     let checkpoints = checkpoints::read(&list)?;
     if checkpoints.is_empty() && list.exists() {
@@ -123,6 +125,20 @@ pub(super) fn admit(
         }
     }
     Ok((checkpoints, Vec::new()))
+}
+
+/// Refuses a pipe or a folder where a run has a file: opening a pipe would block.
+fn refuse_other_than_files(folder: &Path) -> anyhow::Result<()> {
+    for name in [CONFIG, checkpoints::FILE, metrics::FILE, EVALUATIONS, QUARANTINE] {
+        let path = folder.join(name);
+        match bounded_lines::regular(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("failed to open {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Differences between the config that a run began with and the one that it is to resume with. The length of the run,

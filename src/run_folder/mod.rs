@@ -269,7 +269,7 @@ impl RunFolder {
 #[must_use]
 pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
     let same = || -> anyhow::Result<bool> {
-        let earlier = fs::read_to_string(path.join(CONFIG))?;
+        let Some(earlier) = text_of(&path.join(CONFIG))? else { return Ok(false) };
         Ok(compare(path, &earlier, &toml::to_string(config)?)?.is_empty())
     };
     let done = last_checkpoint(path).ok().flatten().map_or(0, |last| last.step);
@@ -345,7 +345,7 @@ fn remove_shadows(weights: &Path) -> anyhow::Result<()> {
 
 /// Reads a text file; `None` if it does not exist.
 fn text_of(path: &Path) -> anyhow::Result<Option<String>> {
-    match fs::read_to_string(path) {
+    match bounded_lines::open(path).and_then(std::io::read_to_string) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
@@ -417,6 +417,29 @@ mod tests {
         fs::write(full.path().join("thesis.txt"), "precious").unwrap();
         let error = open_folder(full.path(), &config("")).err().unwrap().to_string();
         assert!(error.contains("holds thesis.txt but no config.toml"), "{error}");
+    }
+
+    #[test]
+    fn a_pipe_or_a_folder_where_a_file_belongs_is_refused_by_name() {
+        for name in [CONFIG, CHECKPOINTS, METRICS, EVALUATIONS, QUARANTINE] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            let refused = |why: &str| {
+                let opened = open_folder(dir.path(), &config("")).err().unwrap();
+                let inspected = inspect(dir.path(), &config("")).unwrap_err();
+                assert!(!is_unfinished(dir.path(), &config(""), 1));
+                for error in [opened, inspected] {
+                    let error = format!("{error:#}");
+                    assert!(error.contains(name) && error.ends_with(why), "{error}");
+                }
+            };
+            let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+            assert!(made.success());
+            refused("it is not a regular file");
+            fs::remove_file(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            refused("it is a folder");
+        }
     }
 
     #[test]

@@ -63,6 +63,22 @@ fn a_reward_without_queries_is_shown_with_its_numbers() {
     assert_eq!(at("[4.5]")["metrics"]["error"], 1.5);
 }
 
+#[test]
+fn a_reward_without_queries_fetches_no_model() {
+    let empty = tempfile::tempdir().unwrap();
+    for (env, completion, lines) in [
+        ("target_number", "three", ["parse    nothing: the answer is not valid", "reward   0"]),
+        ("plain_letters", "rain1", ["parse    \"rain1\"", "reward   0.8"]),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        command.args(["envs", "score", env, "--index", "0", "--completion", completion]);
+        let (code, out, err) =
+            output(command.args(["--model", "owner/nothing"]).env("MINDS_MODELS", empty.path()));
+        assert_eq!(code, Some(0), "{err}");
+        assert!(lines.iter().all(|line| out.contains(line)), "{out}");
+    }
+}
+
 /// The truth is the mean over the target's tokens of logprob after the lesson minus logprob before it, and the reward
 /// 1 / (1 + error²): computed here from the queries that are shown.
 #[test]

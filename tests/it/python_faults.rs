@@ -48,6 +48,11 @@ fn check_runs_a_rollout_and_reports_its_failure() {
     let (code, _, err) = checked(&nan, &["--set", "env.on_bad_reward=zero"]);
     assert_eq!(code, Some(0), "{err}");
 
+    let huge = package(dir.path(), "huge.py", "return {'reward': -1e30}").display().to_string();
+    let (code, _, err) = checked(&huge, &[]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("env.id") && err.contains("huge.py/0: -1e30 does not lie between"), "{err}");
+
     let whole = package(dir.path(), "whole.py", "return {'reward': len(action) / 20}").display().to_string();
     let (code, out, err) = checked(&whole, &[]);
     assert_eq!(code, Some(0), "{err}");

@@ -38,7 +38,7 @@ fn smollm2_chatml_equals_the_template_of_the_model() {
     }
     for args in [serde_json::json!({}), serde_json::json!({"task": "surprise", "shots": 4})] {
         let args = args.as_object().unwrap();
-        let environment = minds_environments::registry::load("gradient_prophet", args, 0).unwrap();
+        let environment = minds_environments::native::load("gradient_prophet", args, 0).unwrap();
         for index in 0..environment.items().get() {
             let prompt = environment.item(index).prompt;
             check(&prompt);

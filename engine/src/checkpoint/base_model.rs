@@ -33,7 +33,7 @@ impl BaseModelIdentity {
         let vocab = architecture.vocab;
         let count = (PROBES + 1).min(architecture.context);
         let tokens: Vec<Token> = (0..count).map(|i| (i * 7919 % vocab) as Token).collect();
-        let mut kv = KvCache::root(model);
+        let mut kv = KvCache::root(model.architecture());
         let hidden = extend(model, &mut [SequenceExtension { adapter: None, tokens: &tokens, kv: &mut kv }])?;
         let rows: Vec<usize> = hidden.rows(0).collect();
         let block = logits(model, &hidden, &rows);

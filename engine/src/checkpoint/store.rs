@@ -12,10 +12,11 @@
 
 use super::{CheckpointError, read_notes};
 use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose, StoredCheckpoint, check_run};
+use parking_lot::RwLock;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use tempfile::Builder;
 
 const DRAFT: &str = ".draft-";
@@ -123,7 +124,7 @@ impl CheckpointStore {
         sync(draft.path())?;
         let mut trash = Vec::new();
         {
-            let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
+            let _changing = self.0.names.write();
             if target.is_dir() {
                 if !overwrite {
                     return Err(CheckpointError::Taken(address.to_string()));
@@ -154,7 +155,7 @@ impl CheckpointStore {
         address: &CheckpointAddress,
         look: impl FnOnce(&Path) -> Result<T, CheckpointError>,
     ) -> Result<T, CheckpointError> {
-        let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
+        let _reading = self.0.names.read();
         let [_, folder] = self.folders(address);
         if folder.is_dir() { look(&folder) } else { Err(CheckpointError::Missing(address.to_string())) }
     }
@@ -179,7 +180,7 @@ impl CheckpointStore {
         let [parent, target] = self.folders(address);
         let mut trash;
         {
-            let _changing = self.0.names.write().unwrap_or_else(PoisonError::into_inner);
+            let _changing = self.0.names.write();
             if !target.is_dir() {
                 return Err(CheckpointError::Missing(address.to_string()));
             }
@@ -216,7 +217,7 @@ impl CheckpointStore {
     /// The disk fails.
     pub fn list(&self, run: &str) -> Result<Vec<StoredCheckpoint>, CheckpointError> {
         check_run(run)?;
-        let _reading = self.0.names.read().unwrap_or_else(PoisonError::into_inner);
+        let _reading = self.0.names.read();
         let mut entries = Vec::new();
         for kind in [CheckpointPurpose::Training, CheckpointPurpose::Sampler] {
             let parent = self.0.root.join(folder_of(run)).join(kind.folder());

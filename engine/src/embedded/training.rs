@@ -3,8 +3,8 @@
 //! A job works on copies and commits them at its end: a refused or failed job leaves weights, gradients and
 //! moments as they were, except that a refused optimizer step drops the gradients that it was asked to apply.
 
-use super::EmbeddedSampler;
 use super::adapter_store::{AdapterStore, CheckpointSave};
+use super::{EmbeddedSampler, EmbeddedService};
 use crate::adapter::{Adapter, Grads};
 use crate::error::EngineError;
 use crate::optim::{AdamState, adam_step};
@@ -18,8 +18,9 @@ use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::service::{BackendError, Export, ForwardOutput, OptimStep, Pending, TrainingBackend};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// An adapter of the embedded engine.
 pub struct EmbeddedTraining {
@@ -60,32 +61,21 @@ impl AdapterState {
 }
 
 impl EmbeddedTraining {
-    /// Creates a fresh adapter on the training thread.
-    pub(super) async fn create(
-        engine: Arc<Engine>,
-        adapter_store: Arc<AdapterStore>,
-        run: String,
-        spec: LoraSpec,
-        rows: LogprobRows,
-    ) -> Result<Self, BackendError> {
-        let model = engine.model().clone();
-        let adapter =
-            engine.train(move |_| Adapter::new(model.architecture(), &spec).map_err(refused)).await?;
-        let optimizer = AdamState::new(&adapter);
-        Ok(Self::of(engine, adapter_store, run, adapter, optimizer, rows))
-    }
-
-    pub(super) fn of(
-        engine: Arc<Engine>,
-        adapter_store: Arc<AdapterStore>,
+    pub(super) fn new(
+        service: &EmbeddedService,
         run: String,
         adapter: Adapter<f32>,
         optimizer: AdamState<f32>,
         rows: LogprobRows,
     ) -> Self {
-        let spec = adapter.spec().clone();
-        let state = Arc::new(Mutex::new(AdapterState::new(adapter, optimizer)));
-        Self { engine, adapter_store, run, spec, rows, state }
+        Self {
+            engine: service.engine.clone(),
+            adapter_store: service.adapter_store.clone(),
+            run,
+            spec: adapter.spec().clone(),
+            rows,
+            state: Arc::new(Mutex::new(AdapterState::new(adapter, optimizer))),
+        }
     }
 
     /// The run under which weights are saved.
@@ -106,7 +96,7 @@ impl EmbeddedTraining {
         job: impl FnOnce(&mut AdapterState) -> Result<T, BackendError> + Send + 'static,
     ) -> Pending<T> {
         let state = self.state.clone();
-        self.engine.train(move |_| job(&mut lock(&state)))
+        self.engine.train(move |_| job(&mut state.lock()))
     }
 
     fn pass(&self, data: Vec<Datum>, loss: Loss, with_gradients: bool) -> Pending<ForwardOutput> {
@@ -120,7 +110,7 @@ impl EmbeddedTraining {
         let note = self.engine.note_trained(data.iter().map(Datum::len).sum());
         let state = self.state.clone();
         self.engine.train(move |workspace| {
-            let state = &mut *lock(&state);
+            let state = &mut *state.lock();
             let snapshot = state.snapshot();
             let weights = snapshot.weights();
             let out = if with_gradients {
@@ -263,17 +253,11 @@ fn check_data(arch: &Architecture, data: &[Datum], loss: Loss) -> Result<(), Bac
         return Err(BackendError::Rejected("the request has no data".into()));
     }
     for (index, datum) in data.iter().enumerate() {
-        let wrong = |error: EngineError| BackendError::Rejected(format!("datum {index}: {error}"));
-        let mut tokens = datum.input().iter().chain(datum.targets());
-        if let Some(token) = tokens.find(|token| **token as usize >= arch.vocab) {
-            return Err(wrong(EngineError::Token { token: *token, vocab: arch.vocab }));
-        }
-        if datum.len() > arch.context {
-            return Err(wrong(EngineError::TooLong { len: datum.len(), context: arch.context }));
-        }
-        if matches!(datum.inputs(), LossInputs::Weights(_)) != (loss == Loss::CrossEntropy) {
-            return Err(refused(EngineError::LossInputs { datum: index, loss: loss.name() }));
-        }
+        train::check_datum(arch, index, datum, loss).map_err(|error| match error {
+            // It names the datum itself.
+            EngineError::LossInputs { .. } => refused(error),
+            error => BackendError::Rejected(format!("datum {index}: {error}")),
+        })?;
     }
     Ok(())
 }
@@ -299,12 +283,7 @@ fn check_spec(own: &LoraSpec, other: &LoraSpec) -> Result<(), BackendError> {
     )))
 }
 
-fn lock(state: &Mutex<AdapterState>) -> MutexGuard<'_, AdapterState> {
-    // A job that panicked has changed nothing yet.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn refused(error: EngineError) -> BackendError {
+pub(super) fn refused(error: EngineError) -> BackendError {
     BackendError::Rejected(error.to_string())
 }
 

@@ -7,31 +7,6 @@
 use crate::real::Real;
 use gemm_common::Parallelism;
 
-/// A product `c = alpha * c + beta * a · b` of column-major matrices: rows, columns, inner length; then `c` with the
-/// strides of its columns and rows and whether it is read; `a` and `b` with theirs; `alpha`, `beta`; three flags for
-/// complex numbers.
-pub type MatrixProduct<T> = unsafe fn(
-    usize,
-    usize,
-    usize,
-    *mut T,
-    isize,
-    isize,
-    bool,
-    *const T,
-    isize,
-    isize,
-    *const T,
-    isize,
-    isize,
-    T,
-    T,
-    bool,
-    bool,
-    bool,
-    Parallelism,
-);
-
 /// A matrix within a slice.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixView<'a, T> {

@@ -7,6 +7,7 @@ use crate::error::EngineError;
 use crate::kernel::rows::rms_norm;
 use crate::kv_cache::KvCache;
 use crate::real::Real;
+use minds_core::architecture::Architecture;
 use minds_core::ids::Token;
 use std::ops::Range;
 use std::ptr;
@@ -118,7 +119,7 @@ pub fn logits<T: Real>(model: &Model<T>, hidden: &HiddenStates<T>, rows: &[usize
 
 fn check<T: Real>(model: &Model<T>, entry: &SequenceExtension<'_, T>) -> Result<(), EngineError> {
     let arch = model.architecture();
-    check_tokens(model, entry.tokens)?;
+    check_tokens(arch, entry.tokens)?;
     let len = entry.kv.len() + entry.tokens.len();
     if len > arch.context {
         return Err(EngineError::TooLong { len, context: arch.context });
@@ -130,8 +131,8 @@ fn check<T: Real>(model: &Model<T>, entry: &SequenceExtension<'_, T>) -> Result<
 }
 
 /// Refuses tokens outside of the vocabulary.
-pub(crate) fn check_tokens<T: Real>(model: &Model<T>, tokens: &[Token]) -> Result<(), EngineError> {
-    let vocab = model.architecture().vocab;
+pub(crate) fn check_tokens(arch: &Architecture, tokens: &[Token]) -> Result<(), EngineError> {
+    let vocab = arch.vocab;
     match tokens.iter().find(|&&t| t as usize >= vocab) {
         Some(&token) => Err(EngineError::Token { token, vocab }),
         None => Ok(()),

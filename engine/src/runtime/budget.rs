@@ -127,7 +127,7 @@ mod tests {
         let model = Model::<f32>::random(Architecture::tiny(), 0).unwrap();
         for (prompt, new) in [(1, 2), (31, 3), (32, 33), (40, 60), (64, 64)] {
             let need = KvBudget::new(model.architecture(), 0, 0).need(prompt, new);
-            let mut root = KvCache::root(&model);
+            let mut root = KvCache::root(model.architecture());
             let tokens = vec![1; prompt.max(new)];
             extend(
                 &model,

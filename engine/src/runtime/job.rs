@@ -116,7 +116,7 @@ impl SampleJob {
         }
         let cached = hit.as_ref().map_or(0, |h| h.len);
         let prompt = match hit {
-            None => PromptState::Prefilling { kv: KvCache::root(model) },
+            None => PromptState::Prefilling { kv: KvCache::root(model.architecture()) },
             Some(hit) => {
                 if let Some(known) = &hit.logprobs {
                     logprobs = known[..=hit.len].to_vec();
@@ -150,7 +150,7 @@ impl SampleJob {
     /// Makes the prefilled prompt the common start of all rows.
     pub(crate) fn share_prompt(&mut self, model: &Model<f32>, first: Vec<f32>) -> Option<Arc<KvCache<f32>>> {
         let PromptState::Prefilling { kv } = &mut self.prompt else { return None };
-        let shared = Arc::new(std::mem::replace(kv, KvCache::root(model)));
+        let shared = Arc::new(std::mem::replace(kv, KvCache::root(model.architecture())));
         self.prompt = PromptState::Prefilled { kv: shared.clone(), first };
         Some(shared)
     }

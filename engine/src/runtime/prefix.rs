@@ -115,7 +115,7 @@ mod tests {
     fn kv(pages: usize) -> Arc<KvCache<f32>> {
         let model = Model::random(Architecture::tiny(), 0).unwrap();
         let tokens = vec![1; pages * PAGE];
-        let mut kv = KvCache::root(&model);
+        let mut kv = KvCache::root(model.architecture());
         extend(&model, &mut [SequenceExtension { adapter: None, tokens: &tokens, kv: &mut kv }]).unwrap();
         Arc::new(kv)
     }

@@ -3,66 +3,52 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Totals since the start, and the current load of the engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    /// Prompt tokens run through the model for sampling and scoring.
-    pub prefilled_tokens: u64,
-    /// Prompt tokens taken from the prefix cache instead.
-    pub cached_tokens: u64,
-    /// Number of tokens sampled.
-    pub decoded_tokens: u64,
-    /// Steps of the sampling loop.
-    pub steps: u64,
-    /// Tokens of all data that went through forward or forward_backward.
-    pub trained_tokens: u64,
-    /// Number of optimizer steps over all adapters.
-    pub optim_steps: u64,
-    /// Nanoseconds in which the sampling loop had work.
-    pub sampling_nanos: u64,
-    /// Nanoseconds in which the training queue had work.
-    pub training_nanos: u64,
-    /// Sampling requests not yet started, now.
-    pub waiting: u64,
-    /// Rows being sampled or reserved, now.
-    pub rows: u64,
-    /// Bytes of keys and values reserved for requests, now.
-    pub kv_bytes: u64,
-}
-
-/// The live counters behind [`EngineStats`].
-#[derive(Debug, Default)]
-pub(crate) struct EngineCounters {
-    pub(crate) prefilled_tokens: AtomicU64,
-    pub(crate) cached_tokens: AtomicU64,
-    pub(crate) decoded_tokens: AtomicU64,
-    pub(crate) steps: AtomicU64,
-    pub(crate) trained_tokens: AtomicU64,
-    pub(crate) optim_steps: AtomicU64,
-    pub(crate) sampling_nanos: AtomicU64,
-    pub(crate) training_nanos: AtomicU64,
-    pub(crate) waiting: AtomicU64,
-    pub(crate) rows: AtomicU64,
-    pub(crate) kv_bytes: AtomicU64,
-}
-
-impl EngineCounters {
-    pub(crate) fn snapshot(&self) -> EngineStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        EngineStats {
-            prefilled_tokens: read(&self.prefilled_tokens),
-            cached_tokens: read(&self.cached_tokens),
-            decoded_tokens: read(&self.decoded_tokens),
-            steps: read(&self.steps),
-            trained_tokens: read(&self.trained_tokens),
-            optim_steps: read(&self.optim_steps),
-            sampling_nanos: read(&self.sampling_nanos),
-            training_nanos: read(&self.training_nanos),
-            waiting: read(&self.waiting),
-            rows: read(&self.rows),
-            kv_bytes: read(&self.kv_bytes),
+/// Declares the totals once: as they are counted, and as they are read.
+macro_rules! totals {
+    ($( #[doc = $doc:literal] $name:ident, )+) => {
+        /// Totals since the start, and the current load of the engine.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct EngineStats {
+            $( #[doc = $doc] pub $name: u64, )+
         }
-    }
+
+        /// The live counters behind [`EngineStats`].
+        #[derive(Debug, Default)]
+        pub(crate) struct EngineCounters {
+            $( pub(crate) $name: AtomicU64, )+
+        }
+
+        impl EngineCounters {
+            pub(crate) fn snapshot(&self) -> EngineStats {
+                EngineStats { $( $name: self.$name.load(Ordering::Relaxed), )+ }
+            }
+        }
+    };
+}
+
+totals! {
+    /// Prompt tokens run through the model for sampling and scoring.
+    prefilled_tokens,
+    /// Prompt tokens taken from the prefix cache instead.
+    cached_tokens,
+    /// Number of tokens sampled.
+    decoded_tokens,
+    /// Steps of the sampling loop.
+    steps,
+    /// Tokens of all data that went through forward or forward_backward.
+    trained_tokens,
+    /// Number of optimizer steps over all adapters.
+    optim_steps,
+    /// Nanoseconds in which the sampling loop had work.
+    sampling_nanos,
+    /// Nanoseconds in which the training queue had work.
+    training_nanos,
+    /// Sampling requests not yet started, now.
+    waiting,
+    /// Rows being sampled or reserved, now.
+    rows,
+    /// Bytes of keys and values reserved for requests, now.
+    kv_bytes,
 }
 
 /// Adds to a total.

@@ -16,6 +16,8 @@ use minds_core::datum::Datum;
 use minds_core::loss::Loss;
 use pass::{TrainingPass, run};
 
+pub(crate) use pass::check_datum;
+
 /// For which positions logprobs are computed; the others are reported as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogprobRows {

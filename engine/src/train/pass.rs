@@ -11,6 +11,7 @@ use crate::kernel::rows::rms_norm;
 use crate::kv_cache::KvSegment;
 use crate::model::{Activations, AdapterSpan, DecoderBatch, DecoderScratch, Model, check_tokens};
 use crate::real::Real;
+use minds_core::architecture::Architecture;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
 
@@ -162,16 +163,24 @@ fn check<T: Real>(pass: &TrainingPass<'_, T>) -> Result<(), EngineError> {
     if let Some(adapter) = pass.adapter {
         adapter.check(arch)?;
     }
-    for (index, datum) in pass.data.iter().enumerate() {
-        check_tokens(pass.model, datum.input())?;
-        check_tokens(pass.model, datum.targets())?;
-        if datum.len() > arch.context {
-            return Err(EngineError::TooLong { len: datum.len(), context: arch.context });
-        }
-        let weighted = matches!(datum.inputs(), LossInputs::Weights(_));
-        if weighted != (pass.loss == Loss::CrossEntropy) {
-            return Err(EngineError::LossInputs { datum: index, loss: pass.loss.name() });
-        }
+    pass.data.iter().enumerate().try_for_each(|(index, datum)| check_datum(arch, index, datum, pass.loss))
+}
+
+/// Refuses a datum that the model or the loss cannot read; `index` is its place in the request.
+pub(crate) fn check_datum(
+    arch: &Architecture,
+    index: usize,
+    datum: &Datum,
+    loss: Loss,
+) -> Result<(), EngineError> {
+    check_tokens(arch, datum.input())?;
+    check_tokens(arch, datum.targets())?;
+    if datum.len() > arch.context {
+        return Err(EngineError::TooLong { len: datum.len(), context: arch.context });
+    }
+    let is_weighted = matches!(datum.inputs(), LossInputs::Weights(_));
+    if is_weighted != (loss == Loss::CrossEntropy) {
+        return Err(EngineError::LossInputs { datum: index, loss: loss.name() });
     }
     Ok(())
 }

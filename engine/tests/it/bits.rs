@@ -55,21 +55,28 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
         .collect();
 
     // Alone and at once.
-    let whole: Vec<_> =
-        cases.iter().map(|c| run(&model, c, &mut KvCache::root(&model), &[c.tokens.len()])).collect();
+    let whole: Vec<_> = cases
+        .iter()
+        .map(|c| run(&model, c, &mut KvCache::root(model.architecture()), &[c.tokens.len()]))
+        .collect();
     assert!(whole.iter().all(|bits| bits.iter().all(|b| f32::from_bits(*b) < 0.0)));
     assert_ne!(whole[0], whole[1]);
 
     // Prompt, then token by token; and cut off the grid.
     let case = &cases[0];
     let rest = case.tokens.len() - prompt;
-    let decoded = run(&model, case, &mut KvCache::root(&model), &[&[prompt][..], &vec![1; rest]].concat());
+    let decoded = run(
+        &model,
+        case,
+        &mut KvCache::root(model.architecture()),
+        &[&[prompt][..], &vec![1; rest]].concat(),
+    );
     assert_eq!(decoded, whole[0], "token by token");
-    let cut = run(&model, case, &mut KvCache::root(&model), &[7, prompt - 8, 1, rest]);
+    let cut = run(&model, case, &mut KvCache::root(model.architecture()), &[7, prompt - 8, 1, rest]);
     assert_eq!(cut, whole[0], "cut in pieces");
 
     // All sixteen in one batch, with two adapters and none.
-    let mut kvs: Vec<_> = cases.iter().map(|_| KvCache::root(&model)).collect();
+    let mut kvs: Vec<_> = cases.iter().map(|_| KvCache::root(model.architecture())).collect();
     let mut found = vec![Vec::new(); cases.len()];
     for step in 0.. {
         let pieces: Vec<_> =
@@ -98,7 +105,7 @@ fn check(arch: &Architecture, prompt: usize, len: usize) {
     assert_eq!(found, whole, "in a batch");
 
     // Children of a shared prompt, and copies of the beginning of another sequence.
-    let mut root = KvCache::root(&model);
+    let mut root = KvCache::root(model.architecture());
     let begun = run(&model, &cases[0], &mut root, &[prompt]);
     let root = Arc::new(root);
     for i in 0..2 {
@@ -150,7 +157,7 @@ fn a_sequence_has_one_result_on_every_path() {
 fn requests_that_cannot_be_served_change_nothing() {
     let (_, arch) = &architectures()[0];
     let model = Model::<f32>::random(arch.clone(), 1).unwrap();
-    let mut kvs = [KvCache::root(&model), KvCache::root(&model)];
+    let mut kvs = [KvCache::root(model.architecture()), KvCache::root(model.architecture())];
     let [a, b] = &mut kvs;
     let long = vec![1; arch.context + 1];
     for (tokens, message) in [

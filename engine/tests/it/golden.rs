@@ -54,7 +54,7 @@ fn distance<T: Real>(ours: &[T], theirs: &[f64]) -> f64 {
 }
 
 fn all_logits<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>, ids: &[Token]) -> Vec<Vec<T>> {
-    let mut kv = KvCache::root(model);
+    let mut kv = KvCache::root(model.architecture());
     let hidden = extend(model, &mut [SequenceExtension { adapter, tokens: ids, kv: &mut kv }]).unwrap();
     let rows: Vec<usize> = hidden.rows(0).collect();
     logits(model, &hidden, &rows).chunks(model.architecture().vocab).map(<[T]>::to_vec).collect()
@@ -78,7 +78,7 @@ fn next_logprobs<T: Real>(model: &Model<T>, adapter: Option<&AdapterWeights<T>>,
 }
 
 fn greedy<T: Real>(model: &Model<T>, prompt: &[Token], count: usize) -> Vec<Token> {
-    let (mut kv, mut next, mut out) = (KvCache::root(model), prompt.to_vec(), Vec::new());
+    let (mut kv, mut next, mut out) = (KvCache::root(model.architecture()), prompt.to_vec(), Vec::new());
     for _ in 0..count {
         let hidden =
             extend(model, &mut [SequenceExtension { adapter: None, tokens: &next, kv: &mut kv }]).unwrap();

@@ -11,18 +11,16 @@
 //!
 //! So readable guesses get more than unreadable ones, nearer guesses more than farther ones, and finding it the most.
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::flag;
+use crate::native::{EnvInfo, flag};
 use crate::parse::Integer;
-use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, EnvironmentReply, Item, ScoringContext};
 use minds_core::random::seeded_rng;
 use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use rand::seq::SliceRandom;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::cmp::Ordering;
 use std::num::NonZeroU64;
@@ -35,35 +33,19 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "find a hidden number in a few guesses; several turns, rewards need no model",
     args: ARGS,
+    queries_model: false,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "largest",
-        kind: ArgKind::Whole { default: 20, min: 2, max: 1000 },
-        only_with: None,
-        about: "the hidden number lies from 1 to this; there is one item for each",
-    },
-    Arg {
-        name: "guesses",
-        kind: ArgKind::Whole { default: 4, min: 1, max: 16 },
-        only_with: None,
-        about: "answers before the game is lost",
-    },
-    Arg {
-        name: "example",
-        kind: ArgKind::Flag(true),
-        only_with: None,
-        about: "whether a game is shown before the question; without it, hardly an answer is valid",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct NumberGuessingOptions {
-    largest: NonZeroU64,
-    guesses: usize,
-    example: bool,
+arguments! {
+    NumberGuessingOptions {
+        largest: NonZeroU64 = Whole { default: 20, min: 2, max: 1000 },
+            "the hidden number lies from 1 to this; there is one item for each";
+        guesses: usize = Whole { default: 4, min: 1, max: 16 },
+            "answers before the game is lost";
+        example: bool = Flag(true),
+            "whether a game is shown before the question; without it, hardly an answer is valid";
+    }
 }
 
 const SYSTEM: &str = "You find a number by guessing. Reply with one whole number only; you are told whether the number \

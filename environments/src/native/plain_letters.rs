@@ -5,7 +5,7 @@
 
 use crate::args;
 use crate::error::EnvError;
-use crate::registry::EnvInfo;
+use crate::native::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
 use minds_core::environment::{Environment, Item, ScoringContext};
@@ -21,6 +21,7 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "write letters and nothing else; even a random model can learn it",
     args: &[],
+    queries_model: false,
     load,
 };
 

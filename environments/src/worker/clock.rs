@@ -23,6 +23,16 @@ struct ClockState {
     since: Instant,
 }
 
+impl ClockState {
+    /// Counts the time up to now.
+    fn settle(&mut self) {
+        if self.holders == 0 {
+            self.spent += self.since.elapsed();
+            self.since = Instant::now();
+        }
+    }
+}
+
 impl RolloutClock {
     /// Starts a clock that runs from now on.
     pub(super) fn start(limit: Duration) -> Arc<Self> {
@@ -33,10 +43,7 @@ impl RolloutClock {
     /// Stops the clock until the returned value is dropped.
     pub(super) fn hold(self: &Arc<Self>) -> ClockHold {
         self.state.send_modify(|state| {
-            if state.holders == 0 {
-                state.spent += state.since.elapsed();
-                state.since = Instant::now();
-            }
+            state.settle();
             state.holders += 1;
         });
         ClockHold(self.clone())
@@ -45,10 +52,7 @@ impl RolloutClock {
     /// Gives the environment this much more time.
     pub(super) fn extend(&self, more: Duration) {
         self.state.send_modify(|state| {
-            if state.holders == 0 {
-                state.spent += state.since.elapsed();
-                state.since = Instant::now();
-            }
+            state.settle();
             state.spent = state.spent.min(self.limit).saturating_sub(more);
         });
     }

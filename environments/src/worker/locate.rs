@@ -5,6 +5,7 @@
 //! installed module, or of one in the working directory.
 
 use crate::error::EnvError;
+use crate::native::is_path;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -17,11 +18,6 @@ pub(super) struct ModuleLocation {
     pub module: String,
     /// The environment's own folder.
     pub home: Option<PathBuf>,
-}
-
-/// Whether an id names a place rather than a module.
-pub fn is_path(id: &str) -> bool {
-    id.contains('/') || id.starts_with('.') || id.ends_with(".py")
 }
 
 /// Finds the module of an id.

@@ -1,6 +1,7 @@
 //! Messages between a run and a Python worker. `environments/python/minds_host` implements the same protocol.
 
 use minds_core::ids::Token;
+use minds_core::optim::AdamParams;
 use minds_core::reward::RewardError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -205,7 +206,7 @@ pub(super) enum WorkerRequest {
         data: Vec<WorkerDatum>,
     },
     ShadowStep {
-        adam: BTreeMap<String, f64>,
+        adam: AdamParams,
     },
     ShadowExport,
 }

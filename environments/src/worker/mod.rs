@@ -32,7 +32,6 @@ mod worker_files;
 mod worker_process;
 
 pub use environment::PythonEnvironment;
-pub use locate::is_path;
 pub use message::{ChatMessage, EnvDescription, ToolCall, ToolFunction};
 pub use model_profile::ModelProfile;
 pub use options::{BadReward, PythonOptions};

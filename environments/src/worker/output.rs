@@ -3,8 +3,9 @@
 //! Nothing that is printed can make the printer wait: lines that come too fast are counted instead of logged, and a
 //! line without an end is cut.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::Instant;
@@ -26,12 +27,12 @@ pub(super) struct OutputTail {
 impl OutputTail {
     /// The last lines, oldest first.
     pub(super) fn text(&self) -> String {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock();
         lines.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 
     fn push(&self, line: String) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.lock();
         if lines.len() == KEPT {
             lines.pop_front();
         }

@@ -12,12 +12,13 @@ use super::setup::WorkerSetup;
 use super::worker_files::WorkerFiles;
 use super::worker_process::{WorkerLaunch, WorkerProcess, WorkerStartError};
 use crate::error::EnvError;
-use crate::registry;
+use crate::native;
 use futures::future::try_join_all;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
@@ -77,7 +78,7 @@ enum SlotState {
 
 impl WorkerSlot {
     fn state(&self) -> SlotState {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.lock().clone()
     }
 }
 
@@ -115,7 +116,7 @@ impl WorkerPool {
         let started = runtime.block_on(try_join_all((0..at_once).map(|slot| shared.launch(slot))));
         let mut started = started.map_err(|error| match error {
             WorkerStartError::NoModule => {
-                registry::unknown(&shared.options.id, Some(shared.setup.interpreter()))
+                native::unknown(&shared.options.id, Some(shared.setup.interpreter()))
             }
             WorkerStartError::Failed(why) => EnvError::Python { id: shared.options.id.clone(), why },
         })?;
@@ -252,7 +253,7 @@ impl PoolShared {
     }
 
     fn set(&self, slot: usize, state: SlotState) {
-        *self.slots[slot].state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.slots[slot].state.lock() = state;
         self.changed.send_modify(|changes| *changes += 1);
     }
 

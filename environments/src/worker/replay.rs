@@ -4,9 +4,9 @@ use async_trait::async_trait;
 use minds_core::rollout::Turn;
 use minds_core::sampling::{Completion, SampleRequest, SampleResponse};
 use minds_core::service::{BackendError, SamplingBackend};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 /// A sampler that returns recorded completions in order.
 pub(super) struct ReplaySampler {
@@ -29,7 +29,7 @@ impl ReplaySampler {
 #[async_trait]
 impl SamplingBackend for ReplaySampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock();
         let Some(answer) = answers.pop_front().filter(|_| request.num_samples == 1) else {
             self.exhausted.store(true, Relaxed);
             return Err(BackendError::Unsupported("samples beside the answers that were given".into()));

@@ -15,12 +15,11 @@ use minds_core::datum::{Datum, LossInputs};
 use minds_core::environment::{AdapterLease, FrozenWeights, Oracle};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
-use minds_core::optim::AdamParams;
 use minds_core::rollout::Turn;
 use minds_core::sampling::{Completion, SampleRequest, SampleResponse, StopReason};
 use minds_core::service::SamplingBackend;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Maximum number of completions in one rollout.
@@ -238,11 +237,10 @@ impl<'a> RequestHandler<'a> {
                 .boxed())
             }
             WorkerRequest::ShadowStep { adam } => {
-                let params = adam_params(&adam);
-                params.check().map_err(|e| {
+                adam.check().map_err(|e| {
                     WorkerRequestError::Invalid(format!("{} is {}, it must {}", e.key, e.value, e.must))
                 })?;
-                let step = self.adapter()?.training.optim_step(params);
+                let step = self.adapter()?.training.optim_step(adam);
                 Ok(async move { Ok(RequestOutput::Value(json!({ "metrics": step.await?.metrics }))) }.boxed())
             }
             WorkerRequest::ShadowExport => {
@@ -371,17 +369,4 @@ fn datum(example: WorkerDatum) -> Result<Datum, WorkerRequestError> {
     let WorkerDatum { input, targets, weights } = example;
     Datum::new(input, targets, LossInputs::Weights(weights))
         .map_err(|e| WorkerRequestError::Invalid(e.to_string()))
-}
-
-fn adam_params(written: &BTreeMap<String, f64>) -> AdamParams {
-    let defaults = AdamParams::default();
-    let get = |key: &str, default: f64| written.get(key).copied().unwrap_or(default);
-    AdamParams {
-        learning_rate: get("learning_rate", defaults.learning_rate),
-        beta1: get("beta1", defaults.beta1),
-        beta2: get("beta2", defaults.beta2),
-        eps: get("eps", defaults.eps),
-        weight_decay: get("weight_decay", defaults.weight_decay),
-        grad_clip_norm: get("grad_clip_norm", defaults.grad_clip_norm),
-    }
 }

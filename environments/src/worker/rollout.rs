@@ -247,7 +247,8 @@ impl WorkerRollout<'_> {
             }
             warn!(rollout = self.name, %cause, "a reward counts as 0");
         }
-        let reward = Reward::new(report.reward.map_or(f32::NAN, |reward| reward as f32))?;
+        let reward = Reward::new(report.reward.map_or(f32::NAN, |reward| reward as f32))
+            .map_err(|error| RewardError::NotFinite(format!("{}: {error}", self.worker.name)))?;
         let mut metrics: Metrics = report.metrics.clone();
         metrics.insert(self.bad_rewards.into(), f64::from(report.coerced));
         Ok(Score { reward, metrics })

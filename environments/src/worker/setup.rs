@@ -9,7 +9,7 @@ use super::locate::{ModuleLocation, locate};
 use super::options::PythonOptions;
 use super::worker_files::WorkerFiles;
 use crate::error::EnvError;
-use crate::registry;
+use crate::native;
 #[cfg(target_os = "linux")]
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::collections::BTreeMap;
@@ -132,6 +132,11 @@ impl WorkerSetup {
         Ok((Self { folder: folder.path().to_owned(), interpreter, path, module, variables }, folder))
     }
 
+    /// Why a process cannot be started.
+    pub(super) fn cannot_start(&self, error: &std::io::Error) -> String {
+        cannot_start(&self.interpreter, error)
+    }
+
     /// The interpreter, for messages.
     pub(super) fn interpreter(&self) -> String {
         self.interpreter.display().to_string()
@@ -209,11 +214,25 @@ pub fn find_package(options: &PythonOptions) -> Result<(), EnvError> {
         .output();
     match asked {
         Ok(answer) if answer.status.success() => Ok(()),
-        Ok(_) => Err(registry::unknown(&options.id, Some(name))),
+        Ok(_) => Err(native::unknown(&options.id, Some(name))),
         Err(error) => {
-            let why = format!("`{name}` cannot be started: {error}");
-            Err(EnvError::Python { id: options.id.clone(), why })
+            Err(EnvError::Python { id: options.id.clone(), why: cannot_start(&interpreter, &error) })
         }
+    }
+}
+
+/// Why an interpreter cannot be started, with the command that makes the missing virtual environment.
+fn cannot_start(interpreter: &Path, error: &std::io::Error) -> String {
+    let why = format!("`{}` cannot be started: {error}", interpreter.display());
+    let venv = interpreter.parent().filter(|folder| folder.ends_with("bin")).and_then(Path::parent);
+    match venv.filter(|venv| !interpreter.exists() && *venv != Path::new("/usr")) {
+        Some(venv) => {
+            let venv = venv.display();
+            format!(
+                "{why}; `python3 -m venv {venv}` makes it, `{venv}/bin/pip install …` adds what the environment imports"
+            )
+        }
+        None => why,
     }
 }
 

@@ -2,8 +2,9 @@
 
 use minds_core::environment::SessionRollout;
 use minds_core::ids::Token;
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Number of items that are checked.
 pub(super) const CHECKED_ITEMS: usize = 20;
@@ -26,7 +27,7 @@ impl PromptVariety {
     /// Records the prompt of an item. Returns `true` once, when the first 20 items have had one prompt.
     pub(super) fn is_missing(&self, item: u64, performance: &SessionRollout) -> bool {
         let Some(first) = performance.turns.first() else { return false };
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         if seen.is_settled {
             return false;
         }

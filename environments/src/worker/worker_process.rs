@@ -13,10 +13,11 @@ use super::model_profile::ModelProfile;
 use super::output::OutputTail;
 use super::process_group::{ProcessGroup, write};
 use super::setup::WorkerSetup;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::BufReader;
 use tokio::process::ChildStdout;
@@ -114,10 +115,7 @@ impl WorkerProcess {
         let failed = WorkerStartError::Failed;
         let token =
             endpoint::random_token().map_err(|e| failed(format!("the system has no randomness: {e}")))?;
-        let mut child = setup
-            .command()
-            .spawn()
-            .map_err(|e| failed(format!("`{}` cannot be started: {e}", setup.interpreter())))?;
+        let mut child = setup.command().spawn().map_err(|error| failed(setup.cannot_start(&error)))?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
             return Err(failed("its pipes are missing".into()));
@@ -159,8 +157,8 @@ impl WorkerProcess {
             exited.send_replace(Some(cause.into()));
             if let Some(worker) = watched.upgrade() {
                 worker.permits.close();
-                lock(&worker.rollouts).clear();
-                lock(&worker.calls).clear();
+                worker.rollouts.lock().clear();
+                worker.calls.lock().clear();
             }
         });
         let facts: ModelInfo = profile.model_info();
@@ -199,13 +197,13 @@ impl WorkerProcess {
     /// Events of a rollout, until it is unregistered.
     pub(super) fn register(&self, rollout: &str) -> mpsc::Receiver<WorkerEvent> {
         let (sender, events) = mpsc::channel(64);
-        lock(&self.rollouts).insert(rollout.into(), sender);
+        self.rollouts.lock().insert(rollout.into(), sender);
         events
     }
 
     /// Later requests of this rollout get an error: the rollout is over.
     pub(super) fn unregister(&self, rollout: &str) {
-        lock(&self.rollouts).remove(rollout);
+        self.rollouts.lock().remove(rollout);
     }
 
     /// Rows of the data from `start`, at most `count`.
@@ -221,7 +219,7 @@ impl WorkerProcess {
     async fn call(&self, message: impl FnOnce(u64) -> ToWorker<'static>) -> Result<Vec<Value>, String> {
         let call = self.next_call.fetch_add(1, Relaxed);
         let (sender, answer) = oneshot::channel();
-        lock(&self.calls).insert(call, sender);
+        self.calls.lock().insert(call, sender);
         self.send(&message(call)).await;
         match answer.await {
             Ok(Ok(values)) => Ok(values),
@@ -363,7 +361,7 @@ impl WorkerProcess {
     }
 
     async fn deliver(&self, rollout: &str, event: WorkerEvent) -> bool {
-        let sender = lock(&self.rollouts).get(rollout).cloned();
+        let sender = self.rollouts.lock().get(rollout).cloned();
         match sender {
             Some(sender) => sender.send(event).await.is_ok(),
             None => {
@@ -374,7 +372,7 @@ impl WorkerProcess {
     }
 
     fn resolve_call(&self, call: u64, result: CallResult) {
-        if let Some(requester) = lock(&self.calls).remove(&call) {
+        if let Some(requester) = self.calls.lock().remove(&call) {
             drop(requester.send(result));
         }
     }
@@ -396,8 +394,4 @@ impl WorkerProcess {
             worker.try_send(&ToWorker::Beat { n });
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, EnvironmentReply, Item};
 use minds_core::ids::GroupId;
 use minds_core::reward::{RewardError, Score};
-use minds_environments::registry;
+use minds_environments::native;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ fn with_the_right_answer_as_the_text_one_truth_serves_the_whole_group() {
     assert!(read.ends_with("<|im_start|>assistant\n") && !read.contains("Probe:"));
     let args = json!({"inner": "ghost_trace", "text": "right"});
     let error =
-        registry::load("gradient_intuition", args.as_object().expect("a table"), 0).err().expect("refused");
+        native::load("gradient_intuition", args.as_object().expect("a table"), 0).err().expect("refused");
     assert_eq!(
         error.to_string(),
         "`text` of `gradient_intuition` is \"right\", it must be \"own\": the tasks of `ghost_trace` have no right answer"
@@ -283,7 +283,7 @@ fn i11_the_two_labels_begin_the_first_two_lines() {
 #[test]
 fn i12_the_inner_environment_gets_its_own_arguments_and_no_others() {
     let refused = |args: Value| {
-        let error = registry::load("gradient_intuition", args.as_object().expect("a table"), 0).err();
+        let error = native::load("gradient_intuition", args.as_object().expect("a table"), 0).err();
         error.expect("refused").to_string()
     };
     assert!(

@@ -5,15 +5,15 @@ use minds_core::chat::Termination;
 use minds_core::environment::Environment;
 use minds_core::ids::Token;
 use minds_core::reward::RewardError;
-use minds_environments::{registry, render};
+use minds_environments::{native, render};
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn all(seed: u64) -> Vec<Arc<dyn Environment>> {
-    registry::list()
+    native::list()
         .iter()
-        .map(|info| registry::load(info.id, &Map::new(), seed).expect("the defaults are right"))
+        .map(|info| native::load(info.id, &Map::new(), seed).expect("the defaults are right"))
         .collect()
 }
 
@@ -30,7 +30,7 @@ fn h1_every_environment_is_itself() {
     let envs = all(0);
     let prompts: BTreeSet<String> = envs.iter().map(|env| format!("{:?}", env.item(0).prompt)).collect();
     assert_eq!(prompts.len(), envs.len());
-    for (env, info) in envs.iter().zip(registry::list()) {
+    for (env, info) in envs.iter().zip(native::list()) {
         assert_eq!(env.id(), info.id);
     }
     let (train, held_out) =
@@ -61,13 +61,14 @@ fn h6_the_end_of_a_completion_is_distinguished() {
 // H5, H16: a logprob that was missing counted as certainty, and a reward that failed as 0.
 #[test]
 fn h5_h16_a_query_that_fails_is_never_a_number() {
-    for env in all(0) {
+    for (env, info) in all(0).into_iter().zip(native::list()) {
         let item = env.item(0);
         let questions = {
             let reader = answering();
             reader.score(&*env, &item, "?").expect("scored");
             reader.asked().len()
         };
+        assert_eq!(questions > 0, info.queries_model, "{}", env.id());
         for fails_at in 0..questions {
             let missing = answering().failing_at(fails_at).score(&*env, &item, "?");
             assert_eq!(missing, Err(RewardError::Service("away".into())), "{} at {fails_at}", env.id());

@@ -4,8 +4,8 @@ use crate::support::{Reader, last, line, load, rollout};
 use minds_core::chat::Role;
 use minds_core::reward::RewardError;
 use minds_core::schedule::{Schedule, ScheduleComponent};
+use minds_environments::native;
 use minds_environments::native::gradient_prophet::{RewardForm, best_constant};
-use minds_environments::registry;
 use serde_json::{Map, json};
 use std::collections::BTreeSet;
 
@@ -133,7 +133,7 @@ fn items_are_the_same_on_every_call_and_every_cycle() {
 fn the_seed_orders_the_probes_of_a_lesson() {
     let args = json!({"task": "surprise"});
     let prompt =
-        |seed| registry::load("gradient_prophet", args.as_object().unwrap(), seed).unwrap().item(3).prompt;
+        |seed| native::load("gradient_prophet", args.as_object().unwrap(), seed).unwrap().item(3).prompt;
     assert_eq!(prompt(1), prompt(1));
     assert!((2..8).any(|seed| prompt(seed) != prompt(1)));
 }
@@ -154,12 +154,12 @@ fn two_loaded_environments_share_nothing() {
 #[test]
 fn an_argument_without_effect_is_an_error() {
     let args = json!({"task": "surprise", "width": 2.0});
-    let error = registry::load("gradient_prophet", args.as_object().unwrap(), 0).err().unwrap().to_string();
+    let error = native::load("gradient_prophet", args.as_object().unwrap(), 0).err().unwrap().to_string();
     assert_eq!(
         error,
         "`width` of `gradient_prophet` has an effect only with `task` = in_context: leave it out, or change that"
     );
-    assert!(registry::load("gradient_prophet", &Map::new(), 0).is_ok());
+    assert!(native::load("gradient_prophet", &Map::new(), 0).is_ok());
 }
 
 #[test]

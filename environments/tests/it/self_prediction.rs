@@ -4,7 +4,7 @@ use crate::support::{Reader, last, load, rollout};
 use minds_core::chat::{Message, Role};
 use minds_core::environment::{Environment, Item};
 use minds_core::reward::Score;
-use minds_environments::registry;
+use minds_environments::native;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ fn s5_no_prompt_asks_for_thoughts() {
 #[test]
 fn s6_an_argument_that_nothing_reads_is_refused() {
     for args in [json!({"alpha": 0.5}), json!({"level": "one_digit", "items": 50})] {
-        assert!(registry::load("self_prediction", args.as_object().expect("a table"), 0).is_err(), "{args}");
+        assert!(native::load("self_prediction", args.as_object().expect("a table"), 0).is_err(), "{args}");
     }
 }
 
@@ -240,9 +240,7 @@ fn s6_an_argument_that_nothing_reads_is_refused() {
 fn s7_items_follow_from_the_seed_and_a_truncated_answer_is_invalid() {
     let args: Value = json!({"level": "full"});
     let item = |seed, index| {
-        registry::load("self_prediction", args.as_object().expect("a table"), seed)
-            .expect("right")
-            .item(index)
+        native::load("self_prediction", args.as_object().expect("a table"), seed).expect("right").item(index)
     };
     assert_eq!(item(1, 4321), item(1, 4321));
     assert_ne!(item(1, 4321), item(2, 4321));

@@ -8,7 +8,7 @@ use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId, Token};
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::{Completion, StopReason};
-use minds_environments::registry;
+use minds_environments::native;
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
 
@@ -318,7 +318,7 @@ pub fn rollout(answer: &str, complete: bool) -> Rollout {
 }
 
 pub fn load(id: &str, args: Value) -> Arc<dyn Environment> {
-    registry::load(id, args.as_object().expect("a table"), 0).expect("the arguments are right")
+    native::load(id, args.as_object().expect("a table"), 0).expect("the arguments are right")
 }
 
 pub fn last(item: &Item) -> &Message {

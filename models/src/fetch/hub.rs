@@ -6,7 +6,7 @@
 
 use super::{FetchFailure, FetchProgress, FetchStep, attempt, hub_folder};
 use crate::bounded_file::read_small;
-use crate::cache::ModelOrigin;
+use crate::cache::{ModelOrigin, write_error};
 use crate::config::HuggingFaceConfig;
 use crate::error::ModelError;
 use reqwest::header::{AUTHORIZATION, RANGE};
@@ -275,12 +275,7 @@ fn open(part: &Path, append: bool) -> io::Result<File> {
 }
 
 fn disk(path: &Path, needed: u64, error: io::Error) -> FetchFailure {
-    FetchFailure::Final(match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ModelError::DiskFull { path: path.to_owned(), needed }
-        }
-        _ => ModelError::io("write to", path, error),
-    })
+    FetchFailure::Final(write_error(path, needed, error))
 }
 
 /// A failed transfer, with all causes: the outermost error rarely says that a name did not resolve.

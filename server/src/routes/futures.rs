@@ -1,18 +1,16 @@
 //! Fetching and cancelling pending results.
 
-use super::RouteResult;
+use super::{RouteResult, Server};
 use crate::body::{SmallBody, accepted_format};
 use crate::outcome::json;
-use crate::state::ServerState;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse as _;
 use minds_tinker::types::{CancelFutureRequest, RetrieveFutureRequest, TryAgain};
-use std::sync::Arc;
 
 /// Long poll: waits until there is a result, because clients poll again without a pause.
 pub(super) async fn retrieve(
-    State(server): State<Arc<ServerState>>,
+    State(server): Server,
     headers: HeaderMap,
     SmallBody(body): SmallBody,
 ) -> RouteResult {
@@ -32,10 +30,7 @@ pub(super) async fn retrieve(
     })
 }
 
-pub(super) async fn cancel(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn cancel(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: CancelFutureRequest = body.json()?;
     server.futures.cancel(&request.request_id)?;
     Ok(json(&serde_json::json!({})))

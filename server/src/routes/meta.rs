@@ -1,17 +1,15 @@
 //! Health, configuration, capabilities and telemetry.
 
-use super::RouteResult;
+use super::{RouteResult, Server};
 use crate::api_error::ApiError;
 use crate::body::SmallBody;
 use crate::outcome::json;
-use crate::state::ServerState;
 use axum::extract::State;
 use axum::response::Response;
 use minds_tinker::types::{
     ClientConfig, ClientConfigRequest, DynamicConfig, Health, ServerCapabilities, SupportedModel,
     TelemetryResponse,
 };
-use std::sync::Arc;
 
 pub(crate) async fn health() -> Response {
     json(&Health::Ok)
@@ -33,7 +31,7 @@ pub(super) async fn telemetry(body: Result<SmallBody, ApiError>) -> Response {
     json(&TelemetryResponse::Accepted)
 }
 
-pub(super) async fn capabilities(State(server): State<Arc<ServerState>>) -> Response {
+pub(super) async fn capabilities(State(server): Server) -> Response {
     let info = &server.info;
     let model = SupportedModel {
         model_name: Some(info.base_model.clone()),

@@ -13,7 +13,7 @@ pub(crate) use rest::delete_expired;
 
 use crate::api_error::ApiError;
 use crate::body::RequestBody;
-use crate::model_handle::ModelHandle;
+use crate::models::ModelHandle;
 use crate::operation::ModelOperation;
 use crate::outcome::json;
 use crate::state::ServerState;
@@ -31,6 +31,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+
+/// The state, as handlers extract it.
+type Server = State<Arc<ServerState>>;
 
 /// Response or error of a handler.
 type RouteResult = Result<Response, ApiError>;
@@ -87,7 +90,7 @@ pub(crate) fn router(server: Arc<ServerState>) -> Router {
 
 /// Requires the API key. A web page in a browser can reach a server on the same machine, so a server without a key
 /// refuses requests from web pages, including those that use DNS rebinding.
-async fn authorize(State(server): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
+async fn authorize(State(server): Server, request: Request, next: Next) -> Response {
     let guard = &server.guard;
     let headers = request.headers();
     let checked = if guard.has_token() {

@@ -1,10 +1,10 @@
 //! Models in training: create, describe, unload.
 
-use super::{RouteResult, future_response};
+use super::{RouteResult, Server, future_response};
 use crate::api_error::ApiError;
 use crate::body::SmallBody;
 use crate::ids::printable;
-use crate::model_handle::{ModelHandle, NewModel};
+use crate::models::NewModel;
 use crate::operation::ModelOperation;
 use crate::outcome::{RequestOutcome, json};
 use crate::state::ServerState;
@@ -19,10 +19,7 @@ use minds_tinker::types::{
 };
 use std::sync::Arc;
 
-pub(super) async fn create(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn create(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: CreateModelRequest = body.json()?;
     check_base(&server, &request.base_model)?;
     check_optimizer(request.optimizer_config.as_ref())?;
@@ -69,12 +66,12 @@ pub(super) fn open(
             made: made(&id),
             id,
         };
-        server.models.put(ModelHandle::open(new_model, server));
+        server.models.open(new_model);
         Ok(known)
     })
 }
 
-pub(super) async fn info(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
+pub(super) async fn info(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: GetInfoRequest = body.json()?;
     let handle = server.model(&request.model_id)?;
     let name = server.info.base_model.clone();
@@ -96,10 +93,7 @@ pub(super) async fn info(State(server): State<Arc<ServerState>>, SmallBody(body)
 
 /// Unloads a model after the requests that arrived before. Unloading it again succeeds, because the first response may
 /// have been lost.
-pub(super) async fn unload(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn unload(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: UnloadModel = body.json()?;
     let model = request.model_id.clone();
     let error = match server.model(&model) {

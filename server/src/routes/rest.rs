@@ -1,7 +1,7 @@
 //! Lists of training runs and checkpoints on disk, and their deletion.
 
-use super::RouteResult;
 use super::weights::{checkpoint_address, expiry, kind_name};
+use super::{RouteResult, Server};
 use crate::api_error::ApiError;
 use crate::body::{PathParams, SmallBody};
 use crate::ids::printable;
@@ -50,7 +50,7 @@ pub(super) fn missing(address: &CheckpointAddress) -> ApiError {
     ApiError::not_found(format!("no weights are saved at `{address}`"))
 }
 
-pub(super) async fn checkpoints(State(server): State<Arc<ServerState>>, uri: Uri) -> RouteResult {
+pub(super) async fn checkpoints(State(server): Server, uri: Uri) -> RouteResult {
     let page = PageQuery::of(&uri, 100)?;
     let mut all: Vec<_> = server.service.checkpoints(None).await?.iter().map(checkpoint_entry).collect();
     all.sort_by(|a, b| b.time.cmp(&a.time));
@@ -59,7 +59,7 @@ pub(super) async fn checkpoints(State(server): State<Arc<ServerState>>, uri: Uri
 }
 
 pub(super) async fn checkpoints_of(
-    State(server): State<Arc<ServerState>>,
+    State(server): Server,
     PathParams(run): PathParams<String>,
 ) -> RouteResult {
     let stored = server.service.checkpoints(Some(&run)).await?;
@@ -67,7 +67,7 @@ pub(super) async fn checkpoints_of(
     Ok(json(&CheckpointList { checkpoints, cursor: None }))
 }
 
-pub(super) async fn runs(State(server): State<Arc<ServerState>>, uri: Uri) -> RouteResult {
+pub(super) async fn runs(State(server): Server, uri: Uri) -> RouteResult {
     let page = PageQuery::of(&uri, 20)?;
     let mut by_run: BTreeMap<String, Vec<StoredCheckpoint>> = BTreeMap::new();
     for stored in server.service.checkpoints(None).await? {
@@ -82,10 +82,7 @@ pub(super) async fn runs(State(server): State<Arc<ServerState>>, uri: Uri) -> Ro
     Ok(json(&TrainingRunList { training_runs, cursor }))
 }
 
-pub(super) async fn run(
-    State(server): State<Arc<ServerState>>,
-    PathParams(id): PathParams<String>,
-) -> RouteResult {
+pub(super) async fn run(State(server): Server, PathParams(id): PathParams<String>) -> RouteResult {
     let live = server.models.get(&id).map(|handle| (handle.spec().rank, handle.used()));
     let stored = server.service.checkpoints(Some(&id)).await?;
     if live.is_none() && stored.is_empty() {
@@ -102,7 +99,7 @@ pub(super) async fn run(
 }
 
 pub(super) async fn delete(
-    State(server): State<Arc<ServerState>>,
+    State(server): Server,
     PathParams((run, checkpoint)): PathParams<(String, String)>,
 ) -> RouteResult {
     let address = checkpoint_address(&run, &checkpoint)?;
@@ -115,7 +112,7 @@ pub(super) async fn delete(
 
 /// Handles `PUT …/ttl`; without `ttl_seconds` the checkpoint never expires.
 pub(super) async fn set_ttl(
-    State(server): State<Arc<ServerState>>,
+    State(server): Server,
     PathParams((run, rest)): PathParams<(String, String)>,
     SmallBody(body): SmallBody,
 ) -> RouteResult {

@@ -1,8 +1,8 @@
 //! Samplers and sample requests.
 
-use super::RouteResult;
 use super::models::check_base;
 use super::rest::missing;
+use super::{RouteResult, Server};
 use crate::api_error::ApiError;
 use crate::body::{PathParams, RequestBody, SmallBody, parse_blocking};
 use crate::ids::printable;
@@ -24,10 +24,7 @@ use std::sync::Arc;
 const MOST_LIKELY: usize = 256;
 
 /// Only registers the sampler; its weights are loaded on the first sample request.
-pub(super) async fn create(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn create(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: CreateSamplingSessionRequest = body.json()?;
     let source = match (&request.model_path, &request.base_model) {
         (Some(path), _) => saved(&server, path).await?,
@@ -57,10 +54,7 @@ async fn saved(server: &Arc<ServerState>, path: &str) -> Result<SamplerSource, A
     }
 }
 
-pub(super) async fn info(
-    State(server): State<Arc<ServerState>>,
-    PathParams(id): PathParams<String>,
-) -> RouteResult {
+pub(super) async fn info(State(server): Server, PathParams(id): PathParams<String>) -> RouteResult {
     let source = server.samplers.source(&id).ok_or_else(|| unknown(&id))?;
     let model_path = match source {
         SamplerSource::Saved(path) => Some(path),
@@ -69,7 +63,7 @@ pub(super) async fn info(
     Ok(json(&WireSampler { sampler_id: id, base_model: server.info.base_model.clone(), model_path }))
 }
 
-pub(super) async fn sample(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
+pub(super) async fn sample(State(server): Server, body: RequestBody) -> RouteResult {
     let bytes = body.bytes.len();
     let mut request: types::WireSampleRequest = parse_blocking(body, RequestBody::json).await?;
     let mut owner = String::new();

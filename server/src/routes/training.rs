@@ -1,6 +1,6 @@
 //! Passes and optimizer steps.
 
-use super::{RouteResult, future_response, numbered, use_up_number};
+use super::{RouteResult, Server, future_response, numbered, use_up_number};
 use crate::api_error::ApiError;
 use crate::body::{RequestBody, SmallBody, parse_blocking};
 use crate::operation::{ModelOperation, kind};
@@ -21,10 +21,7 @@ struct ReceivedPass {
 }
 
 /// Newer clients send protobuf, older ones JSON.
-pub(super) async fn forward_backward(
-    State(server): State<Arc<ServerState>>,
-    body: RequestBody,
-) -> RouteResult {
+pub(super) async fn forward_backward(State(server): Server, body: RequestBody) -> RouteResult {
     submit(server, body, |server, body| match body.format {
         BodyFormat::Protobuf => {
             let request: proto::ProtoForwardBackwardRequest = body.protobuf()?;
@@ -48,7 +45,7 @@ pub(super) async fn forward_backward(
 }
 
 /// Only older clients use this path.
-pub(super) async fn forward(State(server): State<Arc<ServerState>>, body: RequestBody) -> RouteResult {
+pub(super) async fn forward(State(server): Server, body: RequestBody) -> RouteResult {
     submit(server, body, |server, body| {
         let request: ForwardRequest = numbered(server, body, kind::FORWARD)?;
         let pass = pass_from_json(&request.forward_input);
@@ -75,10 +72,7 @@ async fn submit(
     Ok(future_response(request_id, handle.id()))
 }
 
-pub(super) async fn optim_step(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn optim_step(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: OptimStepRequest = numbered(&server, &body, kind::OPTIM_STEP)?;
     let handle = server.model(&request.model_id)?;
     let operation = match &request.optimizer_params {

@@ -2,7 +2,7 @@
 
 use super::rest::missing;
 use super::sampling::sampler_id;
-use super::{RouteResult, future_response, models, numbered};
+use super::{RouteResult, Server, future_response, models, numbered};
 use crate::api_error::ApiError;
 use crate::body::SmallBody;
 use crate::operation::{ModelOperation, kind};
@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-pub(super) async fn save(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
+pub(super) async fn save(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: SaveWeightsRequest = numbered(&server, &body, kind::SAVE_WEIGHTS)?;
     let handle = server.model(&request.model_id)?;
     let overwrite = request.overwrite;
@@ -34,10 +34,7 @@ pub(super) async fn save(State(server): State<Arc<ServerState>>, SmallBody(body)
     Ok(future_response(request_id, handle.id()))
 }
 
-pub(super) async fn save_for_sampler(
-    State(server): State<Arc<ServerState>>,
-    SmallBody(body): SmallBody,
-) -> RouteResult {
+pub(super) async fn save_for_sampler(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: SaveWeightsForSamplerRequest = numbered(&server, &body, kind::SAVE_WEIGHTS_FOR_SAMPLER)?;
     let handle = server.model(&request.model_id)?;
     let operation = match (request.path, request.sampling_session_seq_id) {
@@ -64,7 +61,7 @@ pub(super) async fn save_for_sampler(
 }
 
 /// Loads weights into an existing model, or into a new one with the LoRA spec of the weights.
-pub(super) async fn load(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
+pub(super) async fn load(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: LoadWeightsRequest = numbered(&server, &body, kind::LOAD_WEIGHTS)?;
     if let Some(id) = &request.model_id {
         let handle = server.model(id)?;
@@ -97,7 +94,7 @@ pub(super) async fn load(State(server): State<Arc<ServerState>>, SmallBody(body)
     Ok(future_response(request_id, &id))
 }
 
-pub(super) async fn info(State(server): State<Arc<ServerState>>, SmallBody(body): SmallBody) -> RouteResult {
+pub(super) async fn info(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: WeightsInfoRequest = body.json()?;
     let spec = spec_of(&server, &address(&request.tinker_path)?).await?;
     let has = |targets: &[Target]| Some(targets.iter().any(|target| spec.targets.contains(target)));

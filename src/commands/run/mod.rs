@@ -4,7 +4,7 @@ mod monitor;
 mod retention;
 mod summary;
 
-use super::{print_line, progress, resume};
+use super::{print_line, resume};
 use crate::assemble::{self, ModelService};
 use crate::cli;
 use crate::config::{ProcessVariables, RunPlan};
@@ -35,7 +35,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         return Ok(());
     }
     let listening = DashboardListener::bind(&plan.metrics).or_exit(ProcessExit::Unavailable)?;
-    let ready = assemble::service(&plan, Some(folder.weights()), &progress::bars())?;
+    let ready = assemble::service(&plan, Some(folder.weights()))?;
     if let Err(error) = assemble::check_samplers(&plan, &ready.info.name, ready.keeps_samplers) {
         ready.close(FinishReason::Errored);
         return Err(error).or_exit(ProcessExit::Config);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::service::HOSTED_URL;
-use minds_environments::registry;
+use minds_environments::native;
 use minds_environments::worker::PythonOptions;
 use minds_tinker::client::Secret;
 use std::num::NonZeroU64;
@@ -301,6 +301,9 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ),
         ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1, it must be finite and not negative"),
         ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),
+        ("trainer.learning_rate=1e308", "`trainer.learning_rate` is 1e308, it must be at most 1"),
+        ("shadow.learning_rate=1e308", "`shadow.learning_rate` is 1e308, it must be at most 1"),
+        ("trainer.lora_alpha=1e308", "`trainer.lora_alpha` is 1e308, it must be at most 65536"),
         ("trainer.training_rank=0", "the rank must lie in 1..=512"),
         ("trainer.advantage=median", "it must be one of: group_mean, group_std"),
         ("trainer.args.temperature=-1", "`trainer.args.temperature` is -1, it must not be negative"),
@@ -352,8 +355,8 @@ fn every_shipped_config_makes_a_plan_and_its_environments_load() {
             let plan = plan(&text, &[], &[]).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
             assert_eq!(plan.warnings, [""; 0], "{}", config.display());
             for PythonOptions { id, args, seed, .. } in plan.envs.iter().map(|env| &env.options) {
-                if registry::is_native(id) {
-                    registry::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
+                if native::is_native(id) {
+                    native::load(id, args, *seed).unwrap_or_else(|e| panic!("{}: {e}", config.display()));
                 } else {
                     assert!(Path::new(id).is_dir(), "{}: there is no {id}", config.display());
                 }
@@ -394,6 +397,27 @@ fn a_variable_beats_the_file_and_an_override_beats_both() {
     assert_eq!(seed(&["trainer.seed=3"], &variable).unwrap(), 3);
     let error = seed(&[], &[("MINDS_TRAINER__SEDE", "2")]).unwrap_err().to_string();
     assert!(error.starts_with("the variable MINDS_TRAINER__SEDE: ") && error.contains("`seed`?"), "{error}");
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_named_unless_the_program_or_the_config_reads_it() {
+    let door = "0123456789abcdef";
+    let vars = [
+        ("MINDS_SEED", "1"),
+        ("MINDS_EMPTY", ""),
+        ("MINDS_LOG", "debug"),
+        ("MINDS_DOOR", door),
+        ("MINDS_KEY", "key"),
+        ("MINDS_GRADER", "key"),
+    ];
+    let text = format!(
+        "{SMALL}[metrics]\ntoken_env = 'MINDS_DOOR'\n[tinker]\napi_key_env = 'MINDS_KEY'\n[trainer.args]\nmax_new_tokens = 8\n"
+    );
+    let text = text.replace("[model]", "pass_env = ['MINDS_GRADER']\n[model]");
+    let warnings = plan(&text, &[], &vars).unwrap().warnings;
+    let about_variables: Vec<&String> = warnings.iter().filter(|w| w.contains("MINDS_")).collect();
+    assert_eq!(about_variables.len(), 1, "{warnings:?}");
+    assert!(about_variables[0].contains("the variable MINDS_SEED sets nothing"), "{warnings:?}");
 }
 
 #[test]

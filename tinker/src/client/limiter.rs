@@ -4,7 +4,7 @@
 //! overload response halves the limit, once for all requests that were in flight together. Requests wait in FIFO order.
 //! Growth hands new permits to waiting requests at once, without waiting for another request to end.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 /// A pool of permits that adapts to the server's load.
@@ -40,19 +40,14 @@ impl ConcurrencyLimiter {
         if let Ok(permit) = self.permits.acquire().await {
             permit.forget();
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.in_flight += 1;
         RequestPermit { limiter: self, epoch: state.epoch }
     }
 
     #[cfg(test)]
     fn allowed(&self) -> usize {
-        self.lock().size
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LimiterState> {
-        // Every critical section leaves the numbers consistent, so a poisoned lock is usable.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().size
     }
 
     /// Resizes the semaphore to `allowed`.
@@ -80,14 +75,14 @@ pub(super) struct RequestPermit<'a> {
 impl RequestPermit<'_> {
     /// Records that the server accepted the request.
     pub(super) fn succeeded(&self) {
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.allowed = (state.allowed + 1.0 / state.allowed).min(state.ceiling as f64);
         self.limiter.resize(&mut state);
     }
 
     /// Records that the server is overloaded.
     pub(super) fn refused(&self) {
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         if self.epoch == state.epoch {
             // Halves what was actually in flight, which may be less than the limit.
             state.allowed = (state.allowed.min(state.in_flight as f64) / 2.0).max(1.0);
@@ -99,7 +94,7 @@ impl RequestPermit<'_> {
 
 impl Drop for RequestPermit<'_> {
     fn drop(&mut self) {
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.in_flight -= 1;
         if state.excess > 0 {
             state.excess -= 1;

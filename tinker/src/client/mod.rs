@@ -39,11 +39,12 @@ use crate::types::{
     WeightsInfoRequest, WeightsInfoResponse,
 };
 use connection::{Connection, ResultError, ResultPayload, SDK_VERSION, SubmittedRequest, encode};
+use parking_lot::Mutex;
 use retry::NotFoundMeaning;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use transport::HttpRequest;
@@ -272,7 +273,7 @@ impl Client {
 
 impl ClientSession {
     fn created_models(&self) -> Vec<String> {
-        self.created_models.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.created_models.lock().clone()
     }
 
     async fn run<T: Send + 'static>(

@@ -5,8 +5,8 @@
 //! those of every other kind fail at their first failure, so that limits do not add up. An outage is logged once after
 //! it has lasted for `LOG_AFTER`, and once when it is over.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -45,7 +45,7 @@ impl OutageTracker {
         asked: Instant,
         answered: bool,
     ) -> Option<OutageEvent> {
-        let mut outages = self.lock();
+        let mut outages = self.0.lock();
         if answered {
             return outages
                 .remove(operation)
@@ -68,24 +68,19 @@ impl OutageTracker {
 
     /// Start of the outage for this kind of request; `None` if the latest request had a response.
     pub(super) fn since(&self, operation: &str) -> Option<Instant> {
-        self.lock().get(operation).map(|outage| outage.since)
+        self.0.lock().get(operation).map(|outage| outage.since)
     }
 
     /// Records that a request of this kind reached the limit.
     pub(super) fn give_up(&self, operation: &str) {
-        if let Some(outage) = self.lock().get_mut(operation) {
+        if let Some(outage) = self.0.lock().get_mut(operation) {
             outage.given_up = true;
         }
     }
 
     /// Whether requests reached the limit and none of their kind had a response since.
     pub(super) fn given_up(&self) -> bool {
-        self.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<&'static str, OutageState>> {
-        // Every critical section leaves the map consistent, so a poisoned lock is usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().values().any(|outage| outage.given_up && outage.latest.elapsed() <= NEW_OUTAGE_AFTER)
     }
 }
 

@@ -12,10 +12,10 @@ use super::options::ClientTimeouts;
 use super::outage::OutageTracker;
 use super::transport::{HttpResponse, HttpTransport};
 use crate::types::ErrorBody;
+use parking_lot::Mutex;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -156,12 +156,12 @@ impl Jitter {
     }
 
     fn draw(&self, range: std::ops::Range<f64>) -> f64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).random_range(range)
+        self.0.lock().random_range(range)
     }
 
     /// A name for one request, the same over all its attempts.
     pub(super) fn idempotency_key(&self) -> String {
-        format!("minds-{:032x}", self.0.lock().unwrap_or_else(PoisonError::into_inner).random::<u128>())
+        format!("minds-{:032x}", self.0.lock().random::<u128>())
     }
 }
 

@@ -23,8 +23,8 @@ use minds_core::optim::AdamParams;
 use minds_core::service::{ForwardOutput, OptimStep};
 use prost::Message as _;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use tokio::sync::oneshot;
 
 /// The metric that every pass reports.
@@ -49,7 +49,7 @@ pub struct ExportedSampler {
 impl TrainingClient {
     pub(super) fn start(session: Arc<ClientSession>, model_id: String, limits: ModelLimits) -> Self {
         let queue = RequestQueue::start(session.connection.clone(), model_id.clone());
-        session.created_models.lock().unwrap_or_else(PoisonError::into_inner).push(model_id.clone());
+        session.created_models.lock().push(model_id.clone());
         Self { session, queue, model_id, limits }
     }
 

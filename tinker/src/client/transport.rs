@@ -8,6 +8,7 @@ use crate::types::{API_KEY_HEADER, AuthToken, JSON, PREFIX, PROTOBUF};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use reqwest::header::{
     ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
     WWW_AUTHENTICATE,
@@ -16,7 +17,6 @@ use reqwest::{Method, Url, redirect};
 use serde::Deserialize;
 use std::error::Error as _;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -151,7 +151,7 @@ impl HttpTransport {
     /// Text from outside, without the key in it and not longer than a message should be.
     pub(super) fn redact(&self, text: &str) -> String {
         let text = self.key.as_ref().map_or_else(|| text.to_owned(), |key| key.scrub(text));
-        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+        let token = self.token.lock();
         let text = token.as_ref().map_or(text.clone(), |token| token.jwt.scrub(&text));
         let mut short: String = text.chars().take(500).collect();
         if short.len() < text.len() {
@@ -207,17 +207,17 @@ impl HttpTransport {
             .map_err(|_| "the answer to the exchange of the key holds no token".to_owned())?;
         let renew_at = Instant::now() + lifetime(&token.jwt) / 2;
         let token = BearerToken { jwt: Secret::new(token.jwt), renew_at };
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        *self.token.lock() = Some(token);
         Ok(None)
     }
 
     fn has_token(&self) -> bool {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.token.lock().is_some()
     }
 
     /// What a request carries, and whether it is to be renewed first.
     fn bearer(&self) -> (Option<Secret>, bool) {
-        match &*self.token.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.token.lock() {
             None => (self.key.clone(), false),
             Some(token) => (Some(token.jwt.clone()), token.renew_at <= Instant::now()),
         }

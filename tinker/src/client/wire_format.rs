@@ -1,7 +1,6 @@
 //! Which of the two wires a server speaks, found out once.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use parking_lot::Mutex;
 
 /// How passes are sent and results of passes and samples come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +34,18 @@ impl WireDetection {
     }
 
     pub(super) fn now(&self) -> WireFormat {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).wire
+        self.0.lock().wire
     }
 
     /// The wire to try, and the other one while this is a guess.
     pub(super) fn candidates(&self) -> (WireFormat, Option<WireFormat>) {
-        let choice = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let choice = self.0.lock();
         (choice.wire, (!choice.certain).then(|| choice.wire.other()))
     }
 
     /// A result came in this form: a better guess for passes, but no proof.
     pub(super) fn prefer(&self, wire: WireFormat) {
-        let mut choice = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choice = self.0.lock();
         if !choice.certain {
             choice.wire = wire;
         }
@@ -54,7 +53,7 @@ impl WireDetection {
 
     /// The server took it.
     pub(super) fn confirm(&self, wire: WireFormat) {
-        let mut choice = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choice = self.0.lock();
         if !choice.certain {
             tracing::debug!(?wire, "the server's wire is known");
             *choice = DetectedWire { wire, certain: true };

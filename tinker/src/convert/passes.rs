@@ -2,7 +2,7 @@
 
 use super::ConvertError;
 use super::tensors::{TensorRow, tokens_of_bytes};
-use crate::types::proto::{self, ChunkKind, Encoding, LossConfig, ProtoDType};
+use crate::types::proto::{self, Encoding, LossConfig, ProtoDType};
 use crate::types::{self, TensorData, numbers};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
@@ -27,7 +27,6 @@ pub struct CheckedPass {
 #[must_use]
 pub fn datum_to_proto(datum: &Datum) -> proto::ProtoDatum {
     let tokens = numbers::share::<u32, _>(TokenBuffer(datum.clone()));
-    let text = ChunkKind::EncodedText(proto::EncodedTextChunk { tokens });
     let tensor = |bytes, dtype: ProtoDType| proto::ProtoTensor {
         encoding: Some(Encoding::Dense(bytes)),
         dtype: dtype.into(),
@@ -41,9 +40,8 @@ pub fn datum_to_proto(datum: &Datum) -> proto::ProtoDatum {
         inputs.insert((*name).to_owned(), floats(*field));
     }
     proto::ProtoDatum {
-        model_input: vec![proto::ProtoChunk { chunk: Some(text) }],
+        model_input: vec![proto::ProtoChunk { encoded_text: Some(proto::EncodedTextChunk { tokens }) }],
         loss_fn_inputs: inputs,
-        ..proto::ProtoDatum::default()
     }
 }
 
@@ -65,12 +63,8 @@ pub fn datum_to_json(datum: &Datum) -> types::WireDatum {
 pub fn datum_from_proto(datum: &proto::ProtoDatum, loss: Loss) -> Result<Datum, ConvertError> {
     let mut tokens = Vec::new();
     for chunk in &datum.model_input {
-        match &chunk.chunk {
-            Some(ChunkKind::EncodedText(text)) => {
-                tokens.append(&mut tokens_of_bytes(&text.tokens).map_err(|e| e.at("model_input"))?);
-            }
-            _ => return Err(not_text()),
-        }
+        let text = chunk.encoded_text.as_ref().ok_or_else(not_text)?;
+        tokens.append(&mut tokens_of_bytes(&text.tokens).map_err(|e| e.at("model_input"))?);
     }
     let mut rows = BTreeMap::new();
     for (name, tensor) in &datum.loss_fn_inputs {

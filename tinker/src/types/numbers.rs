@@ -7,37 +7,6 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use std::borrow::Cow;
 
-/// A number type of the wire format.
-pub trait WireNumber: Pod + Send + Sync {
-    /// The same number with its bytes reversed.
-    #[must_use]
-    fn swapped(self) -> Self;
-}
-
-impl WireNumber for i32 {
-    fn swapped(self) -> Self {
-        self.swap_bytes()
-    }
-}
-
-impl WireNumber for u32 {
-    fn swapped(self) -> Self {
-        self.swap_bytes()
-    }
-}
-
-impl WireNumber for i64 {
-    fn swapped(self) -> Self {
-        self.swap_bytes()
-    }
-}
-
-impl WireNumber for f32 {
-    fn swapped(self) -> Self {
-        Self::from_bits(self.to_bits().swap_bytes())
-    }
-}
-
 /// The length of the bytes is not a multiple of the number's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes are not a multiple of {size} bytes per number")]
@@ -48,18 +17,22 @@ pub struct ByteLengthError {
     pub size: usize,
 }
 
+/// The bytes of numbers in the other order, each by itself.
+fn reversed(bytes: &[u8], size: usize) -> Vec<u8> {
+    bytes.chunks(size).flat_map(|number| number.iter().rev().copied()).collect()
+}
+
 /// Reads bytes as numbers.
 ///
 /// # Errors
 /// The length is not a multiple of the number's size.
-pub fn read<T: WireNumber>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError> {
+pub fn read<T: Pod>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError> {
     let size = size_of::<T>();
     if !bytes.len().is_multiple_of(size) {
         return Err(ByteLengthError { len: bytes.len(), size });
     }
     if cfg!(target_endian = "big") {
-        let numbers: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
-        return Ok(Cow::Owned(numbers.into_iter().map(WireNumber::swapped).collect()));
+        return Ok(Cow::Owned(bytemuck::pod_collect_to_vec(&reversed(bytes, size))));
     }
     Ok(match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),
@@ -69,25 +42,24 @@ pub fn read<T: WireNumber>(bytes: &[u8]) -> Result<Cow<'_, [T]>, ByteLengthError
 
 /// Writes numbers as bytes that share the memory of `owner`.
 #[must_use]
-pub fn share<T: WireNumber, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
+pub fn share<T: Pod, O: AsRef<[T]> + Send + 'static>(owner: O) -> Bytes {
     struct AsBytes<T, O>(O, std::marker::PhantomData<fn() -> T>);
 
-    impl<T: WireNumber, O: AsRef<[T]>> AsRef<[u8]> for AsBytes<T, O> {
+    impl<T: Pod, O: AsRef<[T]>> AsRef<[u8]> for AsBytes<T, O> {
         fn as_ref(&self) -> &[u8] {
             bytemuck::cast_slice(self.0.as_ref())
         }
     }
 
     if cfg!(target_endian = "big") {
-        let swapped: Vec<T> = owner.as_ref().iter().map(|n| n.swapped()).collect();
-        return Bytes::copy_from_slice(bytemuck::cast_slice(&swapped));
+        return reversed(bytemuck::cast_slice(owner.as_ref()), size_of::<T>()).into();
     }
     Bytes::from_owner(AsBytes(owner, std::marker::PhantomData))
 }
 
 /// Writes numbers as bytes, one by one.
 #[must_use]
-pub fn collect<T: WireNumber>(numbers: impl IntoIterator<Item = T>) -> Bytes {
+pub fn collect<T: Pod + Send>(numbers: impl IntoIterator<Item = T>) -> Bytes {
     share(numbers.into_iter().collect::<Vec<T>>())
 }
 

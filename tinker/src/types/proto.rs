@@ -1,4 +1,5 @@
-//! Protobuf messages of the package `tinker_public`, written by hand from the field numbers.
+//! Protobuf messages of the package `tinker_public`, written by hand from the field numbers. Fields that neither side
+//! uses are left out: prost passes over them.
 //!
 //! Packed tensors are little-endian bytes without alignment; see [`super::numbers`]. Decoding from [`bytes::Bytes`]
 //! shares the body's memory, so a tensor costs nothing until it is read.
@@ -51,20 +52,6 @@ pub struct ProtoSampleResponse {
     /// Logprobs of the requested target tokens.
     #[prost(message, optional, tag = "5")]
     pub target_prompt_logprobs: Option<ProtoTensor>,
-    /// Alternatives drawn at each prompt position.
-    #[prost(message, optional, tag = "6")]
-    pub prompt_alt_tokens: Option<PromptAltTokens>,
-}
-
-/// Alternatives drawn at each prompt position.
-#[derive(Clone, PartialEq, Message)]
-pub struct PromptAltTokens {
-    /// Token ids of the alternatives.
-    #[prost(message, optional, tag = "1")]
-    pub tokens: Option<ProtoTensor>,
-    /// Logprobs of the alternatives.
-    #[prost(message, optional, tag = "2")]
-    pub logprobs: Option<ProtoTensor>,
 }
 
 /// One sample of a response.
@@ -244,67 +231,14 @@ pub struct ProtoDatum {
     /// Tensors that the loss reads, by name.
     #[prost(btree_map = "string, message", tag = "2")]
     pub loss_fn_inputs: BTreeMap<String, ProtoTensor>,
-    /// Provenance of the input tokens.
-    #[prost(message, repeated, tag = "3")]
-    pub model_input_spans: Vec<ProvenanceSpan>,
-    /// Provenance of the target tokens.
-    #[prost(message, repeated, tag = "4")]
-    pub loss_fn_input_spans: Vec<ProvenanceSpan>,
-}
-
-/// A stretch of tokens that the server has seen before.
-#[derive(Clone, PartialEq, Message)]
-pub struct ProvenanceSpan {
-    /// Where the server has seen the tokens.
-    #[prost(oneof = "Provenance", tags = "1, 2")]
-    pub span: Option<Provenance>,
-}
-
-/// Where a stretch of tokens was seen.
-#[derive(Clone, PartialEq, Oneof)]
-pub enum Provenance {
-    /// Part of a prompt's tokens.
-    #[prost(message, tag = "1")]
-    PromptTokens(ProtoSpan),
-    /// Part of a sample's tokens.
-    #[prost(message, tag = "2")]
-    SampledTokens(ProtoSpan),
-}
-
-/// A stretch of one sequence.
-#[derive(Clone, PartialEq, Message)]
-pub struct ProtoSpan {
-    /// Name of the sequence on the server.
-    #[prost(string, tag = "1")]
-    pub sequence_id: String,
-    /// Offset of the stretch's first token.
-    #[prost(int64, tag = "2")]
-    pub offset: i64,
-    /// Length of the stretch in tokens.
-    #[prost(int64, tag = "3")]
-    pub length: i64,
 }
 
 /// One chunk of a prompt.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProtoChunk {
-    /// Text, image or sound.
-    #[prost(oneof = "ChunkKind", tags = "1, 2, 3")]
-    pub chunk: Option<ChunkKind>,
-}
-
-/// Content of a chunk.
-#[derive(Clone, PartialEq, Oneof)]
-pub enum ChunkKind {
-    /// Text, already encoded as tokens.
-    #[prost(message, tag = "1")]
-    EncodedText(EncodedTextChunk),
-    /// An image with its format.
-    #[prost(message, tag = "2")]
-    Image(ImageChunk),
-    /// Sound, as encoded bytes.
-    #[prost(message, tag = "3")]
-    Dmel(DmelChunk),
+    /// Text; `None` for an image (tag 2) or sound (tag 3), which neither side reads.
+    #[prost(message, optional, tag = "1")]
+    pub encoded_text: Option<EncodedTextChunk>,
 }
 
 /// Text, already encoded as tokens.
@@ -313,40 +247,4 @@ pub struct EncodedTextChunk {
     /// Token ids, 4 bytes (i32) each.
     #[prost(bytes = "bytes", tag = "1")]
     pub tokens: Bytes,
-}
-
-/// An image with its format.
-#[derive(Clone, PartialEq, Message)]
-pub struct ImageChunk {
-    /// Bytes of the image file.
-    #[prost(bytes = "bytes", tag = "1")]
-    pub data: Bytes,
-    /// Image format, `png` or `jpeg`.
-    #[prost(string, tag = "2")]
-    pub format: String,
-    /// Number of tokens that the image takes, if the caller knows.
-    #[prost(int32, optional, tag = "3")]
-    pub expected_tokens: Option<i32>,
-    /// Size to scale it to.
-    #[prost(message, optional, tag = "4")]
-    pub override_dimensions: Option<ImageDimensions>,
-}
-
-/// Size of an image.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct ImageDimensions {
-    /// Width of the image in pixels.
-    #[prost(uint32, tag = "1")]
-    pub width: u32,
-    /// Height of the image in pixels.
-    #[prost(uint32, tag = "2")]
-    pub height: u32,
-}
-
-/// Sound, as encoded bytes.
-#[derive(Clone, PartialEq, Message)]
-pub struct DmelChunk {
-    /// Bytes of the encoded sound.
-    #[prost(bytes = "bytes", tag = "1")]
-    pub dmel: Bytes,
 }

@@ -159,21 +159,7 @@ pub enum FinishReason {
     Interrupted,
 }
 
-/// Request body of `POST telemetry`. The events may contain secrets such as keys: never log them.
-#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TelemetryRequest {
-    /// Events to report, of any form.
-    pub events: Vec<Value>,
-    /// Operating system of the client.
-    pub platform: String,
-    /// Version of the reporting SDK.
-    pub sdk_version: String,
-    /// Session that the events belong to.
-    pub session_id: Option<String>,
-}
-
-/// Response to `POST telemetry`. Old SDKs hold back every error until they receive exactly this.
+/// Response to `POST telemetry`, whose body is not read. Old SDKs hold back every error until they receive exactly this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum TelemetryResponse {

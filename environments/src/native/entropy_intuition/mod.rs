@@ -19,11 +19,10 @@
 mod choice;
 mod questions;
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::{flag, whole_answer};
+use crate::native::{EnvInfo, flag, whole_answer};
 use crate::parse::{Integer, feeling, labelled, share};
-use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
 use minds_core::environment::{Environment, Item, ScoringContext};
@@ -39,35 +38,23 @@ pub use choice::{ChoiceSpread, spread};
 const ID: &str = "entropy_intuition";
 
 /// Entry of this environment in the registry.
-pub const INFO: EnvInfo =
-    EnvInfo { id: ID, about: "choose a number and predict the entropy of that choice", args: ARGS, load };
+pub const INFO: EnvInfo = EnvInfo {
+    id: ID,
+    about: "choose a number and predict the entropy of that choice",
+    args: ARGS,
+    queries_model: true,
+    load,
+};
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "shots",
-        kind: ArgKind::Whole { default: 3, min: 0, max: 3 },
-        only_with: None,
-        about: "examples before the question; without any, no answer is valid",
-    },
-    Arg {
-        name: "grading",
-        kind: ArgKind::Choice(&["graded", "flat"]),
-        only_with: None,
-        about: "whether failures that are nearer to an answer cost less",
-    },
-    Arg {
-        name: "products",
-        kind: ArgKind::Flag(true),
-        only_with: None,
-        about: "whether one item in four asks for a product, whose entropy is always 0",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct EntropyIntuitionOptions {
-    shots: usize,
-    grading: Grading,
-    products: bool,
+arguments! {
+    EntropyIntuitionOptions {
+        shots: usize = Whole { default: 3, min: 0, max: 3 },
+            "examples before the question; without any, no answer is valid";
+        grading: Grading = Choice(&["graded", "flat"]),
+            "whether failures that are nearer to an answer cost less";
+        products: bool = Flag(true),
+            "whether one item in four asks for a product, whose entropy is always 0";
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -14,11 +14,10 @@
 //! to be invalid, and far below it only the format would be trained. The query depends on word and numbers
 //! alone, so members of a group that name the same numbers share an answer.
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::{flag, whole_answer};
+use crate::native::{EnvInfo, flag, whole_answer};
 use crate::parse::whole_numbers;
-use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use futures::future::{try_join, try_join_all};
 use minds_core::chat::Message;
@@ -36,35 +35,19 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "stand for a word with five numbers that let a listener expect it",
     args: ARGS,
+    queries_model: true,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "split",
-        kind: ArgKind::Choice(&["train", "held_out"]),
-        only_with: None,
-        about: "the words to train with, or the 300 that are kept for evaluation",
-    },
-    Arg {
-        name: "shots",
-        kind: ArgKind::Whole { default: 3, min: 0, max: 3 },
-        only_with: None,
-        about: "examples before the question; without any, hardly an answer is valid",
-    },
-    Arg {
-        name: "bound",
-        kind: ArgKind::Number { default: 0.9, min: 0.1, max: 20.0 },
-        only_with: None,
-        about: "largest size of a valid reward, nats per token; an invalid answer earns 0.1 less than the worst",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct GhostTraceOptions {
-    split: WordSplit,
-    shots: usize,
-    bound: f64,
+arguments! {
+    GhostTraceOptions {
+        split: WordSplit = Choice(&["train", "held_out"]),
+            "the words to train with, or the 300 that are kept for evaluation";
+        shots: usize = Whole { default: 3, min: 0, max: 3 },
+            "examples before the question; without any, hardly an answer is valid";
+        bound: f64 = Number { default: 0.9, min: 0.1, max: 20.0 },
+            "largest size of a valid reward, nats per token; an invalid answer earns 0.1 less than the worst";
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -18,11 +18,10 @@
 mod prompt;
 mod scale;
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::flag;
+use crate::native::{self, EnvInfo, flag};
 use crate::parse::{headed, number};
-use crate::registry::{self, EnvInfo};
 use async_trait::async_trait;
 use minds_core::chat::{Message, Role};
 use minds_core::datum::Datum;
@@ -44,51 +43,25 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "solve another task and predict what a training step on it would change; needs a shadow trainer",
     args: ARGS,
+    queries_model: true,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "inner",
-        kind: ArgKind::Text("self_prediction"),
-        only_with: None,
-        about: "the id of the environment whose tasks are solved",
-    },
-    Arg { name: "inner_args", kind: ArgKind::Table, only_with: None, about: "its arguments, and no other's" },
-    Arg {
-        name: "text",
-        kind: ArgKind::Choice(&["own", "right"]),
-        only_with: None,
-        about: "what the step is taken on: the policy's own answer, or the right one, which the inner task must have",
-    },
-    Arg {
-        name: "alpha",
-        kind: ArgKind::Number { default: 0.3, min: 0.0, max: 10.0 },
-        only_with: None,
-        about: "the largest bonus",
-    },
-    Arg {
-        name: "tolerance",
-        kind: ArgKind::Number { default: 2.0, min: 0.1, max: 20.0 },
-        only_with: None,
-        about: "the error, in standard deviations of the truths, at which the bonus ends",
-    },
-    Arg {
-        name: "spread",
-        kind: ArgKind::Number { default: 0.9, min: 1e-4, max: 100.0 },
-        only_with: None,
-        about: "the standard deviation that is assumed until truths are known, in nats",
-    },
-];
-
-#[derive(Clone, Debug, Deserialize)]
-struct GradientIntuitionOptions {
-    inner: String,
-    inner_args: Map<String, Value>,
-    text: StepText,
-    alpha: f64,
-    tolerance: f64,
-    spread: f64,
+arguments! {
+    GradientIntuitionOptions {
+        inner: String = Text("self_prediction"),
+            "the id of the environment whose tasks are solved";
+        inner_args: Map<String, Value> = Table,
+            "its arguments, and no other's";
+        text: StepText = Choice(&["own", "right"]),
+            "what the step is taken on: the policy's own answer, or the right one, which the inner task must have";
+        alpha: f64 = Number { default: 0.3, min: 0.0, max: 10.0 },
+            "the largest bonus";
+        tolerance: f64 = Number { default: 2.0, min: 0.1, max: 20.0 },
+            "the error, in standard deviations of the truths, at which the bonus ends";
+        spread: f64 = Number { default: 0.9, min: 1e-4, max: 100.0 },
+            "the standard deviation that is assumed until truths are known, in nats";
+    }
 }
 
 /// Text that the gradient step trains on.
@@ -104,7 +77,7 @@ const MARGIN: f64 = 0.1;
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
     let options: GradientIntuitionOptions = args::read(ID, ARGS, given)?;
-    let inner = registry::load(&options.inner, &options.inner_args, seed)?;
+    let inner = native::load(&options.inner, &options.inner_args, seed)?;
     let wrong = |key, value: &str, allowed: &str| EnvError::WrongArg {
         env: ID,
         key,

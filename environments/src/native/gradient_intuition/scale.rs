@@ -6,9 +6,9 @@
 //! the scale that stood when the first of them was scored, so that their order does not matter.
 
 use minds_core::ids::GroupId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many truths the assumed spread counts for.
 const ASSUMED: f64 = 32.0;
@@ -57,7 +57,7 @@ impl TruthScales {
     }
 
     pub(super) fn memory(&self) -> TruthStatistics {
-        self.lock().truths
+        self.state.lock().truths
     }
 
     /// Resumes from these truths instead of the assumed spread.
@@ -66,22 +66,17 @@ impl TruthScales {
         if !(count >= 1.0 && count.is_finite() && mean.is_finite() && squares >= 0.0 && squares.is_finite()) {
             return Err("it is not a valid sum of truths");
         }
-        self.lock().truths = truths;
+        self.state.lock().truths = truths;
         Ok(())
     }
 
     /// The scale for a member of this group, whose truth is taken into account for later groups.
     pub(super) fn of(&self, group: GroupId, truth: f64) -> TruthScale {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let known = state.groups.iter().rev().find(|(known, _)| *known == group).map(|(_, scale)| *scale);
         let scale = known.unwrap_or_else(|| state.open(group));
         state.truths.observe(truth);
         scale
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ScaleState> {
-        // The state is consistent after every step, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,7 +139,7 @@ mod tests {
         for group in 0..5000 {
             scales.of(GroupId(group), 1.0);
         }
-        assert_eq!(scales.state.lock().expect("nobody panicked").groups.len(), REMEMBERED);
+        assert_eq!(scales.state.lock().groups.len(), REMEMBERED);
     }
 
     #[test]

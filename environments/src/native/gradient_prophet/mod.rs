@@ -20,9 +20,9 @@ mod surprise;
 pub use ranking::{divergence, spearman};
 pub use reward::{BestConstant, RewardForm, best_constant};
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::registry::EnvInfo;
+use crate::native::EnvInfo;
 use in_context::InContextTask;
 use lesson_bank::{Lesson, LessonBank, LessonProbe};
 use minds_core::chat::Message;
@@ -39,42 +39,21 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "predict what a lesson does to the logprobs of the model's own answers",
     args: ARGS,
+    queries_model: true,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "task",
-        kind: ArgKind::Choice(&["in_context", "surprise"]),
-        only_with: None,
-        about: "in_context: predict one change of logprob; surprise: order the probes of a lesson",
-    },
-    Arg {
-        name: "shots",
-        kind: ArgKind::Whole { default: 3, min: 0, max: 4 },
-        only_with: None,
-        about: "examples before the question; without any, hardly an answer is valid",
-    },
-    Arg {
-        name: "reward_form",
-        kind: ArgKind::Choice(&["per_token", "sum", "log"]),
-        only_with: Some(("task", "in_context")),
-        about: "the change per token, of the whole target, or of the whole target with errors on a log scale",
-    },
-    Arg {
-        name: "width",
-        kind: ArgKind::Number { default: 1.0, min: 0.05, max: 50.0 },
-        only_with: Some(("task", "in_context")),
-        about: "the error that is worth half the reward",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct GradientProphetOptions {
-    task: ProphetTask,
-    shots: usize,
-    reward_form: RewardForm,
-    width: f64,
+arguments! {
+    GradientProphetOptions {
+        task: ProphetTask = Choice(&["in_context", "surprise"]),
+            "in_context: predict one change of logprob; surprise: order the probes of a lesson";
+        shots: usize = Whole { default: 3, min: 0, max: 4 },
+            "examples before the question; without any, hardly an answer is valid";
+        reward_form: RewardForm = Choice(&["per_token", "sum", "log"]), only with task = "in_context",
+            "the change per token, of the whole target, or of the whole target with errors on a log scale";
+        width: f64 = Number { default: 1.0, min: 0.05, max: 50.0 }, only with task = "in_context",
+            "the error that is worth half the reward";
+    }
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

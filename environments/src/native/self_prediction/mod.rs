@@ -18,15 +18,14 @@
 
 mod questions;
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::{flag, whole_answer};
+use crate::native::{EnvInfo, flag, whole_answer};
 use crate::parse::{Integer, labelled, share};
-use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Criterion, Environment, Item, Rubric, ScoringContext};
-use minds_core::reward::{RewardError, Score};
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use questions::{SumLevel, SumQuestion, SumQuestions};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -40,42 +39,21 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "solve a sum and say how sure you are; rewards need no model",
     args: ARGS,
+    queries_model: false,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "level",
-        kind: ArgKind::Choice(&["to_20", "one_digit", "full"]),
-        only_with: None,
-        about: "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15 % of them up to 10^12",
-    },
-    Arg {
-        name: "items",
-        kind: ArgKind::Whole { default: 5000, min: 3, max: 1_000_000 },
-        only_with: Some(("level", "full")),
-        about: "questions in one cycle; the other levels have all there are",
-    },
-    Arg {
-        name: "shots",
-        kind: ArgKind::Whole { default: 2, min: 0, max: 4 },
-        only_with: None,
-        about: "examples before the question; without any, hardly an answer is valid",
-    },
-    Arg {
-        name: "calibration",
-        kind: ArgKind::Choice(&["brier", "log"]),
-        only_with: None,
-        about: "how a confidence is scored: by its square error, or by the logarithm of the share given to the truth",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct SelfPredictionOptions {
-    level: SumLevel,
-    items: NonZeroU64,
-    shots: usize,
-    calibration: Calibration,
+arguments! {
+    SelfPredictionOptions {
+        level: SumLevel = Choice(&["to_20", "one_digit", "full"]),
+            "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15 % of them up to 10^12";
+        items: NonZeroU64 = Whole { default: 5000, min: 3, max: 1_000_000 }, only with level = "full",
+            "questions in one cycle; the other levels have all there are";
+        shots: usize = Whole { default: 2, min: 0, max: 4 },
+            "examples before the question; without any, hardly an answer is valid";
+        calibration: Calibration = Choice(&["brier", "log"]),
+            "how a confidence is scored: by its square error, or by the logarithm of the share given to the truth";
+    }
 }
 
 /// How a confidence is scored.
@@ -110,18 +88,13 @@ const CONFIDENCES: [f64; 4] = [0.9, 0.3, 0.7, 0.5];
 
 fn load(given: &Map<String, Value>, seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
     let options: SelfPredictionOptions = args::read(ID, ARGS, given)?;
-    let rubric = Rubric::default()
-        .with(0.2, SumFormatCriterion)
-        .with(0.5, CorrectCriterion)
-        .with(0.3, options.calibration);
     let questions = SumQuestions::new(options.level, options.items, seed);
-    Ok(Arc::new(SelfPrediction { questions, shots: options.shots, rubric }))
+    Ok(Arc::new(SelfPrediction { options, questions }))
 }
 
 struct SelfPrediction {
+    options: SelfPredictionOptions,
     questions: SumQuestions,
-    shots: usize,
-    rubric: Rubric,
 }
 
 fn shot((question, confidence): (SumQuestion, f64)) -> [Message; 2] {
@@ -147,7 +120,8 @@ impl Environment for SelfPrediction {
         let index = index % self.items();
         let question = self.questions.get(index);
         let mut prompt = vec![Message::system(SYSTEM)];
-        prompt.extend(questions::EXAMPLES.into_iter().zip(CONFIDENCES).take(self.shots).flat_map(shot));
+        prompt
+            .extend(questions::EXAMPLES.into_iter().zip(CONFIDENCES).take(self.options.shots).flat_map(shot));
         prompt.push(Message::user(question.to_string()));
         let info = json!({ "operation": question.sign() });
         Item { index, prompt, answer: Some(question.result().to_string()), info }
@@ -160,14 +134,27 @@ impl Environment for SelfPrediction {
     }
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
-        let mut score = self.rubric.score(scene).await?;
-        let parsed = SelfPredictionAnswer::in_context(&scene);
-        let confidence = parsed.and_then(|parsed| parsed.confidence);
-        score.metrics.insert("valid".into(), flag(confidence.is_some()));
+        let parsed = whole_answer(&scene).and_then(SelfPredictionAnswer::parse);
+        let confidence = parsed.as_ref().and_then(|parsed| parsed.confidence);
+        let is_correct = match &parsed {
+            Some(parsed) => parsed.is_correct(scene.item)?,
+            None => false,
+        };
+
+        let format = flag(confidence.is_some());
+        let correct = flag(is_correct);
+        let calibration = confidence.map_or(0.0, |c| self.options.calibration.score(c, is_correct));
+        let mut metrics = Metrics::from([
+            ("format".into(), format),
+            ("correct".into(), correct),
+            ("calibration".into(), calibration),
+            ("valid".into(), format),
+        ]);
         if let Some(confidence) = confidence {
-            score.metrics.insert("confidence".into(), confidence);
+            metrics.insert("confidence".into(), confidence);
         }
-        Ok(score)
+        let reward = 0.2 * format + 0.5 * correct + 0.3 * calibration;
+        Ok(Score { reward: Reward::new(reward as f32)?, metrics })
     }
 }
 
@@ -187,60 +174,11 @@ impl SelfPredictionAnswer {
         Some(Self { answer: Integer::parse(answer)?, confidence: share(confidence) })
     }
 
-    fn in_context(scene: &ScoringContext<'_>) -> Option<Self> {
-        whole_answer(scene).and_then(Self::parse)
-    }
-
     fn is_correct(&self, item: &Item) -> Result<bool, RewardError> {
         let right = item.answer.as_deref().and_then(Integer::parse);
         let right = right
             .ok_or_else(|| RewardError::Environment(format!("item {} of {ID} has no result", item.index)))?;
         Ok(self.answer == right)
-    }
-}
-
-/// Whether both lines are right.
-struct SumFormatCriterion;
-
-#[async_trait]
-impl Criterion for SumFormatCriterion {
-    fn name(&self) -> &str {
-        "format"
-    }
-
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
-        Ok(flag(SelfPredictionAnswer::in_context(&scene).is_some_and(|parsed| parsed.confidence.is_some())))
-    }
-}
-
-/// Whether the number is the result.
-struct CorrectCriterion;
-
-#[async_trait]
-impl Criterion for CorrectCriterion {
-    fn name(&self) -> &str {
-        "correct"
-    }
-
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
-        SelfPredictionAnswer::in_context(&scene)
-            .map_or(Ok(0.0), |parsed| parsed.is_correct(scene.item).map(flag))
-    }
-}
-
-#[async_trait]
-impl Criterion for Calibration {
-    fn name(&self) -> &str {
-        "calibration"
-    }
-
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
-        match SelfPredictionAnswer::in_context(&scene) {
-            Some(parsed @ SelfPredictionAnswer { confidence: Some(confidence), .. }) => {
-                Ok(self.score(confidence, parsed.is_correct(scene.item)?))
-            }
-            _ => Ok(0.0),
-        }
     }
 }
 

@@ -5,16 +5,14 @@
 //! `0.2 format + 0.8 / (1 + ((x - target) / 1.5)^2)`, 0 for an answer that is not an array of one number. Every valid
 //! reward is above 0.2. A policy that learns gets from 0.4 to 1.0 within 60 steps of 16 rollouts.
 
-use crate::args::{self, Arg, ArgKind};
+use crate::args::{self, arguments};
 use crate::error::EnvError;
-use crate::native::{flag, whole_answer};
+use crate::native::{EnvInfo, flag, whole_answer};
 use crate::parse::lone_number;
-use crate::registry::EnvInfo;
 use async_trait::async_trait;
 use minds_core::chat::Message;
-use minds_core::environment::{Criterion, Environment, Item, Rubric, ScoringContext};
-use minds_core::reward::{RewardError, Score};
-use serde::Deserialize;
+use minds_core::environment::{Environment, Item, ScoringContext};
+use minds_core::reward::{Metrics, Reward, RewardError, Score};
 use serde_json::{Map, Value, json};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -26,39 +24,26 @@ pub const INFO: EnvInfo = EnvInfo {
     id: ID,
     about: "name a number near a target, as a JSON array; rewards need no model",
     args: ARGS,
+    queries_model: false,
     load,
 };
 
-const ARGS: &[Arg] = &[
-    Arg {
-        name: "shown",
-        kind: ArgKind::Flag(false),
-        only_with: None,
-        about: "whether the prompt contains the target; then it is -9 to 9 by item",
-    },
-    Arg {
-        name: "target",
-        kind: ArgKind::Number { default: 3.0, min: -5.0, max: 5.0 },
-        only_with: Some(("shown", "false")),
-        about: "the hidden target",
-    },
-    Arg {
-        name: "shots",
-        kind: ArgKind::Whole { default: 3, min: 0, max: 4 },
-        only_with: None,
-        about: "examples before the question; without any, hardly an answer is valid",
-    },
-];
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct TargetNumberOptions {
-    shown: bool,
-    target: f64,
-    shots: usize,
+arguments! {
+    TargetNumberOptions {
+        shown: bool = Flag(false),
+            "whether the prompt contains the target; then it is -9 to 9 by item";
+        target: f64 = Number { default: 3.0, min: -5.0, max: 5.0 }, only with shown = "false",
+            "the hidden target";
+        shots: usize = Whole { default: 3, min: 0, max: 4 },
+            "examples before the question; without any, hardly an answer is valid";
+    }
 }
 
 /// The targets that are shown are `-SPAN..=SPAN`.
 const SPAN: i64 = 9;
+
+/// Distance from the target at which an answer is half as good as on it.
+const WIDTH: f64 = 1.5;
 
 const SYSTEM: &str = "You reply with JSON only.";
 
@@ -70,14 +55,11 @@ const SHOWN_SHOTS: [(i64, &str); 4] = [(5, "[6.1]"), (-7, "[-4.5]"), (0, "[1.5]"
 
 fn load(given: &Map<String, Value>, _seed: u64) -> Result<Arc<dyn Environment>, EnvError> {
     let options = args::read(ID, ARGS, given)?;
-    let rubric =
-        Rubric::default().with(0.2, ArrayFormatCriterion).with(0.8, ClosenessCriterion { width: 1.5 });
-    Ok(Arc::new(TargetNumber { options, rubric }))
+    Ok(Arc::new(TargetNumber { options }))
 }
 
 struct TargetNumber {
     options: TargetNumberOptions,
-    rubric: Rubric,
 }
 
 fn question(target: Option<i64>) -> Message {
@@ -120,53 +102,25 @@ impl Environment for TargetNumber {
     }
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
-        let mut score = self.rubric.score(scene).await?;
-        let prediction = prediction(&scene);
-        score.metrics.insert("valid".into(), flag(prediction.is_some()));
+        let target = target(scene.item)?;
+        let prediction = whole_answer(&scene).and_then(lone_number);
+        let format = flag(prediction.is_some());
+        let closeness = prediction.map_or(0.0, |x| 1.0 / (1.0 + ((x - target) / WIDTH).powi(2)));
+        let mut metrics = Metrics::from([
+            ("format".into(), format),
+            ("closeness".into(), closeness),
+            ("valid".into(), format),
+        ]);
         if let Some(x) = prediction {
-            score.metrics.insert("prediction".into(), x);
-            score.metrics.insert("error".into(), (x - target(scene.item)?).abs());
+            metrics.insert("prediction".into(), x);
+            metrics.insert("error".into(), (x - target).abs());
         }
-        Ok(score)
+        let reward = 0.2 * format + 0.8 * closeness;
+        Ok(Score { reward: Reward::new(reward as f32)?, metrics })
     }
-}
-
-fn prediction(scene: &ScoringContext<'_>) -> Option<f64> {
-    whole_answer(scene).and_then(lone_number)
 }
 
 fn target(item: &Item) -> Result<f64, RewardError> {
     let target = item.info.get("target").and_then(Value::as_f64);
     target.ok_or_else(|| RewardError::Environment(format!("item {} of {ID} has no target", item.index)))
-}
-
-/// Whether the answer is an array of one number.
-struct ArrayFormatCriterion;
-
-#[async_trait]
-impl Criterion for ArrayFormatCriterion {
-    fn name(&self) -> &str {
-        "format"
-    }
-
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
-        Ok(flag(prediction(&scene).is_some()))
-    }
-}
-
-/// How near the number is: 1 on the target, a half at a distance of `width`, 0 without a number.
-struct ClosenessCriterion {
-    width: f64,
-}
-
-#[async_trait]
-impl Criterion for ClosenessCriterion {
-    fn name(&self) -> &str {
-        "closeness"
-    }
-
-    async fn value(&self, scene: ScoringContext<'_>) -> Result<f64, RewardError> {
-        let target = target(scene.item)?;
-        Ok(prediction(&scene).map_or(0.0, |x| 1.0 / (1.0 + ((x - target) / self.width).powi(2))))
-    }
 }

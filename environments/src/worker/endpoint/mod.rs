@@ -18,13 +18,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use minds_http::{AccessError, AccessGuard, AccessToken, ConnectionLimits};
+use parking_lot::Mutex;
 use rand::TryRng as _;
 use rand::rngs::SysRng;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -80,18 +81,20 @@ impl ModelEndpoint {
     /// Requests of a rollout, until it is unregistered. Its process must present `token`.
     pub(super) fn register(&self, rollout: &str, token: &str) -> mpsc::Receiver<EndpointRequest> {
         let (requests, calls) = mpsc::channel(64);
-        self.lock().insert(rollout.into(), EndpointRollout { token: AccessToken::new(token), requests });
+        self.rollouts
+            .lock()
+            .insert(rollout.into(), EndpointRollout { token: AccessToken::new(token), requests });
         calls
     }
 
     /// Later requests of this rollout get an error: the rollout is over.
     pub(super) fn unregister(&self, rollout: &str) {
-        self.lock().remove(rollout);
+        self.rollouts.lock().remove(rollout);
     }
 
     /// Accepts only requests with the token of the rollout's process.
     fn authenticate(&self, rollout: String, token: &[u8]) -> Result<EndpointCaller, (StatusCode, String)> {
-        let rollouts = self.lock();
+        let rollouts = self.rollouts.lock();
         let Some(found) = rollouts.get(&rollout) else {
             return Err((StatusCode::BAD_REQUEST, over(&rollout).to_string()));
         };
@@ -100,10 +103,6 @@ impl ModelEndpoint {
         }
         let requests = found.requests.clone();
         Ok(EndpointCaller { rollout, requests })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, EndpointRollout>> {
-        self.rollouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

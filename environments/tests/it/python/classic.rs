@@ -3,7 +3,7 @@
 use super::{Scripted, answers, cause, open, opens_with_what_was_sent, options, play, reward, try_open};
 use minds_core::chat::Message;
 use minds_core::environment::Environment as _;
-use minds_environments::worker::BadReward;
+use minds_environments::worker::{self, BadReward};
 use serde_json::json;
 
 /// Solves "What is a + b?".
@@ -185,4 +185,18 @@ fn a_load_failure_names_the_cause() {
     missing.python = Some("/no/such/python".into());
     let error = try_open(missing).err().unwrap().to_string();
     assert!(error.contains("`/no/such/python` cannot be started"), "{error}");
+}
+
+#[test]
+fn a_virtual_environment_that_is_missing_is_named_with_the_command_that_makes_it() {
+    let mut missing = options("faults", &json!({}));
+    missing.python = Some(".no_venv/bin/python".into());
+    let mut installed = missing.clone();
+    installed.id = "installed_nowhere".into();
+    let opened = try_open(missing).err().unwrap().to_string();
+    let found = worker::find_package(&installed).unwrap_err().to_string();
+    for error in [opened, found] {
+        assert!(error.contains("; `python3 -m venv .no_venv` makes it"), "{error}");
+        assert!(error.contains("`.no_venv/bin/pip install"), "{error}");
+    }
 }
