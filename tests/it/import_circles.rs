@@ -18,8 +18,7 @@ const KNOWN: [(&str, &[&str]); 9] = [
     // The state of the server holds its models, whose requests need that state.
     ("server", &["model_handle", "operation", "state"]),
     ("http", &[]),
-    // `check` shows the progress of a download as the commands do.
-    ("", &["check", "commands"]),
+    ("", &[]),
 ];
 
 /// The modules that each top-level module of a crate imports.
