@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
     let registry = Registry::new();
     let read = RunCollector::new(view.clone())?;
-    let counted = view.meters.collectors().into_iter().chain(view.client.collectors());
+    let counted = view.pipeline.meters.collectors().into_iter().chain(view.client.collectors());
     for collector in counted.chain([Box::new(read) as Box<dyn Collector>]) {
         registry.register(collector)?;
     }

@@ -10,7 +10,6 @@ use minds_core::chat::Tokenizer;
 use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::Observer;
-use minds_stages::telemetry::meters::PipelineMeters;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -63,8 +62,6 @@ pub struct RunView {
     pub(crate) run_info: RunInfo,
     /// Read access to the running pipeline.
     pub(super) pipeline: Observer,
-    /// Counters of the pipeline.
-    pub(super) meters: PipelineMeters,
     /// Counters of the client.
     pub(super) client: minds_tinker::client::ClientMetrics,
     /// Exits of Python processes, by environment.
@@ -101,7 +98,6 @@ impl RunView {
     pub fn new(
         run_info: RunInfo,
         pipeline: Observer,
-        meters: PipelineMeters,
         client: minds_tinker::client::ClientMetrics,
         ends: Vec<(String, Arc<AtomicU64>)>,
         tokenizer: Arc<dyn Tokenizer>,
@@ -120,7 +116,7 @@ impl RunView {
         let (updates, _) = broadcast::channel(256);
         let (history, state, closed) =
             (Mutex::new(history), watch::Sender::new("{}".into()), watch::Sender::new(false));
-        Self { run_info, pipeline, meters, client, ends, tokenizer, history, updates, state, closed }
+        Self { run_info, pipeline, client, ends, tokenizer, history, updates, state, closed }
     }
 
     /// Restores steps, evaluations and checkpoints from before the process started.
@@ -141,18 +137,6 @@ impl RunView {
         let mut history = self.history();
         history.checkpoints.push(listed(state));
         history.checkpoint = Some((state.step, now()));
-    }
-
-    /// Optimizer steps done when the process started.
-    #[must_use]
-    pub fn first_step(&self) -> u64 {
-        self.run_info.first_step
-    }
-
-    /// Counters of the pipeline.
-    #[must_use]
-    pub fn meters(&self) -> &PipelineMeters {
-        &self.meters
     }
 
     /// Records a finished step and sends it to open connections.

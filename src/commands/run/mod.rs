@@ -14,7 +14,6 @@ use crate::run_folder::RunFolder;
 use crate::terminal::ProgressBars;
 use anyhow::Context as _;
 use minds_stages::pipeline::{Pipeline, ShadowStart};
-use minds_stages::telemetry::meters::PipelineMeters;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
@@ -65,14 +64,13 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             .await
             .with_context(setting_up)
             .or_exit(ProcessExit::Unavailable)?;
-        let meters = parts.meters.clone();
         let starts_shadows =
             parts.shadow.as_ref().is_some_and(|shadow| matches!(shadow.from, ShadowStart::Policy { .. }));
         let mut pipeline =
             Pipeline::start(&plan.pipeline, parts, folder.start()).or_exit(ProcessExit::Config)?;
         let rows = folder.rows().or_exit(ProcessExit::Config)?;
         let summary = RunSummary::after(&rows);
-        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline, meters));
+        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline));
         view.restore(rows, folder.evaluations().or_exit(ProcessExit::Config)?, folder.checkpoints());
         let dashboard = listening
             .map(|listening| listening.serve(view.clone()))
@@ -89,7 +87,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             starts_shadows,
             deletions: JoinSet::new(),
         };
-        let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.first_step());
+        let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.run_info.first_step);
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
@@ -119,17 +117,11 @@ fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
 }
 
 /// The view of the run for the dashboard.
-fn run_view(
-    plan: &RunPlan,
-    ready: &ModelService,
-    folder: &RunFolder,
-    pipeline: &Pipeline,
-    meters: PipelineMeters,
-) -> RunView {
+fn run_view(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, pipeline: &Pipeline) -> RunView {
     let run_info = RunInfo::new(plan, ready, folder);
     let pipeline = pipeline.observer().clone();
     let ends = plan.envs.iter().map(|env| (env.name.clone(), env.options.worker_exits.clone())).collect();
-    RunView::new(run_info, pipeline, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone())
+    RunView::new(run_info, pipeline, ready.client_meters.clone(), ends, ready.tokenizer.clone())
 }
 
 fn steps(number: u64) -> String {

@@ -218,7 +218,7 @@ impl<'a> RunMonitor<'a> {
             self.summary.progress_line(),
             counts.in_flight(),
             self.pipeline.observer().credits,
-            self.view.meters().sampled_tokens() as f64 / seconds,
+            self.pipeline.observer().meters.sampled_tokens() as f64 / seconds,
             busy("sampler"),
             busy("scorer"),
         ));
