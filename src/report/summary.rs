@@ -1,10 +1,11 @@
 //! Summary of a run in a few numbers.
 
-use super::numbers::{MeanEstimate, count, percent, several, show, time};
+use super::numbers::{count, percent, several, show, show_mean, time};
 use super::source::ReportSource;
 use crate::config::RunPlan;
 use crate::config::environments::EnvPlan;
 use crate::run_folder::metrics_table::MetricsTable;
+use minds_core::mean::MeanEstimate;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
 use minds_stages::batcher::StalenessHandling;
 use minds_stages::pipeline::PipelineOptions;
@@ -118,9 +119,8 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     let window = WINDOW.min(rewards.len().div_ceil(2));
     let first = MeanEstimate::of(&rewards[..window]);
     let last = MeanEstimate::of(&rewards[rewards.len() - window..]);
-    let error = first.error.zip(last.error).map(|(a, b)| a.hypot(b));
-    let difference = MeanEstimate { mean: last.mean - first.mean, error };
-    let direction = match error {
+    let difference = last.minus(&first);
+    let direction = match difference.error {
         Some(error) if difference.mean > 2.0 * error => "up",
         Some(error) if difference.mean < -2.0 * error => "down",
         _ => "",
@@ -128,9 +128,9 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     Some(RewardChange {
         environment: environment.into(),
         steps: count(rewards.len() as u64),
-        first: first.show(),
-        last: last.show(),
-        difference: difference.show(),
+        first: show_mean(first),
+        last: show_mean(last),
+        difference: show_mean(difference),
         direction,
         window,
     })

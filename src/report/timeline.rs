@@ -3,8 +3,9 @@
 //! Metrics record how long each stage was busy within a step, not when. So the bars show durations side by side: two
 //! stages with bars nearly as long as the step ran at the same time.
 
-use super::numbers::{MeanEstimate, count, percent, time};
+use super::numbers::{count, percent, time};
 use crate::run_folder::metrics_table::MetricsTable;
+use minds_core::mean::MeanEstimate;
 use minds_core::record::{StepKeys, StepRecord};
 use serde::Serialize;
 
