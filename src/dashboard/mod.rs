@@ -21,7 +21,7 @@ pub use warnings::WarningLayer;
 
 use crate::config::metrics::MetricsPlan;
 use anyhow::Context as _;
-use minds_http::{AccessGuard, AccessToken};
+use minds_http::AccessGuard;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl DashboardListener {
         listener.set_nonblocking(true).context("failed to set up the metrics' address")?;
         let guard = AccessGuard::new(
             listener.local_addr().context("failed to read the metrics' address")?,
-            plan.token.as_ref().and_then(|token| AccessToken::new(token.expose())),
+            plan.token.clone(),
         );
         Ok(Some(Self { listener, guard, elsewhere }))
     }

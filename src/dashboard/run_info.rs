@@ -1,7 +1,7 @@
 //! What does not change during a run.
 
 use crate::assemble::ModelService;
-use crate::config::mask::mask_args;
+use crate::config::mask::masked;
 use crate::config::plan::RunPlan;
 use crate::run_folder::RunFolder;
 use minds_stages::batcher::StalenessHandling;
@@ -68,8 +68,6 @@ impl RunInfo {
     /// Collects the facts of a run that is about to start.
     #[must_use]
     pub fn new(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> Self {
-        let mut shown = plan.resolved.clone();
-        mask_args(&mut shown);
         Self {
             name: plan.stem.clone(),
             folder: folder.path().to_owned(),
@@ -97,7 +95,7 @@ impl RunInfo {
             },
             credits: plan.pipeline.credits(),
             scorers: plan.pipeline.scorers.get(),
-            config: toml::to_string(&shown).unwrap_or_default(),
+            config: masked(&plan.resolved),
             warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
         }
     }

@@ -176,13 +176,13 @@ impl RunView {
         } else {
             (RunState::Stopped, format!("stopped after step {step} of {}", self.run_info.steps))
         };
-        self.set_state(state);
-        self.add_event(EventLevel::Info, text);
+        self.set_state(state, EventLevel::Info, text);
     }
 
-    /// Sets the state of the run.
-    pub fn set_state(&self, state: RunState) {
+    /// Sets the state of the run, and records that as an event.
+    pub fn set_state(&self, state: RunState, level: EventLevel, text: impl Into<String>) {
         self.history().state = state;
+        self.add_event(level, text);
     }
 
     pub(super) fn history(&self) -> MutexGuard<'_, RunHistory> {

@@ -21,7 +21,7 @@ mod tokens;
 pub use source::ReportSource;
 
 use minds_core::chat::Tokenizer;
-use minds_models::{FetchSources, ModelCache, tokenizer};
+use minds_models::{ModelCache, local_tokenizer};
 use std::sync::Arc;
 
 /// Renders the page; `seed` determines which rollouts are drawn at random.
@@ -43,7 +43,5 @@ pub fn png(source: &ReportSource) -> anyhow::Result<Vec<u8>> {
 
 /// The model's tokenizer, if it is on this machine. Nothing is fetched for a report.
 fn reader(source: &ReportSource) -> Option<Arc<dyn Tokenizer>> {
-    let nowhere = FetchSources { hub: false, hub_endpoint: None, python: None };
-    let silent = Arc::new(|_| ());
-    tokenizer(&source.plan.as_ref()?.base_model, &ModelCache::from_env(), &nowhere, &(silent as _)).ok()
+    local_tokenizer(&source.plan.as_ref()?.base_model, &ModelCache::from_env()).ok().flatten()
 }

@@ -131,26 +131,20 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     let mut bytes = Vec::new();
     let read = bounded_lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
     read.with_context(|| format!("failed to read {}", path.display()))?;
-    let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    // No secret of the file is shown: the table `[tinker]` holds none, and others are masked.
-    let text = match (toml::from_str::<ConfigFile>(text), text.parse::<toml::Table>()) {
-        _ if text.is_empty() && !bytes.is_empty() => None,
-        (Ok(mut config), _) => {
-            mask::mask_args(&mut config);
-            Some(toml::to_string_pretty(&config)?)
-        }
-        (Err(_), Ok(mut table)) => {
+    let text = String::from_utf8_lossy(&bytes);
+    let Ok(mut table) = text.parse::<toml::Table>() else {
+        notes.push(format!("{CONFIG} is damaged and not shown"));
+        return Ok((String::new(), None));
+    };
+    let text = match toml::from_str::<ConfigFile>(&text) {
+        Ok(config) => mask::masked(&config),
+        Err(_) => {
             notes.push(format!(
                 "{CONFIG} is from another version of the program: it is shown but not interpreted"
             ));
             mask::mask(&mut table);
-            Some(toml::to_string_pretty(&table)?)
+            table.to_string()
         }
-        (Err(_), Err(_)) => None,
-    };
-    let Some(text) = text else {
-        notes.push(format!("{CONFIG} is damaged and not shown"));
-        return Ok((String::new(), None));
     };
     let plan =
         RunPlan::load(&cli::RunArgs::for_config(path, Vec::new(), None), &ProcessVariables::default()).ok();

@@ -2,18 +2,19 @@
 //!
 //! The file is read line by line, so that memory holds the values of a long run and not its text. A line that is not a
 //! row is skipped and reported by its number; a metric that a row lacks is NaN in its column and takes no memory. An
-//! array in another layout, as other programs write it, is read element by element.
+//! array in another layout, as other programs write it, is read as a whole.
 
 use super::bounded_lines::{BoundedLines, NUMBERS, SkippedLines};
-use serde::de::{Deserializer as _, SeqAccess, Visitor};
-use serde_json::Value;
-use std::cell::Cell;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, BufRead, Read};
 
 /// Maximum number of metric names kept, in order of appearance; values of other names are counted.
 pub const MOST_NAMES: usize = 4096;
+
+/// Maximum bytes read of an array that is not one row a line: all its rows are in memory at a time.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// Metrics of all steps, by column.
 #[derive(Debug, Default)]
@@ -57,15 +58,21 @@ impl MetricsTable {
         Ok((table, damage))
     }
 
-    /// Reads a JSON array in any layout; also returns the elements that are not rows. `None` if the file is not one
-    /// whole array.
+    /// Reads a JSON array in any layout; also returns the elements that are not rows. `None` if the file is not one whole
+    /// array, or has more than [`MOST_BYTES`].
     pub fn read_array(file: impl Read) -> Option<(Self, SkippedLines)> {
         let mut table = Self::default();
         let mut damage = SkippedLines::default();
-        let left = Cell::new(NUMBERS);
-        let mut json = serde_json::Deserializer::from_reader(LimitedReader { file, left: &left });
-        let rows = RowsVisitor { table: &mut table, damage: &mut damage, left: &left };
-        json.deserialize_seq(rows).and_then(|()| json.end()).ok()?;
+        let elements: Vec<ArrayElement> = serde_json::from_reader(file.take(MOST_BYTES)).ok()?;
+        for (element, number) in elements.into_iter().zip(1..) {
+            let is_row = match element {
+                ArrayElement::Row(row) => table.add(row),
+                ArrayElement::Other(IgnoredAny) => false,
+            };
+            if !is_row {
+                damage.add(|| format!("row {number}"));
+            }
+        }
         Some((table, damage))
     }
 
@@ -139,50 +146,12 @@ impl MetricsTable {
     }
 }
 
-/// A reader that fails when its remaining bytes are used up.
-struct LimitedReader<'c, R> {
-    file: R,
-    left: &'c Cell<u64>,
-}
-
-impl<R: Read> Read for LimitedReader<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.left.get() == 0 {
-            return Err(io::Error::other("a row is too long"));
-        }
-        let most = usize::try_from(self.left.get()).unwrap_or(usize::MAX).min(buffer.len());
-        let bytes = self.file.read(&mut buffer[..most])?;
-        self.left.set(self.left.get() - bytes as u64);
-        Ok(bytes)
-    }
-}
-
-/// Adds the elements of an array to the table one by one.
-struct RowsVisitor<'a> {
-    table: &'a mut MetricsTable,
-    damage: &'a mut SkippedLines,
-    left: &'a Cell<u64>,
-}
-
-impl<'de> Visitor<'de> for RowsVisitor<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of rows")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        // Parsed as any value first: an element that is not a row must not end the array.
-        let mut number = 0;
-        while let Some(element) = elements.next_element::<Value>()? {
-            number += 1;
-            self.left.set(NUMBERS);
-            if !serde_json::from_value(element).is_ok_and(|row| self.table.add(row)) {
-                self.damage.add(|| format!("row {number}"));
-            }
-        }
-        Ok(())
-    }
+/// An element of an array of rows.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ArrayElement {
+    Row(MetricsRow),
+    Other(IgnoredAny),
 }
 
 #[cfg(test)]
@@ -224,14 +193,10 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_an_array_takes_no_more_than_a_line_may() {
+    fn a_row_that_is_too_long_is_left_out_and_counted() {
         let row = |name: usize| format!("{{\"step\":1,\"{}\":1}}", "x".repeat(name));
-        let fits = row(3 << 20);
-        let long = row(5 << 20);
-        let (table, _) = MetricsTable::read_array(format!("[{fits},{fits}]").as_bytes()).unwrap();
-        assert_eq!(table.len(), 2, "each is measured alone");
-        assert!(MetricsTable::read_array(format!("[{fits},{long}]").as_bytes()).is_none());
-        let (table, damage) = MetricsTable::read(format!("[\n{fits},\n{long}\n]\n").as_bytes()).unwrap();
+        let text = format!("[\n{},\n{}\n]\n", row(3 << 20), row(5 << 20));
+        let (table, damage) = MetricsTable::read(text.as_bytes()).unwrap();
         assert_eq!((table.len(), damage.long, damage.count), (1, 1, 0));
     }
 

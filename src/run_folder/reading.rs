@@ -29,7 +29,8 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
         }
     };
     // Another program may have rewritten the array in another layout.
-    if !damage.is_none()
+    if table.len() == 0
+        && !damage.is_none()
         && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
         && let Some(whole) = MetricsTable::read_array(BufReader::new(again))
     {

@@ -12,7 +12,7 @@
 use anyhow::Context as _;
 use crc_fast::{CrcAlgorithm, checksum};
 use minds_core::reward::Metrics;
-use prost::{Enumeration, Message, Oneof};
+use prost::{Message, Oneof};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -54,11 +54,7 @@ impl TensorBoardWriter {
             let mut file = create(&self.folder)?;
             write(&mut file, 0, EventPayload::FileVersion(VERSION.into()))?;
             // Readers discard what they have of this step and of later ones.
-            write(
-                &mut file,
-                step + 1,
-                EventPayload::SessionLog(SessionLog { status: SessionStatus::Start.into() }),
-            )?;
+            write(&mut file, step + 1, EventPayload::SessionLog(SessionLog { status: 1 }))?;
             self.state = EventFileState::Open(file);
         }
         let EventFileState::Open(file) = &mut self.state else { return Ok(()) };
@@ -136,15 +132,9 @@ struct ScalarValue {
 
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
-    #[prost(enumeration = "SessionStatus", tag = "1")]
+    /// An enumeration, which the wire has as an integer: 1 is the start of a session.
+    #[prost(int32, tag = "1")]
     status: i32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-enum SessionStatus {
-    Unspecified = 0,
-    Start = 1,
 }
 
 #[cfg(test)]

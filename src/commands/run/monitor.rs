@@ -69,8 +69,7 @@ impl<'a> RunMonitor<'a> {
                 Ok(())
             }
             Err(fault) => {
-                self.view.set_state(RunState::Failed);
-                self.view.add_event(EventLevel::Error, fault.to_string());
+                self.view.set_state(RunState::Failed, EventLevel::Error, fault.to_string());
                 Err(fault)
             }
         }
@@ -197,13 +196,8 @@ impl<'a> RunMonitor<'a> {
     fn stop(&mut self, why: &str) {
         self.stopping = Some(Instant::now());
         print_line!("{why}");
-        self.set_state(RunState::Stopping, "stopping after the current step");
+        self.view.set_state(RunState::Stopping, EventLevel::Info, "stopping after the current step");
         self.pipeline.stop();
-    }
-
-    fn set_state(&self, state: RunState, text: &str) {
-        self.view.set_state(state);
-        self.view.add_event(EventLevel::Info, text);
     }
 
     /// Shows the status of the pipeline below the bar of its steps.
