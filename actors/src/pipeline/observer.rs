@@ -17,7 +17,7 @@ pub struct Observer {
     pub board: StageBoard,
     /// Busy times of the stages.
     pub activity: Activity,
-    /// Counters for Prometheus.
+    /// Counters of the pipeline for Prometheus.
     pub meters: PipelineMeters,
     /// Counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,

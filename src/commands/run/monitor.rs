@@ -4,12 +4,12 @@ use super::retention::CheckpointRetention;
 use super::summary::{RunSummary, WINDOW, step_line};
 use crate::commands::signals::{SignalRequest, Signals};
 use crate::commands::{eval, print_line};
-use crate::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::{self, ProgressBars};
 use anyhow::anyhow;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord, environment_key};
+use minds_observe::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use minds_stages::ledger::one_line;
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
@@ -184,7 +184,7 @@ impl<'a> RunMonitor<'a> {
         self.folder.add_checkpoint(saved).or_exit(ProcessExit::Failed)?;
         // Before the line, so that the dashboard has the checkpoint once the line is read.
         if let Some(kept) = self.folder.last() {
-            self.view.add_checkpoint(kept);
+            self.view.add_checkpoint(kept.summary());
         }
         self.view.add_event(EventLevel::Info, format!("saved step {step} as {state_path}"));
         print_line!("saved        step {step} as {state_path}");

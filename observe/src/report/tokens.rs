@@ -3,9 +3,9 @@
 
 use super::numbers::show;
 use super::text::{PieceKind, TextPiece, omission, visible};
+use crate::text_stream::TextStream;
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
-use minds_models::TextStream;
 use serde::Serialize;
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The groups of the latest steps, for inspection one by one.
 
+use crate::text_stream::TextStream;
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::ids::Token;
-use minds_models::TextStream;
 use minds_stages::messages::{Group, TrainingGroup, TrainingRollout};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
