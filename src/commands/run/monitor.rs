@@ -204,11 +204,11 @@ impl<'a> RunMonitor<'a> {
     fn show_progress(&self) {
         let Some(bars) = &self.bars else { return };
         let counts = self.pipeline.ledger().counts();
-        let busy = |stage| self.pipeline.board().stage(stage).busy;
+        let busy = |stage| self.pipeline.observer().board.stage(stage).busy;
         let seconds = self.begun.elapsed().as_secs_f64();
         bars.set_status(format!(
             "trainer {} · {} · {} of {} groups in flight · {:.0} tokens/s · sampler {} · scorer {}",
-            trainer_activity(self.pipeline.activity().now()),
+            trainer_activity(self.pipeline.observer().activity.now()),
             self.summary.progress_line(),
             counts.in_flight(),
             self.pipeline.observer().credits,
@@ -223,7 +223,7 @@ impl<'a> RunMonitor<'a> {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
             tracing::warn!("old checkpoints were not deleted in time");
         }
-        let shares = self.pipeline.activity().shares();
+        let shares = self.pipeline.observer().activity.shares();
         print_line!(
             "{}",
             self.summary.summary(step, self.view.run_info.steps, self.begun.elapsed(), &shares)
@@ -266,7 +266,7 @@ fn show(record: &StepRecord) {
 /// Logs what each stage is doing, and which messages are waiting.
 fn report(pipeline: &Pipeline, why: &'static str) {
     let counts = pipeline.ledger().counts();
-    let trainer = trainer_activity(pipeline.activity().now());
+    let trainer = trainer_activity(pipeline.observer().activity.now());
     tracing::warn!(
         in_flight = counts.in_flight(),
         trained = counts.trained,
@@ -274,7 +274,7 @@ fn report(pipeline: &Pipeline, why: &'static str) {
         trainer,
         "{why}"
     );
-    for (stage, now) in pipeline.board().read() {
+    for (stage, now) in pipeline.observer().board.read() {
         tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
     }
     for mailbox in pipeline.mailboxes() {
