@@ -2,8 +2,8 @@
 //! fetch repeats). Its warnings are also events of the dashboard.
 
 use crate::cli::{Cli, Command, LogFormat};
-use crate::dashboard::WarningLayer;
 use crate::terminal;
+use minds_observe::dashboard::WarningLayer;
 use std::fmt::{self, Debug};
 use std::io::IsTerminal as _;
 use tracing::field::Field;

@@ -21,6 +21,7 @@ pub mod ids;
 mod item;
 pub mod lora;
 pub mod loss;
+pub mod mean;
 pub mod optim;
 pub mod random;
 pub mod record;

@@ -4,6 +4,7 @@ use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, EnvConfig};
 use minds_environments::worker::PythonOptions;
+use minds_observe::dashboard::EnvironmentShare;
 use minds_tinker::client::API_KEY_ENV;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
@@ -24,6 +25,14 @@ pub struct EnvPlan {
     pub options: PythonOptions,
     /// A key that only Python packages accept, if the config sets one.
     pub only_python: Option<&'static str>,
+}
+
+impl EnvPlan {
+    /// Its name and weight, as they are shown.
+    #[must_use]
+    pub fn share(&self) -> EnvironmentShare {
+        EnvironmentShare { name: self.name.clone(), weight: self.weight }
+    }
 }
 
 /// Most processes, and most rollouts in one of them.

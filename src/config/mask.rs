@@ -11,9 +11,12 @@ const ENDS: [&str; 7] = ["key", "keys", "token", "secret", "secrets", "password"
 /// Text that is shown instead.
 const HIDDEN: &str = "…";
 
-/// Hides secrets in the arguments of environments; no other table of a config holds a key.
-pub fn mask_args(config: &mut ConfigFile) {
+/// The text of a config, without the secrets in the arguments of environments: no other table keeps a key.
+#[must_use]
+pub fn masked(config: &ConfigFile) -> String {
+    let mut config = config.clone();
     config.env.iter_mut().chain(&mut config.envs).for_each(|env| mask(&mut env.args));
+    toml::to_string(&config).unwrap_or_default()
 }
 
 /// Hides all values with such names.

@@ -3,7 +3,7 @@
 use super::error::KeyProblem;
 use super::file::MetricsConfig;
 use super::variables::ProcessVariables;
-use minds_tinker::client::Secret;
+use minds_http::AccessToken;
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// Default port of metrics and dashboard.
@@ -16,14 +16,14 @@ const OFF: &str = "off";
 const SHORTEST_TOKEN: usize = 16;
 
 /// Resolved settings of the `[metrics]` table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct MetricsPlan {
     /// Address that serves Prometheus and the dashboard; `None` if turned off.
     pub addr: Option<SocketAddr>,
     /// Whether the config sets the address; the default one is replaced if it is in use.
     pub is_written: bool,
     /// The token that clients on other machines must send.
-    pub token: Option<Secret>,
+    pub token: Option<AccessToken>,
 }
 
 impl MetricsPlan {
@@ -51,15 +51,12 @@ impl MetricsPlan {
 }
 
 /// The token that a variable holds.
-fn token(variable: &str, variables: &ProcessVariables) -> Result<Secret, KeyProblem> {
-    let problem = match variables.get(variable).filter(|token| !token.is_empty()) {
+fn token(variable: &str, variables: &ProcessVariables) -> Result<AccessToken, KeyProblem> {
+    let given = variables.get(variable).unwrap_or_default();
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    let problem = match AccessToken::new(&given) {
         None => format!("names {variable}, and that variable is not set"),
-        Some(token)
-            if token.len() >= SHORTEST_TOKEN
-                && token.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c)) =>
-        {
-            return Ok(Secret::new(token));
-        }
+        Some(token) if given.len() >= SHORTEST_TOKEN && given.chars().all(is_allowed) => return Ok(token),
         Some(_) => format!(
             "names {variable}, which holds no token: write at least {SHORTEST_TOKEN} letters, digits or -._~, which an \
              address, a header and a cookie hold alike"

@@ -6,6 +6,7 @@
 use super::lines;
 use super::saved_groups::SavedGroupsFile;
 use anyhow::{Context as _, anyhow, bail};
+use minds_observe::CheckpointSummary;
 use minds_stages::ledger::{GroupCounts, SettledPositions, count};
 use minds_stages::trainer::SavedCheckpoint;
 use serde::de::IgnoredAny;
@@ -68,6 +69,18 @@ impl CheckpointRecord {
             spares,
             memories: saved.memories.clone(),
             gradient_norms: saved.gradient_norms.clone(),
+        }
+    }
+
+    /// What is shown of the checkpoint.
+    #[must_use]
+    pub fn summary(&self) -> CheckpointSummary {
+        CheckpointSummary {
+            name: self.name.clone(),
+            step: self.step,
+            state_path: self.state_path.clone(),
+            sampler_path: self.sampler_path.clone(),
+            groups: self.groups,
         }
     }
 

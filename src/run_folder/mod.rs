@@ -7,22 +7,23 @@
 //! fingerprints of the environments · `broker.json` who the run is on a broker. Only one process at a time uses a folder.
 
 mod admission;
-pub mod bounded_lines;
+mod bounded_lines;
 mod broker_identity;
 mod checkpoints;
 mod environments;
 mod lines;
 mod metrics;
-pub mod metrics_table;
+mod metrics_reader;
 pub mod reading;
-pub mod rollouts;
+mod rollout_choice;
+mod rollouts;
 mod saved_groups;
-mod tensorboard;
 
 use crate::config::file::ConfigFile;
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, ensure};
 use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_models::{FileLock, LockError};
+use minds_observe::TensorBoardWriter;
 use minds_stages::ledger::GroupCounts;
 use minds_stages::messages::{CommittedStep, QuarantinedRollout};
 use minds_stages::pipeline::ResumePoint;
@@ -34,15 +35,17 @@ use std::path::{Path, PathBuf};
 pub use admission::{FolderOutlook, ResumeTerms, inspect, lock_warning};
 use admission::{admit, compare};
 pub use broker_identity::BrokerIdentity;
-pub use checkpoints::{CheckpointRecord, FILE as CHECKPOINTS};
+pub use checkpoints::CheckpointRecord;
+use checkpoints::FILE as CHECKPOINTS;
 pub use environments::{EnvironmentFingerprint, EnvironmentFingerprints};
-pub use metrics::FILE as METRICS;
+use metrics::FILE as METRICS;
+pub use rollout_choice::chosen_rollouts;
 
 /// An open run folder.
 pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
-    events: Option<tensorboard::TensorBoardWriter>,
+    events: Option<TensorBoardWriter>,
     /// Whether the weights of the last checkpoint have been evaluated.
     evaluated: bool,
     checkpoints: Vec<CheckpointRecord>,
@@ -92,7 +95,7 @@ impl RunFolder {
     #[must_use]
     pub fn with_tensorboard(mut self) -> Self {
         let step = self.last().map_or(0, |last| last.step);
-        self.events = Some(tensorboard::TensorBoardWriter::after(&self.path, step));
+        self.events = Some(TensorBoardWriter::after(&self.path, step));
         self
     }
 
@@ -170,11 +173,11 @@ impl RunFolder {
         let later = self.checkpoints.split_off(place + 1);
         let step = self.last().map_or(0, |last| last.step);
         checkpoints::write(&aside(&self.path, &format!("checkpoints.past_{step:06}"), "jsonl"), &later)?;
-        checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints)?;
+        checkpoints::write(&self.path.join(CHECKPOINTS), &self.checkpoints)?;
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
         rollouts::keep_until(&self.path, step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
-        self.events = self.events.take().map(|_| tensorboard::TensorBoardWriter::after(&self.path, step));
+        self.events = self.events.take().map(|_| TensorBoardWriter::after(&self.path, step));
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;
         Ok(())
     }
@@ -238,7 +241,7 @@ impl RunFolder {
         }
         let spares = saved_groups::write(&self.path, &saved.name, &saved.saved_groups)?;
         let checkpoint = CheckpointRecord::new(saved, &self.before, spares);
-        checkpoints::append(&self.path.join(checkpoints::FILE), &checkpoint)?;
+        checkpoints::append(&self.path.join(CHECKPOINTS), &checkpoint)?;
         saved_groups::keep_only(&self.path, &saved.name)?;
         self.checkpoints.push(checkpoint);
         Ok(())
@@ -259,7 +262,7 @@ impl RunFolder {
             self.checkpoints.iter().take_while(|old| in_use.is_none_or(|step| old.step < step)).count();
         let old = many.min(unused);
         if old > 0 {
-            checkpoints::write(&self.path.join(checkpoints::FILE), &self.checkpoints[old..])?;
+            checkpoints::write(&self.path.join(CHECKPOINTS), &self.checkpoints[old..])?;
         }
         Ok(self.checkpoints.drain(..old).collect())
     }
@@ -281,18 +284,22 @@ pub fn is_unfinished(path: &Path, config: &ConfigFile, steps: u64) -> bool {
 /// # Errors
 /// The path is not a run folder, or its list of checkpoints is damaged.
 pub fn last_checkpoint(path: &Path) -> anyhow::Result<Option<CheckpointRecord>> {
-    if !path.join(CONFIG).is_file() {
-        bail!("{} is not a run folder: it has no config.toml", path.display());
-    }
-    Ok(checkpoints::read(&path.join(checkpoints::FILE))?.pop())
+    ensure_run_folder(path)?;
+    Ok(checkpoints::read(&path.join(CHECKPOINTS))?.pop())
+}
+
+/// Fails if the path is not a run folder.
+fn ensure_run_folder(path: &Path) -> anyhow::Result<()> {
+    ensure!(path.join(CONFIG).is_file(), "{} is not a run folder: it has no {CONFIG}", path.display());
+    Ok(())
 }
 
 /// File with the resolved config.
 pub const CONFIG: &str = "config.toml";
 /// File with one line per evaluation.
-pub const EVALUATIONS: &str = "evals.jsonl";
+const EVALUATIONS: &str = "evals.jsonl";
 /// File with one line per reward that failed for good.
-pub const QUARANTINE: &str = "quarantine.jsonl";
+const QUARANTINE: &str = "quarantine.jsonl";
 const WEIGHTS: &str = "weights";
 const LOCK: &str = ".lock";
 

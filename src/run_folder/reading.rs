@@ -2,12 +2,16 @@
 //!
 //! Nothing is written or locked. What is damaged, unreadable or no regular file is skipped and leaves a note.
 
-use super::METRICS;
-use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines};
-use super::metrics_table::{MOST_NAMES, MetricsTable};
+use super::bounded_lines::{self, BoundedLines, NUMBERS, SkippedLines, TEXTS};
+use super::metrics_reader::{read_array, read_lines};
+use super::{CHECKPOINTS, CONFIG, CheckpointRecord, EVALUATIONS, METRICS, QUARANTINE};
+use anyhow::{Context as _, ensure};
+use minds_core::record::{EvaluationRecord, QuarantineRow};
+use minds_observe::CheckpointSummary;
+use minds_observe::report::{MOST_METRICS, MetricsTable};
 use serde::de::DeserializeOwned;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read as _};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -21,7 +25,7 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
         return (MetricsTable::default(), None);
     };
     let written = file.metadata().and_then(|meta| meta.modified()).ok();
-    let (mut table, mut damage) = match MetricsTable::read(BufReader::new(file)) {
+    let (mut table, mut damage) = match read_lines(BufReader::new(file)) {
         Ok(read) => read,
         Err(error) => {
             notes.push(left_out(METRICS, &error));
@@ -29,9 +33,10 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
         }
     };
     // Another program may have rewritten the array in another layout.
-    if !damage.is_none()
+    if table.steps().is_empty()
+        && !damage.is_none()
         && let Ok(again) = bounded_lines::open(&folder.join(METRICS))
-        && let Some(whole) = MetricsTable::read_array(BufReader::new(again))
+        && let Some(whole) = read_array(BufReader::new(again))
     {
         (table, damage) = whole;
     }
@@ -39,14 +44,47 @@ pub fn metrics_table(folder: &Path, notes: &mut Vec<String>) -> (MetricsTable, O
     if table.left_out() > 0 {
         let numbers = table.left_out();
         notes.push(format!(
-            "{METRICS}: {numbers} numbers are left out because their names come after the first {MOST_NAMES}"
+            "{METRICS}: {numbers} numbers are left out because their names come after the first {MOST_METRICS}"
         ));
     }
     (table, written)
 }
 
+/// Text of the config; bytes that are not UTF-8 become U+FFFD.
+///
+/// # Errors
+/// The folder does not exist, is not a run folder, or its config cannot be read.
+pub fn config(folder: &Path) -> anyhow::Result<String> {
+    ensure!(folder.is_dir(), "{} is not a folder: name the run folder that `run` prints", folder.display());
+    super::ensure_run_folder(folder)?;
+    let path = folder.join(CONFIG);
+    let mut bytes = Vec::new();
+    let read = bounded_lines::open(&path).and_then(|file| file.take(TEXTS).read_to_end(&mut bytes));
+    read.with_context(|| format!("failed to read {}", path.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Records of all evaluations, in the order of their file.
+pub fn evaluations(folder: &Path, notes: &mut Vec<String>) -> Vec<EvaluationRecord> {
+    let mut all = Vec::new();
+    lines(folder, (EVALUATIONS, NUMBERS), notes, |row| all.push(row));
+    all
+}
+
+/// All checkpoints, in the order of their file.
+pub fn checkpoints(folder: &Path, notes: &mut Vec<String>) -> Vec<CheckpointSummary> {
+    let mut all = Vec::new();
+    lines(folder, (CHECKPOINTS, TEXTS), notes, |row: CheckpointRecord| all.push(row.summary()));
+    all
+}
+
+/// Passes each quarantined rollout to `take`.
+pub fn quarantine(folder: &Path, notes: &mut Vec<String>, take: impl FnMut(QuarantineRow<'static>)) {
+    lines(folder, (QUARANTINE, TEXTS), notes, take);
+}
+
 /// Parses the lines of an optional file, each of at most `longest` bytes.
-pub fn lines<T: DeserializeOwned>(
+fn lines<T: DeserializeOwned>(
     folder: &Path,
     (name, longest): (&str, u64),
     notes: &mut Vec<String>,
@@ -94,4 +132,14 @@ fn open(folder: &Path, name: &str, notes: &mut Vec<String>) -> Option<File> {
 
 pub(super) fn left_out(name: &str, error: &io::Error) -> String {
     format!("{name} is left out: {error}")
+}
+
+/// One note for all of these: the first, and how many more there are.
+pub(super) fn first_of(notes: &[String]) -> Option<String> {
+    let (first, rest) = notes.split_first()?;
+    Some(match rest.len() {
+        0 => first.clone(),
+        1 => format!("{first}, and 1 more such file"),
+        more => format!("{first}, and {more} more such files"),
+    })
 }

@@ -1,7 +1,7 @@
 //! `rollouts/step_000001.jsonl`: the rollouts trained in a step, one a line.
 
 use super::bounded_lines::{self, BoundedLines, SkippedLines, TEXTS};
-use super::reading::left_out;
+use super::reading::{first_of, left_out};
 use anyhow::Context as _;
 use minds_core::record::RolloutRow;
 use minds_stages::messages::CommittedStep;
@@ -45,6 +45,11 @@ pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
 /// Step of a rollout file; `None` of other files, such as one that a resumed run has replaced.
 fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok()
+}
+
+/// Path of a rollout file in the run folder, for notes.
+pub(super) fn place(path: &Path) -> String {
+    format!("{FOLDER}/{}", path.file_name().unwrap_or_default().display())
 }
 
 /// The rollout file of a step.
@@ -97,7 +102,7 @@ impl StepFile {
             match line.text.map(|text| (text.len(), serde_json::from_slice(text))) {
                 None => damage.long += 1,
                 Some((length, Ok(header))) => take(header, RowPosition { at: line.at, length }),
-                Some((_, Err(_))) => damage.add(|| format!("{}:{}", self.path.display(), line.number)),
+                Some((_, Err(_))) => damage.add(|| format!("{}:{}", place(&self.path), line.number)),
             }
         }
         Ok(())
@@ -133,16 +138,12 @@ pub fn step_files(folder: &Path, notes: &mut Vec<String>) -> Vec<StepFile> {
         let Some(step) = step_of(&path) else { continue };
         match bounded_lines::regular(&path) {
             Ok(meta) => files.push(StepFile { step, path, bytes: meta.len() }),
-            Err(error) => unread.push((step, path, error)),
+            Err(error) => unread.push((step, left_out(&place(&path), &error))),
         }
     }
     files.sort_by_key(|file| file.step);
-    unread.sort_by_key(|(step, ..)| *step);
-    if let [(_, path, error), rest @ ..] = &unread[..] {
-        let more =
-            if rest.is_empty() { String::new() } else { format!(", and {} more such files", rest.len()) };
-        let name = path.file_name().unwrap_or_default().display();
-        notes.push(format!("{}{more}", left_out(&format!("{FOLDER}/{name}"), error)));
-    }
+    unread.sort();
+    let unread: Vec<_> = unread.into_iter().map(|(_, note)| note).collect();
+    notes.extend(first_of(&unread));
     files
 }

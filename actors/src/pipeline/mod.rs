@@ -15,8 +15,6 @@ use crate::mailbox::{MailboxSender, MailboxStats, StageExit, StageHandle};
 pub use crate::stages::event::PipelineEvent;
 use crate::stages::shadow::ShadowTrainer;
 use crate::stages::trainer::FinishRequest;
-use crate::telemetry::StageBoard;
-use crate::telemetry::activity::Activity;
 use futures::future::select_all;
 use limits::SeriesLimits;
 use minds_core::record::EvaluationRecord;
@@ -131,18 +129,6 @@ impl Pipeline {
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.observer.ledger
-    }
-
-    /// The latest snapshot of every stage.
-    #[must_use]
-    pub fn board(&self) -> &StageBoard {
-        &self.observer.board
-    }
-
-    /// Busy times of the stages.
-    #[must_use]
-    pub fn activity(&self) -> &Activity {
-        &self.observer.activity
     }
 
     /// Depth and traffic of the mailboxes, in the order of the stages.

@@ -5,6 +5,7 @@ use crate::mailbox::{MailboxGauge, MailboxStats};
 use crate::policy::QueryBudget;
 use crate::telemetry::StageBoard;
 use crate::telemetry::activity::Activity;
+use crate::telemetry::meters::PipelineMeters;
 use std::sync::Arc;
 
 /// Everything that can be read from a pipeline. Cheap to clone; after the end it returns the last values.
@@ -16,6 +17,8 @@ pub struct Observer {
     pub board: StageBoard,
     /// Busy times of the stages.
     pub activity: Activity,
+    /// Counters of the pipeline for Prometheus.
+    pub meters: PipelineMeters,
     /// Counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
     /// Most groups started and not yet settled.

@@ -325,6 +325,7 @@ impl SharedParts<'_> {
             ledger: self.ledger,
             board: self.board,
             activity: self.activity,
+            meters: self.meters,
             queries: self.queries,
             credits: self.options.credits(),
             mailboxes: mailboxes.into(),

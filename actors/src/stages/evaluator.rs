@@ -17,6 +17,7 @@ use crate::telemetry::meters::PipelineMeters;
 use futures::StreamExt;
 use futures::stream;
 use minds_core::ids::{GroupId, RolloutId};
+use minds_core::mean::MeanEstimate;
 use minds_core::record::{EvaluatedEnvironment, EvaluationRecord};
 use minds_core::reward::{Score, means};
 use minds_core::schedule::Schedule;
@@ -171,16 +172,11 @@ fn summarise(results: &[Option<Score>]) -> EvaluatedEnvironment {
     let scores: Vec<&Score> = results.iter().flatten().collect();
     let count = scores.len() as f64;
     let rewards: Vec<f64> = scores.iter().map(|s| f64::from(s.reward.get())).collect();
-    let mean = (count > 0.0).then(|| rewards.iter().sum::<f64>() / count);
-    let interval = mean.filter(|_| count > 1.0).map(|mean| {
-        let variance = rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (count - 1.0);
-        let half = 1.96 * (variance / count).sqrt();
-        (mean - half, mean + half)
-    });
+    let MeanEstimate { mean, error } = MeanEstimate::of(&rewards);
     EvaluatedEnvironment {
-        reward: mean,
-        reward_low: interval.map(|(low, _)| low),
-        reward_high: interval.map(|(_, high)| high),
+        reward: (count > 0.0).then_some(mean),
+        reward_low: error.map(|error| mean - 1.96 * error),
+        reward_high: error.map(|error| mean + 1.96 * error),
         rollouts: Some(count),
         reward_errors: Some(results.len() as f64 - count),
         parts: means(scores.iter().map(|s| &s.metrics)),

@@ -40,7 +40,7 @@ async fn the_next_steps_are_sampled_and_scored_while_this_one_trains() {
         run.end().await.unwrap();
         // 15 s until the first group is ready, then the trainer never waits; one after the other would be 250 s.
         assert!((run.elapsed() - 115.0).abs() < 0.1, "{}", run.elapsed());
-        let shares = run.line.activity().shares();
+        let shares = run.line.observer().activity.shares();
         // Groups 3 to 9 are sampled and scored without a gap from 25 s to 100 s; the trainer works from 15 s to 115 s.
         assert!((shares.training - 100.0).abs() < 0.1 && (shares.overlap - 75.0).abs() < 0.1, "{shares:?}");
         let asked = run.sampling.asked.lock().unwrap();

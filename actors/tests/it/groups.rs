@@ -226,7 +226,7 @@ async fn a_panic_and_a_short_response_while_sampling_fail_their_group_with_the_c
         let (first, group, last) = run.line.ledger().failures().unwrap();
         assert!(first.contains("it panicked") && first.contains("sampler bug"), "{first}");
         assert!(group.0 == 1 && last.contains("2 samples were requested, 1 arrived"), "{last}");
-        let busy: u64 = run.line.board().read().iter().map(|(_, stage)| stage.busy).sum();
+        let busy: u64 = run.line.observer().board.read().iter().map(|(_, stage)| stage.busy).sum();
         assert_eq!(busy, 0);
     })
     .await;

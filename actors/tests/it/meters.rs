@@ -137,7 +137,7 @@ async fn the_trainers_idle_time_is_split_by_what_it_waits_for() {
         world.training.export = seconds(2);
         let mut run = world.start();
         run.end().await.unwrap();
-        let idle = run.line.activity().shares().idle;
+        let idle = run.line.observer().activity.shares().idle;
         let near = |value: f64, expected: f64| assert!((value - expected).abs() < 0.1, "{idle:?}");
         near(idle.sampling, 50.0);
         near(idle.scoring, 25.0);

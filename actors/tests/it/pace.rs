@@ -50,7 +50,7 @@ async fn a_part_trains_while_the_rest_of_its_step_is_sampled() {
             world.training.forward_backward = seconds(10);
             let mut run = world.start();
             run.end().await.unwrap();
-            let shares = run.line.activity().shares();
+            let shares = run.line.observer().activity.shares();
             assert!((shares.overlap - overlap).abs() < 0.1, "{parts} parts: {shares:?}");
         })
         .await;

@@ -2,7 +2,7 @@
 
 use crate::make::{Meta, small_folder, small_gguf, stand_in, write};
 use minds_core::chat::Tokenizer;
-use minds_models::{ByteTokenizer, ModelFiles, ModelTokenizer, TextStream};
+use minds_models::{ByteTokenizer, ModelFiles, ModelTokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -141,18 +141,6 @@ fn the_post_processor_or_the_config_declare_the_first_token() {
 }
 
 #[test]
-fn a_character_over_several_tokens_appears_once_and_whole() {
-    let tokenizer = ByteTokenizer;
-    let mut stream = TextStream::new();
-    let shown: Vec<String> =
-        tokenizer.encode("aé😀b").into_iter().map(|token| stream.push(&tokenizer, token)).collect();
-    assert_eq!(shown, ["a", "", "é", "", "", "", "😀", "b"]);
-    assert_eq!(stream.finish(&tokenizer), "");
-    assert_eq!(stream.push(&tokenizer, 0xF0), "");
-    assert_eq!(stream.finish(&tokenizer), "\u{FFFD}");
-}
-
-#[test]
 fn the_byte_tokenizer_has_three_control_tokens() {
     let tokenizer = ByteTokenizer;
     assert_eq!(tokenizer.control("<|im_start|>"), Some(257));
@@ -167,24 +155,5 @@ proptest! {
     fn any_text_survives(text in any::<String>()) {
         let tokenizer = small();
         prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
-    }
-
-    #[test]
-    fn any_tokens_decode_piecewise_to_the_same_characters(tokens in prop::collection::vec(0u32..300, 0..40)) {
-        let tokenizer = ByteTokenizer;
-        let mut stream = TextStream::new();
-        let mut text: String = tokens.iter().map(|t| stream.push(&tokenizer, *t)).collect();
-        text += &stream.finish(&tokenizer);
-        let valid = |s: &str| s.chars().filter(|c| *c != '\u{FFFD}').collect::<String>();
-        prop_assert_eq!(valid(&text), valid(&tokenizer.decode(&tokens)));
-    }
-
-    #[test]
-    fn valid_text_streams_exactly(text in any::<String>()) {
-        let tokenizer = ByteTokenizer;
-        let mut stream = TextStream::new();
-        let mut shown: String = tokenizer.encode(&text).iter().map(|t| stream.push(&tokenizer, *t)).collect();
-        shown += &stream.finish(&tokenizer);
-        prop_assert_eq!(shown, text);
     }
 }

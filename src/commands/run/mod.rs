@@ -7,14 +7,15 @@ mod summary;
 use super::{print_line, resume};
 use crate::assemble::{self, ModelService};
 use crate::cli;
-use crate::config::{ProcessVariables, RunPlan};
-use crate::dashboard::{DashboardListener, RunInfo, RunView};
+use crate::config::environments::EnvPlan;
+use crate::config::metrics::MetricsPlan;
+use crate::config::{ProcessVariables, RunPlan, mask};
 use crate::exit::{CommandError, OrExit, ProcessExit};
-use crate::run_folder::RunFolder;
+use crate::run_folder::{CheckpointRecord, RunFolder};
 use crate::terminal::ProgressBars;
 use anyhow::Context as _;
+use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
-use minds_stages::telemetry::meters::PipelineMeters;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
@@ -34,7 +35,9 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     if is_done(&plan, &folder) {
         return Ok(());
     }
-    let listening = DashboardListener::bind(&plan.metrics).or_exit(ProcessExit::Unavailable)?;
+    let MetricsPlan { addr, is_written, token } = plan.metrics.clone();
+    let listening = addr.map(|addr| DashboardListener::bind(addr, is_written, token));
+    let listening = listening.transpose().or_exit(ProcessExit::Unavailable)?;
     let ready = assemble::service(&plan, Some(folder.weights()))?;
     if let Err(error) = assemble::check_samplers(&plan, &ready.info.name, ready.keeps_samplers) {
         ready.close(FinishReason::Errored);
@@ -77,17 +80,17 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             .await
             .with_context(setting_up)
             .or_exit(ProcessExit::Unavailable)?;
-        let meters = parts.meters.clone();
         let starts_shadows =
             parts.shadow.as_ref().is_some_and(|shadow| matches!(shadow.from, ShadowStart::Policy { .. }));
         let mut pipeline =
             Pipeline::start(&plan.pipeline, parts, folder.start()).or_exit(ProcessExit::Config)?;
         let rows = folder.rows().or_exit(ProcessExit::Config)?;
         let summary = RunSummary::after(&rows);
-        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline, meters));
-        view.restore(rows, folder.evaluations().or_exit(ProcessExit::Config)?, folder.checkpoints());
+        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline));
+        let evaluations = folder.evaluations().or_exit(ProcessExit::Config)?;
+        view.restore(rows, evaluations, folder.checkpoints().iter().map(CheckpointRecord::summary).collect());
         let dashboard = listening
-            .map(|listening| listening.serve(view.clone()))
+            .map(|listening| listening.serve(view.clone(), ready.client_meters.collectors()))
             .transpose()
             .or_exit(ProcessExit::Failed)?;
         let retention = CheckpointRetention {
@@ -101,7 +104,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             starts_shadows,
             deletions: JoinSet::new(),
         };
-        let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.first_step());
+        let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.run_info.first_step);
         let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
@@ -135,17 +138,38 @@ fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
 }
 
 /// The view of the run for the dashboard.
-fn run_view(
-    plan: &RunPlan,
-    ready: &ModelService,
-    folder: &RunFolder,
-    pipeline: &Pipeline,
-    meters: PipelineMeters,
-) -> RunView {
-    let run_info = RunInfo::new(plan, ready, folder);
+fn run_view(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, pipeline: &Pipeline) -> RunView {
+    let run_info = run_info(plan, ready, folder);
     let pipeline = pipeline.observer().clone();
-    let ends = plan.envs.iter().map(|env| (env.name.clone(), env.options.worker_exits.clone())).collect();
-    RunView::new(run_info, pipeline, meters, ready.client_meters.clone(), ends, ready.tokenizer.clone())
+    let exits = plan.envs.iter().map(|env| (env.name.clone(), env.options.worker_exits.clone())).collect();
+    RunView::new(run_info, pipeline, exits, ready.tokenizer.clone())
+}
+
+/// The facts of a run that is about to start.
+fn run_info(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> RunInfo {
+    RunInfo {
+        name: plan.stem.clone(),
+        folder: folder.path().to_owned(),
+        version: env!("CARGO_PKG_VERSION"),
+        commit: option_env!("MINDS_COMMIT"),
+        service: plan.service.describe(),
+        base_model: ready.info.base_model.clone(),
+        renderer: ready.renderer.name().to_owned(),
+        loss: plan.pipeline.train.loss.name(),
+        environments: plan.envs.iter().map(EnvPlan::share).collect(),
+        steps: plan.pipeline.train.max_steps,
+        first_step: folder.last().map_or(0, |last| last.step),
+        started: jiff::Timestamp::now().as_duration().as_secs_f64(),
+        groups_per_batch: plan.pipeline.batch.groups_per_batch.get(),
+        group_size: plan.group_size.get(),
+        max_steps_off_policy: plan.pipeline.max_steps_off_policy,
+        max_staleness: plan.pipeline.max_staleness,
+        staleness: plan.pipeline.batch.staleness,
+        credits: plan.pipeline.credits(),
+        scorers: plan.pipeline.scorers.get(),
+        config: mask::masked(&plan.resolved),
+        warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
+    }
 }
 
 fn steps(number: u64) -> String {

@@ -4,12 +4,12 @@ use super::retention::CheckpointRetention;
 use super::summary::{RunSummary, WINDOW, step_line};
 use crate::commands::signals::{SignalRequest, Signals};
 use crate::commands::{eval, print_line};
-use crate::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::{self, ProgressBars};
 use anyhow::anyhow;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord, environment_key};
+use minds_observe::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use minds_stages::ledger::one_line;
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
@@ -69,8 +69,7 @@ impl<'a> RunMonitor<'a> {
                 Ok(())
             }
             Err(fault) => {
-                self.view.set_state(RunState::Failed);
-                self.view.add_event(EventLevel::Error, fault.to_string());
+                self.view.set_state(RunState::Failed, EventLevel::Error, fault.to_string());
                 Err(fault)
             }
         }
@@ -185,7 +184,7 @@ impl<'a> RunMonitor<'a> {
         self.folder.add_checkpoint(saved).or_exit(ProcessExit::Failed)?;
         // Before the line, so that the dashboard has the checkpoint once the line is read.
         if let Some(kept) = self.folder.last() {
-            self.view.add_checkpoint(kept);
+            self.view.add_checkpoint(kept.summary());
         }
         self.view.add_event(EventLevel::Info, format!("saved step {step} as {state_path}"));
         print_line!("saved        step {step} as {state_path}");
@@ -197,28 +196,23 @@ impl<'a> RunMonitor<'a> {
     fn stop(&mut self, why: &str) {
         self.stopping = Some(Instant::now());
         print_line!("{why}");
-        self.set_state(RunState::Stopping, "stopping after the current step");
+        self.view.set_state(RunState::Stopping, EventLevel::Info, "stopping after the current step");
         self.pipeline.stop();
-    }
-
-    fn set_state(&self, state: RunState, text: &str) {
-        self.view.set_state(state);
-        self.view.add_event(EventLevel::Info, text);
     }
 
     /// Shows the status of the pipeline below the bar of its steps.
     fn show_progress(&self) {
         let Some(bars) = &self.bars else { return };
         let counts = self.pipeline.ledger().counts();
-        let busy = |stage| self.pipeline.board().stage(stage).busy;
+        let busy = |stage| self.pipeline.observer().board.stage(stage).busy;
         let seconds = self.begun.elapsed().as_secs_f64();
         bars.set_status(format!(
             "trainer {} · {} · {} of {} groups in flight · {:.0} tokens/s · sampler {} · scorer {}",
-            trainer_activity(self.pipeline.activity().now()),
+            trainer_activity(self.pipeline.observer().activity.now()),
             self.summary.progress_line(),
             counts.in_flight(),
             self.pipeline.observer().credits,
-            self.view.meters().sampled_tokens() as f64 / seconds,
+            self.pipeline.observer().meters.sampled_tokens() as f64 / seconds,
             busy("sampler"),
             busy("scorer"),
         ));
@@ -229,7 +223,7 @@ impl<'a> RunMonitor<'a> {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.retention.deletions.join_all()).await.is_err() {
             tracing::warn!("old checkpoints were not deleted in time");
         }
-        let shares = self.pipeline.activity().shares();
+        let shares = self.pipeline.observer().activity.shares();
         print_line!(
             "{}",
             self.summary.summary(step, self.view.run_info.steps, self.begun.elapsed(), &shares)
@@ -272,7 +266,7 @@ fn show(record: &StepRecord) {
 /// Logs what each stage is doing, and which messages are waiting.
 fn report(pipeline: &Pipeline, why: &'static str) {
     let counts = pipeline.ledger().counts();
-    let trainer = trainer_activity(pipeline.activity().now());
+    let trainer = trainer_activity(pipeline.observer().activity.now());
     tracing::warn!(
         in_flight = counts.in_flight(),
         trained = counts.trained,
@@ -280,7 +274,7 @@ fn report(pipeline: &Pipeline, why: &'static str) {
         trainer,
         "{why}"
     );
-    for (stage, now) in pipeline.board().read() {
+    for (stage, now) in pipeline.observer().board.read() {
         tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
     }
     for mailbox in pipeline.mailboxes() {

@@ -1,5 +1,6 @@
 //! Sums over a run, and the text of its summary.
 
+use minds_core::mean::MeanEstimate;
 use minds_core::record::StepRecord;
 use minds_stages::messages::CommittedStep;
 use minds_stages::telemetry::activity::BusyTimes;
@@ -54,15 +55,11 @@ impl RunSummary {
         if self.rewards.len() != STANDSTILL {
             return false;
         }
-        let moments = |rewards: &[f64]| {
-            let mean = rewards.iter().sum::<f64>() / WINDOW as f64;
-            (mean, rewards.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (WINDOW as f64 - 1.0))
-        };
-        let (first, spread) = moments(&self.rewards[..WINDOW]);
-        let (last, last_spread) = moments(&self.rewards[STANDSTILL - WINDOW..]);
-        let error = ((spread + last_spread) / WINDOW as f64).sqrt();
+        let first = MeanEstimate::of(&self.rewards[..WINDOW]);
+        let last = MeanEstimate::of(&self.rewards[STANDSTILL - WINDOW..]);
+        let change = last.minus(&first);
         // A constant reward is either perfect or hopeless; both are worth reporting.
-        (last - first).abs() <= 2.0 * error
+        change.error.is_some_and(|error| change.mean.abs() <= 2.0 * error)
     }
 
     /// Short text about the last step.

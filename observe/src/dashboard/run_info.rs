@@ -1,9 +1,5 @@
 //! What does not change during a run.
 
-use crate::assemble::ModelService;
-use crate::config::mask::mask_args;
-use crate::config::plan::RunPlan;
-use crate::run_folder::RunFolder;
 use minds_stages::batcher::StalenessHandling;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -43,8 +39,8 @@ pub struct RunInfo {
     pub max_steps_off_policy: u64,
     /// Maximum staleness of rollouts, in steps.
     pub max_staleness: u64,
-    /// Handling of stale groups: `wait` or `drop`.
-    pub staleness: &'static str,
+    /// Handling of stale groups.
+    pub staleness: StalenessHandling,
     /// Maximum number of groups in flight.
     pub credits: u64,
     /// Number of rewards computed concurrently.
@@ -62,43 +58,4 @@ pub struct EnvironmentShare {
     pub name: String,
     /// Its share of the groups; 0 means evaluation only.
     pub weight: f64,
-}
-
-impl RunInfo {
-    /// Collects the facts of a run that is about to start.
-    #[must_use]
-    pub fn new(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> Self {
-        let mut shown = plan.resolved.clone();
-        mask_args(&mut shown);
-        Self {
-            name: plan.stem.clone(),
-            folder: folder.path().to_owned(),
-            version: env!("CARGO_PKG_VERSION"),
-            commit: option_env!("MINDS_COMMIT"),
-            service: plan.service.describe(),
-            base_model: ready.info.base_model.clone(),
-            renderer: ready.renderer.name().to_owned(),
-            loss: plan.pipeline.train.loss.name(),
-            environments: plan
-                .envs
-                .iter()
-                .map(|env| EnvironmentShare { name: env.name.clone(), weight: env.weight })
-                .collect(),
-            steps: plan.pipeline.train.max_steps,
-            first_step: folder.last().map_or(0, |last| last.step),
-            started: super::view::now(),
-            groups_per_batch: plan.pipeline.batch.groups_per_batch.get(),
-            group_size: plan.group_size.get(),
-            max_steps_off_policy: plan.pipeline.max_steps_off_policy,
-            max_staleness: plan.pipeline.max_staleness,
-            staleness: match plan.pipeline.batch.staleness {
-                StalenessHandling::Wait => "wait",
-                StalenessHandling::Drop => "drop",
-            },
-            credits: plan.pipeline.credits(),
-            scorers: plan.pipeline.scorers.get(),
-            config: toml::to_string(&shown).unwrap_or_default(),
-            warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
-        }
-    }
 }

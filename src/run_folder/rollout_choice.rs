@@ -1,18 +1,20 @@
-//! Chooses a few rollouts of a run for the page: for each environment the best, the worst, and some drawn at random
+//! Chooses a few rollouts of a run for a report: for each environment the best, the worst, and some drawn at random
 //! from its first and its last steps.
 //!
-//! The same folder and seed give the same choice. A long run is read in part, and the page states how much: files are
+//! The same folder and seed give the same choice. A long run is read in part, and the report states how much: files are
 //! skipped evenly, and the last one is always read. A first pass reads only the header of each line; chosen rollouts
 //! are read in full.
 
-use super::numbers::several;
-use crate::run_folder::bounded_lines::{SkippedLines, TEXTS};
-use crate::run_folder::rollouts::{MOST_BYTES, RolloutHeader, RowPosition, StepFile};
+use super::bounded_lines::{SkippedLines, TEXTS};
+use super::reading::{first_of, left_out};
+use super::rollouts::{FOLDER, MOST_BYTES, RolloutHeader, RowPosition, StepFile, place, step_files};
 use minds_core::random::seeded_rng;
 use minds_core::record::RolloutRow;
+use minds_observe::report::{ChosenRollouts, RolloutSelection};
 use rand::RngExt as _;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
 /// Maximum number of files read.
 const MOST_FILES: usize = 400;
@@ -20,62 +22,6 @@ const MOST_FILES: usize = 400;
 const OF_EACH: usize = 2;
 /// Number of steps at each end that random rollouts are drawn from.
 const ENDS: usize = 10;
-
-/// Rollouts chosen for the page.
-#[derive(Debug, Default)]
-pub struct ChosenRollouts {
-    /// Selections by name of the environment.
-    pub environments: BTreeMap<String, RolloutSelection>,
-    /// Number of files selected for reading, one per step.
-    pub read: usize,
-    /// Lines that are not a valid rollout, as `file:line`.
-    pub damage: SkippedLines,
-    /// Files that were not read to the end, and why.
-    pub unread: Vec<String>,
-}
-
-impl ChosenRollouts {
-    /// Notes about what was left out.
-    pub fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        if self.damage.count > 0 {
-            let lines = several(self.damage.count, "damaged line");
-            let first = &self.damage.first[..self.damage.first.len().min(3)];
-            notes.push(format!("{lines} of rollouts left out: {}", first.join(", ")));
-        }
-        if self.damage.long > 0 {
-            let lines = several(self.damage.long, "line");
-            notes.push(format!("{lines} of rollouts of more than {} MiB left out", TEXTS >> 20));
-        }
-        if let [first, rest @ ..] = &self.unread[..] {
-            let more = several(rest.len() as u64, "more such file");
-            notes.push(if rest.is_empty() { first.clone() } else { format!("{first}, and {more}") });
-        }
-        notes
-    }
-}
-
-/// Chosen rollouts of an environment; each list has at most one per group.
-#[derive(Debug, Default)]
-pub struct RolloutSelection {
-    /// Highest rewards; among equal ones the newest.
-    pub best: Vec<RolloutRow<'static>>,
-    /// Lowest rewards; among equal ones the newest.
-    pub worst: Vec<RolloutRow<'static>>,
-    /// Drawn at random from the first steps.
-    pub early: Vec<RolloutRow<'static>>,
-    /// Drawn at random from the last steps.
-    pub late: Vec<RolloutRow<'static>>,
-}
-
-impl RolloutSelection {
-    /// Removes from the worst those with the highest reward.
-    fn distinct(mut self) -> Self {
-        let greatest = self.best.first().map(|rollout| rollout.reward);
-        self.worst.retain(|rollout| Some(rollout.reward) != greatest);
-        self
-    }
-}
 
 /// Position of a rollout in its file.
 struct RolloutLocation {
@@ -86,23 +32,29 @@ struct RolloutLocation {
     random_key: u64,
 }
 
-/// Chooses from these files, which are in the order of their steps. Unreadable files and lines are reported.
-pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
-    let files = spread(files);
-    let mut chosen = ChosenRollouts { read: files.len(), ..ChosenRollouts::default() };
+/// Chooses from all rollouts of a run. Unreadable files and lines leave notes.
+pub fn chosen_rollouts(folder: &Path, seed: u64, notes: &mut Vec<String>) -> ChosenRollouts {
+    choose(&step_files(folder, notes), seed, notes)
+}
+
+/// Chooses from these files, which are in the order of their steps.
+fn choose(all: &[StepFile], seed: u64, notes: &mut Vec<String>) -> ChosenRollouts {
+    let files = spread(all);
+    let mut damage = SkippedLines::default();
+    let mut unread = Vec::new();
     let mut locations: BTreeMap<String, Vec<RolloutLocation>> = BTreeMap::new();
     for (n, file) in files.iter().enumerate() {
-        let scanned = file.scan(&mut chosen.damage, |header, position| {
+        let scanned = file.scan(&mut damage, |header, position| {
             let random_key = seeded_rng([seed, header.step, header.group, header.member]).random();
             let name = header.environment.clone();
             let location = RolloutLocation { header, file: n, position, random_key };
             locations.entry(name).or_default().push(location);
         });
         if let Err(error) = scanned {
-            chosen.unread.push(format!("{} is left out: {error}", file.path.display()));
+            unread.push(left_out(&place(&file.path), &error));
         } else if file.bytes > MOST_BYTES {
             let read = MOST_BYTES >> 20;
-            chosen.unread.push(format!("{} was read in part: the first {read} MiB", file.path.display()));
+            unread.push(format!("{} was read in part: the first {read} MiB", place(&file.path)));
         }
     }
     let end = ENDS.min(files.len() / 2);
@@ -112,20 +64,25 @@ pub fn choose(files: &[StepFile], seed: u64) -> ChosenRollouts {
     };
     let rising = |a: &RolloutLocation, b: &RolloutLocation| a.header.reward.total_cmp(&b.header.reward);
     let by_random_key = |a: &RolloutLocation, b: &RolloutLocation| a.random_key.cmp(&b.random_key);
+    let mut environments = BTreeMap::new();
     for (environment, locations) in locations {
         let some = |among: &dyn Fn(&RolloutLocation) -> bool,
                     order: &dyn Fn(&RolloutLocation, &RolloutLocation) -> Ordering| {
             pick(&files, locations.iter().filter(|location| among(location)).collect(), order)
         };
-        let kinds = RolloutSelection {
+        let mut kinds = RolloutSelection {
             best: some(&|_| true, &|a, b| rising(b, a).then(newest(a, b))),
             worst: some(&|_| true, &|a, b| rising(a, b).then(newest(a, b))),
             early: some(&|location| location.file < end, &by_random_key),
             late: some(&|location| location.file >= late_from, &by_random_key),
         };
-        chosen.environments.insert(environment, kinds.distinct());
+        let greatest = kinds.best.first().map(|rollout| rollout.reward);
+        kinds.worst.retain(|rollout| Some(rollout.reward) != greatest);
+        environments.insert(environment, kinds);
     }
-    chosen
+    notes.extend(damage.notes(FOLDER, TEXTS));
+    notes.extend(first_of(&unread));
+    ChosenRollouts { environments, read: files.len(), steps: all.len() }
 }
 
 /// Reads the first rollouts in this order, at most one per group.
@@ -159,7 +116,6 @@ fn spread(files: &[StepFile]) -> Vec<&StepFile> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::path::Path;
 
     fn files(folder: &Path, rewards: &[&[f64]]) -> Vec<StepFile> {
         let file = |(n, rewards): (usize, &&[f64])| {
@@ -185,7 +141,7 @@ mod tests {
     fn the_best_and_the_worst_come_first_and_random_picks_stay_in_their_part_of_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path(), &[&[0.1, 1.0], &[0.5, 0.5], &[0.0, 1.0], &[0.2, 0.3]]);
-        let chosen = choose(&files, 0);
+        let chosen = choose(&files, 0, &mut Vec::new());
         let kinds = &chosen.environments["e"];
         assert_eq!(steps(&kinds.best), [(3, 1.0), (1, 1.0)], "of equal ones the newest is first");
         assert_eq!(steps(&kinds.worst), [(3, 0.0), (1, 0.1)]);
@@ -193,7 +149,7 @@ mod tests {
         assert!(kinds.early.iter().all(|r| r.step <= 2), "{:?}", kinds.early);
         let all = [&kinds.best, &kinds.worst, &kinds.late, &kinds.early].map(|kind| kind.len());
         assert_eq!(all, [2, 2, 2, 2]);
-        assert_eq!(steps(&choose(&files, 0).environments["e"].late), steps(&kinds.late));
+        assert_eq!(steps(&choose(&files, 0, &mut Vec::new()).environments["e"].late), steps(&kinds.late));
     }
 
     #[test]
@@ -202,14 +158,15 @@ mod tests {
         let files = files(dir.path(), &[&[0.5]]);
         let text = fs::read_to_string(&files[0].path).unwrap();
         fs::write(&files[0].path, format!("{text}{{\"step\":")).unwrap();
-        let chosen = choose(&files, 0);
+        let mut notes = Vec::new();
+        let chosen = choose(&files, 0, &mut notes);
         let kinds = &chosen.environments["e"];
         assert_eq!(
             [&kinds.best, &kinds.late, &kinds.worst, &kinds.early].map(|kind| kind.len()),
             [1, 1, 0, 0]
         );
-        assert!(chosen.damage.first[0].ends_with("1.jsonl:2"), "{:?}", chosen.damage);
-        assert!(choose(&[], 0).environments.is_empty());
+        assert_eq!(notes, ["rollouts: damaged lines are left out: rollouts/1.jsonl:2"]);
+        assert!(choose(&[], 0, &mut notes).environments.is_empty());
     }
 
     #[test]
@@ -219,11 +176,11 @@ mod tests {
         fs::remove_file(&files[0].path).unwrap();
         fs::remove_file(&files[2].path).unwrap();
         fs::create_dir(&files[2].path).unwrap();
-        let chosen = choose(&files, 0);
+        let mut notes = Vec::new();
+        let chosen = choose(&files, 0, &mut notes);
         assert_eq!(steps(&chosen.environments["e"].best), [(2, 0.25)]);
-        let [note] = &chosen.notes()[..] else { panic!("one note: {:?}", chosen.notes()) };
+        let [note] = &notes[..] else { panic!("one note: {notes:?}") };
         assert!(note.contains("1.jsonl is left out: ") && note.ends_with("and 1 more such file"), "{note}");
-        assert!(chosen.unread[1].ends_with("3.jsonl is left out: it is a folder"), "{:?}", chosen.unread);
     }
 
     #[test]

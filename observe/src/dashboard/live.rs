@@ -30,8 +30,8 @@ impl RateSample {
             steps: view.history().step - view.run_info.first_step,
             groups: view.pipeline.ledger.counts().settled(),
             samples: view.pipeline.board.stage("sampler").done,
-            sampled: view.meters.sampled_tokens(),
-            trained: view.meters.trained_tokens(),
+            sampled: view.pipeline.meters.sampled_tokens(),
+            trained: view.pipeline.meters.trained_tokens(),
             shares: view.pipeline.activity.shares(),
         }
     }

@@ -1,14 +1,15 @@
 //! Summary of a run in a few numbers.
 
-use super::numbers::{MeanEstimate, count, percent, several, show, time};
-use super::source::ReportSource;
-use crate::config::RunPlan;
-use crate::config::environments::EnvPlan;
-use crate::run_folder::metrics_table::MetricsTable;
+use super::metrics_table::MetricsTable;
+use super::numbers::{count, percent, several, show, show_mean, time};
+use super::source::{ReportSource, RunSettings};
+use crate::dashboard::EnvironmentShare;
+use minds_core::mean::MeanEstimate;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
 use minds_stages::batcher::StalenessHandling;
 use minds_stages::pipeline::PipelineOptions;
 use serde::Serialize;
+use serde_json::json;
 
 const KEYS: StepKeys = StepRecord::KEYS;
 
@@ -55,7 +56,7 @@ pub struct RewardChange {
 /// Status of the run in a phrase.
 pub fn status(source: &ReportSource) -> String {
     let done = source.table.steps().last().copied();
-    let total = source.plan.as_ref().map(|plan| plan.pipeline.train.max_steps);
+    let total = source.settings.as_ref().map(|settings| settings.pipeline.train.max_steps);
     let of = total.map(|total| format!(" of {}", count(total))).unwrap_or_default();
     let Some(done) = done else { return format!("no step yet{of}") };
     let steps = format!("{}{of} steps", count(done));
@@ -118,9 +119,8 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     let window = WINDOW.min(rewards.len().div_ceil(2));
     let first = MeanEstimate::of(&rewards[..window]);
     let last = MeanEstimate::of(&rewards[rewards.len() - window..]);
-    let error = first.error.zip(last.error).map(|(a, b)| a.hypot(b));
-    let difference = MeanEstimate { mean: last.mean - first.mean, error };
-    let direction = match error {
+    let difference = last.minus(&first);
+    let direction = match difference.error {
         Some(error) if difference.mean > 2.0 * error => "up",
         Some(error) if difference.mean < -2.0 * error => "down",
         _ => "",
@@ -128,9 +128,9 @@ fn change(table: &MetricsTable, environment: &str) -> Option<RewardChange> {
     Some(RewardChange {
         environment: environment.into(),
         steps: count(rewards.len() as u64),
-        first: first.show(),
-        last: last.show(),
-        difference: difference.show(),
+        first: show_mean(first),
+        last: show_mean(last),
+        difference: show_mean(difference),
         direction,
         window,
     })
@@ -172,7 +172,7 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
     let steps = table.points(&missing).into_iter().filter(|point| point.1 > 0.0);
     let steps: Vec<u64> = steps.map(|(step, _)| step as u64).collect();
     let quarantined: u64 = source.quarantine.counts.values().sum();
-    let alarm = source.plan.as_ref().and_then(|plan| plan.pipeline.train.kl_alarm);
+    let alarm = source.settings.as_ref().and_then(|settings| settings.pipeline.train.kl_alarm);
     let limit =
         alarm.map_or_else(|| "no limit is set".into(), |limit| format!("the limit is {} nats", show(limit)));
     vec![
@@ -189,43 +189,41 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
 }
 
 /// Main settings of the config.
-pub fn settings(plan: &RunPlan) -> Vec<ReportFact> {
-    let file = &plan.resolved;
+pub fn settings(settings: &RunSettings) -> Vec<ReportFact> {
+    let RunSettings { pipeline, sampling, lora, environments, .. } = settings;
+    let PipelineOptions { batch, train, .. } = pipeline;
     // If the config sets no threads, their number depended on the machine of the run.
-    let threads = file.engine.threads.filter(|_| plan.service.engine().is_some());
-    let threads = threads.map(|threads| several(threads.get() as u64, "thread")).unwrap_or_default();
-    let environment = |env: &EnvPlan| match env.weight {
+    let threads = settings.threads.map(|threads| several(threads.get() as u64, "thread"));
+    let environment = |env: &EnvironmentShare| match env.weight {
         0.0 => format!("{} (only evaluated)", env.name),
-        weight if plan.envs.len() > 1 => format!("{} ({})", env.name, show(weight)),
+        weight if environments.len() > 1 => format!("{} ({})", env.name, show(weight)),
         _ => env.name.clone(),
     };
-    let environments: Vec<String> = plan.envs.iter().map(environment).collect();
-    let PipelineOptions { batch: batching, train, .. } = &plan.pipeline;
-    let sampling = &plan.sampling;
-    let batch =
-        format!("{} of {}", several(batching.groups_per_batch.get() as u64, "group"), plan.group_size);
+    let environments: Vec<String> = environments.iter().map(environment).collect();
+    let groups = several(batch.groups_per_batch.get() as u64, "group");
     let answers = format!("up to {}", several(sampling.max_tokens as u64, "token"));
     vec![
-        fact("Model", &plan.base_model, plan.renderer.clone().unwrap_or_default()),
-        fact("Service", plan.service.name(), threads),
+        fact("Model", &settings.base_model, settings.renderer.clone().unwrap_or_default()),
+        fact("Service", &settings.service, threads.unwrap_or_default()),
         fact("Environments", environments.join(", "), ""),
-        fact("Batch", batch, ""),
+        fact("Batch", format!("{groups} of {}", settings.group_size), ""),
         fact(
             "Off policy",
-            format!("rollouts are at most {} stale", several(plan.pipeline.max_staleness, "step")),
-            match batching.staleness {
+            format!("rollouts are at most {} stale", several(pipeline.max_staleness, "step")),
+            match batch.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
                 StalenessHandling::Drop => "staler ones are dropped",
             },
         ),
-        fact("Loss", train.loss.name(), format!("advantage {}", file.trainer.advantage.unwrap_or_default())),
-        fact(
-            "Learning rate",
-            show(train.adam.learning_rate),
-            file.optim.lr_schedule.unwrap_or_default().to_string(),
-        ),
-        fact("Adapter", format!("LoRA, rank {}", plan.lora.rank), format!("alpha {}", show(plan.lora.alpha))),
+        fact("Loss", train.loss.name(), format!("advantage {}", name(batch.estimator))),
+        fact("Learning rate", show(train.adam.learning_rate), name(train.rate.decay)),
+        fact("Adapter", format!("LoRA, rank {}", lora.rank), format!("alpha {}", show(lora.alpha))),
         fact("Answers", answers, format!("temperature {}", show(f64::from(sampling.temperature)))),
-        fact("Seed", plan.pipeline.seed.to_string(), ""),
+        fact("Seed", pipeline.seed.to_string(), ""),
     ]
+}
+
+/// Name of a choice, as configs write it.
+fn name(choice: impl Serialize) -> String {
+    json!(choice).as_str().unwrap_or_default().to_owned()
 }

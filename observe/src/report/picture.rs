@@ -1,8 +1,8 @@
 //! The most telling curves of a run as one PNG, for a README or a paper.
 
+use super::ReportError;
 use super::chart::{self, Chart, DrawSurface, FONT, SCALE};
 use super::palette;
-use anyhow::Context as _;
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea as _};
 use plotters::element::{Rectangle, Text};
@@ -21,7 +21,7 @@ const BYTES: usize = 3;
 ///
 /// # Errors
 /// The drawing library returned an error.
-pub fn png(charts: &[Chart], steps: &[u64]) -> anyhow::Result<Vec<u8>> {
+pub fn png(charts: &[Chart], steps: &[u64]) -> Result<Vec<u8>, ReportError> {
     let columns = charts.len().clamp(1, 2);
     let rows = charts.len().div_ceil(columns).max(1);
     let width = PANEL.0 * columns as u32;
@@ -42,8 +42,7 @@ pub fn png(charts: &[Chart], steps: &[u64]) -> anyhow::Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width * SHARPNESS, height * SHARPNESS);
     encoder.set_color(png::ColorType::Rgb);
-    let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels));
-    written.context("failed to encode the picture")?;
+    encoder.write_header()?.write_image_data(&pixels)?;
     Ok(file)
 }
 
@@ -52,7 +51,7 @@ fn draw_panel(
     panel: &DrawingArea<BitMapBackend<'_>, Shift>,
     chart: &Chart,
     steps: &[u64],
-) -> anyhow::Result<()> {
+) -> Result<(), ReportError> {
     chart::learn_font()?;
     let pixels = |n: u32| (n * SCALE) as i32;
     let font = |size: u32| (FONT, f64::from(size * SCALE)).into_font();
@@ -63,7 +62,7 @@ fn draw_panel(
     let legend = font(13).color(&palette::writing());
     let mut x = pixels(6);
     let y = pixels(24);
-    let write = |text: &str, x: &mut i32| -> anyhow::Result<()> {
+    let write = |text: &str, x: &mut i32| -> Result<(), ReportError> {
         head.draw(&Text::new(text.to_owned(), (*x, y), legend.clone()))?;
         let (width, _) = head.estimate_text_size(text, &legend)?;
         *x += width as i32 + pixels(12);

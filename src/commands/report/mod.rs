@@ -1,24 +1,34 @@
 //! `minds-actors report`: a run folder as an HTML page, or its curves as a picture.
 
+mod source;
+
 use super::print_line;
 use crate::cli::{self, ReportFormat};
 use crate::exit::{CommandError, OrExit, ProcessExit};
-use crate::report::{self, ReportSource};
+use crate::run_folder::chosen_rollouts;
 use anyhow::Context as _;
 use indicatif::HumanBytes;
+use minds_core::chat::Tokenizer;
+use minds_models::ModelCache;
+use minds_observe::report::{self, ReportSource};
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Runs the command.
 ///
 /// # Errors
 /// The folder is not a run folder (2), or the report cannot be made or written (1).
 pub fn run(command: &cli::ReportArgs) -> Result<(), CommandError> {
-    let source = ReportSource::read(&command.folder).or_exit(ProcessExit::Config)?;
+    let mut source = source::read(&command.folder).or_exit(ProcessExit::Config)?;
     let (bytes, name) = match command.format {
-        ReportFormat::Html => (report::html(&source, command.seed).map(String::into_bytes), "report.html"),
+        ReportFormat::Html => {
+            let rollouts = chosen_rollouts(&command.folder, command.seed, &mut source.notes);
+            let page = report::html(&source, &rollouts, tokenizer(&source).as_deref());
+            (page.map(String::into_bytes), "report.html")
+        }
         ReportFormat::Png => (report::png(&source), "report.png"),
     };
     let bytes = bytes.context("the report could not be made").or_exit(ProcessExit::Failed)?;
@@ -36,6 +46,12 @@ pub fn run(command: &cli::ReportArgs) -> Result<(), CommandError> {
         print_line!("note         {note}");
     }
     Ok(())
+}
+
+/// The model's tokenizer, if it is on this machine. Nothing is fetched for a report.
+fn tokenizer(source: &ReportSource) -> Option<Arc<dyn Tokenizer>> {
+    let model = &source.settings.as_ref()?.base_model;
+    minds_models::local_tokenizer(model, &ModelCache::from_env()).ok().flatten()
 }
 
 /// Replaces a file atomically: if the disk is full, the old file remains.

@@ -1,35 +1,16 @@
 //! Statistics of a run's metrics, and readable formats for numbers.
 
-/// A mean, with its standard error if it has more than one value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeanEstimate {
-    /// The mean; NaN without values.
-    pub mean: f64,
-    /// Standard error; `None` for fewer than two values.
-    pub error: Option<f64>,
-}
+use minds_core::mean::MeanEstimate;
 
-impl MeanEstimate {
-    /// Estimates from these values, taken as independent.
-    pub fn of(values: &[f64]) -> Self {
-        let count = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / count;
-        let error = (values.len() > 1).then(|| {
-            let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            (variance / count).sqrt()
-        });
-        Self { mean, error }
-    }
-
-    /// Formats as `0.512 ± 0.013`, with the digits that the error makes significant.
-    pub fn show(&self) -> String {
-        match self.error.filter(|error| *error > 0.0 && self.mean.abs() < 1e6) {
-            Some(error) => {
-                let decimals = (1.0 - error.log10().floor()).clamp(0.0, 9.0) as usize;
-                format!("{:.decimals$} ± {error:.decimals$}", self.mean).replace('-', "−")
-            }
-            None => show(self.mean),
+/// Formats a mean as `0.512 ± 0.013`, with the digits that its error makes significant.
+pub fn show_mean(estimate: MeanEstimate) -> String {
+    let MeanEstimate { mean, error } = estimate;
+    match error.filter(|error| *error > 0.0 && mean.abs() < 1e6) {
+        Some(error) => {
+            let decimals = (1.0 - error.log10().floor()).clamp(0.0, 9.0) as usize;
+            format!("{mean:.decimals$} ± {error:.decimals$}").replace('-', "−")
         }
+        None => show(mean),
     }
 }
 
@@ -139,15 +120,10 @@ pub fn percent(part: f64, whole: f64) -> String {
 mod tests {
     use super::*;
 
-    /// 1, 2, 3, 4: mean 2.5, sample variance 5/3, standard error sqrt(5/12).
     #[test]
-    fn a_mean_has_its_standard_error_where_there_is_one() {
-        let found = MeanEstimate::of(&[1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(found.mean, 2.5);
-        assert!((found.error.unwrap() - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
-        assert_eq!(MeanEstimate::of(&[1.0]), MeanEstimate { mean: 1.0, error: None });
-        assert_eq!(MeanEstimate::of(&[]).show(), "none");
-        let shown = |mean, error| MeanEstimate { mean, error: Some(error) }.show();
+    fn a_mean_has_the_digits_that_its_error_leaves() {
+        assert_eq!(show_mean(MeanEstimate::of(&[])), "none");
+        let shown = |mean, error| show_mean(MeanEstimate { mean, error: Some(error) });
         assert_eq!(shown(-0.51234, 0.01256), "−0.512 ± 0.013");
         assert_eq!((shown(1234.5, 100.0), shown(0.5, 0.0)), ("1234 ± 100".into(), "0.5".into()));
     }

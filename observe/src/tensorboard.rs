@@ -9,19 +9,18 @@
 //! The framing is TFRecord, the messages are those of TensorFlow's `event.proto` and `summary.proto`, as far as scalars
 //! need them.
 
-use anyhow::Context as _;
 use crc_fast::{CrcAlgorithm, checksum};
 use minds_core::reward::Metrics;
-use prost::{Enumeration, Message, Oneof};
+use prost::{Message, Oneof};
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Since this version of the format, session marks and not step numbers show where a run restarted.
 const VERSION: &str = "brain.Event:2";
 
 /// Writes the event files of a run.
-pub(super) struct TensorBoardWriter {
+pub struct TensorBoardWriter {
     folder: PathBuf,
     state: EventFileState,
 }
@@ -37,28 +36,25 @@ enum EventFileState {
 
 impl TensorBoardWriter {
     /// Creates a writer for a run that resumes after `step`. Nothing is written before the first metrics.
-    pub(super) fn after(folder: &Path, step: u64) -> Self {
+    #[must_use]
+    pub fn after(folder: &Path, step: u64) -> Self {
         Self { folder: folder.to_owned(), state: EventFileState::Due { step } }
     }
 
     /// Adds the numbers of a step.
-    pub(super) fn append(&mut self, step: u64, numbers: Metrics) {
+    pub fn append(&mut self, step: u64, numbers: Metrics) {
         if let Err(error) = self.try_append(step, numbers) {
-            tracing::warn!(error = format!("{error:#}"), "nothing more is written for TensorBoard");
+            tracing::warn!(folder = %self.folder.display(), %error, "nothing more is written for TensorBoard");
             self.state = EventFileState::Off;
         }
     }
 
-    fn try_append(&mut self, step: u64, numbers: Metrics) -> anyhow::Result<()> {
+    fn try_append(&mut self, step: u64, numbers: Metrics) -> io::Result<()> {
         if let EventFileState::Due { step } = self.state {
             let mut file = create(&self.folder)?;
             write(&mut file, 0, EventPayload::FileVersion(VERSION.into()))?;
             // Readers discard what they have of this step and of later ones.
-            write(
-                &mut file,
-                step + 1,
-                EventPayload::SessionLog(SessionLog { status: SessionStatus::Start.into() }),
-            )?;
+            write(&mut file, step + 1, EventPayload::SessionLog(SessionLog { status: 1 }))?;
             self.state = EventFileState::Open(file);
         }
         let EventFileState::Open(file) = &mut self.state else { return Ok(()) };
@@ -68,22 +64,22 @@ impl TensorBoardWriter {
 }
 
 /// Creates a file named by the time, since readers order the files of a folder by name.
-fn create(folder: &Path) -> anyhow::Result<File> {
+fn create(folder: &Path) -> io::Result<File> {
     let now = jiff::Timestamp::now().as_second();
     for second in now.. {
         let path = folder.join(format!("events.out.tfevents.{second}.minds-actors"));
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            opened => return opened.with_context(|| format!("failed to make {}", path.display())),
+            opened => return opened,
         }
     }
     unreachable!("a second without a file comes before the end of time")
 }
 
-fn write(file: &mut File, step: u64, what: EventPayload) -> anyhow::Result<()> {
+fn write(file: &mut File, step: u64, what: EventPayload) -> io::Result<()> {
     let wall_time = jiff::Timestamp::now().as_duration().as_secs_f64();
     let event = TensorBoardEvent { wall_time, step: step as i64, what: Some(what) };
-    file.write_all(&record(&event.encode_to_vec())).context("failed to write an event file")
+    file.write_all(&record(&event.encode_to_vec()))
 }
 
 /// TFRecord frame: length, its checksum, the bytes, their checksum; all little-endian.
@@ -136,15 +132,9 @@ struct ScalarValue {
 
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
-    #[prost(enumeration = "SessionStatus", tag = "1")]
+    /// An enumeration, which the wire has as an integer: 1 is the start of a session.
+    #[prost(int32, tag = "1")]
     status: i32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
-#[repr(i32)]
-enum SessionStatus {
-    Unspecified = 0,
-    Start = 1,
 }
 
 #[cfg(test)]

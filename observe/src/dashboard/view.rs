@@ -5,14 +5,13 @@
 use super::recent_groups::RecentGroups;
 use super::run_info::RunInfo;
 use super::thinned_rows::ThinnedRows;
-use crate::run_folder::CheckpointRecord;
+use crate::CheckpointSummary;
 use minds_core::chat::Tokenizer;
 use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::Observer;
-use minds_stages::telemetry::meters::PipelineMeters;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,15 +59,11 @@ pub(super) struct DashboardEvent {
 /// The state of a run as the dashboard serves it.
 pub struct RunView {
     /// Facts that do not change during the run.
-    pub(crate) run_info: RunInfo,
+    pub run_info: RunInfo,
     /// Read access to the running pipeline.
     pub(super) pipeline: Observer,
-    /// Counters of the pipeline.
-    pub(super) meters: PipelineMeters,
-    /// Counters of the client.
-    pub(super) client: minds_tinker::client::ClientMetrics,
     /// Exits of Python processes, by environment.
-    pub(super) ends: Vec<(String, Arc<AtomicU64>)>,
+    pub(super) python_exits: Vec<(String, Arc<AtomicU64>)>,
     /// Decodes the tokens of completions.
     pub(super) tokenizer: Arc<dyn Tokenizer>,
     history: Mutex<RunHistory>,
@@ -90,7 +85,7 @@ pub(super) struct RunHistory {
     pub(super) evaluations: ThinnedRows<EvaluationRecord>,
     pub(super) events: VecDeque<DashboardEvent>,
     pub(super) recent: RecentGroups,
-    pub(super) checkpoints: Vec<Value>,
+    pub(super) checkpoints: Vec<CheckpointSummary>,
     /// Step and Unix time of the last checkpoint of this process.
     pub(super) checkpoint: Option<(u64, f64)>,
 }
@@ -101,9 +96,7 @@ impl RunView {
     pub fn new(
         run_info: RunInfo,
         pipeline: Observer,
-        meters: PipelineMeters,
-        client: minds_tinker::client::ClientMetrics,
-        ends: Vec<(String, Arc<AtomicU64>)>,
+        python_exits: Vec<(String, Arc<AtomicU64>)>,
         tokenizer: Arc<dyn Tokenizer>,
     ) -> Self {
         let history = RunHistory {
@@ -118,9 +111,16 @@ impl RunView {
             checkpoint: None,
         };
         let (updates, _) = broadcast::channel(256);
-        let (history, state, closed) =
-            (Mutex::new(history), watch::Sender::new("{}".into()), watch::Sender::new(false));
-        Self { run_info, pipeline, meters, client, ends, tokenizer, history, updates, state, closed }
+        Self {
+            run_info,
+            pipeline,
+            python_exits,
+            tokenizer,
+            history: Mutex::new(history),
+            updates,
+            state: watch::Sender::new("{}".into()),
+            closed: watch::Sender::new(false),
+        }
     }
 
     /// Restores steps, evaluations and checkpoints from before the process started.
@@ -128,31 +128,19 @@ impl RunView {
         &self,
         rows: Vec<StepRecord>,
         evaluations: Vec<EvaluationRecord>,
-        states: &[CheckpointRecord],
+        checkpoints: Vec<CheckpointSummary>,
     ) {
         let mut history = self.history();
         rows.into_iter().for_each(|row| history.rows.push(row));
         evaluations.into_iter().for_each(|row| history.evaluations.push(row));
-        history.checkpoints = states.iter().map(listed).collect();
+        history.checkpoints = checkpoints;
     }
 
     /// Records a saved checkpoint.
-    pub fn add_checkpoint(&self, state: &CheckpointRecord) {
+    pub fn add_checkpoint(&self, checkpoint: CheckpointSummary) {
         let mut history = self.history();
-        history.checkpoints.push(listed(state));
-        history.checkpoint = Some((state.step, now()));
-    }
-
-    /// Optimizer steps done when the process started.
-    #[must_use]
-    pub fn first_step(&self) -> u64 {
-        self.run_info.first_step
-    }
-
-    /// Counters of the pipeline.
-    #[must_use]
-    pub fn meters(&self) -> &PipelineMeters {
-        &self.meters
+        history.checkpoint = Some((checkpoint.step, now()));
+        history.checkpoints.push(checkpoint);
     }
 
     /// Records a finished step and sends it to open connections.
@@ -160,7 +148,9 @@ impl RunView {
         let at = now();
         let CommittedStep { record, groups } = done;
         let step = record.step;
-        self.send("step", &row(&record, at));
+        let mut row = json!(record);
+        row["at"] = json!(at);
+        self.send("step", &row);
         let mut history = self.history();
         history.step = step;
         history.step_at = at;
@@ -192,13 +182,13 @@ impl RunView {
         } else {
             (RunState::Stopped, format!("stopped after step {step} of {}", self.run_info.steps))
         };
-        self.set_state(state);
-        self.add_event(EventLevel::Info, text);
+        self.set_state(state, EventLevel::Info, text);
     }
 
-    /// Sets the state of the run.
-    pub fn set_state(&self, state: RunState) {
+    /// Sets the state of the run, and records that as an event.
+    pub fn set_state(&self, state: RunState, level: EventLevel, text: impl Into<String>) {
         self.history().state = state;
+        self.add_event(level, text);
     }
 
     pub(super) fn history(&self) -> MutexGuard<'_, RunHistory> {
@@ -214,19 +204,6 @@ impl RunView {
             drop(self.updates.send((name, text.into())));
         }
     }
-}
-
-/// Entry of a checkpoint in the list.
-fn listed(state: &CheckpointRecord) -> Value {
-    let CheckpointRecord { name, step, state_path, sampler_path, .. } = state;
-    json!({ "name": name, "step": step, "state_path": state_path, "sampler_path": sampler_path })
-}
-
-/// Record of a step with the time of the report.
-fn row(record: &StepRecord, at: f64) -> Value {
-    let mut row = json!(record);
-    row["at"] = json!(at);
-    row
 }
 
 /// Current Unix time in seconds.

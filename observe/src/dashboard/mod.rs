@@ -15,14 +15,14 @@ mod view;
 mod warnings;
 
 pub use live::trainer_activity;
-pub use run_info::RunInfo;
+pub use run_info::{EnvironmentShare, RunInfo};
 pub use view::{EventLevel, RunState, RunView};
 pub use warnings::WarningLayer;
 
-use crate::config::metrics::MetricsPlan;
-use anyhow::Context as _;
 use minds_http::{AccessGuard, AccessToken};
+use prometheus::core::Collector;
 use std::convert::Infallible;
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,25 @@ use tokio::sync::oneshot;
 
 /// Grace period at shutdown for open dashboard connections.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
+
+/// Why a run has no dashboard.
+#[derive(Debug, thiserror::Error)]
+pub enum DashboardError {
+    /// The address is in use, or belongs to another machine.
+    #[error("`metrics.addr`: cannot listen on {addr}; use another address, or \"off\"")]
+    Listen {
+        /// The address of the config.
+        addr: SocketAddr,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// The operating system refuses a thread or a socket.
+    #[error("failed to start the dashboard")]
+    Start(#[from] io::Error),
+    /// Two metrics have the same name.
+    #[error("failed to set up the metrics")]
+    Metrics(#[from] prometheus::Error),
+}
 
 /// A bound address that does not serve requests yet.
 pub struct DashboardListener {
@@ -40,27 +59,21 @@ pub struct DashboardListener {
 }
 
 impl DashboardListener {
-    /// Binds the address of the config; if the config sets none and the default is in use, a free one. `None` if the
-    /// dashboard is turned off.
+    /// Binds an address, or a free one of the same machine if the address is in use and not `fixed`. Requests must carry
+    /// the token, if there is one.
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub fn bind(plan: &MetricsPlan) -> anyhow::Result<Option<Self>> {
-        let Some(addr) = plan.addr else { return Ok(None) };
+    pub fn bind(addr: SocketAddr, fixed: bool, token: Option<AccessToken>) -> Result<Self, DashboardError> {
         let taken = TcpListener::bind(addr);
         let (listener, elsewhere) = match taken {
-            Err(_) if !plan.is_written => (TcpListener::bind(SocketAddr::new(addr.ip(), 0)), true),
+            Err(_) if !fixed => (TcpListener::bind(SocketAddr::new(addr.ip(), 0)), true),
             other => (other, false),
         };
-        let listener = listener.with_context(|| {
-            format!("`metrics.addr`: cannot listen on {addr}; use another address, or \"off\"")
-        })?;
-        listener.set_nonblocking(true).context("failed to set up the metrics' address")?;
-        let guard = AccessGuard::new(
-            listener.local_addr().context("failed to read the metrics' address")?,
-            plan.token.as_ref().and_then(|token| AccessToken::new(token.expose())),
-        );
-        Ok(Some(Self { listener, guard, elsewhere }))
+        let listener = listener.map_err(|source| DashboardError::Listen { addr, source })?;
+        listener.set_nonblocking(true)?;
+        let guard = AccessGuard::new(listener.local_addr()?, token);
+        Ok(Self { listener, guard, elsewhere })
     }
 
     /// URL of the page for browsers on this machine.
@@ -69,19 +82,22 @@ impl DashboardListener {
         access::page_url(self.guard.bound())
     }
 
-    /// Starts to serve requests, until the dashboard is closed or dropped.
+    /// Starts to serve requests, until the dashboard is closed or dropped. Prometheus also gets the metrics of these
+    /// `collectors`.
     ///
     /// # Errors
-    /// The operating system refuses a thread.
-    pub fn serve(self, view: Arc<RunView>) -> anyhow::Result<Dashboard> {
+    /// The operating system refuses a thread, or a metric of the collectors has the name of another one.
+    pub fn serve(
+        self,
+        view: Arc<RunView>,
+        collectors: Vec<Box<dyn Collector>>,
+    ) -> Result<Dashboard, DashboardError> {
         let (stop, stopped) = oneshot::channel();
         let (finishing, finished) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("failed to start the dashboard")?;
-        let routes = routes::routes(view.clone(), self.guard).context("failed to set up the metrics")?;
-        let thread = std::thread::Builder::new().name("dashboard".into()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let registry = registry::registry(view.clone(), collectors)?;
+        let routes = routes::routes(view.clone(), registry, self.guard);
+        std::thread::Builder::new().name("dashboard".into()).spawn(move || {
             runtime.block_on(async move {
                 let closed = view.closed.subscribe();
                 let mut serving = tokio::spawn(routes::serve(self.listener, routes, closed));
@@ -103,8 +119,7 @@ impl DashboardListener {
                 drop(tokio::time::timeout(SHUTDOWN_GRACE, serving).await);
             });
             drop(finishing);
-        });
-        thread.context("failed to start the dashboard")?;
+        })?;
         Ok(Dashboard { stop, finished })
     }
 }

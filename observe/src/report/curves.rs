@@ -1,9 +1,9 @@
 //! Selects the metrics that are drawn as charts.
 
 use super::chart::{Chart, Curve, CurveStyle};
+use super::metrics_table::MetricsTable;
 use super::numbers::smooth;
 use super::source::ReportSource;
-use crate::run_folder::metrics_table::MetricsTable;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
 
 const KEYS: StepKeys = StepRecord::KEYS;
@@ -166,8 +166,8 @@ fn changing(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 /// Number of steps that a rate is averaged over: a step with nothing to train takes almost no time, so its own rate
 /// is meaningless.
 fn rate_window(table: &MetricsTable) -> usize {
-    let window = (table.len() / 20).max(5) | 1;
-    window.min(table.len())
+    let window = (table.steps().len() / 20).max(5) | 1;
+    window.min(table.steps().len())
 }
 
 /// A metric per second: its sum over the window around each step, divided by the time of these steps.
@@ -189,16 +189,17 @@ fn per_second(table: &MetricsTable, key: &str, factor: f64) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::metrics_table::tests::table;
 
     /// Of 1000 tokens each: two steps of 1 s, one of 1 ms, two of 1 s. Five tokens' thousands in 4.001 s in the middle;
     /// at the start three in 2.001 s.
     #[test]
     fn a_step_of_no_time_does_not_make_the_rate() {
         let row = |step: u64, seconds: f64| {
-            format!("{{\"step\":{step},\"tokens/sampled\":1000,\"time/total\":{seconds}}}\n")
+            format!("{{\"step\":{step},\"tokens/sampled\":1000,\"time/total\":{seconds}}}")
         };
-        let rows: String = (1..).zip([1.0, 1.0, 0.001, 1.0, 1.0]).map(|(step, s)| row(step, s)).collect();
-        let (table, _) = MetricsTable::read(rows.as_bytes()).unwrap();
+        let rows = [row(1, 1.0), row(2, 1.0), row(3, 0.001), row(4, 1.0), row(5, 1.0)];
+        let table = table(&rows.each_ref().map(String::as_str));
         let rates = per_second(&table, "tokens/sampled", 1.0);
         let near = |n: usize, rate: f64| (rates[n].1 - rate).abs() < 1e-6 * rate;
         assert!(near(0, 3000.0 / 2.001) && near(2, 5000.0 / 4.001), "{rates:?}");

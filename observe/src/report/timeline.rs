@@ -3,8 +3,9 @@
 //! Metrics record how long each stage was busy within a step, not when. So the bars show durations side by side: two
 //! stages with bars nearly as long as the step ran at the same time.
 
-use super::numbers::{MeanEstimate, count, percent, time};
-use crate::run_folder::metrics_table::MetricsTable;
+use super::metrics_table::MetricsTable;
+use super::numbers::{count, percent, time};
+use minds_core::mean::MeanEstimate;
 use minds_core::record::{StepKeys, StepRecord};
 use serde::Serialize;
 
@@ -53,8 +54,9 @@ pub fn steps(table: &MetricsTable) -> Vec<StepBars> {
     let row = table.steps().iter().position(|step| *step as f64 == slowest);
     let of_slowest = |key: &str| table.column(key).zip(row).map(|(column, row)| column[row]);
     let mean = |key: &str| Some(MeanEstimate::of(&table.values(key)).mean);
-    let mut steps = vec![step(format!("mean of {} steps", count(table.len() as u64)), longest, &mean)];
-    if table.len() > 1 {
+    let mut steps =
+        vec![step(format!("mean of {} steps", count(table.steps().len() as u64)), longest, &mean)];
+    if table.steps().len() > 1 {
         steps.push(step(format!("the slowest, step {}", count(slowest as u64)), longest, &of_slowest));
     }
     steps
@@ -74,11 +76,14 @@ fn step(title: String, longest: f64, of: &dyn Fn(&str) -> Option<f64>) -> StepBa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::metrics_table::tests::table;
 
     #[test]
     fn bars_are_shares_of_the_slowest_step() {
-        let rows = "{\"step\":1,\"time/total\":2,\"time/training_busy\":1}\n{\"step\":2,\"time/total\":8,\"time/training_busy\":2}\n";
-        let (table, _) = MetricsTable::read(rows.as_bytes()).unwrap();
+        let table = table(&[
+            "{\"step\":1,\"time/total\":2,\"time/training_busy\":1}",
+            "{\"step\":2,\"time/total\":8,\"time/training_busy\":2}",
+        ]);
         let [mean, slowest] = &steps(&table)[..] else { panic!("a mean and a slowest step") };
         assert_eq!(slowest.title, "the slowest, step 2");
         let bars = |step: &StepBars| {

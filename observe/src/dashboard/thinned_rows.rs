@@ -5,6 +5,7 @@ const MOST: usize = 4000;
 
 /// Rows in the order of their steps. When there are too many, every other row is removed, and later rows are sampled at
 /// the same rate, so that they stay evenly spread; the last row is always included.
+#[derive(Default)]
 pub(super) struct ThinnedRows<T> {
     kept: Vec<T>,
     /// The last row, if it is not among the kept ones.
@@ -12,12 +13,6 @@ pub(super) struct ThinnedRows<T> {
     seen: u64,
     /// Base-2 logarithm of the sampling interval in rows.
     halvings: u32,
-}
-
-impl<T> Default for ThinnedRows<T> {
-    fn default() -> Self {
-        Self { kept: Vec::new(), last: None, seen: 0, halvings: 0 }
-    }
 }
 
 impl<T> ThinnedRows<T> {

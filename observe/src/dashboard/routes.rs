@@ -1,8 +1,9 @@
 //! HTTP routes of the dashboard.
 
 use super::access;
+use super::page;
 use super::view::RunView;
-use super::{page, registry};
+use crate::CheckpointSummary;
 use axum::Router;
 use axum::extract::{Path, Query, State};
 use axum::http::header::{
@@ -41,12 +42,8 @@ struct RouteState {
 }
 
 /// Builds the router with all routes.
-///
-/// # Errors
-/// Two metrics have the same name.
-pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, prometheus::Error> {
-    let registry = registry::registry(view.clone())?;
-    Ok(Router::new()
+pub(super) fn routes(view: Arc<RunView>, registry: Registry, guard: AccessGuard) -> Router {
+    Router::new()
         .route("/", get(|| async { page::file("index.html") }))
         .route("/assets/{name}", get(|Path(name): Path<String>| async move { page::file(&name) }))
         .route("/metrics", get(metrics))
@@ -61,7 +58,7 @@ pub(super) fn routes(view: Arc<RunView>, guard: AccessGuard) -> Result<Router, p
         .fallback(|| async { missing("unknown address") })
         .layer(from_fn_with_state(Arc::new(guard), access::require_access))
         .layer(map_response(protect))
-        .with_state(RouteState { view, registry }))
+        .with_state(RouteState { view, registry })
 }
 
 /// Serves until the listener fails, or until the dashboard is closed and all open responses are done.
@@ -110,7 +107,7 @@ async fn events(State(shared): State<RouteState>) -> Json<Value> {
     Json(json!(shared.view.history().events.iter().rev().collect::<Vec<_>>()))
 }
 
-async fn checkpoints(State(shared): State<RouteState>) -> Json<Vec<Value>> {
+async fn checkpoints(State(shared): State<RouteState>) -> Json<Vec<CheckpointSummary>> {
     Json(shared.view.history().checkpoints.clone())
 }
 

@@ -1,4 +1,5 @@
-//! All Prometheus metrics: counters of the stages and the client, and values read from the run at each scrape.
+//! All Prometheus metrics: counters of the stages and of the service's client, and values read from the run at each
+//! scrape.
 //!
 //! Values read here cost the run nothing between two scrapes. Their names and help texts are in
 //! [`minds_core::telemetry`].
@@ -8,24 +9,24 @@ use minds_core::record::EvaluatedEnvironment;
 use minds_core::telemetry::{self, MetricKind, MetricSpec};
 use minds_stages::ledger::DiscardedTokens;
 use prometheus::core::{Collector, Desc};
+use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Error, Registry};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Registry of the metrics of a run and of the process.
+/// Registry of the metrics of a run, of the process, and of these collectors.
 ///
 /// # Errors
 /// Two metrics have the same name.
-pub(super) fn registry(view: Arc<RunView>) -> Result<Registry, Error> {
+pub(super) fn registry(view: Arc<RunView>, collectors: Vec<Box<dyn Collector>>) -> Result<Registry, Error> {
     let registry = Registry::new();
-    let read = RunCollector::new(view.clone())?;
-    let counted = view.meters.collectors().into_iter().chain(view.client.collectors());
-    for collector in counted.chain([Box::new(read) as Box<dyn Collector>]) {
+    for collector in view.pipeline.meters.collectors().into_iter().chain(collectors) {
         registry.register(collector)?;
     }
-    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    registry.register(Box::new(RunCollector::new(view)?))?;
+    registry.register(Box::new(ProcessCollector::for_self()))?;
     Ok(registry)
 }
 
@@ -157,7 +158,7 @@ const RUN_METRICS: &[RunMetric] = &[
     (telemetry::SHADOW_WAIT_SECONDS, |view| one(view.pipeline.queries.read().deltas.waited_s)),
     (telemetry::SHADOW_SERVICE_SECONDS, |view| one(view.pipeline.queries.read().deltas.worked_s)),
     (telemetry::PYTHON_PROCESS_ENDS, |view| {
-        view.ends.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
+        view.python_exits.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
     }),
 ];
 

@@ -3,10 +3,11 @@
 
 use super::numbers::show;
 use super::text::{PieceKind, TextPiece, omission, visible};
+use crate::text_stream::TextStream;
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
-use minds_models::TextStream;
 use serde::Serialize;
+use std::ops::Range;
 
 /// A token, or several that make up one character.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,35 +37,30 @@ pub fn shaded(
     if !fits {
         return None;
     }
-    if tokens.len() <= HEAD + TAIL {
-        return Some(spans(tokenizer, tokens, logprobs));
-    }
-    let end = tokens.len() - TAIL;
-    let mut all = spans(tokenizer, &tokens[..HEAD], &logprobs[..HEAD]);
-    all.push(left_out(end - HEAD));
-    all.extend(spans(tokenizer, &tokens[end..], &logprobs[end..]));
-    Some(all)
+    Some(cut(tokens.len(), |part| spans(tokenizer, &tokens[part.clone()], &logprobs[part])))
 }
 
 /// A cell for each token.
 pub fn strip(logprobs: &[f32]) -> Vec<TokenSpan> {
     let cell = |logprob: &f32| span(Vec::new(), *logprob, 1);
-    if logprobs.len() <= HEAD + TAIL {
-        return logprobs.iter().map(cell).collect();
+    cut(logprobs.len(), |part| logprobs[part].iter().map(cell).collect())
+}
+
+/// Spans of `count` tokens: of all, or of the first and the last ones, with a note between them.
+fn cut(count: usize, spans: impl Fn(Range<usize>) -> Vec<TokenSpan>) -> Vec<TokenSpan> {
+    if count <= HEAD + TAIL {
+        return spans(0..count);
     }
-    let end = logprobs.len() - TAIL;
-    let mut all: Vec<TokenSpan> = logprobs[..HEAD].iter().map(cell).collect();
-    all.push(left_out(end - HEAD));
-    all.extend(logprobs[end..].iter().map(cell));
+    let end = count - TAIL;
+    let note = vec![omission(end - HEAD, "tokens")];
+    let mut all = spans(0..HEAD);
+    all.push(TokenSpan { pieces: note, shade: 0, title: String::new() });
+    all.extend(spans(end..count));
     all
 }
 
-fn left_out(tokens: usize) -> TokenSpan {
-    TokenSpan { pieces: vec![omission(tokens, "tokens")], shade: 0, title: String::new() }
-}
-
 fn spans(tokenizer: &dyn Tokenizer, tokens: &[Token], logprobs: &[f32]) -> Vec<TokenSpan> {
-    let mut stream = TextStream::new();
+    let mut stream = TextStream::default();
     let mut all = Vec::new();
     // Tokens of a character that is still incomplete.
     let mut sum = 0.0;

@@ -2,13 +2,13 @@
 //!
 //! The template escapes every text; only the generated drawings and the embedded style sheet are inserted unescaped.
 
+use super::ReportError;
 use super::cards::{self, ANSWER, MESSAGES, NAME};
 use super::chart::{self, Chart};
 use super::curves;
 use super::numbers::{count, show};
 use super::palette::{ChartColor, INKS};
-use super::rollouts::ChosenRollouts;
-use super::source::ReportSource;
+use super::source::{ChosenRollouts, ReportSource};
 use super::summary::{self, ReportFact, RewardChange};
 use super::text::{TextPiece, cut};
 use super::timeline;
@@ -35,7 +35,7 @@ pub fn html(
     source: &ReportSource,
     chosen: &ChosenRollouts,
     tokenizer: Option<&dyn Tokenizer>,
-) -> anyhow::Result<String> {
+) -> Result<String, ReportError> {
     let view = ReportView::new(source, chosen, tokenizer)?;
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -128,14 +128,13 @@ impl ReportView {
         source: &ReportSource,
         chosen: &ChosenRollouts,
         tokenizer: Option<&dyn Tokenizer>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, ReportError> {
         let table = &source.table;
-        let length = table.len();
+        let length = table.steps().len();
         let smooth = chart::window(length).map(|window| count(window as u64));
         let states = source.checkpoints.iter().rev().take(ROWS);
         let quarantine = &source.quarantine;
-        let warnings = source.plan.iter().flat_map(|plan| plan.warnings.iter().cloned());
-        let notes = source.notes.iter().cloned().chain(chosen.notes()).chain(warnings);
+        let warnings = source.settings.iter().flat_map(|settings| &settings.warnings);
         Ok(Self {
             style: include_str!("style.css"),
             name: source.name.clone(),
@@ -144,10 +143,10 @@ impl ReportView {
             made: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
             version: env!("CARGO_PKG_VERSION"),
             inks: INKS,
-            notes: notes.map(|note| cut(&note, NAME)).collect(),
+            notes: source.notes.iter().chain(warnings).map(|note| cut(note, NAME)).collect(),
             headline: if length > 0 { summary::headline(source) } else { Vec::new() },
             changes: summary::changes(source),
-            settings: source.plan.as_ref().map(summary::settings).unwrap_or_default(),
+            settings: source.settings.as_ref().map(summary::settings).unwrap_or_default(),
             groups: summary::groups(source),
             sections: sections(source)?,
             smooth,
@@ -159,7 +158,7 @@ impl ReportView {
                 .map(|(n, name)| evaluated(source, name, n))
                 .collect::<Result<_, _>>()?,
             environments: cards::environments(chosen, tokenizer),
-            read: reading(source, chosen),
+            read: reading(chosen),
             faults: if length > 0 { summary::faults(source) } else { Vec::new() },
             kinds: quarantine
                 .counts
@@ -184,14 +183,14 @@ fn moment(time: SystemTime) -> Option<String> {
     Some(time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
 }
 
-fn sections(source: &ReportSource) -> anyhow::Result<Vec<ChartSection>> {
+fn sections(source: &ReportSource) -> Result<Vec<ChartSection>, ReportError> {
     let table = &source.table;
     let names = source.environments();
-    let section = |title: &str, charts: &[Chart], size, open| -> anyhow::Result<Option<ChartSection>> {
+    let section = |title: &str, charts: &[Chart], size, open| -> Result<Option<ChartSection>, ReportError> {
         let charts = charts
             .iter()
             .map(|chart| drawn(chart, size, table.steps()))
-            .collect::<anyhow::Result<Vec<_>>>()?;
+            .collect::<Result<Vec<_>, ReportError>>()?;
         Ok((!charts.is_empty()).then(|| ChartSection { title: title.into(), open, charts }))
     };
     let mut all = vec![
@@ -206,7 +205,7 @@ fn sections(source: &ReportSource) -> anyhow::Result<Vec<ChartSection>> {
     Ok(all.into_iter().flatten().collect())
 }
 
-fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<DrawnChart> {
+fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> Result<DrawnChart, ReportError> {
     let named = chart.curves.iter().filter(|curve| !curve.name.is_empty());
     Ok(DrawnChart {
         title: chart.title.clone(),
@@ -218,7 +217,7 @@ fn drawn(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Drawn
     })
 }
 
-fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<EvaluationSection> {
+fn evaluated(source: &ReportSource, name: &str, n: usize) -> Result<EvaluationSection, ReportError> {
     let all = &source.evaluations;
     let newest = || all.iter().rev().take(ROWS);
     let found = |row: &EvaluationRecord| row.environments.get(name).cloned().unwrap_or_default();
@@ -249,18 +248,14 @@ fn evaluated(source: &ReportSource, name: &str, n: usize) -> anyhow::Result<Eval
 }
 
 /// States how much of the run the rollouts were chosen from.
-fn reading(source: &ReportSource, chosen: &ChosenRollouts) -> String {
-    let read = chosen.read;
-    let all = source.files.len();
-    match all {
+fn reading(chosen: &ChosenRollouts) -> String {
+    let read = count(chosen.read as u64);
+    let steps = count(chosen.steps as u64);
+    match chosen.steps {
         0 => String::new(),
-        _ if read == all => {
-            format!("Chosen among the rollouts of all {} steps on record.", count(all as u64))
-        }
+        _ if read == steps => format!("Chosen among the rollouts of all {steps} steps on record."),
         _ => format!(
-            "Chosen among the rollouts of {} steps out of {}, evenly spread; the others were not read.",
-            count(read as u64),
-            count(all as u64)
+            "Chosen among the rollouts of {read} steps out of {steps}, evenly spread; the others were not read."
         ),
     }
 }

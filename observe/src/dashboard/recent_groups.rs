@@ -1,5 +1,6 @@
 //! The groups of the latest steps, for inspection one by one.
 
+use crate::text_stream::TextStream;
 use minds_core::chat::{Message, Tokenizer};
 use minds_core::ids::Token;
 use minds_stages::messages::{Group, TrainingGroup, TrainingRollout};
@@ -100,7 +101,7 @@ impl RecentGroup {
         })
     }
 
-    /// All details of the group as JSON, with its rollouts.
+    /// Summary of the group with its whole prompt, and with its rollouts in place of their number.
     pub(super) fn whole(&self, tokenizer: &dyn Tokenizer) -> Value {
         let members = self.members.iter().map(|TrainingRollout { rollout, score, advantage, .. }| {
             let turns = rollout.turns.iter().map(|turn| {
@@ -123,37 +124,20 @@ impl RecentGroup {
                 "turns": turns.collect::<Vec<_>>(),
             })
         });
-        json!({
-            "id": self.group.id.0.to_string(),
-            "step": self.step,
-            "environment": self.group.component.name,
-            "item": self.group.key.item,
-            "missing": self.missing,
-            "constant": self.constant,
-            "staleness": self.staleness,
-            "prompt": self.prompt(),
-            "members": members.collect::<Vec<_>>(),
-        })
+        let members: Vec<Value> = members.collect();
+        let mut whole = self.summary();
+        whole["prompt"] = json!(self.prompt());
+        whole["members"] = json!(members);
+        whole
     }
 }
 
 /// Text of each token. A character that several tokens encode is attributed to the last of them.
 fn pieces(tokenizer: &dyn Tokenizer, tokens: &[Token]) -> Vec<String> {
-    /// Maximum number of bytes of a character.
-    const LONGEST: usize = 4;
-    let whole = |text: &String| !text.contains(char::REPLACEMENT_CHARACTER);
-    let mut pieces: Vec<String> = tokens.iter().map(|token| tokenizer.decode(&[*token])).collect();
-    let mut at = 0;
-    while at < tokens.len() {
-        let ends = at + 1..=(at + LONGEST).min(tokens.len());
-        let joined = ends.map(|end| (end, tokenizer.decode(&tokens[at..end]))).find(|(_, text)| whole(text));
-        let Some((end, text)) = joined else {
-            at += 1; // bytes that are no text
-            continue;
-        };
-        pieces[at..end - 1].iter_mut().for_each(String::clear);
-        pieces[end - 1] = text;
-        at = end;
+    let mut stream = TextStream::default();
+    let mut pieces: Vec<String> = tokens.iter().map(|token| stream.push(tokenizer, *token)).collect();
+    if let Some(last) = pieces.last_mut() {
+        last.push_str(&stream.finish(tokenizer));
     }
     pieces
 }
@@ -168,8 +152,9 @@ mod tests {
         let tokenizer = ByteTokenizer;
         let tokens = tokenizer.encode("aé→b");
         assert_eq!(pieces(&tokenizer, &tokens), ["a", "", "é", "", "", "→", "b"]);
-        // The arrow's first byte alone, then a letter.
-        let broken = [tokenizer.encode("→")[0], tokenizer.encode("b")[0]];
-        assert_eq!(pieces(&tokenizer, &broken), ["\u{fffd}", "b"]);
+        // The arrow's first byte alone, before a letter and at the end.
+        let broken = tokenizer.encode("→")[0];
+        let letter = tokenizer.encode("b")[0];
+        assert_eq!(pieces(&tokenizer, &[broken, letter, broken]), ["", "\u{fffd}b", "\u{fffd}"]);
     }
 }

@@ -3,10 +3,10 @@
 //! A chart is drawn on a canvas of four times its size, so that whole pixels are fine enough for a page; a picture
 //! takes the mean of each square of four. The font is embedded, so that a chart looks the same on every machine.
 
+use super::ReportError;
 use super::axes::{decimals, label, ranges, sized, step_label};
 use super::numbers::{band, smooth, thin};
 use super::palette;
-use anyhow::ensure;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::Shift;
 use plotters::coord::cartesian::Cartesian2d;
@@ -16,7 +16,6 @@ use plotters::element::{Circle, PathElement, Polygon};
 use plotters::prelude::{DrawingBackend, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::{Color as _, FontStyle, IntoFont as _, ShapeStyle, TRANSPARENT, register_font};
-use std::error::Error;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -120,7 +119,7 @@ pub enum DrawSurface {
 ///
 /// # Errors
 /// The drawing library returned an error.
-pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<String> {
+pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> Result<String, ReportError> {
     let mut text = String::new();
     {
         let canvas = SVGBackend::with_string(&mut text, (size.0 * SCALE, size.1 * SCALE)).into_drawing_area();
@@ -135,16 +134,12 @@ pub fn svg(chart: &Chart, size: (u32, u32), steps: &[u64]) -> anyhow::Result<Str
 ///
 /// # Errors
 /// The drawing library returned an error.
-pub fn draw<B>(
+pub fn draw<B: DrawingBackend<ErrorType: 'static>>(
     canvas: &DrawingArea<B, Shift>,
     chart: &Chart,
     steps: &[u64],
     surface: DrawSurface,
-) -> anyhow::Result<()>
-where
-    B: DrawingBackend,
-    B::ErrorType: Error + Send + Sync + 'static,
-{
+) -> Result<(), ReportError> {
     learn_font()?;
     let (chart, unit) = &sized(chart);
     let (x, y) = ranges(chart, steps);
@@ -187,11 +182,11 @@ where
 type PlotContext<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// Draws the points behind a smoothed curve, or the band they lie in if there are many.
-fn draw_points<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
-where
-    B: DrawingBackend,
-    B::ErrorType: Error + Send + Sync + 'static,
-{
+fn draw_points<B: DrawingBackend<ErrorType: 'static>>(
+    context: &mut PlotContext<'_, B>,
+    curve: &Curve,
+    surface: DrawSurface,
+) -> Result<(), ReportError> {
     let (_, faint) = palette::line(curve.colour);
     if !curve.is_smoothed() {
         return Ok(());
@@ -210,11 +205,11 @@ where
 }
 
 /// Draws the smoothed curve, or the points themselves if they are few or have intervals.
-fn draw_course<B>(context: &mut PlotContext<'_, B>, curve: &Curve, surface: DrawSurface) -> anyhow::Result<()>
-where
-    B: DrawingBackend,
-    B::ErrorType: Error + Send + Sync + 'static,
-{
+fn draw_course<B: DrawingBackend<ErrorType: 'static>>(
+    context: &mut PlotContext<'_, B>,
+    curve: &Curve,
+    surface: DrawSurface,
+) -> Result<(), ReportError> {
     let (strong, _) = palette::line(curve.colour);
     let window = window(curve.points.len()).filter(|_| curve.is_smoothed());
     let course = match window {
@@ -242,16 +237,12 @@ where
     Ok(())
 }
 
-fn draw_line<B>(
+fn draw_line<B: DrawingBackend<ErrorType: 'static>>(
     context: &mut PlotContext<'_, B>,
     points: &[(f64, f64)],
     style: ShapeStyle,
     surface: DrawSurface,
-) -> anyhow::Result<()>
-where
-    B: DrawingBackend,
-    B::ErrorType: Error + Send + Sync + 'static,
-{
+) -> Result<(), ReportError> {
     match surface {
         DrawSurface::Page => context.draw_series(LineSeries::new(points.iter().copied(), style)).map(drop)?,
         // Drawn as one path, sharp turns get spikes, because the library fills the polygon around the line.
@@ -267,11 +258,10 @@ where
 ///
 /// # Errors
 /// The font cannot be read.
-pub fn learn_font() -> anyhow::Result<()> {
+pub fn learn_font() -> Result<(), ReportError> {
     static LEARNT: OnceLock<bool> = OnceLock::new();
     let learnt = LEARNT.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_FILE).is_ok());
-    ensure!(*learnt, "the font for charts cannot be read");
-    Ok(())
+    if *learnt { Ok(()) } else { Err(ReportError::Drawing("the font cannot be read".into())) }
 }
 
 #[cfg(test)]

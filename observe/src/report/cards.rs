@@ -2,7 +2,7 @@
 
 use super::curves::MOST_ENVIRONMENTS;
 use super::numbers::{count, several, show};
-use super::rollouts::ChosenRollouts;
+use super::source::ChosenRollouts;
 use super::text::{TextPiece, cut};
 use super::tokens::{self, TokenSpan};
 use minds_core::chat::Tokenizer;

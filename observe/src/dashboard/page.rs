@@ -1,4 +1,4 @@
-//! Files of the page, embedded from `src/dashboard/page/`.
+//! Files of the page, embedded from `page/`.
 
 use super::routes::missing;
 use axum::http::header::CONTENT_TYPE;

@@ -17,12 +17,6 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Creates a stream that has decoded no tokens yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The text that `token` completes; empty while a character is unfinished.
     pub fn push(&mut self, tokenizer: &dyn Tokenizer, token: Token) -> String {
         self.window.push(token);
@@ -43,7 +37,47 @@ impl TextStream {
     pub fn finish(&mut self, tokenizer: &dyn Tokenizer) -> String {
         let text = tokenizer.decode(&self.window);
         let rest = text.get(self.shown..).unwrap_or_default().to_owned();
-        *self = Self::new();
+        *self = Self::default();
         rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minds_models::ByteTokenizer;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_character_over_several_tokens_appears_once_and_whole() {
+        let tokenizer = ByteTokenizer;
+        let mut stream = TextStream::default();
+        let shown: Vec<String> =
+            tokenizer.encode("aé😀b").into_iter().map(|token| stream.push(&tokenizer, token)).collect();
+        assert_eq!(shown, ["a", "", "é", "", "", "", "😀", "b"]);
+        assert_eq!(stream.finish(&tokenizer), "");
+        assert_eq!(stream.push(&tokenizer, 0xF0), "");
+        assert_eq!(stream.finish(&tokenizer), "\u{FFFD}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_tokens_decode_piecewise_to_the_same_characters(tokens in prop::collection::vec(0u32..300, 0..40)) {
+            let tokenizer = ByteTokenizer;
+            let mut stream = TextStream::default();
+            let mut text: String = tokens.iter().map(|t| stream.push(&tokenizer, *t)).collect();
+            text += &stream.finish(&tokenizer);
+            let valid = |s: &str| s.chars().filter(|c| *c != '\u{FFFD}').collect::<String>();
+            prop_assert_eq!(valid(&text), valid(&tokenizer.decode(&tokens)));
+        }
+
+        #[test]
+        fn valid_text_streams_exactly(text in any::<String>()) {
+            let tokenizer = ByteTokenizer;
+            let mut stream = TextStream::default();
+            let mut shown: String = tokenizer.encode(&text).iter().map(|t| stream.push(&tokenizer, *t)).collect();
+            shown += &stream.finish(&tokenizer);
+            prop_assert_eq!(shown, text);
+        }
     }
 }
