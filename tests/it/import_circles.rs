@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// The folder of each crate, with those of its modules that are known to be in a circle. No new one may join them, and
 /// one that has left is taken off the list.
-const KNOWN: [(&str, &[&str]); 9] = [
+const KNOWN: [(&str, &[&str]); 10] = [
     ("core", &[]),
     ("actors", &[]),
     // The registry loads native environments and Python workers, which describe themselves with its types.
@@ -14,6 +14,7 @@ const KNOWN: [(&str, &[&str]); 9] = [
     ("models", &[]),
     // The trait of numbers names their matrix product, and the cache the model whose sizes it has.
     ("engine", &["attention", "kernel", "kv_cache", "model", "real"]),
+    ("simulation", &[]),
     ("tinker", &[]),
     // The state of the server holds its models, whose requests need that state.
     ("server", &["model_handle", "operation", "state"]),
