@@ -70,15 +70,15 @@ async fn run(tokens: usize, longest: Duration) -> Figures {
     world.group_size = MEMBERS;
     world.pool = CpuPool::start(1).expect("the operating system refused a thread");
     world.options.max_staleness = STEPS;
-    world.sampling.latency = Box::new(move |n| longest.mul_f64(0.7 + 0.3 * (n as f64 * 0.618).fract()));
-    world.sampling.answer = Box::new(move |_, sequences| {
+    world.service.sample_delay = Box::new(move |n| longest.mul_f64(0.7 + 0.3 * (n as f64 * 0.618).fract()));
+    world.service.on_sample = Box::new(move |_, _, sequences| {
         for sampled in sequences {
             sampled.tokens = (0..tokens as Token).collect();
             sampled.logprobs = vec![-0.5; tokens];
         }
         Ok(())
     });
-    world.training.remember = false;
+    world.remember = false;
     let (begun, before) = (Instant::now(), cpu_seconds());
     let mut run = world.start();
     let mut samples = 0;

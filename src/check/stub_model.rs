@@ -1,6 +1,6 @@
 //! A policy that replaces the model when a Python package is tried: no requests are sent, and nothing is learned.
 //!
-//! It gives one fixed completion, finite logprobs for every query, and an adapter whose steps do nothing. So an error
+//! It gives one fixed completion, finite logprobs for every query, and an adapter of the simulated service. So an error
 //! against it comes from the package's own code.
 
 use async_trait::async_trait;
@@ -10,22 +10,17 @@ use minds_core::environment::{
     SessionRollout,
 };
 use minds_core::ids::{GroupId, RolloutId, Token};
-use minds_core::loss::Loss;
-use minds_core::optim::AdamParams;
 use minds_core::reward::RewardError;
-use minds_core::sampling::{Completion, SampleRequest, SampleResponse, Stop, StopReason, TopK};
-use minds_core::service::{
-    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
-};
+use minds_core::sampling::{Completion, SampleRequest, Stop, StopReason};
+use minds_core::service::{SamplingBackend, ServiceInfo};
 use minds_environments::worker::ModelProfile;
-use std::collections::BTreeMap;
-use std::future::ready;
+use minds_simulation::{SimulatedService, SimulationOptions};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Text of every completion.
 pub const COMPLETION: &str = "A stand-in answer: 1";
-/// The logprob of every token.
+/// The logprob of every token under the start weights of a simulated service.
 const LOGPROB: f32 = -1.0;
 
 /// Runs a rollout of the first item of a self-driven environment, or a whole group where rewards compare its members.
@@ -40,19 +35,14 @@ pub async fn run_rollouts(
     let nobody = || RewardError::Environment("it does not play by itself".into());
     let self_driven = environment.self_driven().ok_or_else(nobody)?;
     let members = if self_driven.compares_rollouts() { group_size } else { 1 };
-    let stub_model = StubModel { profile: Arc::new(profile) };
+    let service = Arc::new(SimulatedService::new(options(profile)));
     let (sessions, results): (Vec<_>, Vec<_>) = (0..members)
         .map(|member| {
             let (left, result) = oneshot::channel();
             let rollout = RolloutId { group: GroupId(0), member };
             let exit = move |result| drop(left.send(result));
             (
-                RolloutSession::new(
-                    rollout,
-                    Arc::new(stub_model.clone()),
-                    Arc::new(stub_model.clone()),
-                    exit,
-                ),
+                RolloutSession::new(rollout, service.sampler(0), Arc::new(StubOracle(service.clone())), exit),
                 result,
             )
         })
@@ -65,14 +55,11 @@ pub async fn run_rollouts(
     Ok(performances)
 }
 
-#[derive(Clone)]
-struct StubModel {
-    profile: Arc<ModelProfile>,
-}
-
-impl StubModel {
-    fn complete(&self, request: &SampleRequest) -> Completion {
-        let tokenizer = &self.profile.tokenizer;
+/// A service that gives one text, with the stop that the request names.
+fn options(profile: ModelProfile) -> SimulationOptions {
+    let defaults = SimulationOptions::default();
+    let complete = move |request: &SampleRequest, completion: &mut Completion| {
+        let tokenizer = &profile.tokenizer;
         let mut tokens = tokenizer.encode(COMPLETION);
         match &request.params.stop {
             Stop::Tokens(stops) => tokens.extend(stops.first()),
@@ -82,44 +69,34 @@ impl StubModel {
             Stop::ModelDefault => tokens.extend(tokenizer.stop_tokens().first()),
         }
         let most = request.params.max_tokens;
-        let stop = if tokens.len() > most { StopReason::Length } else { StopReason::Stop };
+        completion.stop = if tokens.len() > most { StopReason::Length } else { StopReason::Stop };
         tokens.truncate(most);
-        let topk = (request.topk_sample_logprobs > 0)
-            .then(|| tokens.iter().map(|_| likely(request.topk_sample_logprobs)).collect());
-        Completion { logprobs: vec![LOGPROB; tokens.len()], tokens, stop, topk }
+        completion.logprobs = vec![LOGPROB; tokens.len()];
+        if let Some(topk) = &mut completion.topk {
+            *topk = vec![topk[0].clone(); tokens.len()];
+        }
+        completion.tokens = tokens;
+    };
+    SimulationOptions {
+        info: ServiceInfo { context: usize::MAX, vocab: usize::MAX, ..defaults.info },
+        on_sample: Box::new(move |_, request, completions| {
+            completions.iter_mut().for_each(|completion| complete(request, completion));
+            Ok(())
+        }),
+        ..defaults
     }
 }
 
-/// The first tokens of the vocabulary, each less likely than the one before.
-fn likely(k: usize) -> TopK {
-    (0..k).map(|at| (at as Token, LOGPROB - at as f32)).collect()
-}
+struct StubOracle(Arc<SimulatedService>);
 
 #[async_trait]
-impl SamplingBackend for StubModel {
-    async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        let k = request.topk_prompt_logprobs;
-        let of_prompt = |at: usize| (at > 0).then_some(LOGPROB);
-        Ok(SampleResponse {
-            sequences: vec![self.complete(&request); request.num_samples],
-            prompt_logprobs: request
-                .prompt_logprobs
-                .then(|| (0..request.prompt.len()).map(of_prompt).collect()),
-            topk_prompt_logprobs: (k > 0)
-                .then(|| (0..request.prompt.len()).map(|at| (at > 0).then(|| likely(k))).collect()),
-            cached_prompt_tokens: 0,
-        })
-    }
-}
-
-#[async_trait]
-impl Oracle for StubModel {
+impl Oracle for StubOracle {
     async fn logprobs(&self, _: Arc<[Token]>, target: Arc<[Token]>) -> Result<Arc<[f32]>, RewardError> {
         Ok(vec![LOGPROB; target.len()].into())
     }
 
     async fn next_tokens(&self, _: Arc<[Token]>, k: usize) -> Result<Arc<[(Token, f32)]>, RewardError> {
-        Ok(likely(k).into())
+        Ok((0..k).map(|at| (at as Token, LOGPROB - at as f32)).collect())
     }
 
     async fn logprob_delta(
@@ -133,39 +110,10 @@ impl Oracle for StubModel {
     }
 
     async fn lease_adapter(&self) -> Result<AdapterLease, RewardError> {
-        Ok(AdapterLease { training: Arc::new(self.clone()), guard: Box::new(()) })
+        Ok(AdapterLease { training: self.0.adapter(0), guard: Box::new(()) })
     }
 
     async fn frozen(&self, _: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
-        Ok(Arc::new(self.clone()))
-    }
-}
-
-impl TrainingBackend for StubModel {
-    fn forward(&self, data: Vec<Datum>, _: Loss) -> Pending<ForwardOutput> {
-        let logprobs: Vec<Vec<f32>> = data.iter().map(|datum| vec![LOGPROB; datum.targets().len()]).collect();
-        let sum = -f64::from(LOGPROB) * logprobs.iter().map(Vec::len).sum::<usize>() as f64;
-        let metrics = BTreeMap::from([("loss:sum".to_owned(), sum)]);
-        Box::pin(ready(Ok(ForwardOutput { logprobs, metrics })))
-    }
-
-    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
-        self.forward(data, loss)
-    }
-
-    fn optim_step(&self, _: AdamParams) -> Pending<OptimStep> {
-        Box::pin(ready(Ok(OptimStep::default())))
-    }
-
-    fn save_state(&self, name: &str) -> Pending<String> {
-        Box::pin(ready(Ok(name.to_owned())))
-    }
-
-    fn load_state(&self, _: &str, _: bool) -> Pending<()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn export_sampler(&self, _: Option<&str>) -> Pending<Export> {
-        Box::pin(ready(Ok(Export { sampler: Arc::new(self.clone()), path: None })))
+        Ok(self.0.sampler(0))
     }
 }

@@ -111,13 +111,13 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         groups.dropped,
         groups.failed
     );
-    let faults = &summary.faults;
+    let service = &summary.service;
     print_line!(
         "faults       {} requests failed, {} were never answered, {} samples without a number, {} rewards missing",
-        faults.failed,
-        faults.hung,
-        faults.not_finite,
-        faults.missing
+        service.failed,
+        service.hung,
+        service.not_finite,
+        summary.missing
     );
     if summary.efficiency().is_none() {
         print_line!(

@@ -1,59 +1,35 @@
 //! Times of the scripted service of `simulate`: constant, or drawn from a distribution.
 
 use super::choice::{Choice, chosen};
-use minds_core::random::seeded_rng;
-use rand_distr::{Distribution as _, Exp1, LogNormal, StandardUniform};
+use minds_simulation::SimulatedLatency;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
 
 /// Longest time in seconds, and largest factor.
 pub(super) const MOST_SECONDS: f64 = 1e6;
 
-/// A distribution of times in seconds.
+/// A distribution of times in seconds, as a config sets it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SimulatedLatency {
-    mean: f64,
-    spread: LatencyDistribution,
-    tail_share: f64,
-    tail_factor: f64,
+pub struct LatencySetting(pub SimulatedLatency);
+
+impl Deref for LatencySetting {
+    type Target = SimulatedLatency;
+
+    fn deref(&self) -> &SimulatedLatency {
+        &self.0
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum LatencyDistribution {
-    Constant,
-    Exponential,
-    Lognormal(LogNormal<f64>),
-}
-
-impl SimulatedLatency {
+impl LatencySetting {
     /// A constant number of seconds.
     #[must_use]
-    pub fn constant(seconds: f64) -> Self {
-        Self { mean: seconds, spread: LatencyDistribution::Constant, tail_share: 0.0, tail_factor: 1.0 }
-    }
-
-    /// Draws the time in seconds of the case with this key: equal keys give equal times.
-    #[must_use]
-    pub fn draw(&self, key: [u64; 4]) -> f64 {
-        let mut chance = seeded_rng(key);
-        let in_tail: f64 = StandardUniform.sample(&mut chance);
-        let factor = if in_tail < self.tail_share { self.tail_factor } else { 1.0 };
-        let part: f64 = match self.spread {
-            LatencyDistribution::Constant => 1.0,
-            LatencyDistribution::Exponential => Exp1.sample(&mut chance),
-            LatencyDistribution::Lognormal(one) => one.sample(&mut chance),
-        };
-        self.mean * factor * part
-    }
-
-    /// Mean in seconds, including the tail.
-    #[must_use]
-    pub fn mean(&self) -> f64 {
-        self.mean * (1.0 + self.tail_share * (self.tail_factor - 1.0))
+    pub const fn constant(seconds: f64) -> Self {
+        Self(SimulatedLatency::constant(seconds))
     }
 
     /// Checks a written distribution; an error says what is wrong with it.
@@ -67,25 +43,19 @@ impl SimulatedLatency {
         if !(0.0..=1.0).contains(&tail_share) || !(0.0..=MOST_SECONDS).contains(&tail_factor) {
             return Err("needs a `tail_share` in [0, 1] and a `tail_factor` that is not negative".into());
         }
-        let spread = distribution(chosen(table.spread), table.sigma)?;
-        Ok(Self { mean, spread, tail_share, tail_factor })
-    }
-}
-
-fn distribution(kind: DistributionKind, sigma: Option<f64>) -> Result<LatencyDistribution, String> {
-    match (kind, sigma) {
-        (DistributionKind::Constant, None) => Ok(LatencyDistribution::Constant),
-        (DistributionKind::Exponential, None) => Ok(LatencyDistribution::Exponential),
-        (DistributionKind::Lognormal, sigma) => {
-            let sigma = sigma.unwrap_or(1.0);
-            if !(0.0..=4.0).contains(&sigma) {
-                return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
+        let latency = match (chosen(table.spread), table.sigma) {
+            (DistributionKind::Constant, None) => SimulatedLatency::constant(mean),
+            (DistributionKind::Exponential, None) => SimulatedLatency::exponential(mean),
+            (DistributionKind::Lognormal, sigma) => {
+                let sigma = sigma.unwrap_or(1.0);
+                if !(0.0..=4.0).contains(&sigma) {
+                    return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
+                }
+                SimulatedLatency::lognormal(mean, sigma)
             }
-            // A factor of mean 1, so that `mean` stays the mean.
-            let one = LogNormal::new(-sigma * sigma / 2.0, sigma);
-            one.map(LatencyDistribution::Lognormal).map_err(|error| error.to_string())
-        }
-        (_, Some(_)) => Err("has a `sigma`, which is for spread = \"lognormal\"".into()),
+            (_, Some(_)) => return Err("has a `sigma`, which is for spread = \"lognormal\"".into()),
+        };
+        Ok(Self(latency.with_tail(tail_share, tail_factor)))
     }
 }
 
@@ -116,7 +86,7 @@ enum DistributionKind {
 }
 
 /// A number of seconds, or a table.
-impl<'de> Deserialize<'de> for SimulatedLatency {
+impl<'de> Deserialize<'de> for LatencySetting {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let table = from.deserialize_any(LatencyVisitor)?;
         Self::decide(&table).map_err(D::Error::custom)
@@ -146,7 +116,7 @@ impl<'de> Visitor<'de> for LatencyVisitor {
     }
 }
 
-impl JsonSchema for SimulatedLatency {
+impl JsonSchema for LatencySetting {
     fn schema_name() -> Cow<'static, str> {
         "SimulatedLatency".into()
     }

@@ -2,7 +2,8 @@
 
 use super::choice::Choice;
 use super::error::{KeyProblem, at_most, ensure};
-use super::latency::{MOST_SECONDS, SimulatedLatency};
+use super::latency::{LatencySetting, MOST_SECONDS};
+use minds_simulation::{FaultWindow, SimulatedFault, SimulationOptions};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -21,23 +22,23 @@ pub struct SimulatePlan {
     /// Optimizer steps of the simulated run.
     pub steps: NonZeroU64,
     /// Time that one sample takes, in seconds.
-    pub sample: SimulatedLatency,
+    pub sample: LatencySetting,
     /// Samples and queries that the service processes at a time.
     pub sampling_slots: Option<NonZeroUsize>,
     /// Time that one reward takes without its queries.
-    pub reward: SimulatedLatency,
+    pub reward: LatencySetting,
     /// Logprob queries of one reward, sent together.
     pub queries: usize,
     /// Time that one logprob query takes.
-    pub query: SimulatedLatency,
+    pub query: LatencySetting,
     /// Time of a forward and backward pass over a whole batch; a minibatch takes its share.
-    pub forward_backward: SimulatedLatency,
+    pub forward_backward: LatencySetting,
     /// Time that an optimizer step takes.
-    pub optim_step: SimulatedLatency,
+    pub optim_step: LatencySetting,
     /// Time to make a sampler of new weights.
-    pub export: SimulatedLatency,
+    pub export: LatencySetting,
     /// Time to save a checkpoint.
-    pub save: SimulatedLatency,
+    pub save: LatencySetting,
     /// Share of the requests for samples and logprobs that fail and may be retried.
     pub failures: f64,
     /// Share of the requests for samples that never get a response.
@@ -48,22 +49,22 @@ pub struct SimulatePlan {
     pub missing: f64,
     /// Time windows in which the service is faulty.
     #[schemars(with = "Vec<FaultTable>")]
-    pub faults: Vec<FaultWindow>,
+    pub faults: Vec<FaultSetting>,
 }
 
 impl Default for SimulatePlan {
     fn default() -> Self {
         Self {
             steps: STEPS,
-            sample: SimulatedLatency::constant(10.0),
+            sample: LatencySetting::constant(10.0),
             sampling_slots: None,
-            reward: SimulatedLatency::constant(0.0),
+            reward: LatencySetting::constant(0.0),
             queries: 0,
-            query: SimulatedLatency::constant(0.1),
-            forward_backward: SimulatedLatency::constant(5.0),
-            optim_step: SimulatedLatency::constant(0.5),
-            export: SimulatedLatency::constant(1.0),
-            save: SimulatedLatency::constant(1.0),
+            query: LatencySetting::constant(0.1),
+            forward_backward: LatencySetting::constant(5.0),
+            optim_step: LatencySetting::constant(0.5),
+            export: LatencySetting::constant(1.0),
+            save: LatencySetting::constant(1.0),
             failures: 0.0,
             hangs: 0.0,
             not_finite: 0.0,
@@ -89,33 +90,32 @@ impl SimulatePlan {
         Ok(())
     }
 
-    /// The first fault window that covers this time after the start.
+    /// The scripted service, whose whole batches have this number of rollouts.
     #[must_use]
-    pub fn fault(&self, at: Duration) -> Option<&FaultWindow> {
-        self.faults.iter().find(|window| (window.at..window.until).contains(&at))
+    pub fn service(&self, seed: u64, whole_batch: usize) -> SimulationOptions {
+        SimulationOptions {
+            seed,
+            sample: *self.sample,
+            query: *self.query,
+            sampling_slots: self.sampling_slots,
+            forward_backward: *self.forward_backward,
+            whole_batch: Some(whole_batch),
+            optim_step: *self.optim_step,
+            export: *self.export,
+            save: *self.save,
+            failures: self.failures,
+            hangs: self.hangs,
+            not_finite: self.not_finite,
+            faults: self.faults.iter().map(|setting| setting.0).collect(),
+            ..SimulationOptions::default()
+        }
     }
 }
 
-/// A stretch of time in which the service is faulty.
+/// A stretch of time in which the service is faulty, as a config sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "FaultTable")]
-pub struct FaultWindow {
-    /// Start of the window, since the start of the run.
-    pub at: Duration,
-    /// End of the window, since the start of the run.
-    pub until: Duration,
-    /// The fault during the window.
-    pub fault: SimulatedFault,
-}
-
-/// Kind of a fault of the service.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum SimulatedFault {
-    /// No responses until the end of the window: a client retries until then.
-    Away,
-    /// Everything that begins in the window takes longer by this factor.
-    Slow(f64),
-}
+pub struct FaultSetting(pub FaultWindow);
 
 /// A `[[simulate.faults]]` table, with times in seconds.
 #[derive(Deserialize, JsonSchema)]
@@ -139,7 +139,7 @@ enum FaultKind {
     Slow,
 }
 
-impl TryFrom<FaultTable> for FaultWindow {
+impl TryFrom<FaultTable> for FaultSetting {
     type Error = String;
 
     fn try_from(written: FaultTable) -> Result<Self, String> {
@@ -154,7 +154,7 @@ impl TryFrom<FaultTable> for FaultWindow {
             (FaultKind::Away, Some(_)) => return Err("has a `factor`, which is for what = \"slow\"".into()),
             (FaultKind::Slow, factor) => SimulatedFault::Slow(number("factor", factor.unwrap_or(10.0))?),
         };
-        Ok(Self { at, until, fault })
+        Ok(Self(FaultWindow { at, until, fault }))
     }
 }
 
@@ -212,10 +212,7 @@ mod tests {
     #[test]
     fn a_fault_lasts_from_its_beginning_to_its_end() {
         let plan = decide("faults = [{ at_s = 10, for_s = 5, what = \"slow\", factor = 3 }]").unwrap();
-        let at = |seconds| plan.fault(Duration::from_secs(seconds)).map(|window| window.fault);
-        assert_eq!(
-            [9, 10, 14, 15].map(at),
-            [None, Some(SimulatedFault::Slow(3.0)), Some(SimulatedFault::Slow(3.0)), None]
-        );
+        let [at, until] = [10, 15].map(Duration::from_secs);
+        assert_eq!(plan.service(0, 1).faults, [FaultWindow { at, until, fault: SimulatedFault::Slow(3.0) }]);
     }
 }

@@ -1,8 +1,8 @@
 //! Lower bound on the time of a step: no schedule of the same work on the same resources is faster on average.
 
 use crate::config::RunPlan;
-use crate::config::latency::SimulatedLatency;
 use minds_core::random::seeded_rng;
+use minds_simulation::SimulatedLatency;
 use rand::RngExt as _;
 
 /// Number of draws for the mean of a longest latency.

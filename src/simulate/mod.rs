@@ -7,7 +7,6 @@
 mod bound;
 mod environment;
 mod event_log;
-mod service;
 mod summary;
 
 pub use bound::StepTimeBound;
@@ -17,16 +16,15 @@ pub use summary::SimulationSummary;
 use crate::config::RunPlan;
 use environment::SimulatedEnvironment;
 use minds_core::chat::{Renderer, Tokenizer};
-use minds_core::ids::PolicyVersion;
 use minds_core::sampling::SamplingParams;
 use minds_models::ByteTokenizer;
+use minds_simulation::{RequestProgress, ServiceRequest, SimulatedService, SimulationOptions};
 use minds_stages::batcher::CpuPool;
 use minds_stages::messages::MixtureComponent;
 use minds_stages::pipeline::{Pipeline, PipelineEvent, PipelineParts, ResumePoint};
 use minds_stages::policy::QueryBudget;
 use minds_stages::scorer::LogprobSource;
 use minds_stages::telemetry::meters::PipelineMeters;
-use service::{SimulatedService, SimulatedTraining};
 use std::sync::Arc;
 use std::time::Duration;
 use summary::SimulationRecorder;
@@ -43,12 +41,20 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
     let mut options = plan.pipeline.clone();
     options.train.max_steps = plan.simulate.steps.get();
     let bound = StepTimeBound::of(plan);
-    let service = Arc::new(SimulatedService::new(plan.simulate.clone(), plan.pipeline.seed, log));
+    let log = Arc::new(log);
+    let whole_batch = options.batch.groups_per_batch.get() * plan.group_size.get() as usize;
+    let events = log.clone();
+    let service = Arc::new(SimulatedService::new(SimulationOptions {
+        completion_tokens: 2,
+        observer: Box::new(move |request, progress| record(&events, request, progress)),
+        ..plan.simulate.service(plan.pipeline.seed, whole_batch)
+    }));
+    let environment = Arc::new(SimulatedEnvironment::new(plan, service.clone(), log.clone()));
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(ByteTokenizer);
     let renderer: Arc<dyn Renderer> = minds_environments::render::renderer("role_colon", tokenizer)?;
     let components = plan.envs.iter().map(|env| MixtureComponent {
         name: env.name.clone(),
-        environment: Arc::new(SimulatedEnvironment::new(env.name.clone(), service.clone())),
+        environment: environment.clone(),
         renderer: renderer.clone(),
         group_size: plan.group_size,
         sampling: SamplingParams { stop: renderer.stop(), ..plan.sampling.clone() },
@@ -57,11 +63,10 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         score_timeout: plan.score_timeout,
         weight: env.weight,
     });
-    let whole = options.batch.groups_per_batch.get() * plan.group_size.get() as usize;
-    let sampler = service.sampler(PolicyVersion(0));
+    let sampler = service.sampler(0);
     let parts = PipelineParts {
         components: components.collect(),
-        training: Arc::new(SimulatedTraining::start(service.clone(), whole)),
+        training: service.adapter(0),
         sampler: sampler.clone(),
         // Logprob queries take the same time with any source.
         logprob_source: LogprobSource::Sampled,
@@ -72,7 +77,7 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         meters: PipelineMeters::default(),
     };
     let mut pipeline = Pipeline::start(&options, parts, ResumePoint::default())?;
-    let mut recorder = SimulationRecorder::new(service, plan);
+    let mut recorder = SimulationRecorder::new(service, environment, log, plan);
     let mut readings = interval(Duration::from_secs_f64((bound.step() / READINGS).clamp(1e-3, 60.0)));
     readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -89,5 +94,29 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
             Some(PipelineEvent::Ended { .. }) | None => return Ok(recorder.finish(&pipeline, bound)),
             Some(event) => recorder.take(&event),
         }
+    }
+}
+
+/// Writes what becomes of a request to the log.
+fn record(log: &EventLog, request: ServiceRequest<'_>, progress: RequestProgress) {
+    match (request, progress) {
+        (_, RequestProgress::Failed) => log.record("failed", [("what", request.name().into())]),
+        (ServiceRequest::Sample(version, sample), _) => {
+            let event = match progress {
+                RequestProgress::Arrived => "sample",
+                RequestProgress::Hung => "hung",
+                _ => "sampled",
+            };
+            let seed = sample.params.seed.unwrap_or_default();
+            let samples = sample.num_samples;
+            log.record(
+                event,
+                [("version", version.into()), ("seed", seed.into()), ("samples", samples.into())],
+            );
+        }
+        (ServiceRequest::Adapter(..), RequestProgress::Answered(seconds)) => {
+            log.record(request.name(), [("seconds", seconds.into())]);
+        }
+        _ => {}
     }
 }

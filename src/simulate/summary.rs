@@ -1,8 +1,10 @@
 //! Results of a simulation.
 
 use super::bound::StepTimeBound;
-use super::service::{FaultCounts, SimulatedService, SimulatedWork};
+use super::environment::SimulatedEnvironment;
+use super::event_log::EventLog;
 use crate::config::RunPlan;
+use minds_simulation::{ServiceCounts, SimulatedService};
 use minds_stages::ledger::GroupCounts;
 use minds_stages::mailbox::MailboxStats;
 use minds_stages::messages::CommittedStep;
@@ -35,8 +37,10 @@ pub struct SimulationSummary {
     pub mailboxes: Vec<MailboxUsage>,
     /// Number of groups by outcome.
     pub groups: GroupCounts,
-    /// Number of scripted faults by kind.
-    pub faults: FaultCounts,
+    /// What the service was asked, did and failed to do.
+    pub service: ServiceCounts,
+    /// Rewards that were scripted to fail.
+    pub missing: u64,
 }
 
 /// Depth of a mailbox over time.
@@ -67,7 +71,7 @@ impl SimulationSummary {
             (mailbox.name.to_owned(), use_)
         });
         let groups = &self.groups;
-        let faults = &self.faults;
+        let service = &self.service;
         json!({
             "steps": self.steps,
             "virtual_s": self.seconds,
@@ -89,8 +93,8 @@ impl SimulationSummary {
                 "dropped": groups.dropped, "failed": groups.failed,
             },
             "faults": {
-                "failed": faults.failed, "hung": faults.hung, "not_finite": faults.not_finite,
-                "missing": faults.missing,
+                "failed": service.failed, "hung": service.hung, "not_finite": service.not_finite,
+                "missing": self.missing,
             },
         })
     }
@@ -99,10 +103,12 @@ impl SimulationSummary {
 /// Collects the measurements of a simulation.
 pub struct SimulationRecorder {
     service: Arc<SimulatedService>,
+    environment: Arc<SimulatedEnvironment>,
+    log: Arc<EventLog>,
     /// Steps at each end in which the pipeline fills or drains.
     ends: usize,
     /// Virtual time at the end of each step, and the work done until then.
-    marks: Vec<(f64, SimulatedWork)>,
+    marks: Vec<(f64, ServiceCounts)>,
     staleness: StalenessHistogram,
     /// Seconds that a ready batch waited for stragglers, per step.
     held: Vec<f64>,
@@ -112,15 +118,20 @@ pub struct SimulationRecorder {
 
 impl SimulationRecorder {
     /// Creates a recorder for the service of a plan.
-    pub fn new(service: Arc<SimulatedService>, plan: &RunPlan) -> Self {
+    pub fn new(
+        service: Arc<SimulatedService>,
+        environment: Arc<SimulatedEnvironment>,
+        log: Arc<EventLog>,
+        plan: &RunPlan,
+    ) -> Self {
         let ends = plan.pipeline.max_steps_off_policy as usize + 1;
         let (marks, staleness, held, mailboxes) = Default::default();
-        Self { service, ends, marks, staleness, held, mailboxes, readings: 0 }
+        Self { service, environment, log, ends, marks, staleness, held, mailboxes, readings: 0 }
     }
 
     /// Virtual seconds since the start.
     pub fn elapsed(&self) -> f64 {
-        self.service.log().elapsed()
+        self.log.elapsed()
     }
 
     /// Records the current depth of the mailboxes.
@@ -143,11 +154,11 @@ impl SimulationRecorder {
 
     /// Records an event of the pipeline.
     pub fn take(&mut self, event: &PipelineEvent) {
-        let log = self.service.log();
+        let log = &self.log;
         match event {
             PipelineEvent::Step(step) => {
                 let CommittedStep { record, groups } = &**step;
-                self.marks.push((log.elapsed(), self.service.done()));
+                self.marks.push((log.elapsed(), *self.service.counts().borrow()));
                 self.staleness.add(record.step, groups);
                 self.held.push(record.time_waits_for_stragglers.unwrap_or(0.0));
                 let groups: Vec<u64> = groups.iter().map(|group| group.group.id.0).collect();
@@ -168,7 +179,7 @@ impl SimulationRecorder {
         let marks = &self.marks;
         let steps = marks.len();
         let ends = if steps > 4 * self.ends { self.ends } else { 0 };
-        let zero = (0.0, SimulatedWork::default());
+        let zero = (0.0, ServiceCounts::default());
         let first = ends.checked_sub(1).and_then(|at| marks.get(at)).unwrap_or(&zero);
         let last = marks.get(steps.saturating_sub(1 + ends)).unwrap_or(&zero);
         let counted = (steps - 2 * ends) as f64;
@@ -185,7 +196,8 @@ impl SimulationRecorder {
             bound,
             mailboxes: self.mailboxes,
             groups: pipeline.ledger().counts(),
-            faults: self.service.done().faults,
+            service: *self.service.counts().borrow(),
+            missing: self.environment.missing(),
         }
     }
 }

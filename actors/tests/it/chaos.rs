@@ -26,12 +26,12 @@ fn world(seed: u64) -> World {
     world.options.train.save_every = 20;
     world.options.train.max_refused = 50;
     world.options.retry.deadlines.sampling = seconds(120);
-    world.sampling.latency = Box::new(move |n| match percent(seed, 0, n as u64) {
+    world.service.sample_delay = Box::new(move |n| match percent(seed, 0, n as u64) {
         0..2 => FOR_EVER,
         2..7 => seconds(60),
         p => Duration::from_millis(100 + 40 * p),
     });
-    world.sampling.answer = Box::new(move |n, sequences| match percent(seed, 1, n as u64) {
+    world.service.on_sample = Box::new(move |n, _, sequences| match percent(seed, 1, n as u64) {
         0..4 => Err(BackendError::Unavailable("away".into())),
         4 => Err(BackendError::Rejected("no".into())),
         5 => {
@@ -53,8 +53,8 @@ fn world(seed: u64) -> World {
         0..3 => seconds(50),
         p => Duration::from_millis(10 * p),
     });
-    world.training.forward_backward = seconds(2);
-    world.training.refuse = Box::new(move |n| match percent(seed, 4, n as u64) {
+    world.service.forward_backward = seconds(2).into();
+    world.service.on_pass = Box::new(move |n, _| match percent(seed, 4, n as u64) {
         0..5 => Err(BackendError::Rejected("not finite".into())),
         _ => Ok(()),
     });

@@ -9,7 +9,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 /// Steps of 10 s; an evaluation after each, whose four episodes take 35 s, all at a time.
 fn world(steps: u64) -> World {
     let mut world = World::new(1, 1, steps);
-    world.training.forward_backward = seconds(10);
+    world.service.forward_backward = seconds(10).into();
     world.measured.latency = Box::new(|_, _| seconds(35));
     world.options.evaluate = Some(evaluator::EvaluatorOptions {
         every: NonZeroU64::MIN,
@@ -69,7 +69,7 @@ async fn the_last_weights_are_measured_also_where_they_were_not_yet_published() 
         run.end().await.unwrap();
         // Step 2 falls due when the weights of step 3 come, and 5 is the last one.
         assert_eq!(measured(&run), [0, 3, 5]);
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         assert_eq!(asked.iter().rev().take(4).map(|asked| asked.version).collect::<Vec<_>>(), [5; 4]);
     })
     .await;

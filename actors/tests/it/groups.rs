@@ -114,7 +114,7 @@ async fn failures_between_good_groups_do_not_count_as_a_series_however_slow_the_
     local(async {
         let mut world = World::new(1, 7, 8);
         world.options.max_failed_in_a_row = 2;
-        world.training.unplugged.send_replace(false);
+        world.service.answers_passes = false;
         world.environment.judge = Box::new(|id, _| match id.group.0 % 2 {
             0 => Judge::Reward(id.member as f32),
             _ => Judge::Missing(RewardError::Environment("odd".into())),
@@ -124,7 +124,7 @@ async fn failures_between_good_groups_do_not_count_as_a_series_however_slow_the_
         let mut run = world.start();
         run.pass(seconds(600)).await;
         assert!(run.line.ledger().counts().failed >= 6, "{:?}", run.line.ledger().counts());
-        run.script.unplugged.send_replace(true);
+        run.service.answer_passes(true);
         assert_eq!(run.end().await, Ok(8));
         assert!(run.trained.iter().all(|id| id % 2 == 0));
     })
@@ -169,7 +169,7 @@ async fn a_reward_whose_service_was_unavailable_is_retried() {
 async fn an_unavailable_sampler_is_retried_with_the_same_seed_and_a_refusal_fails_the_group() {
     local(async {
         let mut world = World::new(1, 0, 2);
-        world.sampling.answer = Box::new(|n, _| match n {
+        world.service.on_sample = Box::new(|n, _, _| match n {
             0 => Err(BackendError::Unavailable("away".into())),
             2 => Err(BackendError::Rejected("no such token".into())),
             _ => Ok(()),
@@ -177,7 +177,7 @@ async fn an_unavailable_sampler_is_retried_with_the_same_seed_and_a_refusal_fail
         let mut run = world.start();
         run.end().await.unwrap();
         assert_eq!(run.groups(), [[0], [2]]);
-        let seeds: Vec<u64> = run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect();
+        let seeds: Vec<u64> = run.record.asked().iter().map(|a| a.seed).collect();
         assert_eq!(seeds.len(), 4);
         assert_eq!(seeds[0], seeds[1]);
         assert!(seeds[1] != seeds[2] && seeds[2] != seeds[3]);
@@ -191,7 +191,7 @@ async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
     local(async {
         let mut world = World::new(1, 0, 3);
         world.group_size = 4;
-        world.sampling.answer = Box::new(|n, samples| {
+        world.service.on_sample = Box::new(|n, _, samples| {
             match n {
                 0 => samples[2].logprobs[1] = f32::NAN,
                 1 => samples[2].logprobs.truncate(1),
@@ -213,7 +213,7 @@ async fn a_sample_that_cannot_be_trained_costs_only_its_own_member() {
 async fn a_panic_and_a_short_response_while_sampling_fail_their_group_with_the_cause() {
     local(async {
         let mut world = World::new(1, 0, 1);
-        world.sampling.answer = Box::new(|n, samples| {
+        world.service.on_sample = Box::new(|n, _, samples| {
             assert_ne!(n, 0, "sampler bug");
             if n == 1 {
                 samples.pop();
@@ -268,7 +268,7 @@ async fn a_rollout_whose_drift_is_not_known_is_not_trained() {
         world.group_size = 4;
         world.reference = Some(0);
         world.options.batch.kl_penalty = 0.1;
-        world.sampling.query = Box::new(|n| match n {
+        world.service.on_query = Box::new(|n, _| match n {
             2 => Err(BackendError::Rejected("too long".into())),
             _ => Ok(()),
         });

@@ -1,11 +1,22 @@
 //! Numbers that are finite and absurd: glitches of a service that would freeze or spoil the weights without any error.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{Judge, World, local, seconds, trained};
 use minds_core::datum::LossInputs;
+use minds_core::service::OptimStep;
+use minds_simulation::RequestHook;
 
 /// The limits that optimizer steps were submitted with; 0 where there was none.
 fn limits(run: &crate::testkit::Run) -> Vec<f64> {
-    run.training.adam.lock().unwrap().iter().map(|adam| adam.grad_clip_norm).collect()
+    run.record.adam().iter().map(|adam| adam.grad_clip_norm).collect()
+}
+
+/// The first optimizer steps report these gradient norms; later ones report none.
+fn norms(norms: &[f64]) -> RequestHook<OptimStep> {
+    let norms = norms.to_vec();
+    Box::new(move |n, step| {
+        step.metrics.extend(norms.get(n).map(|norm| ("grad_norm".to_owned(), *norm)));
+        Ok(())
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -13,7 +24,7 @@ async fn a_gradient_far_above_those_before_is_clipped_counted_and_reported() {
     local(async {
         let mut world = World::new(1, 0, 5);
         world.options.train.clip_multiple = 4.0;
-        world.training.norms = vec![2.0, 1.0, 1e15, 1.0, 1.0];
+        world.service.on_step = norms(&[2.0, 1.0, 1e15, 1.0, 1.0]);
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(5));
         // By hand: 4 times the largest norm so far; the outlier counts as that.
@@ -29,7 +40,7 @@ async fn a_norm_of_the_config_takes_the_place_of_the_running_limit() {
         let mut world = World::new(1, 0, 3);
         world.options.train.clip_multiple = 4.0;
         world.options.train.adam.grad_clip_norm = 1.0;
-        world.training.norms = vec![2.0; 3];
+        world.service.on_step = norms(&[2.0; 3]);
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         assert_eq!(limits(&run), [1.0; 3]);
@@ -44,11 +55,11 @@ async fn the_running_limit_survives_a_kill() {
             let mut world = World::new(1, 0, steps);
             world.options.train.clip_multiple = 4.0;
             world.options.train.save_every = 1;
-            world.training.norms = vec![2.0; 3];
+            world.service.on_step = norms(&[2.0; 3]);
             world
         };
         let mut first = world(3);
-        first.training.norms = vec![3.0, 2.0, 2.0];
+        first.service.on_step = norms(&[3.0, 2.0, 2.0]);
         let mut first = first.start();
         first.until_step(2).await;
         // The checkpoint of a step follows its report.
@@ -68,14 +79,14 @@ async fn a_token_that_cannot_have_been_sampled_is_left_out_of_the_loss_and_its_s
     for (logprob, masked) in [(-16.5, 1.0), (-40.0, 1.0), (-15.5, 0.0)] {
         local(async {
             let mut world = World::new(1, 0, 1);
-            world.sampling.answer = Box::new(move |_, sequences| {
+            world.service.on_sample = Box::new(move |_, _, sequences| {
                 sequences[1].logprobs[0] = logprob;
                 Ok(())
             });
             let mut run = world.start();
             assert_eq!(run.end().await, Ok(1));
             assert_eq!(run.metric("tokens/masked"), [masked], "{logprob}");
-            let data = run.training.data.lock().unwrap();
+            let data = run.record.data();
             let LossInputs::Policy { advantages, .. } = data[0][1].inputs() else { panic!("a policy loss") };
             let trained = advantages.iter().filter(|advantage| **advantage != 0.0).count();
             assert_eq!(trained, 2 - masked as usize, "{logprob}");
@@ -91,7 +102,7 @@ async fn a_first_step_whose_sampler_and_trainer_disagree_ends_the_run_before_its
         local(async {
             let mut world = World::new(1, 1, 3);
             world.options.train.max_first_gap = bound;
-            world.training.logprobs = Box::new(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
+            world.service.on_pass = trained(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
             let mut run = world.start();
             let end = run.end().await;
             if ends {
@@ -115,7 +126,7 @@ async fn the_check_waits_for_the_first_step_that_trains_anything() {
         // The rewards of three groups are equal, so that their steps have no pass.
         world.environment.judge =
             Box::new(|id, _| Judge::Reward(if id.group.0 < 3 { 1.0 } else { id.member as f32 }));
-        world.training.logprobs = Box::new(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
+        world.service.on_pass = trained(|_, data| data.iter_mut().flatten().for_each(|lp| *lp = -1.0));
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("max_first_gap"), "{why}");
@@ -130,7 +141,7 @@ async fn a_gap_of_stale_rollouts_or_later_steps_does_not_end_the_run() {
     local(async {
         let mut world = World::new(1, 1, 4);
         world.options.train.max_first_gap = 0.5;
-        world.training.logprobs = Box::new(|n, data| {
+        world.service.on_pass = trained(|n, data| {
             if n > 0 {
                 data.iter_mut().flatten().for_each(|lp| *lp = -9.0);
             }
@@ -148,22 +159,22 @@ async fn after_a_resume_no_rollout_is_compared_with_weights_that_an_optimizer_st
         let mut world = World::new(1, 2, 8);
         world.options.train.save_every = 1;
         world.options.train.max_first_gap = 0.5;
-        world.sampling.latency = Box::new(|_| seconds(1));
-        world.training.forward_backward = seconds(30);
+        world.service.sample_delay = Box::new(|_| seconds(1));
+        world.service.forward_backward = seconds(30).into();
         world
     };
     local(async {
         let mut run = world().start();
         run.until_step(3).await;
         while run.saved.len() < 2 {
-            let next = *run.sampling.requests.borrow() + 1;
+            let next = run.counts().requests() + 1;
             assert!(run.until_request(next).await);
         }
         let (start, _) = run.kill();
         assert!(!start.saved_groups.is_empty());
 
         let mut world = world();
-        world.training.logprobs = Box::new(|n, data| {
+        world.service.on_pass = trained(|n, data| {
             if n > 0 {
                 data.iter_mut().flatten().for_each(|lp| *lp = -9.0);
             }
@@ -178,8 +189,8 @@ async fn a_step_reports_how_long_it_was_held_back_for_a_straggler() {
     local(async {
         // Groups take 1 s but for the second, which takes 60 s; a pass takes 1 s. No rollout may be older than 1 step.
         let mut world = World::new(1, 1, 6);
-        world.sampling.latency = Box::new(|n| seconds(if n == 1 { 60 } else { 1 }));
-        world.training.forward_backward = seconds(1);
+        world.service.sample_delay = Box::new(|n| seconds(if n == 1 { 60 } else { 1 }));
+        world.service.forward_backward = seconds(1).into();
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(6));
         let held = run.metric("time/waits_for_stragglers");

@@ -19,7 +19,7 @@ async fn h2_h19_a_group_has_its_components_size_and_shares_one_request() {
         let groups: Vec<_> = run.steps.iter().flat_map(|s| &s.groups).collect();
         assert_eq!(groups.len(), 4);
         assert!(groups.iter().all(|group| group.members.len() == 5));
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         assert!(asked.iter().all(|asked| asked.samples == 5));
         let prompts = groups.iter().map(|group| group.members[0].rollout.turns[0].prompt.clone());
         for prompt in prompts {
@@ -39,7 +39,7 @@ async fn h7_what_has_weight_0_is_evaluated_and_never_trained() {
             rollouts: NonZeroU64::new(3).unwrap(),
             concurrency: NonZeroUsize::MIN,
         });
-        world.training.forward_backward = seconds(5);
+        world.service.forward_backward = seconds(5).into();
         let mut run = world.start();
         run.end().await.unwrap();
         let steps: Vec<u64> = run.evaluations.iter().map(|e| e.step).collect();
@@ -80,9 +80,9 @@ async fn h11_h12_a_stop_takes_effect_at_once_and_each_checkpoint_is_saved_once_w
     local(async {
         let mut world = World::new(1, 1, 100);
         world.options.train.save_every = 2;
-        world.training.forward_backward = seconds(3);
+        world.service.forward_backward = seconds(3).into();
         // A straggler of a quarter of an hour.
-        world.sampling.latency = Box::new(|n| seconds(if n == 5 { 892 } else { 1 }));
+        world.service.sample_delay = Box::new(|n| seconds(if n == 5 { 892 } else { 1 }));
         let mut run = world.start();
         run.until_step(4).await;
         run.line.stop();

@@ -14,11 +14,11 @@ fn world() -> World {
     world.options.train.save_every = 3;
     let scatter =
         |n: usize, most: u64| Duration::from_millis((n as u64 + 1).wrapping_mul(0x9e37_79b9) % most);
-    world.sampling.latency = Box::new(move |n| scatter(n, 7001));
+    world.service.sample_delay = Box::new(move |n| scatter(n, 7001));
     world.environment.latency = Box::new(move |id, _| scatter(id.group.0 as usize, 3001));
-    world.training.forward_backward = Duration::from_millis(900);
-    world.training.export = Duration::from_millis(1300);
-    world.training.save = Duration::from_millis(700);
+    world.service.forward_backward = Duration::from_millis(900).into();
+    world.service.export = Duration::from_millis(1300).into();
+    world.service.save = Duration::from_millis(700).into();
     world
 }
 
@@ -29,7 +29,7 @@ async fn a_run_killed_at_any_request_trains_each_group_once() {
         let mut run = world().start();
         assert_eq!(run.end().await, Ok(STEPS));
         assert_eq!(run.trained, all);
-        *run.sampling.requests.borrow()
+        run.counts().requests()
     })
     .await;
     assert!(requests >= 200, "only {requests} moments to be killed at");
@@ -81,13 +81,13 @@ async fn ready_groups_are_trained_and_not_resampled() {
         let mut world = world();
         world.options.train.save_every = 1;
         // Sampling is quick and training slow: at every save all credits but the batch's own are ready.
-        world.sampling.latency = Box::new(|_| Duration::from_millis(10));
+        world.service.sample_delay = Box::new(|_| Duration::from_millis(10));
         world.environment.latency = Box::new(|_, _| Duration::ZERO);
-        world.training.forward_backward = Duration::from_secs(10);
+        world.service.forward_backward = Duration::from_secs(10).into();
         let mut run = world.start();
         run.until_step(6).await;
         while run.saved.len() < 5 {
-            let next = *run.sampling.requests.borrow() + 1;
+            let next = run.counts().requests() + 1;
             assert!(run.until_request(next).await);
         }
         let (start, before) = run.kill();
@@ -97,10 +97,7 @@ async fn ready_groups_are_trained_and_not_resampled() {
         let (step, rewards) = (start.step, start.saved_groups[0].members[1].score.reward.get());
         let mut run = self::world().start_from(start);
         assert_eq!(run.end().await, Ok(STEPS));
-        assert_eq!(
-            run.sampling.asked.lock().unwrap().len() as u64,
-            STEPS * GROUPS - before.len() as u64 - 2 * GROUPS
-        );
+        assert_eq!(run.record.asked().len() as u64, STEPS * GROUPS - before.len() as u64 - 2 * GROUPS);
         let first: BTreeSet<u64> = run.groups()[..2].concat().into_iter().collect();
         assert_eq!(first, saved_groups, "the oldest first");
         assert_eq!(run.steps[0].groups[0].members[1].score.reward.get(), rewards);

@@ -26,7 +26,7 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
         // Two groups of three per step; the second member of every fifth group has no reward.
         let mut world = World { group_size: 3, ..World::new(2, 1, 10) };
         world.options.batch.min_members = std::num::NonZeroUsize::MIN;
-        world.sampling.latency = Box::new(|_| seconds(3));
+        world.service.sample_delay = Box::new(|_| seconds(3));
         world.environment.latency = Box::new(|_, _| seconds(2));
         world.environment.judge = Box::new(|id, _| match id.member {
             1 if id.group.0 % 5 == 0 => Judge::Missing(RewardError::Environment("no".into())),
@@ -75,7 +75,7 @@ async fn the_counters_are_what_the_ledger_and_the_steps_say() {
 async fn a_sample_without_tokens_is_counted_and_named() {
     local(async {
         let mut world = World::new(2, 1, 3);
-        world.sampling.answer = Box::new(|number, samples| {
+        world.service.on_sample = Box::new(|number, _, samples| {
             if number == 0 {
                 samples[0].tokens.clear();
                 samples[0].logprobs.clear();
@@ -98,7 +98,7 @@ async fn counters_are_there_before_anything_has_happened() {
         // The first request fails once, and one rollout has no reward.
         let mut world = World::new(2, 1, 3);
         let away = || BackendError::Unavailable("away".into());
-        world.sampling.answer = Box::new(move |n, _| if n == 0 { Err(away()) } else { Ok(()) });
+        world.service.on_sample = Box::new(move |n, _, _| if n == 0 { Err(away()) } else { Ok(()) });
         world.environment.judge = Box::new(|id, _| match (id.group.0, id.member) {
             (1, 0) => Judge::Missing(RewardError::Environment("no".into())),
             (_, member) => Judge::Reward(member as f32),
@@ -131,10 +131,10 @@ async fn the_trainers_idle_time_is_split_by_what_it_waits_for() {
     local(async {
         // Strictly on-policy, one group: 10 s of sampling, 5 s of scoring, 1 s of training, 2 s of export, five times.
         let mut world = World::new(1, 0, 5);
-        world.sampling.latency = Box::new(|_| seconds(10));
+        world.service.sample_delay = Box::new(|_| seconds(10));
         world.environment.latency = Box::new(|_, _| seconds(5));
-        world.training.forward_backward = seconds(1);
-        world.training.export = seconds(2);
+        world.service.forward_backward = seconds(1).into();
+        world.service.export = seconds(2).into();
         let mut run = world.start();
         run.end().await.unwrap();
         let idle = run.line.observer().activity.shares().idle;

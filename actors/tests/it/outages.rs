@@ -27,7 +27,7 @@ async fn groups_without_their_reward_service_are_resampled_and_no_environment_is
     local(async {
         let mut world = World::new(2, 1, 20);
         world.options.max_failed_in_a_row = 6;
-        world.training.forward_backward = seconds(5);
+        world.service.forward_backward = seconds(5).into();
         let asked = judge_away(&mut world, 20, 320);
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(20));
@@ -55,7 +55,7 @@ async fn a_reward_service_away_beyond_the_limit_ends_the_run_with_its_cause_and_
             let mut world = World::new(2, 1, 20);
             world.options.max_failed_in_a_row = 6;
             world.options.unanswered = seconds(limit);
-            world.training.forward_backward = seconds(5);
+            world.service.forward_backward = seconds(5).into();
             judge_away(&mut world, 20, u64::MAX);
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
@@ -79,16 +79,16 @@ async fn a_reward_service_away_beyond_the_limit_ends_the_run_with_its_cause_and_
 async fn a_service_that_the_client_gave_up_ends_the_run_at_once() {
     local(async {
         let mut world = World::new(2, 1, 50);
-        world.training.forward_backward = seconds(5);
-        world.sampling.latency = Box::new(|n| seconds(if n < 8 { 1 } else { 10 }));
-        world.sampling.answer = Box::new(|n, _| match n {
+        world.service.forward_backward = seconds(5).into();
+        world.service.sample_delay = Box::new(|n| seconds(if n < 8 { 1 } else { 10 }));
+        world.service.on_sample = Box::new(|n, _, _| match n {
             0..8 => Ok(()),
             _ => Err(BackendError::Away("the server has not answered for 10 s".into())),
         });
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("the service is away") && why.contains("not answered for 10 s"), "{why}");
-        let asked = run.sampling.asked.lock().unwrap().len();
+        let asked = run.record.asked().len();
         assert!(asked <= 8 + 4, "{asked} samples: no group was tried again");
         let last = run.steps.last().map(|step| step.record.step);
         assert!(last.is_some_and(|step| step >= 2), "{last:?}");
@@ -107,7 +107,7 @@ async fn a_reward_does_not_pay_for_the_time_that_its_queries_wait() {
         let mut world = World::new(1, 0, 1);
         world.score_timeout = seconds(60);
         world.environment.own_questions = 2;
-        world.sampling.query_latency = Box::new(|_| seconds(300));
+        world.service.query_delay = Box::new(|_| seconds(300));
         let mut run = world.start();
         run.end().await.unwrap();
         assert_eq!(run.steps[0].groups[0].missing, 0);
@@ -139,7 +139,7 @@ async fn a_lost_session_fails_its_groups_and_ends_the_run_soon() {
     local(async {
         let mut world = World::new(1, 1, 6);
         world.options.max_failed_in_a_row = 3;
-        world.sampling.answer = Box::new(|n, _| match n {
+        world.service.on_sample = Box::new(|n, _, _| match n {
             0..2 => Ok(()),
             _ => Err(BackendError::Lost("the server has ended the session".into())),
         });

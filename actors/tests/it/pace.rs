@@ -46,8 +46,8 @@ async fn a_part_trains_while_the_rest_of_its_step_is_sampled() {
     for (parts, overlap) in [(1, 0.0), (4, 30.0)] {
         local(async {
             let mut world = in_parts(4, parts, 1, 1);
-            world.sampling.latency = Box::new(|n| seconds(10 * (n as u64 + 1)));
-            world.training.forward_backward = seconds(10);
+            world.service.sample_delay = Box::new(|n| seconds(10 * (n as u64 + 1)));
+            world.service.forward_backward = seconds(10).into();
             let mut run = world.start();
             run.end().await.unwrap();
             let shares = run.line.observer().activity.shares();
@@ -61,7 +61,7 @@ async fn a_part_trains_while_the_rest_of_its_step_is_sampled() {
 async fn a_refused_minibatch_costs_only_its_own_groups() {
     local(async {
         let mut world = in_parts(2, 2, 1, 2);
-        world.training.refuse = Box::new(|n| match n {
+        world.service.on_pass = Box::new(|n, _| match n {
             1 => Err(BackendError::Rejected("not finite".into())),
             _ => Ok(()),
         });
@@ -81,9 +81,9 @@ async fn groups_that_are_too_stale_are_dropped_counted_and_resampled() {
             let mut world = World::new(2, 3, 20);
             world.options.batch.staleness = StalenessHandling::Drop;
             world.options.max_staleness = 1;
-            world.sampling.latency =
+            world.service.sample_delay =
                 Box::new(move |n| seconds(if (n + seed).is_multiple_of(7) { 100 } else { 5 }));
-            world.training.forward_backward = seconds(10);
+            world.service.forward_backward = seconds(10).into();
             let mut run = world.start();
             assert_eq!(run.end().await, Ok(20));
             let oldest = run.metric("async/staleness_max");
@@ -104,11 +104,11 @@ async fn no_empty_step_is_made_when_all_groups_are_too_stale() {
         let mut world = World::new(2, 2, 4);
         world.options.batch.staleness = StalenessHandling::Drop;
         world.options.max_staleness = 0;
-        world.training.forward_backward = seconds(10);
+        world.service.forward_backward = seconds(10).into();
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(4));
         assert_eq!(run.metric("async/staleness_max"), [0.0; 4]);
-        assert!(run.training.data.lock().unwrap().iter().all(|data| data.len() == 4));
+        assert!(run.record.data().iter().all(|data| data.len() == 4));
         assert!(run.line.ledger().counts().dropped >= 4);
     })
     .await;
@@ -119,7 +119,7 @@ async fn refused_batches_do_not_add_staleness() {
     local(async {
         let mut world = World::new(1, 1, 10);
         world.options.batch.staleness = StalenessHandling::Drop;
-        world.training.refuse = Box::new(|n| match n % 2 {
+        world.service.on_pass = Box::new(|n, _| match n % 2 {
             0 => Err(BackendError::Rejected("not finite".into())),
             _ => Ok(()),
         });
@@ -153,7 +153,7 @@ async fn a_failed_member_is_resampled_with_other_seeds() {
         world.group_size = 3;
         world.options.resamples = 2;
         // The group's request returns a broken sample for its second member; so does the first retry.
-        world.sampling.answer = Box::new(|n, sequences| {
+        world.service.on_sample = Box::new(|n, _, sequences| {
             if n < 2 {
                 sequences[usize::from(n == 0)].logprobs[0] = f32::NAN;
             }
@@ -163,7 +163,7 @@ async fn a_failed_member_is_resampled_with_other_seeds() {
         assert_eq!(run.end().await, Ok(1));
         let group = &run.steps[0].groups[0];
         assert_eq!((group.members.len(), group.missing), (3, 0));
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         assert_eq!(asked.iter().map(|a| a.samples).collect::<Vec<_>>(), [3, 1, 1]);
         assert!(asked[0].seed != asked[1].seed && asked[1].seed != asked[2].seed);
     })
@@ -192,7 +192,7 @@ async fn each_sequence_can_count_as_much_as_any_other() {
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(1));
         // Rewards 0 and 1, so advantages of a half, over the two tokens of each answer.
-        let data = run.training.data.lock().unwrap();
+        let data = run.record.data();
         for (datum, expected) in data[0].iter().zip([-0.25, 0.25]) {
             let LossInputs::Policy { advantages, .. } = datum.inputs() else { panic!("a policy loss") };
             let given: Vec<f32> = advantages.iter().copied().filter(|a| *a != 0.0).collect();

@@ -4,7 +4,6 @@ use crate::testkit::{Judge, World, local, seconds};
 use minds_core::reward::RewardError;
 use minds_stages::policy::QueryLimits;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// 1,000 groups of one; each reward asks six questions of 50 ms, all at a time. Nothing else takes time.
@@ -12,12 +11,12 @@ async fn seconds_with(workers: usize) -> f64 {
     let mut world = World::new(20, 4, 50);
     world.group_size = 1;
     world.environment.own_questions = 6;
-    world.sampling.query_latency = Box::new(|_| Duration::from_millis(50));
+    world.service.query_delay = Box::new(|_| Duration::from_millis(50));
     world.options.scorers = NonZeroUsize::new(workers).unwrap();
     let mut run = world.start();
     run.end().await.unwrap();
     assert_eq!(run.trained.len(), 1000);
-    assert!(run.sampling.queries.load(Relaxed) >= 6 * 1000);
+    assert!(run.counts().queries >= 6 * 1000);
     run.elapsed()
 }
 
@@ -39,7 +38,7 @@ async fn no_more_questions_are_under_way_than_the_run_allows() {
     local(async {
         let mut world = World::new(4, 0, 2);
         world.environment.own_questions = 6;
-        world.sampling.query_latency = Box::new(|_| seconds(1));
+        world.service.query_delay = Box::new(|_| seconds(1));
         world.limits = QueryLimits { concurrency: NonZeroUsize::new(3).unwrap(), ..QueryLimits::default() };
         let mut run = world.start();
         run.end().await.unwrap();
@@ -56,7 +55,7 @@ async fn work_ahead_waits_for_the_next_steps_budget_and_nothing_is_lost() {
     local(async {
         let mut world = World::new(2, 1, 5);
         world.environment.own_questions = 5;
-        world.training.forward_backward = seconds(10);
+        world.service.forward_backward = seconds(10).into();
         world.limits = QueryLimits { per_step: NonZeroU64::new(25), ..QueryLimits::default() };
         let mut run = world.start();
         run.end().await.unwrap();

@@ -1,11 +1,12 @@
 //! Self-driven environments.
 
-use crate::testkit::{Judge, Run, Sampling, ScriptedService, World, local, seconds};
+use crate::testkit::{Judge, Run, ServiceRecord, World, local, seconds};
 use minds_core::environment::{FrozenWeights, Oracle as _};
 use minds_core::ids::{GroupId, PolicyVersion, RolloutId};
 use minds_core::reward::RewardError;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use minds_core::service::BackendError;
+use minds_simulation::SimulationOptions;
 use minds_stages::generate::RolloutGenerator;
 use minds_stages::policy::Policy;
 use minds_stages::policy::QueryBudget;
@@ -27,7 +28,7 @@ async fn a_session_is_served_by_the_version_of_its_group_however_late_it_asks() 
         world.environment.latency = Box::new(|id, _| seconds(if id.group.0 % 2 == 0 { 1 } else { 60 }));
         let mut run = world.start();
         run.end().await.unwrap();
-        let asked = run.sampling.asked.lock().unwrap().clone();
+        let asked = run.record.asked();
         assert_eq!(asked.iter().map(|a| a.seed).collect::<BTreeSet<_>>().len(), asked.len());
         assert!(asked.iter().all(|a| a.samples == 1));
         let mut late = 0;
@@ -96,7 +97,7 @@ async fn a_member_without_a_reward_is_seated_again_with_other_samples() {
         assert_eq!(run.end().await, Ok(2));
         assert_eq!(rewards(&run, 0), (vec![0.0, 21.0, 2.0], 0));
         assert_eq!(rewards(&run, 1), (vec![0.0, 2.0], 1), "twice more, and then it is given up");
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         assert_eq!(asked.len(), 5 + 5);
         assert_eq!(asked.iter().map(|a| a.seed).collect::<BTreeSet<_>>().len(), asked.len());
     })
@@ -119,7 +120,7 @@ async fn members_that_are_compared_are_seated_again_together_and_the_most_reward
         assert_eq!(run.end().await, Ok(2));
         assert_eq!(rewards(&run, 0), (vec![10.0, 11.0, 12.0], 0), "rewards of one play only");
         assert_eq!(rewards(&run, 1), (vec![0.0, 2.0], 1), "the first play had more rewards than the others");
-        assert_eq!(run.sampling.asked.lock().unwrap().len(), 6 + 9);
+        assert_eq!(run.record.asked().len(), 6 + 9);
     })
     .await;
 }
@@ -128,16 +129,15 @@ async fn members_that_are_compared_are_seated_again_together_and_the_most_reward
 #[tokio::test(start_paused = true)]
 async fn samplers_of_other_weights_are_created_once_and_queried_like_the_policy() {
     local(async {
-        let sampling = Sampling {
-            answer: Box::new(|number, _| match number {
+        let options = SimulationOptions {
+            on_sample: Box::new(|number, _, _| match number {
                 0 => Err(BackendError::Unavailable("away".into())),
                 _ => Ok(()),
             }),
-            ..Sampling::default()
+            ..SimulationOptions::default()
         };
-        let sampling = Arc::new(sampling);
-        let service = ScriptedService { sampling: sampling.clone(), ..ScriptedService::default() };
-        let policy = Arc::new(crate::testkit::Sampler { sampling: sampling.clone(), version: 3 });
+        let (service, record) = ServiceRecord::start(options, true);
+        let policy = service.sampler(3);
         let with = |queries: QueryBudget| {
             Arc::new(Policy::new(PolicyVersion(3), policy.clone(), Arc::new(queries), None))
         };
@@ -152,7 +152,7 @@ async fn samplers_of_other_weights_are_created_once_and_queried_like_the_policy(
         };
         let rollout = RolloutId { group: GroupId(1), member: 0 };
 
-        let policy_with = with(QueryBudget::default().with_service(Arc::new(service)));
+        let policy_with = with(QueryBudget::default().with_service(service));
         let (session, _outcome) = generator.session(rollout, 0, policy_with.clone());
         let base = session.oracle.frozen(FrozenWeights::Base).await.unwrap();
         let tokens = || [1, 2].into();
@@ -162,7 +162,7 @@ async fn samplers_of_other_weights_are_created_once_and_queried_like_the_policy(
         base.sample(SampleRequest::new(tokens(), 1, SamplingParams::plain(4))).await.unwrap();
         let own = SamplingParams { seed: Some(5), ..SamplingParams::plain(4) };
         base.sample(SampleRequest::new(tokens(), 1, own)).await.unwrap();
-        let asked = sampling.asked.lock().unwrap().clone();
+        let asked = record.asked();
         assert_eq!((asked.len(), asked[0].seed == asked[1].seed, asked[2].seed), (3, true, 5));
         let again = policy_with.oracle.frozen(FrozenWeights::Base).await.unwrap();
         let once_more = policy_with.oracle.frozen(FrozenWeights::Base).await.unwrap();

@@ -4,9 +4,11 @@ use crate::testkit::{Judge, World, local, reward_in_every, seconds};
 use minds_core::advantage::Estimator;
 use minds_core::datum::LossInputs;
 use minds_core::service::BackendError;
+use minds_simulation::RequestProgress;
 use minds_stages::batcher::ConstantGroups;
 use minds_stages::pipeline::ResumePoint;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 fn rejected() -> Result<(), BackendError> {
     Err(BackendError::Rejected("not finite".into()))
@@ -16,7 +18,7 @@ fn rejected() -> Result<(), BackendError> {
 async fn a_refused_batch_leaves_step_and_version_and_the_next_one_trains() {
     local(async {
         let mut world = World::new(1, 0, 3);
-        world.training.refuse = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        world.service.on_pass = Box::new(|n, _| if n == 1 { rejected() } else { Ok(()) });
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         assert_eq!(run.groups(), [[0], [2], [3]]);
@@ -35,7 +37,7 @@ async fn refused_batches_have_a_limit_of_their_own() {
     local(async {
         let mut world = World::new(2, 0, 3);
         world.options.max_failed_in_a_row = 2; // no more than the groups of one refused batch
-        world.training.refuse = Box::new(|_| rejected());
+        world.service.on_pass = Box::new(|_, _| rejected());
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("3 batches in a row were refused") && why.contains("not finite"), "{why}");
@@ -50,7 +52,7 @@ async fn a_batch_refused_where_a_checkpoint_was_due_does_not_use_up_its_name() {
     local(async {
         let mut world = World::new(1, 0, 2);
         world.options.train.save_every = 1;
-        world.training.refuse = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        world.service.on_pass = Box::new(|n, _| if n == 1 { rejected() } else { Ok(()) });
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(2));
         let names: Vec<&str> = run.saved.iter().map(|s| s.name.as_str()).collect();
@@ -63,7 +65,7 @@ async fn a_batch_refused_where_a_checkpoint_was_due_does_not_use_up_its_name() {
 async fn a_refused_optimizer_step_is_a_refused_batch_and_the_next_one_trains() {
     local(async {
         let mut world = World::new(1, 0, 3);
-        world.training.refuse_optim = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        world.service.on_step = Box::new(|n, _| if n == 1 { rejected() } else { Ok(()) });
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(3));
         assert_eq!(run.groups(), [[0], [2], [3]]);
@@ -81,7 +83,7 @@ async fn of_a_batch_of_two_steps_only_the_groups_of_the_refused_one_fail() {
         let mut world = World::new(2, 0, 2);
         world.options.batch.minibatches = NonZeroUsize::new(2).unwrap();
         world.options.train.substeps = NonZeroUsize::new(2).unwrap();
-        world.training.refuse_optim = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        world.service.on_step = Box::new(|n, _| if n == 1 { rejected() } else { Ok(()) });
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(2));
         assert_eq!(run.groups(), [vec![0], vec![2, 3]]);
@@ -97,7 +99,7 @@ async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_may_sta
     local(async {
         let mut world = World::new(1, 0, 3);
         let failed = || Err(BackendError::Unavailable("a bug".into()));
-        world.training.refuse_optim = Box::new(move |n| if n == 1 { failed() } else { Ok(()) });
+        world.service.on_step = Box::new(move |n, _| if n == 1 { failed() } else { Ok(()) });
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("the optimizer's step failed"), "{why}");
@@ -110,7 +112,7 @@ async fn an_optimizer_step_that_fails_ends_the_run_because_its_gradients_may_sta
 async fn a_lost_session_and_a_failed_export_end_the_run_with_the_cause() {
     local(async {
         let mut world = World::new(1, 1, 3);
-        world.training.refuse = Box::new(|_| Err(BackendError::Lost("gone".into())));
+        world.service.on_pass = Box::new(|_, _| Err(BackendError::Lost("gone".into())));
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("the training session is lost: gone"), "{why}");
@@ -118,7 +120,7 @@ async fn a_lost_session_and_a_failed_export_end_the_run_with_the_cause() {
         assert!(first.contains("gone"), "the group's own verdict names the cause: {first}");
 
         let mut world = World::new(1, 1, 3);
-        world.training.refuse_export = Box::new(|n| if n == 1 { rejected() } else { Ok(()) });
+        world.service.on_export = Box::new(|n, _| if n == 1 { rejected() } else { Ok(()) });
         let why = world.start().end().await.unwrap_err();
         assert!(
             why.contains("failed to export the weights of step 2") && why.contains("not finite"),
@@ -145,12 +147,13 @@ async fn requests_go_out_in_the_order_step_export_save_and_only_then_the_next_st
         assert_eq!(
             saved,
             [
-                ("000002", 2, "state/000002"),
-                ("000004", 4, "state/000004"),
-                ("000005-final", 5, "state/000005-final")
+                ("000002", 2, "tinker://simulated-0/weights/000002"),
+                ("000004", 4, "tinker://simulated-0/weights/000004"),
+                ("000005-final", 5, "tinker://simulated-0/weights/000005-final")
             ]
         );
-        assert!(run.saved.iter().all(|s| s.sampler_path == Some(format!("sampler/{}", s.name))));
+        let sampler = |name: &str| Some(format!("tinker://simulated-0/sampler_weights/{name}"));
+        assert!(run.saved.iter().all(|s| s.sampler_path == sampler(&s.name)));
     })
     .await;
 }
@@ -159,8 +162,8 @@ async fn requests_go_out_in_the_order_step_export_save_and_only_then_the_next_st
 async fn the_next_batch_is_submitted_while_the_export_is_still_being_made() {
     local(async {
         let mut world = World::new(1, 1, 3);
-        world.training.forward_backward = seconds(10);
-        world.training.export = seconds(20);
+        world.service.forward_backward = seconds(10).into();
+        world.service.export = seconds(20).into();
         let run = world.start();
         run.pass(seconds(15)).await;
         assert_eq!(run.calls(), ["fb", "optim", "export -", "fb", "optim", "export -"]);
@@ -209,7 +212,7 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
             world.environment.judge = Box::new(|_, _| Judge::Reward(0.5));
             let mut run = world.start();
             assert_eq!(run.end().await, Ok(2));
-            let data = run.training.data.lock().unwrap();
+            let data = run.record.data();
             assert_eq!(data.len(), passes, "{estimator:?}");
             for datum in data.iter().flatten() {
                 let LossInputs::Policy { advantages, .. } = datum.inputs() else { panic!("{datum:?}") };
@@ -241,7 +244,11 @@ async fn a_panic_in_a_stage_ends_the_run_with_its_message() {
         assert!(why.contains("the feeder panicked") && why.contains("no such item"), "{why}");
 
         let mut world = World::new(2, 1, 9);
-        world.training.panic_at = Some(2);
+        let passes = AtomicUsize::new(0);
+        world.service.observer = Box::new(move |request, progress| {
+            let arrives = progress == RequestProgress::Arrived && request.name() == "forward_backward";
+            assert!(!arrives || passes.fetch_add(1, Relaxed) < 2, "no such pass");
+        });
         let why = world.start().end().await.unwrap_err();
         assert!(why.contains("the trainer panicked") && why.contains("no such pass"), "{why}");
     })

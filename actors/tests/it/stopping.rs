@@ -9,9 +9,9 @@ use std::sync::Arc;
 /// Steps of 10 s, groups that are ready after 1 s.
 fn world(k: u64, steps: u64) -> World {
     let mut world = World::new(1, k, steps);
-    world.sampling.latency = Box::new(|_| seconds(1));
-    world.training.forward_backward = seconds(10);
-    world.training.save = seconds(5);
+    world.service.sample_delay = Box::new(|_| seconds(1));
+    world.service.forward_backward = seconds(10).into();
+    world.service.save = seconds(5).into();
     world
 }
 
@@ -54,8 +54,8 @@ async fn a_run_that_fails_saves_only_weights_that_work() {
         for diverged in [false, true] {
             let mut world = World::new(1, 1, 9);
             let refused = || BackendError::Rejected("not finite".into());
-            world.training.refuse = Box::new(move |n| if n >= 2 { Err(refused()) } else { Ok(()) });
-            world.sampling.query = Box::new(move |_| if diverged { Err(refused()) } else { Ok(()) });
+            world.service.on_pass = Box::new(move |n, _| if n >= 2 { Err(refused()) } else { Ok(()) });
+            world.service.on_query = Box::new(move |_, _| if diverged { Err(refused()) } else { Ok(()) });
             let mut run = world.start();
             let why = run.end().await.unwrap_err();
             assert_eq!(run.saved.len(), usize::from(!diverged), "{why}");
@@ -73,7 +73,7 @@ async fn a_resumed_run_samples_exactly_the_unsettled_items_with_the_same_seeds()
         whole.end().await.unwrap();
         let mut first = world(2, 6);
         // Group 1 is slow: the settled positions have a gap.
-        first.sampling.latency = Box::new(|n| seconds(if n == 1 { 1000 } else { 1 }));
+        first.service.sample_delay = Box::new(|n| seconds(if n == 1 { 1000 } else { 1 }));
         let mut first = first.start();
         first.until_step(2).await;
         first.line.stop();
@@ -90,9 +90,8 @@ async fn a_resumed_run_samples_exactly_the_unsettled_items_with_the_same_seeds()
         let whole_items = drawn(&whole);
         let replayed: Vec<u64> = second.trained.iter().map(|id| whole_items[*id as usize]).collect();
         assert_eq!(drawn(&second), replayed, "the same items in the same order");
-        let seeds = |run: &crate::testkit::Run| -> Vec<u64> {
-            run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect()
-        };
+        let seeds =
+            |run: &crate::testkit::Run| -> Vec<u64> { run.record.asked().iter().map(|a| a.seed).collect() };
         let whole_seeds = seeds(&whole);
         let replayed: Vec<u64> = second.trained.iter().map(|id| whole_seeds[*id as usize]).collect();
         assert_eq!(seeds(&second), replayed);
@@ -104,7 +103,7 @@ async fn a_resumed_run_samples_exactly_the_unsettled_items_with_the_same_seeds()
 async fn a_dropped_pipeline_gives_up_all_that_is_in_flight() {
     local(async {
         let mut world = World::new(2, 1, 9);
-        world.sampling.latency = Box::new(|n| seconds(if n > 2 { 500 } else { 1 }));
+        world.service.sample_delay = Box::new(|n| seconds(if n > 2 { 500 } else { 1 }));
         world.environment.latency = Box::new(|id, _| seconds(if id.group.0 == 2 { 50 } else { 1 }));
         let run = world.start();
         run.pass(seconds(5)).await;

@@ -1,10 +1,10 @@
 //! Episodes of several turns, and questions to the oracle.
 
-use crate::testkit::{Run, Sampler, World, local, seconds};
+use crate::testkit::{Run, World, local, seconds};
 use minds_core::service::BackendError;
+use minds_simulation::{SimulatedService, SimulationOptions};
 use minds_stages::scorer::LogprobSource;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 async fn play(env_turns: usize, max_turns: u32) -> Run {
@@ -17,14 +17,14 @@ async fn play(env_turns: usize, max_turns: u32) -> Run {
 }
 
 fn seeds(run: &Run) -> BTreeSet<u64> {
-    run.sampling.asked.lock().unwrap().iter().map(|a| a.seed).collect()
+    run.record.asked().iter().map(|a| a.seed).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn members_share_the_first_request_and_continue_with_their_own_seeds() {
     local(async {
         let run = play(3, 8).await;
-        let asked = run.sampling.asked.lock().unwrap().clone();
+        let asked = run.record.asked();
         // Four groups: one request for both members, then two more for each of the two.
         assert_eq!(asked.len(), 4 * (1 + 2 * 2));
         assert_eq!(asked.iter().filter(|a| a.samples == 2).count(), 4);
@@ -36,7 +36,7 @@ async fn members_share_the_first_request_and_continue_with_their_own_seeds() {
             let first = [&turns[0].prompt[..], &turns[0].completion.tokens].concat();
             assert!(turns[1].prompt.starts_with(&first), "a prompt holds all that was said before");
         }
-        let data = run.training.data.lock().unwrap();
+        let data = run.record.data();
         assert!(data.iter().all(|batch| batch.len() == 4), "one datum per rollout");
     })
     .await;
@@ -63,7 +63,7 @@ async fn no_turn_requests_more_than_the_context_and_a_full_context_ends_the_roll
         world.context = 20;
         let mut run = world.start();
         run.end().await.unwrap();
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         let mut shortened = 0;
         for request in asked.iter() {
             assert_eq!(request.max_tokens, 8.min(20 - request.prompt.len()));
@@ -95,11 +95,11 @@ async fn members_that_ask_the_same_question_share_one_query_per_version() {
         let mut world = World::new(2, 0, 2);
         world.group_size = 4;
         world.environment.questions = 2;
-        world.sampling.query_latency = Box::new(|_| seconds(5));
+        world.service.query_delay = Box::new(|_| seconds(5));
         let mut run = world.start();
         run.end().await.unwrap();
         // Two steps, so two versions; 8 episodes with two questions each per step.
-        assert_eq!(run.sampling.queries.load(Relaxed), 2);
+        assert_eq!(run.counts().queries, 2);
         assert_eq!(run.queries.sent(), 2);
         assert_eq!(run.queries.remembered(), 2 * (8 * 2 - 1));
         assert_eq!(run.elapsed(), 10.0);
@@ -115,12 +115,12 @@ async fn logprob_queries_use_the_sampling_the_newest_or_fixed_weights() {
             let mut world = World::new(1, 1, 2);
             world.environment.questions = 1;
             // Played by the first weights, and ready when step 1 is done.
-            world.sampling.latency = Box::new(|n| seconds(if n == 1 { 20 } else { 1 }));
-            let fixed = Sampler { sampling: Arc::default(), version: 9 };
+            world.service.sample_delay = Box::new(|n| seconds(if n == 1 { 20 } else { 1 }));
+            let fixed = SimulatedService::new(SimulationOptions::default()).sampler(9);
             world.judge = match name {
                 "sampled" => LogprobSource::Sampled,
                 "latest" => LogprobSource::Latest,
-                _ => LogprobSource::Fixed(Arc::new(fixed)),
+                _ => LogprobSource::Fixed(fixed),
             };
             let mut run = world.start();
             run.end().await.unwrap();
@@ -139,13 +139,13 @@ async fn a_query_that_fails_or_hangs_is_retried() {
         let mut world = World::new(1, 0, 1);
         world.group_size = 4;
         world.environment.questions = 1;
-        world.sampling.query =
-            Box::new(|n| if n == 0 { Err(BackendError::Unavailable("away".into())) } else { Ok(()) });
-        world.sampling.query_latency = Box::new(|n| seconds(if n == 1 { 1_000_000 } else { 5 }));
+        world.service.on_query =
+            Box::new(|n, _| if n == 0 { Err(BackendError::Unavailable("away".into())) } else { Ok(()) });
+        world.service.query_delay = Box::new(|n| seconds(if n == 1 { 1_000_000 } else { 5 }));
         let mut run = world.start();
         run.end().await.unwrap();
         assert_eq!(run.steps[0].groups[0].missing, 0);
-        assert_eq!(run.sampling.queries.load(Relaxed), 3, "once for all members at each try");
+        assert_eq!(run.counts().queries, 3, "once for all members at each try");
     })
     .await;
 }

@@ -1,8 +1,9 @@
 //! The whole way: core's contract over our client, a socket and our server.
 
-use crate::kit::{Served, engine, run};
+use crate::kit::{Served, run};
 use minds_core::contract;
 use minds_server::PlainService;
+use minds_simulation::{SimulatedService, SimulationOptions};
 use minds_tinker::client::ClientOptions;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::sync::Arc;
@@ -31,8 +32,10 @@ fn client_and_server_together_keep_the_contract_of_all_backends() {
 fn any_service_behind_the_server_keeps_the_contract() {
     run(async {
         let state = tempfile::tempdir().unwrap();
-        let plain = PlainService::new(Arc::new(engine(Some(state.path()))));
-        check(Served::over(Arc::new(plain), |_| {}).await, "plain").await;
+        let mut options = SimulationOptions::default();
+        options.info.base_model = "tiny".into();
+        let plain = PlainService::new(Arc::new(SimulatedService::new(options)));
+        check(Served::over(Arc::new(plain), |_| {}).await, "simulated").await;
         let behind = Served::start(Some(&state.path().join("remote")), |_| {}).await;
         let options = ClientOptions::new(behind.url());
         let model = RemoteOptions { base_model: "tiny".into(), ..RemoteOptions::default() };

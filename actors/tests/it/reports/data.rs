@@ -1,6 +1,6 @@
 //! What goes wrong with rollouts: groups, numbers, scores, poisoned items.
 
-use crate::testkit::{Judge, World, local, seconds};
+use crate::testkit::{Judge, World, local, seconds, trained};
 use minds_core::advantage::Estimator;
 use minds_core::ids::GroupId;
 use minds_core::reward::{Reward, RewardError};
@@ -33,7 +33,7 @@ async fn group_a_rollout_without_tokens_yields_no_datum() {
     local(async {
         let mut world = World::new(1, 0, 1);
         world.group_size = 4;
-        world.sampling.answer = Box::new(|_, sequences| {
+        world.service.on_sample = Box::new(|_, _, sequences| {
             sequences[2].tokens.clear();
             sequences[2].logprobs.clear();
             Ok(())
@@ -42,7 +42,7 @@ async fn group_a_rollout_without_tokens_yields_no_datum() {
         assert_eq!(run.end().await, Ok(1));
         let group = &run.steps[0].groups[0];
         assert_eq!((group.members.len(), group.missing), (3, 1));
-        assert_eq!(run.training.data.lock().unwrap()[0].len(), 3);
+        assert_eq!(run.record.data()[0].len(), 3);
     })
     .await;
 }
@@ -69,7 +69,7 @@ async fn numbers_invalid_logprobs_fail_their_member_and_reach_no_optimizer() {
         local(async {
             let mut world = World::new(1, 0, 3);
             world.group_size = 4;
-            world.sampling.answer = Box::new(move |_, sequences| {
+            world.service.on_sample = Box::new(move |_, _, sequences| {
                 sequences[1].logprobs[1] = broken;
                 Ok(())
             });
@@ -110,7 +110,7 @@ async fn poison_a_burst_of_refusals_for_load_loses_nothing() {
         let mut world = World::new(2, 1, 50);
         world.options.retry.retries = 5;
         // Of every ten requests three in a row are refused for load.
-        world.sampling.answer = Box::new(|n, _| match n % 10 {
+        world.service.on_sample = Box::new(|n, _, _| match n % 10 {
             4..7 => Err(BackendError::Unavailable("429".into())),
             _ => Ok(()),
         });
@@ -126,9 +126,9 @@ async fn poison_a_burst_of_refusals_for_load_loses_nothing() {
 async fn silent_score_the_trainer_is_idle_for_samples_and_not_for_its_own_work() {
     local(async {
         let mut world = World::new(1, 0, 5);
-        world.sampling.latency = Box::new(|_| seconds(7));
-        world.training.forward_backward = seconds(3);
-        world.training.export = seconds(2);
+        world.service.sample_delay = Box::new(|_| seconds(7));
+        world.service.forward_backward = seconds(3).into();
+        world.service.export = seconds(2).into();
         let mut run = world.start();
         run.end().await.unwrap();
         // Strictly on policy: 7 s of sampling for the first step, 2 s of export and 7 s of sampling for the others.
@@ -147,7 +147,7 @@ async fn numbers_a_pass_with_nan_logprobs_ends_the_run_and_names_the_group() {
     for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         local(async {
             let mut world = World::new(2, 0, 5);
-            world.training.logprobs = Box::new(move |n, logprobs| {
+            world.service.on_pass = trained(move |n, logprobs| {
                 // Groups 4 and 5 have two members each.
                 if n == 2 {
                     logprobs[2][0] = broken;
@@ -170,7 +170,7 @@ async fn numbers_a_pass_with_probabilities_above_1_is_kept_and_reported() {
     for (logprob, impossible) in [(0.5, 1.0), (1e-3, 0.0), (1e-7, 0.0)] {
         local(async {
             let mut world = World::new(1, 0, 3);
-            world.training.logprobs = Box::new(move |n, logprobs| {
+            world.service.on_pass = trained(move |n, logprobs| {
                 if n == 1 {
                     *logprobs[0].last_mut().unwrap() = logprob;
                 }
@@ -195,8 +195,8 @@ async fn group_a_member_that_lost_a_later_turn_is_left_out_and_no_member_mixes_v
     local(async {
         let mut world = World::new(2, 2, 30);
         (world.group_size, world.max_turns, world.environment.turns) = (4, 3, 3);
-        world.sampling.latency = Box::new(|n| Duration::from_millis(300 + 100 * (n as u64 % 7)));
-        world.sampling.answer = Box::new(|n, sequences| match sequences.len() {
+        world.service.sample_delay = Box::new(|n| Duration::from_millis(300 + 100 * (n as u64 % 7)));
+        world.service.on_sample = Box::new(|n, _, sequences| match sequences.len() {
             1 if n % 11 == 5 => Err(BackendError::Rejected("aborted".into())),
             _ => Ok(()),
         });
@@ -207,7 +207,7 @@ async fn group_a_member_that_lost_a_later_turn_is_left_out_and_no_member_mixes_v
         let kept: usize = groups.iter().map(|group| group.members.len()).sum();
         assert!(lost >= 20, "{lost}");
         assert_eq!(kept + lost as usize, 30 * 2 * 4);
-        let asked = run.sampling.asked.lock().unwrap();
+        let asked = run.record.asked();
         for member in groups.iter().flat_map(|group| group.members.iter()) {
             assert_eq!(member.rollout.turns.len(), 3, "all of it or nothing");
             for turn in &member.rollout.turns {
@@ -219,7 +219,7 @@ async fn group_a_member_that_lost_a_later_turn_is_left_out_and_no_member_mixes_v
                 );
             }
         }
-        let data: usize = run.training.data.lock().unwrap().iter().map(Vec::len).sum();
+        let data: usize = run.record.data().iter().map(Vec::len).sum();
         assert_eq!(data, kept, "one datum a member, and none of those that were lost");
         assert!(run.metric("async/staleness_max").contains(&2.0), "the weights did change meanwhile");
     })

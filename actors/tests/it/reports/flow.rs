@@ -44,7 +44,7 @@ async fn wait_cycle_one_rollout_a_thousand_times_slower_wedges_nothing_also_afte
         let slow = || {
             let mut world = World::new(2, 1, 12);
             world.options.train.save_every = 1;
-            world.sampling.latency =
+            world.service.sample_delay =
                 Box::new(|n| if n == 5 { seconds(500) } else { Duration::from_millis(500) });
             world
         };
@@ -75,7 +75,7 @@ async fn end_of_data_a_run_longer_than_its_items_goes_round() {
 fn slow_trainer() -> World {
     let mut world = World::new(2, 1, 10);
     world.options.train.save_every = 1;
-    world.training.forward_backward = seconds(5);
+    world.service.forward_backward = seconds(5).into();
     world
 }
 
@@ -84,7 +84,7 @@ async fn killed_beside_ready_groups() -> ResumePoint {
     let mut run = slow_trainer().start();
     run.until_step(4).await;
     while run.saved.len() < 3 {
-        let next = *run.sampling.requests.borrow() + 1;
+        let next = run.counts().requests() + 1;
         assert!(run.until_request(next).await);
     }
     run.kill().0
@@ -124,10 +124,10 @@ async fn buffer_a_slow_trainer_loses_nothing_that_was_sampled() {
     local(async {
         let mut world = World::new(2, 3, 30);
         world.group_size = 4;
-        world.training.forward_backward = seconds(60);
+        world.service.forward_backward = seconds(60).into();
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(30));
-        let sampled: usize = run.sampling.asked.lock().unwrap().iter().map(|asked| asked.samples).sum();
+        let sampled: usize = run.record.asked().iter().map(|asked| asked.samples).sum();
         let trained: usize =
             run.steps.iter().flat_map(|step| &step.groups).map(|group| group.members.len()).sum();
         assert_eq!((sampled, trained), (240, 240));
@@ -158,7 +158,7 @@ async fn missing_limit_a_sampler_that_never_answers_for_one_version_ends_the_run
         let mut world = World::new(1, 0, 5);
         world.options.max_failed_in_a_row = 3;
         // The base answers; the weights after the first step never do.
-        world.sampling.latency = Box::new(|n| if n == 0 { Duration::ZERO } else { seconds(100_000) });
+        world.service.sample_delay = Box::new(|n| if n == 0 { Duration::ZERO } else { seconds(100_000) });
         let mut run = world.start();
         let why = run.end().await.unwrap_err();
         assert!(why.contains("sample was not answered within 600 s"), "{why}");
@@ -170,14 +170,14 @@ async fn missing_limit_a_sampler_that_never_answers_for_one_version_ends_the_run
 #[tokio::test(start_paused = true)]
 async fn credits_no_lane_blocks_before_the_credits_do() {
     local(async {
-        let world = World::new(3, 2, 10);
-        world.training.unplugged.send_replace(false);
+        let mut world = World::new(3, 2, 10);
+        world.service.answers_passes = false;
         let mut run = world.start();
         run.pass(seconds(600)).await;
         let counts = run.line.ledger().counts();
         assert_eq!((counts.opened, counts.in_flight()), (9, 9));
         assert_eq!(run.line.ledger().saved_groups().len(), 9, "all of them have come through to the batcher");
-        run.script.unplugged.send_replace(true);
+        run.service.answer_passes(true);
         assert_eq!(run.end().await, Ok(10));
     })
     .await;
@@ -206,9 +206,9 @@ async fn wait_cycle_a_state_saved_while_weights_are_published_holds_neither() {
         local(async {
             let mut world = World::new(2, 2, 12);
             world.options.train.save_every = 1;
-            world.training.forward_backward = seconds(pass);
-            world.training.export = seconds(export);
-            world.training.save = seconds(save);
+            world.service.forward_backward = seconds(pass).into();
+            world.service.export = seconds(export).into();
+            world.service.save = seconds(save).into();
             let mut run = world.start();
             assert_eq!(run.end().await, Ok(12), "{pass}, {export}, {save} s");
             let saved: Vec<u64> = run.saved.iter().map(|saved| saved.step).collect();
@@ -237,17 +237,17 @@ async fn wait_cycle_the_awaited_event_may_precede_or_follow_the_wait() {
 async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they_are() {
     local(async {
         let mut world = World::new(4, 3, 500);
-        (world.sampling.remember, world.training.remember) = (false, false);
+        world.remember = false;
         // A hundred times the usual answer, and a trainer ten times slower than the sampler.
-        world.sampling.answer = Box::new(|_, sequences| {
+        world.service.on_sample = Box::new(|_, _, sequences| {
             for sequence in sequences {
                 sequence.tokens = vec![Token::from(b'x'); 200];
                 sequence.logprobs = vec![-0.5; 200];
             }
             Ok(())
         });
-        world.sampling.latency = Box::new(|_| seconds(1));
-        world.training.forward_backward = seconds(10);
+        world.service.sample_delay = Box::new(|_| seconds(1));
+        world.service.forward_backward = seconds(10).into();
         let mut run = world.start();
         let credits = run.options.credits() as usize;
         let (mut steps, mut most) = (0, 0);
@@ -258,10 +258,10 @@ async fn memory_of_a_long_run_is_that_of_the_groups_under_way_however_large_they
                 Some(PipelineEvent::Ended { .. }) => break,
                 _ => panic!("nothing else happens"),
             }
-            let prompts = run.sampling.prompts.lock().unwrap();
+            let prompts = run.record.prompts.lock().unwrap();
             most = most.max(prompts.iter().filter(|prompt| prompt.strong_count() > 0).count());
         }
-        assert_eq!((steps, run.sampling.prompts.lock().unwrap().len()), (500, 2000));
+        assert_eq!((steps, run.record.prompts.lock().unwrap().len()), (500, 2000));
         // All groups with a credit, and those of a step that is just being reported.
         assert!(
             (credits - 4..=credits + 4).contains(&most),

@@ -5,5 +5,5 @@ mod service;
 mod world;
 
 pub use environment::{Judge, ScriptedEnvironment, ScriptedRenderer};
-pub use service::{Sampler, Sampling, ScriptedService, Training, TrainingScript};
+pub use service::{ServiceRecord, trained};
 pub use world::{Run, World, local, reward_by_member, reward_in_every, seconds};

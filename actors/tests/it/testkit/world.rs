@@ -1,24 +1,25 @@
 //! Starts a pipeline against the script and follows it, checking the ledger at every event.
 
-use super::service::Sampling;
-use super::{Judge, Sampler, ScriptedEnvironment, ScriptedRenderer, Training, TrainingScript};
+use super::{Judge, ScriptedEnvironment, ScriptedRenderer, ServiceRecord};
 use minds_core::advantage::Estimator;
 use minds_core::ids::RolloutId;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
 use minds_core::record::EvaluationRecord;
 use minds_core::sampling::SamplingParams;
-use minds_core::service::SamplingBackend;
+use minds_core::service::TrainingBackend;
+use minds_simulation::{ServiceCounts, SimulatedService, SimulationOptions};
 use minds_stages::batcher::CpuPool;
 use minds_stages::batcher::{self, ConstantGroups, LossWeighting, StalenessHandling};
 use minds_stages::messages::{CommittedStep, MixtureComponent, QuarantinedRollout};
 use minds_stages::pipeline::{
-    Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup,
+    Pipeline, PipelineEvent, PipelineOptions, PipelineParts, ResumePoint, ShadowSetup, ShadowStart,
 };
 use minds_stages::policy::{QueryBudget, QueryLimits};
 use minds_stages::scorer;
 use minds_stages::service::deadlines::Deadlines;
 use minds_stages::service::retry::Retry;
+use minds_stages::shadow::ShadowTrainerOptions;
 use minds_stages::telemetry::meters::PipelineMeters;
 use minds_stages::trainer::{self, SavedCheckpoint};
 use std::collections::BTreeSet;
@@ -53,8 +54,9 @@ pub struct World {
     pub environment: ScriptedEnvironment,
     /// Of weight 0.
     pub measured: ScriptedEnvironment,
-    pub sampling: Sampling,
-    pub training: TrainingScript,
+    pub service: SimulationOptions,
+    /// Whether prompts and data are recorded, for inspection by tests.
+    pub remember: bool,
     pub options: PipelineOptions,
     pub group_size: u32,
     pub max_turns: u32,
@@ -68,7 +70,7 @@ pub struct World {
     /// How often rewards may ask.
     pub limits: QueryLimits,
     /// Who measures gradient steps.
-    pub shadow: Option<ShadowSetup>,
+    pub shadow: Option<(ShadowTrainerOptions, ShadowStart)>,
     /// Where heavy sums are made; inline unless the test is about threads.
     pub pool: CpuPool,
     /// What is counted.
@@ -123,8 +125,8 @@ impl World {
         Self {
             environment: ScriptedEnvironment::default(),
             measured: ScriptedEnvironment::default(),
-            sampling: Sampling::default(),
-            training: TrainingScript::default(),
+            service: SimulationOptions::default(),
+            remember: true,
             options,
             group_size: 2,
             max_turns: 1,
@@ -144,9 +146,9 @@ impl World {
     }
 
     pub fn start_from(self, start: ResumePoint) -> Run {
-        let (environment, sampling) = (Arc::new(self.environment), Arc::new(self.sampling));
-        let script = Arc::new(self.training);
-        let training = Training::new(script.clone(), sampling.clone(), start.step);
+        let environment = Arc::new(self.environment);
+        let (service, record) = ServiceRecord::start(self.service, self.remember);
+        let training = service.adapter(start.step);
         let queries = Arc::new(QueryBudget::new(self.limits));
         let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| MixtureComponent {
             name: name.into(),
@@ -163,15 +165,15 @@ impl World {
         let parts = PipelineParts {
             components: vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)],
             training: training.clone(),
-            sampler: Arc::new(Sampler { sampling: sampling.clone(), version: start.step }),
+            sampler: service.sampler(start.step),
             logprob_source: self.judge,
-            reference: self.reference.map(|version| {
-                let sampler: Arc<dyn SamplingBackend> =
-                    Arc::new(Sampler { sampling: sampling.clone(), version });
-                sampler
-            }),
+            reference: self.reference.map(|version| service.sampler(version)),
             queries: queries.clone(),
-            shadow: self.shadow,
+            shadow: self.shadow.map(|(options, from)| ShadowSetup {
+                options,
+                service: service.clone(),
+                from,
+            }),
             pool: self.pool,
             meters: self.meters,
         };
@@ -183,8 +185,8 @@ impl World {
             options,
             environment,
             measured,
-            sampling,
-            script,
+            service,
+            record,
             training,
             queries,
             begun,
@@ -203,9 +205,9 @@ pub struct Run {
     pub options: PipelineOptions,
     pub environment: Arc<ScriptedEnvironment>,
     pub measured: Arc<ScriptedEnvironment>,
-    pub sampling: Arc<Sampling>,
-    pub script: Arc<TrainingScript>,
-    pub training: Arc<Training>,
+    pub service: Arc<SimulatedService>,
+    pub record: Arc<ServiceRecord>,
+    pub training: Arc<dyn TrainingBackend>,
     pub queries: Arc<QueryBudget>,
     begun: Instant,
     pub steps: Vec<CommittedStep>,
@@ -249,11 +251,11 @@ impl Run {
 
     /// Follows the run until the service has seen `count` requests. Returns whether it got there.
     pub async fn until_request(&mut self, count: usize) -> bool {
-        let mut requests = self.sampling.requests.subscribe();
+        let mut counts = self.service.counts();
         loop {
             let event = tokio::select! {
                 biased;
-                seen = requests.wait_for(|seen| *seen >= count) => return seen.is_ok(),
+                seen = counts.wait_for(|seen| seen.requests() >= count) => return seen.is_ok(),
                 event = self.line.next() => event,
             };
             if let Some(end) = self.take(event.expect("the run goes on")) {
@@ -334,6 +336,10 @@ impl Run {
     }
 
     pub fn calls(&self) -> Vec<String> {
-        self.training.calls.lock().unwrap().clone()
+        self.record.calls(0)
+    }
+
+    pub fn counts(&self) -> ServiceCounts {
+        *self.service.counts().borrow()
     }
 }

@@ -1,0 +1,36 @@
+//! One scripted service: concurrent samples, adapters that run their requests one after the other, and faults.
+//!
+//! It follows the clock of its tokio runtime, which may be paused. Tokens, logprobs, times and faults are functions of
+//! the options' seed and of each request, so they do not depend on timing. A token's logprob depends only on the
+//! optimizer steps behind the weights: -1 at the start, -1/2 after one step, -1/3 after two.
+//!
+//! ```
+//! use minds_core::sampling::{SampleRequest, SamplingParams};
+//! use minds_core::service::{SamplingBackend, Service};
+//! use minds_simulation::{SimulatedLatency, SimulatedService, SimulationOptions};
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), minds_core::service::BackendError> {
+//! let sample = SimulatedLatency::exponential(10.0).with_tail(0.01, 6.0);
+//! let service = SimulatedService::new(SimulationOptions { sample, ..SimulationOptions::default() });
+//! let sampler = service.base_sampler().await?;
+//! let response = sampler.sample(SampleRequest::new([1, 2, 3].into(), 4, SamplingParams::plain(16))).await?;
+//! assert_eq!(response.sequences.len(), 4);
+//! assert_eq!(service.counts().borrow().samples, 4);
+//! # Ok(())
+//! # }
+//! ```
+
+mod latency;
+mod options;
+mod request;
+mod sampler;
+mod service;
+mod state;
+mod training;
+
+pub use latency::SimulatedLatency;
+pub use options::{Delay, FaultWindow, RequestHook, SampleHook, SimulatedFault, SimulationOptions};
+pub use request::{AdapterRequest, RequestProgress, ServiceRequest};
+pub use service::SimulatedService;
+pub use state::ServiceCounts;

@@ -1,0 +1,210 @@
+//! An adapter in training: its requests run one after the other, in the order of the calls.
+
+use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
+use crate::sampler::SimulatedSampler;
+use crate::state::{DrawKind, SimulationState, wait};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::loss::Loss;
+use minds_core::optim::AdamParams;
+use minds_core::service::{BackendError, Export, ForwardOutput, OptimStep, Pending, TrainingBackend};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Weights of an adapter.
+#[derive(Clone, Copy)]
+struct SimulatedWeights {
+    /// Optimizer steps behind them.
+    version: u64,
+    /// Whether gradients wait for a step.
+    gradients: bool,
+}
+
+pub struct SimulatedTraining {
+    state: Arc<SimulationState>,
+    adapter: usize,
+    /// Requests so far, by the name of their kind.
+    numbers: Mutex<HashMap<&'static str, usize>>,
+    jobs: mpsc::UnboundedSender<Job>,
+}
+
+/// A request that is executed when those before it are done.
+type Job = Box<dyn FnOnce(SimulatedWeights) -> BoxFuture<'static, SimulatedWeights> + Send>;
+
+impl SimulatedTraining {
+    /// Creates an adapter whose weights have `version` steps behind them. Must be called on a runtime.
+    pub fn start(state: Arc<SimulationState>, version: u64) -> Self {
+        let (jobs, mut queue) = mpsc::unbounded_channel::<Job>();
+        tokio::spawn(async move {
+            let mut weights = SimulatedWeights { version, gradients: false };
+            while let Some(job) = queue.recv().await {
+                weights = job(weights).await;
+            }
+        });
+        let adapter = state.count(|counts| {
+            counts.adapters += 1;
+            counts.live_adapters += 1;
+            counts.most_adapters = counts.most_adapters.max(counts.live_adapters);
+            counts.adapters - 1
+        });
+        Self { state, adapter, numbers: Mutex::default(), jobs }
+    }
+
+    /// Queues a request behind earlier ones. `execute` is given its number among those of its kind.
+    fn queue<T: Send + 'static>(
+        &self,
+        request: AdapterRequest,
+        execute: impl FnOnce(&Arc<SimulationState>, usize, &mut SimulatedWeights) -> Result<T, BackendError>
+        + Send
+        + 'static,
+    ) -> Pending<T> {
+        let state = self.state.clone();
+        let adapter = self.adapter;
+        let reported = ServiceRequest::Adapter(adapter, &request);
+        state.arrived(reported);
+        let number = {
+            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = numbers.entry(reported.name()).or_default();
+            *number += 1;
+            *number - 1
+        };
+        let (sender, result) = oneshot::channel();
+        let job = move |mut weights: SimulatedWeights| async move {
+            state.until_back().await;
+            let seconds = state.training_time(&request, [number as u64, adapter as u64]);
+            wait(Duration::from_secs_f64(seconds)).await;
+            state.count(|counts| counts.training_s += seconds);
+            state.until_back().await;
+            if let AdapterRequest::ForwardBackward(_) = request {
+                let mut passes = state.passes.subscribe();
+                passes.wait_for(|answered| *answered).await.expect("the state holds the sender");
+            }
+            let result = execute(&state, number, &mut weights);
+            state.report(ServiceRequest::Adapter(adapter, &request), RequestProgress::Answered(seconds));
+            // The caller may have dropped the receiver.
+            drop(sender.send(result));
+            weights
+        };
+        // The queue lives as long as `self`.
+        drop(self.jobs.send(Box::new(move |weights| job(weights).boxed())));
+        async move { result.await.unwrap_or_else(|_| Err(BackendError::Lost("gone".into()))) }.boxed()
+    }
+
+    /// The address of weights of this adapter.
+    fn address(&self, purpose: CheckpointPurpose, name: &str) -> Result<String, BackendError> {
+        Ok(CheckpointAddress::new(&format!("simulated-{}", self.adapter), purpose, name)?.to_string())
+    }
+}
+
+impl Drop for SimulatedTraining {
+    fn drop(&mut self) {
+        self.state.count(|counts| counts.live_adapters -= 1);
+    }
+}
+
+impl SimulationState {
+    /// Seconds that an adapter works on a request.
+    fn training_time(&self, request: &AdapterRequest, case: [u64; 2]) -> f64 {
+        let options = &self.options;
+        match request {
+            AdapterRequest::Forward(data) | AdapterRequest::ForwardBackward(data) => {
+                let share = options.whole_batch.map_or(1.0, |whole| data.len() as f64 / whole as f64);
+                share * self.draw(&options.forward_backward, DrawKind::Pass, case)
+            }
+            AdapterRequest::OptimStep(_) => self.draw(&options.optim_step, DrawKind::Step, case),
+            AdapterRequest::Export(_) => self.draw(&options.export, DrawKind::Export, case),
+            AdapterRequest::SaveState(_) | AdapterRequest::LoadState(..) => {
+                self.draw(&options.save, DrawKind::Save, case)
+            }
+            AdapterRequest::Release => 0.0,
+        }
+    }
+
+    /// The result of a pass under weights of a version.
+    fn pass(&self, version: u64, data: &[Datum], loss: Loss) -> Result<ForwardOutput, BackendError> {
+        let logprob = Self::logprob(version);
+        let mut sum = 0.0;
+        for datum in data {
+            self.check_tokens(datum.input())?;
+            self.check_tokens(datum.targets())?;
+            let value = |sampled: f32, coefficient: f32| {
+                loss.value(f64::from(logprob), f64::from(sampled), f64::from(coefficient))
+            };
+            sum += match (datum.inputs(), loss) {
+                (LossInputs::Weights(weights), Loss::CrossEntropy) => {
+                    weights.iter().map(|weight| value(0.0, *weight)).sum::<f64>()
+                }
+                (LossInputs::Policy { logprobs, advantages }, loss) if loss != Loss::CrossEntropy => {
+                    logprobs.iter().zip(advantages).map(|(q, advantage)| value(*q, *advantage)).sum()
+                }
+                _ => {
+                    let problem = format!("`{}` needs other tensors", loss.name());
+                    return Err(BackendError::Rejected(problem));
+                }
+            };
+        }
+        let logprobs = data.iter().map(|datum| vec![logprob; datum.len()]).collect();
+        Ok(ForwardOutput { logprobs, metrics: [("loss:sum".into(), sum)].into() })
+    }
+}
+
+impl TrainingBackend for SimulatedTraining {
+    fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.queue(AdapterRequest::Forward(data.clone()), move |state, _, weights| {
+            state.pass(weights.version, &data, loss)
+        })
+    }
+
+    fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
+        self.queue(AdapterRequest::ForwardBackward(data.clone()), move |state, number, weights| {
+            let mut output = state.pass(weights.version, &data, loss)?;
+            (state.options.on_pass)(number, &mut output)?;
+            weights.gradients = true;
+            Ok(output)
+        })
+    }
+
+    fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
+        self.queue(AdapterRequest::OptimStep(params), move |state, number, weights| {
+            params.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
+            let gradients = std::mem::take(&mut weights.gradients);
+            let mut step = OptimStep::default();
+            (state.options.on_step)(number, &mut step)?;
+            weights.version += u64::from(gradients);
+            Ok(step)
+        })
+    }
+
+    fn save_state(&self, name: &str) -> Pending<String> {
+        let address = self.address(CheckpointPurpose::Training, name);
+        self.queue(AdapterRequest::SaveState(name.into()), move |state, _, weights| {
+            state.keep(address, weights.version)
+        })
+    }
+
+    fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
+        let path = path.to_owned();
+        self.queue(AdapterRequest::LoadState(path.clone(), with_optimizer), move |state, _, weights| {
+            *weights = SimulatedWeights { version: state.find(&path)?, gradients: false };
+            Ok(())
+        })
+    }
+
+    fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
+        let address = name.map(|name| self.address(CheckpointPurpose::Sampler, name));
+        self.queue(AdapterRequest::Export(name.map(Into::into)), move |state, number, weights| {
+            (state.options.on_export)(number, &mut ())?;
+            let version = weights.version;
+            let path = address.map(|address| state.keep(address, version)).transpose()?;
+            Ok(Export { sampler: Arc::new(SimulatedSampler { state: state.clone(), version }), path })
+        })
+    }
+
+    fn release(&self) -> Pending<()> {
+        self.queue(AdapterRequest::Release, |_, _, _| Ok(()))
+    }
+}
