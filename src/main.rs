@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod dashboard;
 mod exit;
+mod init;
 mod report;
 mod run_folder;
 mod simulate;
@@ -19,6 +20,9 @@ use exit::ProcessExit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = init::run_child() {
+        return code;
+    }
     let cli = Cli::parse();
     telemetry::init(&cli);
     let result = match &cli.command {
