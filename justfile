@@ -13,6 +13,14 @@ learn python="python3":
     cargo build --release
     {{python}} benches/learning.py target/learning
 
+# Everything in deploy/ that can be checked without a cluster; with a binary, also the image's root file system (as root).
+deploy binary="":
+    deploy/check.sh {{binary}}
+
+# A wheel that carries the program, into target/wheels. Needs maturin.
+wheel:
+    maturin build --release --locked
+
 # Licences and sources of all dependencies (needs cargo-deny).
 deny:
     cargo deny check licenses bans sources

@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod config;
 mod exit;
+mod init;
 mod progress;
 mod run_folder;
 mod simulate;
@@ -18,6 +19,9 @@ use exit::ProcessExit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(code) = init::run_child() {
+        return code;
+    }
     let cli = Cli::parse();
     telemetry::init(&cli);
     let result = match &cli.command {

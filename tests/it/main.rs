@@ -17,6 +17,7 @@ mod numbers;
 mod official_sdk;
 mod original;
 mod page;
+mod pid_one;
 mod prometheus;
 mod python;
 mod python_faults;
