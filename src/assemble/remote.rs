@@ -7,11 +7,12 @@ use crate::config::RunPlan;
 use crate::config::file::{self, ConfigFile, EnvConfig};
 use crate::config::nats::NatsPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::progress;
 use crate::run_folder::{BrokerIdentity, RunFolder};
 use anyhow::Context as _;
 use async_trait::async_trait;
 use minds_core::environment::Environment;
-use minds_models::{FetchProgress, FetchSources, ModelCache};
+use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::remote::message::Offer;
 use minds_stages::remote::{
@@ -156,8 +157,6 @@ fn version(
 pub struct WorkerLoader {
     /// Where the packages of environments are on this machine, by name of the environment.
     pub paths: BTreeMap<String, PathBuf>,
-    /// Shows the progress of downloads.
-    pub progress: FetchProgress,
 }
 
 #[async_trait]
@@ -165,15 +164,14 @@ impl EnvironmentLoader for WorkerLoader {
     async fn load(&self, offer: &Offer) -> Result<MixtureComponent, String> {
         let offer = offer.clone();
         let path = self.paths.get(&offer.name).cloned();
-        let progress = self.progress.clone();
         // Loading starts processes and waits for them.
-        let loading = tokio::task::spawn_blocking(move || load(&offer, path.as_deref(), &progress));
+        let loading = tokio::task::spawn_blocking(move || load(&offer, path.as_deref()));
         let loaded = loading.await.map_err(|error| error.to_string())?;
         loaded.map_err(|error| format!("{error:#}"))
     }
 }
 
-fn load(offer: &Offer, path: Option<&Path>, progress: &FetchProgress) -> anyhow::Result<MixtureComponent> {
+fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> {
     let OfferSpec { mut config, context } =
         serde_json::from_value(offer.spec.clone()).context("the run has another release of minds-actors")?;
     if let Some(env) = &mut config.env {
@@ -188,7 +186,7 @@ fn load(offer: &Offer, path: Option<&Path>, progress: &FetchProgress) -> anyhow:
         &plan.base_model,
         &ModelCache::from_env(),
         &FetchSources::from_env(),
-        progress,
+        &progress::bars(),
     )?;
     let (renderer, _) = super::renderer(&plan, tokenizer.clone())?;
     let env = plan.envs.first().context("the offer has no environment")?;

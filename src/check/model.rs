@@ -7,7 +7,7 @@ use crate::progress;
 use indicatif::HumanBytes;
 use minds_core::architecture::Architecture;
 use minds_core::chat::Tokenizer;
-use minds_models::{FetchProgress, FetchSources, ModelAvailability, ModelCache, ModelSource};
+use minds_models::{FetchSources, ModelAvailability, ModelCache, ModelSource};
 use std::sync::Arc;
 
 /// The model as far as it is on this machine.
@@ -55,11 +55,7 @@ impl LocalModel {
     ///
     /// # Errors
     /// The tokenizer cannot be fetched.
-    pub(super) fn fetch_text(
-        &mut self,
-        plan: &RunPlan,
-        progress: &FetchProgress,
-    ) -> Result<Option<String>, CommandError> {
+    pub(super) fn fetch_text(&mut self, plan: &RunPlan) -> Result<Option<String>, CommandError> {
         let ModelAvailability::Absent { name, package } = &self.availability else { return Ok(None) };
         let is_embedded = plan.service.engine().is_some();
         if self.tokenizer.is_some() && !is_embedded {
@@ -67,7 +63,7 @@ impl LocalModel {
         }
         let cache = ModelCache::from_env();
         let sources = FetchSources { python: None, ..FetchSources::from_env() };
-        match minds_models::tokenizer(name, &cache, &sources, progress) {
+        match minds_models::tokenizer(name, &cache, &sources, &progress::bars()) {
             Ok(tokenizer) => {
                 self.tokenizer = Some(tokenizer);
                 let rest = if is_embedded { "; a run would fetch its weights from there" } else { "" };

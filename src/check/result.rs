@@ -16,7 +16,7 @@ use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
 use minds_environments::worker::ModelProfile;
-use minds_models::{ByteTokenizer, FetchProgress};
+use minds_models::ByteTokenizer;
 use std::sync::Arc;
 
 /// Context length passed to a Python package while the real one is unknown, in tokens.
@@ -49,12 +49,11 @@ pub struct CheckResult {
 }
 
 impl CheckResult {
-    /// Does everything that a run does before its first step; `offline` sends no requests and fetches nothing. What
-    /// is fetched is reported to `progress`.
+    /// Does everything that a run does before its first step; `offline` sends no requests and fetches nothing.
     ///
     /// # Errors
     /// A run would not start because of the config (2), or because of the model or the service (3).
-    pub fn run(mut plan: RunPlan, offline: bool, progress: &FetchProgress) -> Result<Self, CommandError> {
+    pub fn run(mut plan: RunPlan, offline: bool) -> Result<Self, CommandError> {
         plan.can_train().or_exit(ProcessExit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::inspect(path, &plan.resolved));
         let folder = folder.transpose().or_exit(ProcessExit::Config)?;
@@ -78,7 +77,7 @@ impl CheckResult {
         let mut tried = Vec::new();
         let mut model = LocalModel::find(&plan)?;
         if !offline {
-            tried.extend(model.fetch_text(&plan, progress)?);
+            tried.extend(model.fetch_text(&plan)?);
         }
         let (renderer, mut warnings) = match &model.tokenizer {
             Some(tokenizer) => {

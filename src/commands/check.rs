@@ -1,6 +1,6 @@
 //! `minds-actors check`: what a config means, whether a run of it would start, and which requests it would send.
 
-use super::{print_line, progress};
+use super::print_line;
 use crate::check::{self, CheckResult};
 use crate::cli;
 use crate::config::environments::EnvPlan;
@@ -28,7 +28,7 @@ pub fn run(command: &cli::CheckArgs) -> Result<(), CommandError> {
     };
     let found = RunPlan::load(&config, &ProcessVariables::current())
         .or_exit(ProcessExit::Config)
-        .and_then(|plan| CheckResult::run(plan, command.offline, &progress::bars()));
+        .and_then(|plan| CheckResult::run(plan, command.offline));
     match &found {
         Ok(found) if command.json => print_line!("{}", found.as_json()),
         Ok(found) => found.show(),

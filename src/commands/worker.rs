@@ -1,7 +1,7 @@
 //! `minds-actors worker`: computes rewards and runs environments for runs on other machines.
 
+use super::print_line;
 use super::signals::{SignalRequest, Signals};
-use super::{print_line, progress};
 use crate::assemble::WorkerLoader;
 use crate::cli::{BrokerArgs, VERSION, WorkerArgs};
 use crate::config::error::KeyProblem;
@@ -54,7 +54,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     let summary = runtime.block_on(async {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
         let (stop, stopped) = watch::channel(false);
-        let loader = Arc::new(WorkerLoader { paths, progress: progress::bars() });
+        let loader = Arc::new(WorkerLoader { paths });
         let working = async {
             let broker = connect(&broker, names).await?;
             print_line!("worker       {name}, {concurrency} jobs at a time");

@@ -5,8 +5,19 @@ use std::fs;
 use std::path::Path;
 
 /// The folder of each crate.
-const CRATES: [&str; 11] =
-    ["", "actors", "core", "engine", "environments", "http", "models", "observe", "server", "simulation", "tinker"];
+const CRATES: [&str; 11] = [
+    "",
+    "actors",
+    "core",
+    "engine",
+    "environments",
+    "http",
+    "models",
+    "observe",
+    "server",
+    "simulation",
+    "tinker",
+];
 
 /// The modules that each top-level module of a crate imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
