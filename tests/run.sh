@@ -10,6 +10,7 @@ need cargo "cargo (https://rustup.rs)"
 need gcc build-essential
 need python3 python3
 need promtool prometheus
+need nats-server nats-server
 need node nodejs
 need npm npm
 # Any Chromium-based browser serves; Ubuntu has Chromium only as a snap: install Google Chrome there (README.md).

@@ -194,6 +194,11 @@ impl Dispatcher {
         &self.shared.options.run
     }
 
+    /// Names of the environments whose jobs it hands out.
+    pub fn environments(&self) -> impl Iterator<Item = &String> {
+        self.shared.offers.iter().map(|offer| &offer.name)
+    }
+
     /// The broker.
     #[must_use]
     pub fn broker(&self) -> &Broker {

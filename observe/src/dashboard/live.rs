@@ -82,6 +82,22 @@ fn state(view: &RunView, first: &RateSample, readings: &VecDeque<RateSample>) ->
             "waited_s": mailbox.waited_s, "lost": mailbox.lost,
         })
     });
+    let workers = view.workers.as_ref().map(|dispatcher| {
+        let jobs = dispatcher.counts();
+        let workers = dispatcher.workers().into_iter().map(|worker| {
+            let report = worker.report;
+            json!({
+                "name": report.worker, "running": report.running, "concurrency": report.concurrency,
+                "done": worker.results, "job_s": worker.took.as_secs_f64() / worker.results.max(1) as f64,
+                "idle": report.idle, "program": report.program, "serves": report.serves, "problems": report.problems,
+            })
+        });
+        json!({
+            "connected": dispatcher.broker().state().is_connected(),
+            "queued": jobs.queued, "running": jobs.running, "done": jobs.done, "redelivered": jobs.redelivered,
+            "dead": jobs.dead, "workers": workers.collect::<Vec<_>>(),
+        })
+    });
     let history = view.history();
     let steps_so_far = now_.steps as f64;
     let left = view.run_info.steps.saturating_sub(history.step) as f64;
@@ -97,6 +113,7 @@ fn state(view: &RunView, first: &RateSample, readings: &VecDeque<RateSample>) ->
         "credits": view.pipeline.credits,
         "stages": stages.collect::<Vec<_>>(),
         "mailboxes": mailboxes.collect::<Vec<_>>(),
+        "workers": workers,
         "rates": {
             "steps": rate(|r| r.steps), "groups": rate(|r| r.groups), "samples": rate(|r| r.samples),
             "tokens_sampled": rate(|r| r.sampled), "tokens_trained": rate(|r| r.trained),

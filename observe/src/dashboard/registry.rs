@@ -8,6 +8,7 @@ use super::view::RunView;
 use minds_core::record::EvaluatedEnvironment;
 use minds_core::telemetry::{self, MetricKind, MetricSpec};
 use minds_stages::ledger::DiscardedTokens;
+use minds_stages::remote::{Dispatcher, JobCounts, SeenWorker};
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
@@ -69,6 +70,25 @@ fn measured(view: &RunView, number: fn(&EvaluatedEnvironment) -> Option<f64>) ->
 fn backlog(view: &RunView) -> f64 {
     let [sampled, scored] = ["sampler", "scorer"].map(|name| view.pipeline.board.stage(name));
     (sampled.done + sampled.failed).saturating_sub(scored.done + scored.failed) as f64
+}
+
+/// A number of the run's jobs; none without a broker.
+fn jobs(view: &RunView, number: fn(JobCounts) -> u64) -> LabeledValues {
+    view.workers.iter().map(|workers| (vec![], number(workers.counts()) as f64)).collect()
+}
+
+/// A number of each worker.
+fn each_worker(view: &RunView, number: fn(&SeenWorker) -> f64) -> LabeledValues {
+    let workers = view.workers.iter().flat_map(Dispatcher::workers);
+    workers.map(|worker| (vec![worker.report.worker.clone()], number(&worker))).collect()
+}
+
+/// How many workers serve each environment.
+fn serving(view: &RunView) -> LabeledValues {
+    let Some(dispatcher) = &view.workers else { return Vec::new() };
+    let workers = dispatcher.workers();
+    let serve = |name: &String| workers.iter().filter(|worker| worker.report.serves.contains(name)).count();
+    dispatcher.environments().map(|name| (vec![name.clone()], serve(name) as f64)).collect()
 }
 
 /// Metrics read at each scrape.
@@ -159,6 +179,30 @@ const RUN_METRICS: &[RunMetric] = &[
     (telemetry::SHADOW_SERVICE_SECONDS, |view| one(view.pipeline.queries.read().deltas.worked_s)),
     (telemetry::PYTHON_PROCESS_ENDS, |view| {
         view.python_exits.iter().map(|(name, ends)| (vec![name.clone()], ends.load(Relaxed) as f64)).collect()
+    }),
+    (telemetry::WORKERS, serving),
+    (telemetry::JOBS_QUEUED, |view| jobs(view, |jobs| jobs.queued)),
+    (telemetry::JOBS_RUNNING, |view| jobs(view, |jobs| jobs.running)),
+    (telemetry::JOBS_DONE, |view| jobs(view, |jobs| jobs.done)),
+    (telemetry::JOBS_TAKEN_UP, |view| jobs(view, |jobs| jobs.taken_up)),
+    (telemetry::JOB_REDELIVERIES, |view| jobs(view, |jobs| jobs.redelivered)),
+    (telemetry::JOB_RESULTS_DROPPED, |view| {
+        let Some(workers) = &view.workers else { return Vec::new() };
+        let JobCounts { late, duplicate, foreign, .. } = workers.counts();
+        each([("late", late as f64), ("duplicate", duplicate as f64), ("foreign", foreign as f64)])
+    }),
+    (telemetry::DEAD_LETTERS, |view| jobs(view, |jobs| jobs.dead)),
+    (telemetry::WORKER_JOBS, |view| each_worker(view, |worker| worker.results as f64)),
+    (telemetry::WORKER_JOB_SECONDS, |view| each_worker(view, |worker| worker.took.as_secs_f64())),
+    (telemetry::WORKER_RUNNING, |view| each_worker(view, |worker| worker.report.running as f64)),
+    (telemetry::WORKER_IDLE_RATIO, |view| each_worker(view, |worker| worker.report.idle)),
+    (telemetry::BROKER_CONNECTED, |view| {
+        let connected = view.workers.iter().map(|workers| workers.broker().state().is_connected());
+        connected.map(|connected| (vec![], f64::from(u8::from(connected)))).collect()
+    }),
+    (telemetry::BROKER_RECONNECTS, |view| {
+        let reconnects = view.workers.iter().map(|workers| workers.broker().state().reconnects());
+        reconnects.map(|reconnects| (vec![], reconnects as f64)).collect()
     }),
 ];
 

@@ -10,6 +10,7 @@ use minds_core::chat::Tokenizer;
 use minds_core::record::{EvaluationRecord, StepRecord};
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::Observer;
+use minds_stages::remote::Dispatcher;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -64,6 +65,8 @@ pub struct RunView {
     pub(super) pipeline: Observer,
     /// Exits of Python processes, by environment.
     pub(super) python_exits: Vec<(String, Arc<AtomicU64>)>,
+    /// The workers of the run, if it has a broker.
+    pub(super) workers: Option<Dispatcher>,
     /// Decodes the tokens of completions.
     pub(super) tokenizer: Arc<dyn Tokenizer>,
     history: Mutex<RunHistory>,
@@ -97,6 +100,7 @@ impl RunView {
         run_info: RunInfo,
         pipeline: Observer,
         python_exits: Vec<(String, Arc<AtomicU64>)>,
+        workers: Option<Dispatcher>,
         tokenizer: Arc<dyn Tokenizer>,
     ) -> Self {
         let history = RunHistory {
@@ -115,6 +119,7 @@ impl RunView {
             run_info,
             pipeline,
             python_exits,
+            workers,
             tokenizer,
             history: Mutex::new(history),
             updates,

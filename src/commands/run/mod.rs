@@ -16,6 +16,7 @@ use crate::terminal::ProgressBars;
 use anyhow::Context as _;
 use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
+use minds_stages::remote::Dispatcher;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
@@ -86,7 +87,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             Pipeline::start(&plan.pipeline, parts, folder.start()).or_exit(ProcessExit::Config)?;
         let rows = folder.rows().or_exit(ProcessExit::Config)?;
         let summary = RunSummary::after(&rows);
-        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline));
+        let view = Arc::new(run_view(&plan, &ready, &folder, &pipeline, dispatcher.clone()));
         let evaluations = folder.evaluations().or_exit(ProcessExit::Config)?;
         view.restore(rows, evaluations, folder.checkpoints().iter().map(CheckpointRecord::summary).collect());
         let dashboard = listening
@@ -138,11 +139,17 @@ fn is_done(plan: &RunPlan, folder: &RunFolder) -> bool {
 }
 
 /// The view of the run for the dashboard.
-fn run_view(plan: &RunPlan, ready: &ModelService, folder: &RunFolder, pipeline: &Pipeline) -> RunView {
+fn run_view(
+    plan: &RunPlan,
+    ready: &ModelService,
+    folder: &RunFolder,
+    pipeline: &Pipeline,
+    workers: Option<Dispatcher>,
+) -> RunView {
     let run_info = run_info(plan, ready, folder);
     let pipeline = pipeline.observer().clone();
     let exits = plan.envs.iter().map(|env| (env.name.clone(), env.options.worker_exits.clone())).collect();
-    RunView::new(run_info, pipeline, exits, ready.tokenizer.clone())
+    RunView::new(run_info, pipeline, exits, workers, ready.tokenizer.clone())
 }
 
 /// The facts of a run that is about to start.

@@ -50,6 +50,28 @@ function put(name, caption, heads, rows) {
   });
 }
 
+/** Jobs and workers of a run with a broker. */
+function workerTables(jobs) {
+  const total = [
+    jobs.connected ? 'connected' : 'away',
+    count(jobs.queued),
+    count(jobs.running),
+    count(jobs.done),
+    count(jobs.redelivered),
+    count(jobs.dead),
+  ];
+  put('jobs', 'Jobs', ['broker', 'queued', 'running', 'done', 'handed out again', 'dead letters'], [total]);
+  const workers = jobs.workers.map((worker) => [
+    worker.name,
+    `${count(worker.running)} of ${count(worker.concurrency)}`,
+    count(worker.done),
+    worker.done ? seconds(worker.job_s) : '–',
+    `${Math.round(100 * worker.idle)} %`,
+    worker.problems.length ? worker.problems.map(([name]) => `not ${name}`).join(', ') : worker.serves.join(', '),
+  ]);
+  put('workers', 'Workers', ['worker', 'running', 'done', 'seconds a job', 'idle', 'serves'], workers);
+}
+
 /** Keeps the tables as the state is, while they are open. */
 export function pipelineTables(state) {
   if (!$('pipeline-table').parentElement.open) return;
@@ -69,4 +91,5 @@ export function pipelineTables(state) {
     count(mailbox.lost),
   ]);
   put('mailboxes', 'Mailboxes', ['mailbox', 'depth', 'capacity', 'sent', 'waited', 'lost'], mailboxes);
+  if (state.workers) workerTables(state.workers);
 }
