@@ -362,7 +362,7 @@ pub struct WorkerArgs {
     /// The rest of the way to the broker.
     #[command(flatten)]
     pub broker: BrokerArgs,
-    /// Serves this run only.
+    /// Serves this run only, and reads nothing of others.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
     /// Serves this environment, by its name in the run; may be repeated. `NAME=PATH` says where its package is on this

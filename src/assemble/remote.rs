@@ -16,7 +16,7 @@ use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::remote::message::Offer;
 use minds_stages::remote::{
-    Broker, Dispatcher, DispatcherOptions, EnvironmentLoader, RemoteEnvironment, hash, token,
+    Broker, BrokerOptions, Dispatcher, DispatcherOptions, EnvironmentLoader, RemoteEnvironment, hash, token,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -66,8 +66,10 @@ pub async fn remote(
         .filter(|(_, component)| is_remote(component))
         .map(|(env, component)| offer(plan, env, renderer, context, &*component.environment));
     let offers = offers.collect::<anyhow::Result<Vec<Offer>>>().or_exit(ProcessExit::Config)?;
+    let run = nats.run.clone().unwrap_or(identity.run);
+    let connection = BrokerOptions { inbox: Some(nats.names.inbox(&run)), ..nats.broker.clone() };
     let options = DispatcherOptions {
-        run: nats.run.clone().unwrap_or(identity.run),
+        run,
         salt: identity.salt,
         program: VERSION.into(),
         stream: nats.settings,
@@ -78,7 +80,7 @@ pub async fn remote(
         buffer_bytes: nats.buffer_bytes,
     };
     let starting = async {
-        let broker = Broker::connect(&nats.broker, nats.names.clone()).await?;
+        let broker = Broker::connect(&connection, nats.names.clone()).await?;
         Dispatcher::start(broker, options, offers).await
     };
     let started = tokio::time::timeout(CONNECT_TIMEOUT, starting).await;

@@ -103,26 +103,58 @@ fn create_command(names: &StreamNames, settings: StreamSettings) -> String {
 fn print_permissions(names: &StreamNames, run: &str) {
     let stream = names.stream();
     let bucket = names.bucket(run);
-    let any = names.job_consumer(run, "ENVIRONMENT");
-    print_line!("# The run. It makes its consumers and its object store, and takes its results.");
-    print_line!("{{ user: {run}, password: $RUN_PASSWORD, permissions: {{");
-    print_line!("  publish: [\"{stream}.job.{run}.>\", \"{stream}.run.{run}\", \"{stream}.cancel.{run}\",");
-    print_line!("    \"$JS.API.>\", \"$JS.ACK.>\", \"$O.{bucket}.>\", \"_INBOX.>\"],");
-    print_line!("  subscribe: [\"{stream}.ask.{run}\", \"{stream}.worker.{run}\", \"_INBOX.>\"] }} }}");
-    print_line!("# Its workers: one line with `{any}` for each environment, by its name.");
-    print_line!("{{ user: {run}-worker, password: $WORKER_PASSWORD, permissions: {{");
+    let inbox = names.inbox(run);
+    let results = names.result_consumer(run);
+    let run_may = [
+        format!("{stream}.job.{run}.>"),
+        format!("{stream}.run.{run}"),
+        format!("{stream}.cancel.{run}"),
+        format!("$JS.API.STREAM.*.{stream}"),
+        format!("$JS.API.STREAM.MSG.*.{stream}"),
+        format!("$JS.API.CONSUMER.*.{stream}.>"),
+        format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{results}"),
+        format!("$JS.ACK.{stream}.{results}.>"),
+        format!("$JS.API.STREAM.*.OBJ_{bucket}"),
+        format!("$JS.API.STREAM.MSG.*.OBJ_{bucket}"),
+        format!("$JS.API.DIRECT.GET.OBJ_{bucket}.>"),
+        format!("$JS.API.CONSUMER.*.OBJ_{bucket}.>"),
+        format!("$O.{bucket}.>"),
+        "$JS.FC.>".into(),
+        format!("{inbox}.>"),
+    ];
+    let run_hears = [format!("{stream}.ask.{run}"), format!("{stream}.worker.{run}"), format!("{inbox}.>")];
+    // An environment is one token of a subject, and part of the name of its consumer.
+    let consumer = names.job_consumer(run, "ENVIRONMENT");
+    let worker_may = [
+        format!("{stream}.result.{run}.*"),
+        format!("{stream}.dead.{run}.>"),
+        format!("{stream}.ask.{run}"),
+        format!("{stream}.worker.{run}"),
+        format!("$JS.API.CONSUMER.INFO.{stream}.{consumer}"),
+        format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"),
+        format!("$JS.ACK.{stream}.{consumer}.>"),
+        format!("$JS.API.STREAM.INFO.OBJ_{bucket}"),
+        format!("$JS.API.STREAM.PURGE.OBJ_{bucket}"),
+        format!("$JS.API.STREAM.MSG.GET.OBJ_{bucket}"),
+        format!("$JS.API.DIRECT.GET.OBJ_{bucket}.>"),
+        format!("$JS.API.CONSUMER.*.OBJ_{bucket}.>"),
+        format!("$O.{bucket}.>"),
+        "$JS.FC.>".into(),
+    ];
+    let worker_hears =
+        [format!("{stream}.run.{run}"), format!("{stream}.cancel.{run}"), format!("{inbox}.>")];
+    print_line!("# The run `{run}`. It can read and delete the jobs of other runs of the same stream.");
+    print_user(&format!("{run}-run"), "RUN_PASSWORD", &run_may, &run_hears);
     print_line!(
-        "  publish: [\"{stream}.result.{run}.*\", \"{stream}.dead.{run}.>\", \"{stream}.ask.{run}\","
+        "# Its workers, started with `--run {run}`. Repeat the lines with ENVIRONMENT for each environment, by its name."
     );
-    print_line!("    \"{stream}.worker.{run}\", \"$JS.ACK.{stream}.{any}.>\",");
-    print_line!(
-        "    \"$JS.API.CONSUMER.INFO.{stream}.{any}\", \"$JS.API.CONSUMER.MSG.NEXT.{stream}.{any}\","
-    );
-    print_line!("    \"$JS.API.STREAM.INFO.OBJ_{bucket}\", \"$JS.API.CONSUMER.CREATE.OBJ_{bucket}.>\",");
-    print_line!("    \"$JS.API.CONSUMER.DELETE.OBJ_{bucket}.>\", \"$JS.API.STREAM.MSG.GET.OBJ_{bucket}\",");
-    print_line!(
-        "    \"$JS.API.DIRECT.GET.OBJ_{bucket}.>\", \"$JS.API.STREAM.PURGE.OBJ_{bucket}\", \"$O.{bucket}.>\"],"
-    );
-    print_line!("  subscribe: [\"{stream}.run.{run}\", \"{stream}.cancel.{run}\", \"_INBOX_{run}.>\"],");
-    print_line!("  allow_responses: true }} }}");
+    print_user(&format!("{run}-worker"), "WORKER_PASSWORD", &worker_may, &worker_hears);
+}
+
+fn print_user(user: &str, password: &str, may: &[String], hears: &[String]) {
+    let list =
+        |subjects: &[String]| subjects.iter().map(|subject| format!("\"{subject}\"")).collect::<Vec<_>>();
+    print_line!("{{ user: \"{user}\", password: ${password}, permissions: {{");
+    print_line!("  publish: [{}]", list(may).join(",\n    "));
+    print_line!("  subscribe: [{}] }} }}", list(hears).join(", "));
 }

@@ -36,6 +36,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     let concurrency = command.concurrency.unwrap_or(cores);
     let name = command.name.clone().unwrap_or_else(own_name);
     let (broker, names) = broker_of(command.nats.clone(), &command.broker, &name)?;
+    let broker = BrokerOptions { inbox: command.run.as_ref().map(|run| names.inbox(run)), ..broker };
     let (environments, paths) = environments(&command.env).or_exit(ProcessExit::Config)?;
     let options = WorkerOptions {
         name: name.clone(),

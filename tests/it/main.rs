@@ -32,3 +32,4 @@ mod training;
 mod type_names;
 mod venv;
 mod watched;
+mod workers;

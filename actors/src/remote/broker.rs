@@ -49,6 +49,8 @@ pub struct BrokerOptions {
     pub tls_identity: Option<(PathBuf, PathBuf)>,
     /// Name of the connection, as the broker's operator sees it.
     pub name: String,
+    /// Where answers come, if not below `_INBOX`, which all users may read.
+    pub inbox: Option<String>,
 }
 
 impl BrokerOptions {
@@ -62,6 +64,7 @@ impl BrokerOptions {
             tls_ca: None,
             tls_identity: None,
             name: name.into(),
+            inbox: None,
         }
     }
 
@@ -79,7 +82,7 @@ impl BrokerOptions {
 
 impl fmt::Debug for BrokerOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url: _, credentials, login, tls_ca, tls_identity, name } = self;
+        let Self { url: _, credentials, login, tls_ca, tls_identity, name, inbox } = self;
         f.debug_struct("BrokerOptions")
             .field("url", &self.address())
             .field("credentials", credentials)
@@ -87,6 +90,7 @@ impl fmt::Debug for BrokerOptions {
             .field("tls_ca", tls_ca)
             .field("tls_identity", tls_identity)
             .field("name", name)
+            .field("inbox", inbox)
             .finish()
     }
 }
@@ -283,6 +287,10 @@ impl Broker {
                 .credentials_file(path)
                 .await
                 .map_err(|source| BrokerError::Credentials { path: path.clone(), source })?,
+            None => connect,
+        };
+        let connect = match &options.inbox {
+            Some(inbox) => connect.custom_inbox_prefix(inbox),
             None => connect,
         };
         let connect = match &options.login {

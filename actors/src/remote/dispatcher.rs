@@ -33,8 +33,9 @@ pub(super) const ANNOUNCE_EVERY: Duration = Duration::from_secs(2);
 const REBUILD_PAUSE: Duration = Duration::from_secs(1);
 /// Time without a sign of life of the broker after which the consumer of results is made again.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Time after which the broker hands a result out again that was not acknowledged.
-const RESULT_ACK_WAIT: Duration = Duration::from_secs(3600);
+/// Time after which the broker hands a result out again that was not acknowledged: one that was lost on its way, or
+/// that nobody has asked for yet.
+const RESULT_ACK_WAIT: Duration = Duration::from_secs(30);
 /// Time after which the broker forgets the consumers of a run that is gone.
 const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Time between two warnings that nobody serves an environment.

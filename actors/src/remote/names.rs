@@ -117,6 +117,12 @@ impl StreamNames {
         format!("{}.worker.{run}", self.stream)
     }
 
+    /// Where answers to a run and to the workers that serve it alone come.
+    #[must_use]
+    pub fn inbox(&self, run: &str) -> String {
+        format!("_INBOX_{run}")
+    }
+
     /// The object store of a run, for messages above the broker's payload limit.
     #[must_use]
     pub fn bucket(&self, run: &str) -> String {

@@ -1,0 +1,343 @@
+//! Runs whose rewards are computed by `minds-actors worker` processes, over a NATS server of the test.
+
+use crate::command::{checkpoints, metrics, output, run};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A NATS server with JetStream, which ends with the test.
+struct TestBroker {
+    dir: TempDir,
+    port: u16,
+    server: Child,
+}
+
+impl TestBroker {
+    /// `users` are lines of the server's configuration.
+    fn start(users: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let authorization =
+            if users.is_empty() { String::new() } else { format!("authorization {{ users: [{users}] }}") };
+        let store = dir.path().display();
+        let config =
+            format!("listen: 127.0.0.1:{port}\njetstream {{ store_dir: \"{store}\" }}\n{authorization}\n");
+        fs::write(dir.path().join("nats.conf"), config).unwrap();
+        let server = Self::launch(dir.path());
+        let broker = Self { dir, port, server };
+        broker.ready();
+        broker
+    }
+
+    fn launch(dir: &Path) -> Child {
+        let mut command = Command::new("nats-server");
+        command.arg("--config").arg(dir.join("nats.conf")).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env("RUN_PASSWORD", "run-password").env("WORKER_PASSWORD", "worker-password");
+        command.spawn().expect("tests/run.sh installs nats-server")
+    }
+
+    fn ready(&self) {
+        wait("the NATS server starts", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
+    }
+
+    fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Ends it as a crash does, and starts it again.
+    fn crash(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+        self.server = Self::launch(self.dir.path());
+        self.ready();
+    }
+}
+
+impl Drop for TestBroker {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it took too long until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+    command.env_remove("NATS_URL").env("MINDS_LOG", "warn").env("NO_COLOR", "1");
+    command
+}
+
+/// A worker process, which is killed with the test.
+struct WorkerProcess(Child);
+
+impl WorkerProcess {
+    fn start(broker: &TestBroker, extra: &[&str]) -> Self {
+        let mut command = program();
+        command.args(["worker", "--nats", &broker.url()]).args(extra);
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The native environments whose rewards workers compute, and a Python package; on-policy, so that a run depends on its
+/// rewards alone.
+const MIXTURE: &str = r#"
+    [[envs]]
+    id = "ghost_trace"
+    [[envs]]
+    id = "self_prediction"
+    [[envs]]
+    id = "gradient_prophet"
+    [[envs]]
+    id = "entropy_intuition"
+    [[envs]]
+    id = "PACKAGE"
+    name = "package"
+
+    [trainer]
+    rollouts_per_example = 2
+    groups_per_batch = 10
+    total_batches = 2
+    async_off_policy_steps = 0
+    training_rank = 2
+    [trainer.args]
+    max_new_tokens = 6
+    [shadow]
+    from = "base"
+    [model]
+    base_model = "tiny-random"
+    renderer_name = "role_colon"
+    [tinker]
+    base_url = "embedded"
+    [metrics]
+    addr = "off"
+"#;
+
+fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// All rollouts of a run by step, group and member, without what differs from run to run.
+fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(dir.join("rollouts")).unwrap() {
+        for line in fs::read_to_string(entry.unwrap().path()).unwrap().lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            let number = |key: &str| row[key].as_u64().unwrap();
+            let key = (number("step"), number("group"), number("member"));
+            assert!(all.insert(key, row).is_none(), "{key:?} stands twice");
+        }
+    }
+    all
+}
+
+#[test]
+fn a_run_with_workers_is_the_same_run_bit_for_bit() {
+    let dir = TempDir::new().unwrap();
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("environments/python/example_classic");
+    let config = write(dir.path(), "mixture.toml", &MIXTURE.replace("PACKAGE", package.to_str().unwrap()));
+    let here = dir.path().join("here");
+    let (code, out, err) = output(&mut run(&config, &here, &[]));
+    assert_eq!(code, Some(0), "{out}\n{err}");
+
+    let broker = TestBroker::start("");
+    let _workers =
+        [WorkerProcess::start(&broker, &[]), WorkerProcess::start(&broker, &["--concurrency", "3"])];
+    let there = dir.path().join("there");
+    let url = format!("nats.url={}", broker.url());
+    let mut command = run(&config, &there, &["--set", "scorer.transport=nats", "--set", &url]);
+    let (code, out, err) = output(&mut command);
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    assert_eq!(rollouts(&here), rollouts(&there));
+    assert_eq!(rollouts(&here).len(), 2 * 10 * 2);
+    let environments: BTreeSet<String> =
+        rollouts(&there).values().map(|row| row["environment"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(environments.len(), 5, "{environments:?}");
+    // Nothing of the run is left on the broker, and nothing secret in its folder.
+    let (code, out, _) = output(program().args(["dead-letters", "list", "--nats", &broker.url()]));
+    assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"));
+    assert!(!fs::read_to_string(there.join("config.toml")).unwrap().contains("nats://"));
+}
+
+/// Many quick groups, whose rewards ask for logprobs.
+const CROWD: &str = r#"
+    [env]
+    id = "ghost_trace"
+    [trainer]
+    rollouts_per_example = 2
+    groups_per_batch = 20
+    total_batches = 100
+    async_off_policy_steps = 2
+    save_every = 5
+    training_rank = 1
+    [trainer.args]
+    max_new_tokens = 2
+    [model]
+    base_model = "tiny-random"
+    renderer_name = "role_colon"
+    [tinker]
+    base_url = "embedded"
+    [metrics]
+    addr = "off"
+    [log]
+    tensorboard = false
+    [scorer]
+    transport = "nats"
+    [nats]
+    ack_wait_s = 1
+    max_deliver = 1000
+"#;
+
+#[test]
+fn through_kills_stops_and_crashes_each_group_is_trained_once() {
+    let dir = TempDir::new().unwrap();
+    let config = write(dir.path(), "crowd.toml", CROWD);
+    let mut broker = TestBroker::start("");
+    let folder = dir.path().join("run");
+    let url = format!("nats.url={}", broker.url());
+    let start = || {
+        let mut command = run(&config, &folder, &["--set", &url]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let step = || if folder.join("metrics.json").exists() { metrics(&folder).len() } else { 0 };
+    let mut workers: Vec<_> =
+        (0..3).map(|_| WorkerProcess::start(&broker, &["--concurrency", "2"])).collect();
+    let mut trainer = start();
+    let reach = |steps: usize| wait("some steps are done", || step() >= steps);
+
+    reach(5);
+    workers[0].kill();
+    workers[1].signal("-STOP"); // beyond ack_wait: its jobs go to others
+    reach(15);
+    workers[1].signal("-CONT");
+    workers[0] = WorkerProcess::start(&broker, &["--concurrency", "2"]);
+    broker.crash();
+    let then = step();
+    reach(then + 10);
+    trainer.kill().unwrap();
+    trainer.wait().unwrap();
+    workers[2].signal("-TERM");
+    assert_eq!(workers[2].0.wait().unwrap().code(), Some(0));
+    trainer = start();
+    reach(60);
+    workers.iter_mut().for_each(WorkerProcess::kill);
+    workers.push(WorkerProcess::start(&broker, &["--concurrency", "2"]));
+    let ended = trainer.wait().unwrap();
+    assert_eq!(ended.code(), Some(0));
+
+    let last = checkpoints(&folder).pop().unwrap();
+    let counts = &last["groups"];
+    assert_eq!(counts["trained"], 2000, "{counts}");
+    assert_eq!(counts["failed"], 0, "{counts}");
+    let trained = rollouts(&folder);
+    let groups: BTreeSet<u64> = trained.keys().map(|(_, group, _)| *group).collect();
+    let members: BTreeSet<(u64, u64)> = trained.keys().map(|(_, group, member)| (*group, *member)).collect();
+    assert_eq!((groups.len(), members.len(), trained.len()), (2000, 4000, 4000), "none is trained twice");
+}
+
+#[test]
+fn users_with_the_least_permissions_are_enough_and_no_more() {
+    let (code, users, err) = output(program().args(["nats", "check", "--permissions", "mine"]));
+    assert_eq!(code, Some(0), "{err}");
+    let users = users.replace("ENVIRONMENT", "ghost_trace");
+    let (_, others, _) = output(program().args(["nats", "check", "--permissions", "theirs"]));
+    let others = others.replace("ENVIRONMENT", "ghost_trace");
+    let broker = TestBroker::start(&format!("{users}\n{others}"));
+    let dir = TempDir::new().unwrap();
+    let config = write(dir.path(), "crowd.toml", CROWD);
+    let worker = |user: &str, run: &str, password: &str| {
+        let mut command = program();
+        command.args(["worker", "--nats", &broker.url(), "--run", run]);
+        command.env("NATS_USER", user).env("NATS_PASSWORD", password).env("MINDS_LOG", "info");
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    };
+    // A wrong password, and a worker of another run.
+    let (code, _, err) = output(&mut worker("mine-worker", "mine", "guessed"));
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("failed to connect") && !err.contains("guessed"), "{err}");
+    let mut stranger = WorkerProcess(worker("theirs-worker", "mine", "worker-password").spawn().unwrap());
+    let mut own = WorkerProcess(worker("mine-worker", "mine", "worker-password").spawn().unwrap());
+    let url = format!("nats.url={}", broker.url());
+    let folder = dir.path().join("run");
+    let sets = ["--set", &url, "--set", "nats.run=mine", "--set", "trainer.total_batches=3"];
+    let mut command = run(&config, &folder, &sets);
+    command.env("NATS_USER", "mine-run").env("NATS_PASSWORD", "run-password");
+    let (code, out, err) = output(&mut command);
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    stranger.kill();
+    own.kill();
+    let mut said = String::new();
+    std::io::Read::read_to_string(stranger.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+    assert!(!said.contains("serves an environment"), "{said}");
+    for file in ["config.toml", "broker.json"] {
+        assert!(!fs::read_to_string(folder.join(file)).unwrap().contains("password"), "{file}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let cases: [(&[&str], i32, &str); 5] = [
+        (&["worker"], 2, "--nats is missing: give the broker's address, or set NATS_URL"),
+        (&["worker", "--nats", "nats://127.0.0.1:1", "--stream", "a.b"], 2, "--stream is \"a.b\""),
+        (
+            &["worker", "--nats", "nats://127.0.0.1:1", "--env", "a=/nowhere"],
+            2,
+            "--env a: there is no /nowhere",
+        ),
+        (&["nats", "check", "nats://127.0.0.1:1"], 3, "failed to connect to nats://127.0.0.1:1"),
+        (
+            &["dead-letters", "list", "--nats", "nats://u:hunter2@127.0.0.1:1"],
+            3,
+            "failed to connect to nats://127.0.0.1:1",
+        ),
+    ];
+    for (arguments, expected, text) in cases {
+        let (code, out, err) = output(program().args(arguments));
+        assert_eq!(code, Some(expected), "{arguments:?}: {out}{err}");
+        assert!(err.contains(text) && !err.contains("hunter2"), "{arguments:?}: {err}");
+    }
+    let dir = TempDir::new().unwrap();
+    let config = write(dir.path(), "crowd.toml", CROWD);
+    for (set, text) in [
+        ("trainer.seed=0", "nats.url is missing"),
+        ("nats.run=a.b", "nats.run is \"a.b\""),
+        ("nats.tls_cert=cert.pem", "nats.tls_key is missing"),
+        ("scorer.transport=pigeon", "it must be one of: local, nats"),
+    ] {
+        let mut command = run(&config, &dir.path().join("run"), &["--set", set]);
+        let url = if set == "trainer.seed=0" { "" } else { "nats://127.0.0.1:1" };
+        let (code, _, err) = output(command.env("NATS_URL", url));
+        assert_eq!(code, Some(2), "{set}: {err}");
+        assert!(err.contains(text), "{set}: {err}");
+    }
+}
