@@ -68,7 +68,7 @@ fn the_guide_leads_to_a_trained_step() {
 }
 
 #[test]
-fn the_verifiers_example_trains_from_its_config() {
+fn online_the_verifiers_example_trains_from_its_config() {
     let dir = tempfile::tempdir().unwrap();
     let config = root("configs/python_verifiers.toml");
     let python = format!("env.python={}", venv::verifiers().display());
