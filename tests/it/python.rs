@@ -177,7 +177,7 @@ fn keys_of_python_packages_are_refused_without_a_python_package() {
 }
 
 /// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, logprobs on both sides.
-const BORROWS: &str = r#"
+pub const BORROWS: &str = r#"
 import os
 
 import tinker

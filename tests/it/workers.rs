@@ -1,6 +1,7 @@
 //! Runs whose rewards `minds-actors worker` processes compute, over a NATS server that the test starts.
 
 use crate::command::{checkpoints, metrics, output, run};
+use crate::python::BORROWS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -120,10 +121,12 @@ const MIXTURE: &str = r#"
     [[envs]]
     id = "PACKAGE"
     name = "package"
+    [[envs]]
+    id = "TRAINS_AN_ADAPTER"
 
     [trainer]
     rollouts_per_example = 2
-    groups_per_batch = 10
+    groups_per_batch = 12
     total_batches = 2
     async_off_policy_steps = 0
     training_rank = 2
@@ -164,7 +167,10 @@ fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
 fn a_run_with_workers_is_the_same_run_bit_for_bit() {
     let dir = TempDir::new().unwrap();
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("environments/python/example_classic");
-    let config = write(dir.path(), "mixture.toml", &MIXTURE.replace("PACKAGE", package.to_str().unwrap()));
+    let trains = write(dir.path(), "trains.py", BORROWS);
+    let mixture = MIXTURE.replace("PACKAGE", package.to_str().unwrap());
+    let mixture = mixture.replace("TRAINS_AN_ADAPTER", trains.to_str().unwrap());
+    let config = write(dir.path(), "mixture.toml", &mixture);
     let here = dir.path().join("here");
     let (code, out, err) = output(&mut run(&config, &here, &[]));
     assert_eq!(code, Some(0), "{out}\n{err}");
@@ -178,10 +184,10 @@ fn a_run_with_workers_is_the_same_run_bit_for_bit() {
     let (code, out, err) = output(&mut command);
     assert_eq!(code, Some(0), "{out}\n{err}");
     assert_eq!(rollouts(&here), rollouts(&there));
-    assert_eq!(rollouts(&here).len(), 2 * 10 * 2);
+    assert_eq!(rollouts(&here).len(), 2 * 12 * 2);
     let environments: BTreeSet<String> =
         rollouts(&there).values().map(|row| row["environment"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(environments.len(), 5, "{environments:?}");
+    assert_eq!(environments.len(), 6, "{environments:?}");
     // The broker has no dead letters, and the run folder does not contain the broker's address.
     let (code, out, _) = output(program().args(["dead-letters", "list", "--nats", &broker.url()]));
     assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"));

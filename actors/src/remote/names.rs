@@ -121,7 +121,7 @@ impl StreamNames {
     /// Prefix of the reply subjects of a run and of the workers that serve only this run.
     #[must_use]
     pub fn inbox(&self, run: &str) -> String {
-        format!("_INBOX_{run}")
+        format!("_INBOX.{run}")
     }
 
     /// Name of a run's object store, which holds messages above the broker's payload limit.
