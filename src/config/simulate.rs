@@ -165,9 +165,9 @@ impl SimulatePlan {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "FaultTable")]
 pub enum FaultSetting {
-    /// The service is faulty.
+    /// The service of the model is faulty.
     Service(FaultWindow),
-    /// Workers are gone.
+    /// Some of the workers are gone.
     Workers(WorkerLoss),
 }
 

@@ -44,7 +44,7 @@ impl SimulatedWorkers {
     }
 
     /// Runs a job in the first free slot. If the slot's worker goes, `job` is called again after the wait for an
-    /// acknowledgement, behind the jobs that wait by then, and `redelivered` is told. Returns `None` for a dead letter.
+    /// acknowledgement, behind the jobs that wait by then, after a call of `redelivered`. Returns `None` for a dead letter.
     pub async fn run<T, J: Future<Output = T>>(
         &self,
         job: impl Fn() -> J,
