@@ -4,6 +4,7 @@ use super::environments::{ModelParts, component};
 use super::fingerprint::fingerprint;
 use crate::cli::VERSION;
 use crate::config::RunPlan;
+use crate::config::error::KeyProblem;
 use crate::config::file::{self, ConfigFile, EnvConfig};
 use crate::config::nats::NatsPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -69,7 +70,9 @@ pub async fn remote(
         .map(|(env, component)| offer(plan, env, renderer, context, &*component.environment));
     let offers = offers.collect::<anyhow::Result<Vec<Offer>>>().or_exit(ProcessExit::Config)?;
     let run = nats.run.clone().unwrap_or(identity.run);
-    let connection = BrokerOptions { inbox: Some(nats.names.inbox(&run)), ..nats.broker.clone() };
+    let address = nats.broker().map_err(|KeyProblem { key, problem }| plan.wrong(&key, problem));
+    let address = address.or_exit(ProcessExit::Config)?;
+    let connection = BrokerOptions { inbox: Some(nats.names.inbox(&run)), ..address.clone() };
     let options = DispatcherOptions {
         run,
         salt: identity.salt,
@@ -88,7 +91,7 @@ pub async fn remote(
     let started = tokio::time::timeout(CONNECT_TIMEOUT, starting).await;
     let dispatcher = started
         .with_context(|| {
-            format!("{} did not answer within {} s", nats.broker.address(), CONNECT_TIMEOUT.as_secs())
+            format!("{} did not answer within {} s", address.address(), CONNECT_TIMEOUT.as_secs())
         })
         .or_exit(ProcessExit::Unavailable)?
         .or_exit(ProcessExit::Unavailable)?;

@@ -73,6 +73,9 @@ impl CheckResult {
             .collect();
         pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(ProcessExit::Config)?;
         assemble::check_key(&plan).or_exit(ProcessExit::Config)?;
+        if !offline {
+            plan.broker().or_exit(ProcessExit::Config)?;
+        }
 
         let mut tried = Vec::new();
         let mut model = LocalModel::find(&plan)?;
@@ -214,6 +217,10 @@ fn concerns(
     memory: &[MemoryUse],
 ) -> Vec<String> {
     let mut concerns = Vec::new();
+    if plan.broker().is_err() {
+        concerns
+            .push("nats.url: neither it nor NATS_URL is set; a run needs the broker's address".to_owned());
+    }
     if let (Some(context), Some(prompts)) = (context, &tokens.prompts)
         && prompts.longest + plan.sampling.max_tokens as u64 > context as u64
     {

@@ -77,6 +77,12 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         summary.bound.cause().unwrap_or("nothing"),
         parts.join(", ")
     );
+    if let Some(slots) = summary.job_slots {
+        print_line!(
+            "workers      {slots} rewards at a time, the bound of scoring; {} jobs were delivered again",
+            summary.redelivered
+        );
+    }
     print_line!("efficiency   {} of the bound", number(summary.efficiency(), 3));
     print_line!(
         "training     {} % of the time",

@@ -34,8 +34,8 @@ const MOST_REPLICAS: NonZeroUsize = NonZeroUsize::new(5).expect("5 is not 0");
 /// Checked settings of the `[nats]` table.
 #[derive(Clone, Debug)]
 pub struct NatsPlan {
-    /// Address and credentials of the broker.
-    pub broker: BrokerOptions,
+    /// Address and credentials of the broker, if an address is given: `simulate` and `check --offline` need none.
+    broker: Option<BrokerOptions>,
     /// Names of the stream, its subjects and its consumers.
     pub names: StreamNames,
     /// Settings of the stream if the run creates it.
@@ -73,15 +73,25 @@ pub fn broker(
     name: &str,
     variables: &ProcessVariables,
 ) -> Result<BrokerOptions, KeyProblem> {
+    optional_broker(given, name, variables)?.ok_or_else(missing_address)
+}
+
+fn missing_address() -> KeyProblem {
+    KeyProblem::new(
+        "nats.url",
+        format!("is missing: give the broker's address, or set {}", NatsVariables::URL),
+    )
+}
+
+/// As [`broker`], but `None` without an address.
+fn optional_broker(
+    given: &NatsConfig,
+    name: &str,
+    variables: &ProcessVariables,
+) -> Result<Option<BrokerOptions>, KeyProblem> {
     let variable = |name: &str| variables.get(name).filter(|value| !value.is_empty());
     let path =
         |given: &Option<PathBuf>, name: &str| given.clone().or_else(|| variable(name).map(PathBuf::from));
-    let missing = || {
-        KeyProblem::new(
-            "nats.url",
-            format!("is missing: give the broker's address, or set {}", NatsVariables::URL),
-        )
-    };
     let url = given.url.clone().filter(|url| !url.is_empty()).or_else(|| variable(NatsVariables::URL));
     let certificate = path(&given.tls_cert, NatsVariables::CERTIFICATE);
     let key = path(&given.tls_key, NatsVariables::KEY);
@@ -96,13 +106,13 @@ pub fn broker(
         }
     };
     let login = variable(NatsVariables::USER).zip(variable(NatsVariables::PASSWORD));
-    Ok(BrokerOptions {
+    Ok(url.map(|url| BrokerOptions {
         credentials: path(&given.credentials, NatsVariables::CREDENTIALS),
         login,
         tls_ca: path(&given.tls_ca, NatsVariables::CA),
         tls_identity,
-        ..BrokerOptions::new(url.ok_or_else(missing)?, name)
-    })
+        ..BrokerOptions::new(url, name)
+    }))
 }
 
 /// Names for the given stream, or for [`STREAM`].
@@ -132,7 +142,9 @@ pub fn settings(nats: &NatsConfig) -> Result<StreamSettings, KeyProblem> {
 }
 
 impl NatsPlan {
-    /// Checks the `[nats]` table. Returns `None` if the transport is local.
+    /// Address and credentials of the broker, if an address is given: `simulate` and `check --offline` need none.
+    broker: Option<BrokerOptions>,
+    /// Names of the stream, its subjects and its consumers.
     ///
     /// # Errors
     /// A key is missing, invalid or without effect.
@@ -160,7 +172,7 @@ impl NatsPlan {
         let ack_wait = at_most("nats.ack_wait_s", nats.ack_wait_s.unwrap_or(ACK_WAIT_S).get(), LONGEST_S)?;
         let buffer = at_most("nats.buffer_mib", nats.buffer_mib.unwrap_or(BUFFER_MIB), MOST_BUFFER_MIB)?;
         Ok(Some(Self {
-            broker: broker(nats, "minds-actors run", variables)?,
+            broker: optional_broker(nats, "minds-actors run", variables)?,
             names: names(nats.stream.as_deref())?,
             settings: settings(nats)?,
             run,

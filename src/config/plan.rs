@@ -24,6 +24,7 @@ use minds_environments::render;
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::pipeline::PipelineOptions;
 use minds_stages::policy::QueryLimits;
+use minds_stages::remote::BrokerOptions;
 use minds_stages::shadow::ShadowTrainerOptions;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -160,7 +161,7 @@ impl RunPlan {
         variables: &ProcessVariables,
     ) -> Result<Self, KeyProblem> {
         let (base_model, renderer) = model(&file)?;
-        file.simulate.check()?;
+        file.simulate.check(chosen(file.scorer.transport))?;
         let envs = environments(&file)?;
         let service = ServicePlan::decide(&file, variables)?;
         let pipeline = pipeline::pipeline(&file, &service)?;
@@ -213,6 +214,15 @@ impl RunPlan {
             return Err(self.wrong("trainer.args.temperature", problem));
         }
         Ok(())
+    }
+
+    /// Where the broker of the run's workers is, if it has any.
+    ///
+    /// # Errors
+    /// It has workers, and no address is given.
+    pub fn broker(&self) -> Result<Option<&BrokerOptions>, ConfigError> {
+        let broker = self.nats.as_ref().map(NatsPlan::broker).transpose();
+        broker.map_err(|KeyProblem { key, problem }| self.wrong(&key, problem))
     }
 
     /// Limits completions to half of the context if their limit is the whole context or more, so that prompts have the

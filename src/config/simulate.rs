@@ -3,6 +3,7 @@
 use super::choice::Choice;
 use super::error::{KeyProblem, at_most, ensure};
 use super::latency::{LatencySetting, MOST_SECONDS};
+use super::nats::Transport;
 use minds_simulation::{FaultWindow, SimulatedFault, SimulationOptions};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,6 +15,10 @@ const STEPS: NonZeroU64 = NonZeroU64::new(200).expect("200 is not 0");
 const MOST_STEPS: u64 = 1_000_000;
 /// Most queries of a reward.
 const MOST_QUERIES: usize = 1000;
+/// Most job slots of all workers.
+const MOST_WORKERS: NonZeroUsize = NonZeroUsize::new(1_000_000).expect("1000000 is not 0");
+/// What is wrong with a key of workers in a config without any.
+const NEEDS_NATS: &str = "has no effect: set `scorer.transport = \"nats\"` as well";
 
 /// Timing and faults of a scripted service and scripted rewards, with the keys of the `[simulate]` table.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
@@ -31,6 +36,10 @@ pub struct SimulatePlan {
     pub queries: usize,
     /// Time that one logprob query takes.
     pub query: LatencySetting,
+    /// Job slots of all workers: rewards computed at a time. With `scorer.transport = "nats"`.
+    pub workers: Option<NonZeroUsize>,
+    /// Time that a job or a result takes through the broker; a query of a reward takes it twice.
+    pub broker_delay: LatencySetting,
     /// Time of a forward and backward pass over a whole batch; a minibatch takes its share.
     pub forward_backward: LatencySetting,
     /// Time that an optimizer step takes.
@@ -47,7 +56,7 @@ pub struct SimulatePlan {
     pub not_finite: f64,
     /// Share of the rewards that fail for good.
     pub missing: f64,
-    /// Time windows in which the service is faulty.
+    /// Time windows in which the service is faulty or workers are gone.
     #[schemars(with = "Vec<FaultTable>")]
     pub faults: Vec<FaultSetting>,
 }
@@ -61,6 +70,8 @@ impl Default for SimulatePlan {
             reward: LatencySetting::constant(0.0),
             queries: 0,
             query: LatencySetting::constant(0.1),
+            workers: None,
+            broker_delay: LatencySetting::constant(0.0),
             forward_backward: LatencySetting::constant(5.0),
             optim_step: LatencySetting::constant(0.5),
             export: LatencySetting::constant(1.0),
@@ -75,10 +86,11 @@ impl Default for SimulatePlan {
 }
 
 impl SimulatePlan {
-    /// Refuses numbers that are out of range.
-    pub(super) fn check(&self) -> Result<(), KeyProblem> {
+    /// Refuses numbers that are out of range, and keys of workers if rewards are computed without any.
+    pub(super) fn check(&self, transport: Transport) -> Result<(), KeyProblem> {
         at_most("simulate.steps", self.steps.get(), MOST_STEPS)?;
         at_most("simulate.queries", self.queries, MOST_QUERIES)?;
+        self.workers.map(|workers| at_most("simulate.workers", workers, MOST_WORKERS)).transpose()?;
         for (key, share) in [
             ("failures", self.failures),
             ("hangs", self.hangs),
@@ -87,12 +99,49 @@ impl SimulatePlan {
         ] {
             ensure(format!("simulate.{key}"), share, (0.0..1.0).contains(&share), "lie in [0, 1)")?;
         }
-        Ok(())
+        match transport {
+            Transport::Local => self.check_local(),
+            Transport::Nats => Ok(()),
+        }
+    }
+
+    /// Refuses keys that are about workers.
+    fn check_local(&self) -> Result<(), KeyProblem> {
+        let losses = self.faults.iter().position(|fault| matches!(fault, FaultSetting::Workers(_)));
+        let found = [
+            self.workers.map(|_| "simulate.workers".to_owned()),
+            (self.broker_delay.mean() > 0.0).then(|| "simulate.broker_delay".to_owned()),
+            losses.map(|number| format!("simulate.faults[{number}]")),
+        ];
+        match found.into_iter().flatten().next() {
+            Some(key) => Err(KeyProblem::new(key, NEEDS_NATS)),
+            None => Ok(()),
+        }
+    }
+
+    /// Rewards computed at a time, if at most `scorers` of them run or wait.
+    #[must_use]
+    pub fn reward_slots(&self, scorers: NonZeroUsize) -> NonZeroUsize {
+        self.workers.map_or(scorers, |workers| workers.min(scorers))
+    }
+
+    /// Time windows in which workers are gone.
+    #[must_use]
+    pub fn worker_losses(&self) -> Vec<WorkerLoss> {
+        let loss = |fault: &FaultSetting| match fault {
+            FaultSetting::Workers(loss) => Some(*loss),
+            FaultSetting::Service(_) => None,
+        };
+        self.faults.iter().filter_map(loss).collect()
     }
 
     /// The scripted service, whose whole batches have this number of rollouts.
     #[must_use]
     pub fn service(&self, seed: u64, whole_batch: usize) -> SimulationOptions {
+        let window = |fault: &FaultSetting| match fault {
+            FaultSetting::Service(window) => Some(*window),
+            FaultSetting::Workers(_) => None,
+        };
         SimulationOptions {
             seed,
             sample: *self.sample,
@@ -106,16 +155,32 @@ impl SimulatePlan {
             failures: self.failures,
             hangs: self.hangs,
             not_finite: self.not_finite,
-            faults: self.faults.iter().map(|setting| setting.0).collect(),
+            faults: self.faults.iter().filter_map(window).collect(),
             ..SimulationOptions::default()
         }
     }
 }
 
-/// A stretch of time in which the service is faulty, as a config sets it.
+/// A fault during a window of time, as a config sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "FaultTable")]
-pub struct FaultSetting(pub FaultWindow);
+pub enum FaultSetting {
+    /// The service of the model is faulty.
+    Service(FaultWindow),
+    /// Some of the workers are gone.
+    Workers(WorkerLoss),
+}
+
+/// A time window in which some of the workers are gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerLoss {
+    /// Start of the window, since the start of the run.
+    pub at: Duration,
+    /// End of the window, since the start of the run.
+    pub until: Duration,
+    /// Share of the job slots that remain, in [0, 1).
+    pub left: f64,
+}
 
 /// A `[[simulate.faults]]` table, with times in seconds.
 #[derive(Deserialize, JsonSchema)]
@@ -129,6 +194,8 @@ struct FaultTable {
     what: Choice<FaultKind>,
     /// Factor by which a slow service takes longer.
     factor: Option<f64>,
+    /// Share of the job slots that remain while workers are gone.
+    left: Option<f64>,
 }
 
 /// Kind of a fault, as configs name it.
@@ -137,6 +204,7 @@ struct FaultTable {
 enum FaultKind {
     Away,
     Slow,
+    Workers,
 }
 
 impl TryFrom<FaultTable> for FaultSetting {
@@ -149,12 +217,25 @@ impl TryFrom<FaultTable> for FaultSetting {
         };
         let at = Duration::from_secs_f64(number("at_s", written.at_s)?);
         let until = at + Duration::from_secs_f64(number("for_s", written.for_s)?);
-        let fault = match (written.what.0, written.factor) {
-            (FaultKind::Away, None) => SimulatedFault::Away,
-            (FaultKind::Away, Some(_)) => return Err("has a `factor`, which is for what = \"slow\"".into()),
-            (FaultKind::Slow, factor) => SimulatedFault::Slow(number("factor", factor.unwrap_or(10.0))?),
-        };
-        Ok(Self(FaultWindow { at, until, fault }))
+        let FaultTable { factor, left, .. } = written;
+        if factor.is_some() && !matches!(written.what.0, FaultKind::Slow) {
+            return Err("has a `factor`, which is for what = \"slow\"".into());
+        }
+        if left.is_some() && !matches!(written.what.0, FaultKind::Workers) {
+            return Err("has a `left`, which is for what = \"workers\"".into());
+        }
+        let window = |fault| Self::Service(FaultWindow { at, until, fault });
+        Ok(match written.what.0 {
+            FaultKind::Away => window(SimulatedFault::Away),
+            FaultKind::Slow => window(SimulatedFault::Slow(number("factor", factor.unwrap_or(10.0))?)),
+            FaultKind::Workers => {
+                let left = left.unwrap_or(0.0);
+                if !(0.0..1.0).contains(&left) {
+                    return Err(format!("has `left` = {left}, it must lie in [0, 1)"));
+                }
+                Self::Workers(WorkerLoss { at, until, left })
+            }
+        })
     }
 }
 
@@ -186,9 +267,27 @@ mod tests {
             ),
             ("simulate.faults[0].what", "faults = [{ at_s = 1, for_s = 1, what = \"gone\" }]"),
             ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"away\", factor = 2 }]"),
+            ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"slow\", left = 0.5 }]"),
+            ("simulate.faults[0]", "faults = [{ at_s = 1, for_s = 1, what = \"workers\", left = 1 }]"),
+            ("simulate.workers", "workers = 0"),
+            ("simulate.workers", "workers = 1000001\n[scorer]\ntransport = \"nats\""),
+            ("simulate.broker_delay", "broker_delay = -1"),
         ] {
             let error = decide(text).unwrap_err();
             assert!(error.contains(&format!(": `{key}` ")), "{text}\n{error}");
+        }
+    }
+
+    #[test]
+    fn keys_of_workers_need_a_broker_and_no_address_of_it() {
+        for (key, text) in [
+            ("simulate.workers", "workers = 4"),
+            ("simulate.broker_delay", "broker_delay = 0.1"),
+            ("simulate.faults[0]", "faults = [{ at_s = 10, for_s = 5, what = \"workers\", left = 0.5 }]"),
+        ] {
+            let error = decide(text).unwrap_err();
+            assert!(error.contains(&format!(": `{key}` has no effect")), "{text}\n{error}");
+            decide(&format!("{text}\n[scorer]\ntransport = \"nats\"")).unwrap();
         }
     }
 

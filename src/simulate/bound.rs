@@ -15,7 +15,7 @@ pub struct StepTimeBound {
     pub training: f64,
     /// Bound of the service's concurrent samples and queries; 0 if their number is unlimited.
     pub sampling: f64,
-    /// Bound of the `scorer.workers` concurrent rewards.
+    /// Bound of the rewards that are computed at a time: `simulate.workers`, else `scorer.workers`.
     pub scoring: f64,
     /// Bound of the credits: a group holds one from its first request until its step is published, and there are
     /// `K + 1` batches' worth of credits (Little's law).
@@ -42,9 +42,19 @@ impl StepTimeBound {
         let sampling = script
             .sampling_slots
             .map_or(0.0, |slots| rollouts * (script.sample.mean() + queries) / slots.get() as f64);
-        let longest_query = |case| longest(&script.query, case, script.queries as u64);
-        let reward = |case: [u64; 2]| script.reward.draw([0, 1, case[0], case[1]]) + longest_query(case);
-        let scoring = rollouts * mean(|n| reward([n, 0])) / plan.pipeline.scorers.get() as f64;
+        let round_trip = |key: [u64; 4]| {
+            let delay = |way| script.broker_delay.draw([key[0] + way, key[1], key[2], key[3]]);
+            delay(10) + delay(11)
+        };
+        let query = |key| script.query.draw(key) + round_trip(key);
+        let longest_query = |case| longest(query, case, script.queries as u64);
+        // A worker's slot is in use from when it takes a job until the result is stored.
+        let reward = |case: [u64; 2]| {
+            let key = [0, 1, case[0], case[1]];
+            script.reward.draw(key) + longest_query(case) + round_trip(key)
+        };
+        let slots = script.reward_slots(plan.pipeline.scorers).get() as f64;
+        let scoring = rollouts * mean(|n| reward([n, 0])) / slots;
         // Strictly on-policy, a step waits for the longest of its groups; else at least for each group's own end.
         let together = if plan.pipeline.max_steps_off_policy == 0 {
             plan.pipeline.batch.groups_per_batch.get() as u64
@@ -55,7 +65,7 @@ impl StepTimeBound {
         let mut groups: Vec<f64> = (0..DRAWS)
             .map(|n| {
                 let rewards = (0..members).map(|m| reward([n, m]));
-                longest(&script.sample, [n, 0], members) + rewards.fold(0.0, f64::max)
+                longest(|key| script.sample.draw(key), [n, 0], members) + rewards.fold(0.0, f64::max)
             })
             .collect();
         let played = mean_of_longest(&mut groups, together);
@@ -90,10 +100,10 @@ impl StepTimeBound {
     }
 }
 
-/// Longest of `count` drawn latencies, in seconds.
-fn longest(latency: &SimulatedLatency, [case, group]: [u64; 2], count: u64) -> f64 {
+/// Longest of `count` drawn times, in seconds.
+fn longest(draw: impl Fn([u64; 4]) -> f64, [case, group]: [u64; 2], count: u64) -> f64 {
     let mut keys = seeded_rng([1, case, group, count]);
-    (0..count).map(|_| latency.draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
+    (0..count).map(|_| draw([2, keys.random(), 0, 0])).fold(0.0, f64::max)
 }
 
 /// Expected maximum of `count` values, estimated from `draws`: each is weighted by its chance of being the maximum.

@@ -8,6 +8,7 @@ mod bound;
 mod environment;
 mod event_log;
 mod summary;
+mod workers;
 
 pub use bound::StepTimeBound;
 pub use event_log::EventLog;

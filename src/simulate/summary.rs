@@ -41,6 +41,10 @@ pub struct SimulationSummary {
     pub service: ServiceCounts,
     /// Rewards that were scripted to fail.
     pub missing: u64,
+    /// Job slots of all workers, if rewards are computed there.
+    pub job_slots: Option<usize>,
+    /// Jobs that were delivered again because their worker went.
+    pub redelivered: u64,
 }
 
 /// Depth of a mailbox over time.
@@ -94,8 +98,9 @@ impl SimulationSummary {
             },
             "faults": {
                 "failed": service.failed, "hung": service.hung, "not_finite": service.not_finite,
-                "missing": self.missing,
+                "missing": self.missing, "redelivered": self.redelivered,
             },
+            "workers": self.job_slots,
         })
     }
 }
@@ -198,6 +203,8 @@ impl SimulationRecorder {
             groups: pipeline.ledger().counts(),
             service: *self.service.counts().borrow(),
             missing: self.environment.missing(),
+            job_slots: self.environment.job_slots(),
+            redelivered: self.environment.redelivered(),
         }
     }
 }

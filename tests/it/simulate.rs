@@ -46,11 +46,34 @@ optim_step = 0.1
 export = 0.3
 "#;
 
+/// Four groups of eight, scored by workers behind a broker without an address.
+const WORKERS: &str = r#"
+env = { id = "target_number" }
+model = { base_model = "tiny-random" }
+tinker = { base_url = "embedded" }
+scorer = { transport = "nats" }
+
+[trainer]
+rollouts_per_example = 8
+groups_per_batch = 4
+async_off_policy_steps = 3
+save_every = 0
+args = { max_new_tokens = 8 }
+
+[simulate]
+workers = 8
+sample = 1
+reward = 2
+forward_backward = 0.5
+optim_step = 0
+export = 0
+"#;
+
 fn simulate(dir: &Path, config: &str, more: &[String]) -> (Option<i32>, String, String) {
     let path = dir.join("simulated.toml");
     std::fs::write(&path, config).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
-    output(command.arg("simulate").arg(path).args(more))
+    output(command.env_remove("NATS_URL").arg("simulate").arg(path).args(more))
 }
 
 fn numbers(config: &str, sets: &[String]) -> Value {
@@ -162,21 +185,27 @@ fn the_default_bound_on_staleness_costs_at_most_three_percent() {
 fn the_same_seed_gives_the_same_events_and_another_one_others() {
     let dir = tempfile::tempdir().unwrap();
     let faults = ["failures=0.05", "not_finite=0.01", "missing=0.01", "queries=2", "reward=0.2"];
-    let events = |name: &str, seed: &str| {
-        let path = dir.path().join(name);
-        let mut more: Vec<String> =
-            faults.iter().flat_map(|f| ["--set".into(), format!("simulate.{f}")]).collect();
-        more.extend(["--seed", seed, "--events", path.to_str().unwrap()].map(str::to_owned));
-        let (code, _, err) = simulate(dir.path(), TAILS, &more);
-        assert_eq!(code, Some(0), "{err}");
-        std::fs::read_to_string(path).unwrap()
-    };
-    let first = events("a", "1");
-    let all: Vec<Value> = first.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(all.windows(2).all(|pair| f64_of(&pair[0], "at") <= f64_of(&pair[1], "at")));
-    assert_eq!(all.iter().filter(|event| event["event"] == "step").count(), 200);
-    assert_eq!(first, events("b", "1"));
-    assert_ne!(first, events("c", "2"));
+    let loss = "faults=[{ at_s = 20, for_s = 30, what = \"workers\", left = 0.4 }]";
+    let delay = "broker_delay={ mean = 0.1, spread = \"exponential\" }";
+    for (config, more) in [(TAILS, &[][..]), (WORKERS, &[loss, delay])] {
+        let events = |name: &str, seed: &str| {
+            let path = dir.path().join(name);
+            let sets = faults.iter().chain(more);
+            let mut more: Vec<String> =
+                sets.flat_map(|set| ["--set".into(), format!("simulate.{set}")]).collect();
+            more.extend(["--seed", seed, "--events", path.to_str().unwrap()].map(str::to_owned));
+            let (code, _, err) = simulate(dir.path(), config, &more);
+            assert_eq!(code, Some(0), "{err}");
+            std::fs::read_to_string(path).unwrap()
+        };
+        let first = events("a", "1");
+        let all: Vec<Value> = first.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(all.windows(2).all(|pair| f64_of(&pair[0], "at") <= f64_of(&pair[1], "at")));
+        assert_eq!(all.iter().filter(|event| event["event"] == "step").count(), 200);
+        assert_eq!(all.iter().any(|event| event["event"] == "redelivered"), !more.is_empty());
+        assert_eq!(first, events("b", "1"));
+        assert_ne!(first, events("c", "2"));
+    }
 }
 
 #[test]
@@ -199,6 +228,109 @@ fn an_outage_loses_nothing_and_the_ledger_balances_whatever_fails() {
     for fault in ["failed", "hung", "not_finite", "missing"] {
         assert!(found["faults"][fault].as_u64().unwrap() > 0, "{fault}: {found}");
     }
+}
+
+#[test]
+fn steps_take_the_time_of_the_workers_where_these_are_scarce() {
+    for workers in [4, 8, 16] {
+        let found = numbers(WORKERS, &[format!("simulate.workers={workers}")]);
+        let law = 32.0 * 2.0 / f64::from(workers);
+        let step = f64_of(&found, "step_s");
+        assert!((step / law - 1.0).abs() < 0.02, "{workers} workers: {step} s, not {law} s");
+        assert_eq!(found["bound_cause"], "scoring");
+        assert!((f64_of(&found["bounds_s"], "scoring") / law - 1.0).abs() < 1e-9, "{found}");
+        assert_eq!(found["workers"], workers);
+    }
+    // Fewer rewards run or wait than there are workers.
+    let found = numbers(WORKERS, &["scorer.workers=4".into()]);
+    assert!((f64_of(&found["bounds_s"], "scoring") - 16.0).abs() < 1e-9, "{found}");
+}
+
+#[test]
+fn the_delay_of_the_broker_adds_to_latency_and_not_to_throughput_unless_workers_are_scarce() {
+    let step = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let found = numbers(WORKERS, &sets);
+        assert!(f64_of(&found, "efficiency") <= 1.001, "{found}");
+        f64_of(&found, "step_s")
+    };
+    // On-policy with a worker for each rollout, a step is one sample, one reward and one pass after the other.
+    let on_policy = ["trainer.async_off_policy_steps=0", "simulate.workers=32"];
+    for (more, seconds) in [
+        (&["simulate.queries=0"][..], 3.5),
+        (&["simulate.broker_delay=0.5"], 4.5),
+        (&["simulate.broker_delay=0.5", "simulate.queries=4", "simulate.query=0.25"], 5.75),
+    ] {
+        let step = step(&[&on_policy[..], more].concat());
+        assert!((step - seconds).abs() < 0.02, "{more:?}: {step} s, not {seconds} s");
+    }
+    // The trainer is the bottleneck, and enough rollouts are in flight.
+    let busy = ["simulate.forward_backward=4", "simulate.workers=64"];
+    for delay in ["simulate.broker_delay=0", "simulate.broker_delay=1"] {
+        let step = step(&[&busy[..], &[delay]].concat());
+        assert!((step / 4.0 - 1.0).abs() < 0.01, "{delay}: {step} s");
+    }
+    // A worker fetches a job and stores its result before it takes the next.
+    let step = step(&["simulate.broker_delay=0.5"]);
+    assert!((step / 12.0 - 1.0).abs() < 0.02, "{step} s, not 32 · (2 + 2 · 0.5) / 8");
+}
+
+#[test]
+fn workers_that_go_lose_no_rollout_and_the_run_recovers() {
+    let quiet = numbers(WORKERS, &[]);
+    for (left, least, most) in [(0.25, 150.0, 190.0), (0.0, 200.0, 240.0)] {
+        let fault = format!("{{ at_s = 52, for_s = 200, what = \"workers\", left = {left} }}");
+        let found = numbers(WORKERS, &[format!("simulate.faults=[{fault}]")]);
+        assert_eq!(found["groups"], quiet["groups"], "as many groups are opened, and all are trained");
+        let redelivered = found["faults"]["redelivered"].as_f64().unwrap();
+        assert_eq!(redelivered, 8.0 * (1.0 - left), "the jobs of the slots that went");
+        let longer = f64_of(&found, "virtual_s") - f64_of(&quiet, "virtual_s");
+        assert!((least..most).contains(&longer), "{left} left: {longer} s");
+    }
+
+    // Workers that go again and again make dead letters of jobs that take longer than they stay.
+    let fault = |at: u32| format!("{{ at_s = {at}, for_s = 1, what = \"workers\" }}");
+    let faults: Vec<String> = (1..100).map(|n| fault(10 * n)).collect();
+    let found = numbers(
+        WORKERS,
+        &[
+            format!("simulate.faults=[{}]", faults.join(", ")),
+            "simulate.reward={ mean = 1, tail_share = 0.02, tail_factor = 30 }".into(),
+            "simulate.steps=50".into(),
+            "nats.ack_wait_s=2".into(),
+            "nats.max_deliver=3".into(),
+            "trainer.on_member_failure=drop".into(),
+        ],
+    );
+    let groups = |key: &str| found["groups"][key].as_u64().unwrap();
+    assert_eq!(groups("trained"), 50 * 4);
+    assert!(groups("failed") > 0, "{found}");
+    assert_eq!(
+        groups("opened"),
+        groups("trained") + groups("filtered") + groups("dropped") + groups("failed")
+    );
+}
+
+#[test]
+fn a_broker_needs_an_address_only_where_a_run_would_connect() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("workers.toml");
+    std::fs::write(&path, WORKERS).unwrap();
+    let check = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        output(command.env_remove("NATS_URL").arg("check").arg(&path).args(more))
+    };
+    let (code, out, err) = check(&["--offline"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("nats.url: neither it nor NATS_URL is set"), "{out}");
+    let (code, _, err) = check(&[]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("`nats.url` is missing"), "{err}");
+
+    let (code, out, err) = simulate(dir.path(), WORKERS, &[]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("workers      8 rewards at a time, the bound of scoring"), "{out}");
+    assert!(out.contains("set by scoring (training 0.500 s, sampling 0.000 s, scoring 8.000 s"), "{out}");
 }
 
 #[test]
@@ -235,6 +367,7 @@ fn what_cannot_be_simulated_names_its_key() {
     for (set, words) in [
         ("simulate.sample=-1", "`simulate.sample` is -1 s"),
         ("simulate.smaple=1", "did you mean `sample`?"),
+        ("simulate.workers=4", "`simulate.workers` has no effect: set `scorer.transport = \"nats\"` as well"),
         ("simulate.sample={ mean = \"long\" }", "`simulate.sample.mean` is \"long\", it must be a number"),
     ] {
         let (code, _, err) = simulate(dir.path(), TAILS, &["--set".into(), set.into()]);

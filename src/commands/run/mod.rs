@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     let mut plan = RunPlan::load(command, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
     plan.can_train().or_exit(ProcessExit::Config)?;
+    plan.broker().or_exit(ProcessExit::Config)?;
     let system = super::system();
     let mut folder = resume::open(&plan, &command.resume_args)?;
     if is_done(&plan, &folder) {
