@@ -142,9 +142,15 @@ pub fn settings(nats: &NatsConfig) -> Result<StreamSettings, KeyProblem> {
 }
 
 impl NatsPlan {
-    /// Address and credentials of the broker, if an address is given: `simulate` and `check --offline` need none.
-    broker: Option<BrokerOptions>,
-    /// Names of the stream, its subjects and its consumers.
+    /// Address and credentials of the broker.
+    ///
+    /// # Errors
+    /// No address is given.
+    pub fn broker(&self) -> Result<&BrokerOptions, KeyProblem> {
+        self.broker.as_ref().ok_or_else(missing_address)
+    }
+
+    /// Checks the `[nats]` table; `None` if rewards are computed in this process.
     ///
     /// # Errors
     /// A key is missing, invalid or without effect.
