@@ -10,7 +10,7 @@ use crate::config::{ProcessVariables, nats};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::{Context as _, anyhow};
 use minds_stages::remote::{
-    Broker, BrokerError, BrokerOptions, StreamNames, WorkerOptions, WorkerSummary, run_worker,
+    Broker, BrokerError, BrokerOptions, StreamNames, WorkerOptions, WorkerSummary, run_worker, token,
 };
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -37,6 +37,10 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     let name = command.name.clone().unwrap_or_else(own_name);
     let (broker, names) = broker_of(command.nats.clone(), &command.broker, &name)?;
     let broker = BrokerOptions { inbox: command.run.as_ref().map(|run| names.inbox(run)), ..broker };
+    if let Some(run) = command.run.as_ref().filter(|run| token(run) != **run) {
+        let problem = "it must begin with a letter or digit, and consist of letters, digits, - and _";
+        return Err(anyhow!("--run is {run:?}: {problem}")).or_exit(ProcessExit::Config);
+    }
     let (environments, paths) = environments(&command.env).or_exit(ProcessExit::Config)?;
     let options = WorkerOptions {
         name: name.clone(),

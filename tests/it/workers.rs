@@ -316,7 +316,8 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
 
 #[test]
 fn mistakes_are_named() {
-    let cases: [(&[&str], i32, &str); 5] = [
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["worker", "--nats", "nats://127.0.0.1:1", "--run", "a.b"], 2, "--run is \"a.b\""),
         (&["worker"], 2, "--nats is missing: give the broker's address, or set NATS_URL"),
         (&["worker", "--nats", "nats://127.0.0.1:1", "--stream", "a.b"], 2, "--stream is \"a.b\""),
         (
@@ -339,9 +340,9 @@ fn mistakes_are_named() {
     let dir = TempDir::new().unwrap();
     let config = write(dir.path(), "crowd.toml", CROWD);
     for (set, text) in [
-        ("trainer.seed=0", "nats.url is missing"),
-        ("nats.run=a.b", "nats.run is \"a.b\""),
-        ("nats.tls_cert=cert.pem", "nats.tls_key is missing"),
+        ("trainer.seed=0", "`nats.url` is missing"),
+        ("nats.run=a.b", "`nats.run` is \"a.b\""),
+        ("nats.tls_cert=cert.pem", "`nats.tls_key` is missing"),
         ("scorer.transport=pigeon", "it must be one of: local, nats"),
     ] {
         let mut command = run(&config, &dir.path().join("run"), &["--set", set]);

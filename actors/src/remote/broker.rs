@@ -412,7 +412,7 @@ impl Broker {
             bucket: bucket.clone(),
             description: Some("messages of minds-actors above the payload limit".into()),
             max_age: settings.max_age,
-            max_bytes: settings.max_bytes,
+            // No limit, for the broker reserves one when the store is created.
             num_replicas: settings.replicas,
             ..object_store::Config::default()
         };

@@ -40,6 +40,8 @@ const RESULT_ACK_WAIT: Duration = Duration::from_secs(30);
 const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Rate limit of the warning that no worker serves an environment.
 const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Time after its start in which a run submits the jobs again that an earlier process of it had submitted.
+const RESUBMITTED: Duration = Duration::from_secs(15);
 /// Capacity of the queue of questions about one job.
 const QUESTIONS: usize = 256;
 
@@ -105,6 +107,7 @@ pub struct Dispatcher {
 }
 
 struct Shared {
+    started: Instant,
     broker: Broker,
     options: DispatcherOptions,
     offers: Vec<Offer>,
@@ -159,6 +162,7 @@ impl Dispatcher {
         offers: Vec<Offer>,
     ) -> Result<Self, BrokerError> {
         let shared = Arc::new(Shared {
+            started: Instant::now(),
             buffer: Semaphore::new(options.buffer_bytes.min(Semaphore::MAX_PERMITS)),
             broker,
             options,
@@ -175,6 +179,7 @@ impl Dispatcher {
             dead: AtomicU64::new(0),
         });
         shared.open().await?;
+        shared.remove_old_jobs().await?;
         // A new consumer redelivers at once the results that an earlier process did not acknowledge.
         let names = &shared.broker.names;
         let run = &shared.options.run;
@@ -392,6 +397,36 @@ impl Shared {
 
     fn workers(&self) -> MutexGuard<'_, WorkerTable> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses to start beside another process of the same run, and removes the jobs of an earlier one: this process
+    /// submits what it needs. Results stay.
+    async fn remove_old_jobs(&self) -> Result<(), BrokerError> {
+        let names = &self.broker.names;
+        let run = &self.options.run;
+        let job = String::new();
+        let query = Query::Wanted { worker: String::new() };
+        let probe = encode(&Question { job, delivery: 0, number: 0, session: 0, query });
+        if self.broker.client.request(names.questions(run), probe.into()).await.is_ok() {
+            return Err(BrokerError::refused(
+                format!("start the run `{run}`"),
+                "another process is this run: stop it, or give this one another `nats.run`",
+            ));
+        }
+        for offer in &self.offers {
+            let consumer = names.job_consumer(run, &offer.name);
+            let _ = self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
+        }
+        let refused =
+            |why: &dyn std::fmt::Display| BrokerError::refused("remove the jobs of an earlier process", why);
+        let stream = self
+            .broker
+            .jetstream
+            .get_stream_no_info(names.stream())
+            .await
+            .map_err(|error| refused(&error))?;
+        stream.purge().filter(names.all_jobs(run)).await.map_err(|error| refused(&error))?;
+        Ok(())
     }
 
     /// Opens the stream and the object store. Creates them if they do not exist.
@@ -641,7 +676,7 @@ impl Shared {
         let mut jobs = self.jobs();
         let Some(waiting) = jobs.waiting.get_mut(&question.job) else {
             // This process may submit a job of an earlier process soon. Until then its result may be used.
-            let unknown = jobs.settled.get(&question.job).is_none();
+            let unknown = jobs.settled.get(&question.job).is_none() && self.started.elapsed() < RESUBMITTED;
             return Some(match question.query {
                 Query::Wanted { .. } => Answer::Wanted(unknown),
                 _ if unknown => return None,

@@ -26,11 +26,12 @@ use tokio::time::Instant;
 use tracing::debug;
 
 /// Time after which an unanswered question is sent again.
-const RESEND: Duration = Duration::from_secs(15);
+const RESEND: Duration = Duration::from_secs(5);
 /// Pause before a question is sent again after a failed attempt.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Time without an answer of the run after which a worker abandons its job.
-const ORPHANED: Duration = Duration::from_secs(600);
+/// Time without a process of the run after which a worker abandons a job that asks questions, so that other runs get
+/// its slot.
+const ORPHANED: Duration = Duration::from_secs(20);
 
 /// Asks the run about one delivery of a job.
 pub(super) struct JobQuestions {
@@ -83,48 +84,56 @@ impl JobQuestions {
     async fn ask(&self, session: usize, query: Query) -> Answer {
         let (number, question) = self.question(session, query);
         let object = format!("{}-q{}-{number}", self.job, self.delivery);
-        let mut last_seen = Instant::now();
+        let mut absent_since = None;
         loop {
             match self.ask_once(&object, question.clone().into()).await {
-                Some(Answer::NotYours) => break,
-                Some(answer) => return answer,
-                None if last_seen.elapsed() > ORPHANED => break,
-                None => {}
-            }
-            if self.broker.state().is_connected() {
+                Ok(Answer::NotYours) => break,
+                Ok(answer) => return answer,
                 // Only time with a connection counts: during an outage of the broker the run still waits for the job.
-                tokio::time::sleep(PAUSE).await;
-            } else {
-                tokio::time::sleep(PAUSE).await;
-                last_seen = Instant::now();
+                Err(Unanswered::RunAbsent) if self.broker.state().is_connected() => {
+                    if absent_since.get_or_insert_with(Instant::now).elapsed() > ORPHANED {
+                        break;
+                    }
+                }
+                Err(_) => absent_since = None,
             }
+            tokio::time::sleep(PAUSE).await;
         }
         self.given_up.notify_one();
         std::future::pending().await
     }
 
-    /// Sends a question once. Returns `None` without an answer.
-    async fn ask_once(&self, object: &str, question: bytes::Bytes) -> Option<Answer> {
-        let packed = self.broker.pack(&self.run, object, question).await;
-        let (headers, body) =
-            packed.inspect_err(|error| debug!(%error, "failed to send a question")).ok()?.into_parts();
+    /// Sends a question once.
+    async fn ask_once(&self, object: &str, question: bytes::Bytes) -> Result<Answer, Unanswered> {
+        let failed = |error: &dyn std::fmt::Display| {
+            debug!(%error, "a question has no answer yet");
+            Unanswered::Retry
+        };
+        let packed = self.broker.pack(&self.run, object, question).await.map_err(|error| failed(&error))?;
+        let (headers, body) = packed.into_parts();
         let request = async_nats::Request::new().headers(headers).payload(body).timeout(Some(RESEND));
         let subject = self.broker.names.questions(&self.run);
-        match self.broker.client.send_request(subject, request).await {
-            Ok(message) => {
-                let body = self.broker.unpack(&self.run, &message).await.ok()?;
-                if let Some(object) = super::broker::object_of(&message) {
-                    self.broker.discard_object(&self.run, object).await;
-                }
-                decode(&body).inspect_err(|error| debug!(%error, "failed to decode an answer")).ok()
+        let message = match self.broker.client.send_request(subject, request).await {
+            Ok(message) => message,
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => {
+                return Err(Unanswered::RunAbsent);
             }
-            Err(error) => {
-                let absent = error.kind() == RequestErrorKind::NoResponders;
-                debug!(%error, absent, "a question has no answer yet");
-                None
-            }
+            Err(error) => return Err(failed(&error)),
+        };
+        let body = self.broker.unpack(&self.run, &message).await.map_err(|error| failed(&error))?;
+        if let Some(object) = super::broker::object_of(&message) {
+            self.broker.discard_object(&self.run, object).await;
         }
+        decode(&body).map_err(|error| failed(&error))
     }
+}
+
+/// Why a question has no answer yet.
+enum Unanswered {
+    /// No process subscribes to the questions of the run.
+    RunAbsent,
+    /// The request failed or timed out. The run may still be working on the answer.
+    Retry,
 }
 
 /// The run's oracle for a job on a worker, at the rollout's policy version.

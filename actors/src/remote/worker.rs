@@ -39,7 +39,9 @@ use tracing::{debug, info, warn};
 /// Time between two reports to a run.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// Time without an announcement after which a run counts as gone.
-const SILENT_RUN: Duration = Duration::from_secs(60);
+const SILENT_RUN: Duration = Duration::from_secs(600);
+/// Time without an announcement after which no jobs of a run are pulled.
+const PAUSED_RUN: Duration = Duration::from_secs(10);
 /// Duration of one pull request of an idle worker.
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// Heartbeat interval of pull requests. A request is renewed after missed heartbeats.
@@ -184,7 +186,7 @@ impl Worker {
         loop {
             match self.broker.client.subscribe(subject.clone()).await {
                 Ok(mut announcements) => loop {
-                    match tokio::time::timeout(SILENT_RUN / 4, announcements.next()).await {
+                    match tokio::time::timeout(SILENT_RUN / 60, announcements.next()).await {
                         Ok(Some(message)) => self.take_announcement(&message.payload),
                         Ok(None) => break,
                         Err(_) => {}
@@ -232,6 +234,11 @@ impl Worker {
             run.tasks.push(serving.abort_handle());
         }
         runs.insert(announcement.run.clone(), run);
+    }
+
+    /// Whether the run has announced itself lately. Without it, its jobs would only occupy slots.
+    fn is_announced(&self, run: &str) -> bool {
+        lock(&self.runs).get(run).is_some_and(|run| run.seen.elapsed() < PAUSED_RUN)
     }
 
     fn forget_silent_runs(&self) {
@@ -287,6 +294,10 @@ impl Worker {
     /// Pulls jobs until a request fails, for example because the broker was restarted.
     async fn pull(self: &Arc<Self>, served: &Arc<Served>, consumer: PullConsumer) {
         loop {
+            if !self.is_announced(&served.run) {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
             // Pulls only jobs that can start at once: others would wait here while another worker is idle.
             let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
             let Ok(mut ready) = consumer.fetch().max_messages(1).messages().await else { return };
