@@ -50,3 +50,7 @@ tool-test checkout:
 # The original trainer's own packages and configs, from a checkout of its repository minds_RL: `just original CHECKOUT`.
 original checkout:
     MINDS_RL_CHECKOUT={{absolute_path(checkout)}} cargo test --release --workspace --test it -- --ignored original --test-threads 1
+
+# A run, a broker and workers on three hosts with delay, loss, TLS and users (as root): `just three-hosts BINARY`.
+three-hosts binary:
+    tests/hosts/three.sh {{binary}}

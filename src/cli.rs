@@ -49,12 +49,12 @@ pub enum Command {
     Report(ReportArgs),
     /// Serves the embedded engine as a Tinker API, for any client of it.
     Serve(ServeArgs),
-    /// Computes rewards and runs environments for runs on other machines, over a NATS broker.
+    /// Computes rewards and runs self-driven environments for runs on any machine, over a NATS broker.
     Worker(WorkerArgs),
-    /// The broker between runs and workers.
+    /// Checks the broker between runs and workers.
     #[command(subcommand)]
     Nats(NatsCommand),
-    /// Jobs that no worker finished.
+    /// Lists, shows, requeues and deletes jobs that no worker finished.
     #[command(subcommand)]
     DeadLetters(DeadLettersCommand),
     /// Model files: list what is in the cache, fetch ahead of a run.
@@ -333,22 +333,22 @@ pub struct ServeArgs {
     pub seed: u64,
 }
 
-/// A broker, and as whom one connects to it.
+/// Stream and credentials of a broker.
 #[derive(Args, Debug)]
 pub struct BrokerArgs {
-    /// Name of the stream, with which every name on the broker begins.
+    /// Name of the stream, and prefix of all names on the broker.
     #[arg(long, value_name = "NAME")]
     pub stream: Option<String>,
-    /// File with the credentials of a user; else the variable NATS_CREDS, or NATS_USER and NATS_PASSWORD.
+    /// File with a user's credentials. Default: the variable NATS_CREDS, or NATS_USER and NATS_PASSWORD.
     #[arg(long, value_name = "FILE")]
     pub credentials: Option<PathBuf>,
-    /// Certificates of authorities to trust; the connection must then be encrypted. Else the variable NATS_CA.
+    /// File with CA certificates to trust; requires an encrypted connection. Default: the variable NATS_CA.
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Own certificate; else the variable NATS_CERT.
+    /// File with the client certificate. Default: the variable NATS_CERT.
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// Key of the own certificate; else the variable NATS_KEY.
+    /// File with the key of the client certificate. Default: the variable NATS_KEY.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 }
@@ -356,26 +356,26 @@ pub struct BrokerArgs {
 /// Arguments of the `worker` command.
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
-    /// Address of the broker, or several, separated by commas; else the variable NATS_URL.
+    /// Address of the broker, or several, separated by commas. Default: the variable NATS_URL.
     #[arg(long, value_name = "URL")]
     pub nats: Option<String>,
-    /// The rest of the way to the broker.
+    /// Stream and credentials of the broker.
     #[command(flatten)]
     pub broker: BrokerArgs,
-    /// Serves this run only, and reads nothing of others.
+    /// Serves only this run, and subscribes to no messages of other runs.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
-    /// Serves this environment, by its name in the run; may be repeated. `NAME=PATH` says where its package is on this
-    /// machine. Without any, all environments of all runs are served.
+    /// Serves the environment with this name in the run; may be repeated. `NAME=PATH` gives the path of its package on
+    /// this machine. Default: all environments.
     #[arg(long, value_name = "NAME[=PATH]")]
     pub env: Vec<String>,
-    /// Jobs at a time; the number of cores if not given.
+    /// Most jobs at a time. Default: the number of cores.
     #[arg(long, value_name = "N")]
     pub concurrency: Option<NonZeroUsize>,
-    /// Name of the worker, which no other one has; else made of the host and the process.
+    /// Name of the worker, unique among all workers. Default: made from the host and the process.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Seconds that jobs in progress are waited for after SIGTERM; what is left is handed back.
+    /// Seconds that jobs in progress may run after SIGTERM. Unfinished jobs then return to the queue.
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     pub grace: u64,
 }
@@ -383,23 +383,23 @@ pub struct WorkerArgs {
 /// Commands below the `nats` command.
 #[derive(Debug, Subcommand)]
 pub enum NatsCommand {
-    /// Says whether a broker can carry jobs, and creates its stream.
+    /// Checks whether a broker is ready for jobs, and creates the stream if needed.
     Check {
-        /// Address of the broker; else the variable NATS_URL.
+        /// Address of the broker. Default: the variable NATS_URL.
         url: Option<String>,
-        /// The rest of the way to the broker.
+        /// Stream and credentials of the broker.
         #[command(flatten)]
         broker: BrokerArgs,
-        /// Copies of each message on a cluster, if the stream is created.
+        /// Copies of each message in a cluster, if the stream is created.
         #[arg(long, value_name = "N")]
         replicas: Option<NonZeroUsize>,
         /// Most bytes that the stream stores, if it is created.
         #[arg(long, value_name = "BYTES")]
         max_bytes: Option<NonZeroU64>,
-        /// Creates nothing: prints the commands of the NATS command line instead.
+        /// Creates nothing. Prints the command that creates the stream instead.
         #[arg(long)]
         dry_run: bool,
-        /// Prints the permissions that a run of this name and its workers need.
+        /// Prints the permissions that the run with this name and its workers need, and exits.
         #[arg(long, value_name = "RUN")]
         permissions: Option<String>,
     },
@@ -408,51 +408,51 @@ pub enum NatsCommand {
 /// Commands below the `dead-letters` command.
 #[derive(Debug, Subcommand)]
 pub enum DeadLettersCommand {
-    /// Lists them.
+    /// Lists dead letters with their causes.
     List {
-        /// Which ones.
+        /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// One JSON object a line.
+        /// Prints one JSON object per line.
         #[arg(long)]
         json: bool,
     },
-    /// Shows one: its cause and its job.
+    /// Shows one dead letter: its cause and its job.
     Show {
-        /// Which ones.
+        /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
         /// Id of the job.
         job: String,
     },
-    /// Queues them again. Their run takes up the results if it still waits for them, or when it resumes.
+    /// Queues jobs again. Their run uses the results if it still waits for them, or when it resumes.
     Replay {
-        /// Which ones.
+        /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of jobs; all if there are none.
+        /// Ids of jobs. Default: all.
         jobs: Vec<String>,
     },
-    /// Deletes them.
+    /// Deletes dead letters from the stream.
     Purge {
-        /// Which ones.
+        /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of jobs; all if there are none.
+        /// Ids of jobs. Default: all.
         jobs: Vec<String>,
     },
 }
 
-/// Which dead letters are meant.
+/// The broker and the run whose dead letters are selected.
 #[derive(Args, Debug)]
 pub struct DeadLettersArgs {
-    /// Address of the broker; else the variable NATS_URL.
+    /// Address of the broker. Default: the variable NATS_URL.
     #[arg(long, value_name = "URL")]
     pub nats: Option<String>,
-    /// The rest of the way to the broker.
+    /// Stream and credentials of the broker.
     #[command(flatten)]
     pub broker: BrokerArgs,
-    /// Those of this run only.
+    /// Selects only dead letters of this run.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
 }

@@ -1,8 +1,9 @@
-//! The duties of PID 1, which the program has as the entry point of a container.
+//! The duties of PID 1, which apply to the program as the entry point of a container.
 //!
-//! The kernel drops a signal to PID 1 without a handler, so a SIGTERM during setup would be lost, and it gives PID 1 every
-//! process whose parent has ended, which stays a zombie until it is reaped. PID 1 therefore runs the program in a child
-//! process, with the default actions of signals. It forwards signals, reaps orphans, and exits with the child's code.
+//! The kernel drops signals for which PID 1 has no handler, so a SIGTERM during setup would be lost. It also makes PID
+//! 1 the parent of every orphaned process, which stays a zombie until PID 1 reaps it. PID 1 therefore runs the program
+//! in a child process, in which signals have their default actions. It forwards signals, reaps orphans, and exits with
+//! the child's code.
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use std::future::poll_fn;
@@ -12,12 +13,12 @@ use std::process::{Command, ExitCode};
 use std::task::Poll;
 use tokio::signal::unix::{self, SignalKind};
 
-/// First exit code that stands for a signal, as shells count.
+/// Offset of exit codes that stand for a signal, as in shells.
 const SIGNAL_EXIT: i32 = 128;
 
 /// Runs the program in a child process if this process is PID 1, and returns the child's exit code.
 ///
-/// Returns `None` in any other process, and if no child could be started.
+/// Returns `None` in any other process, and if the child could not be started.
 pub fn run_child() -> Option<ExitCode> {
     if std::process::id() != 1 {
         return None;
@@ -37,7 +38,7 @@ async fn supervise() -> io::Result<ExitCode> {
     loop {
         tokio::select! {
             signal = signals.next() => {
-                // An error means that the child has ended; its exit code follows.
+                // An error means that the child has ended. Its exit code follows.
                 kill_process(child, signal).ok();
             }
             _ = children.recv() => {
@@ -53,13 +54,13 @@ async fn supervise() -> io::Result<ExitCode> {
 fn start_child() -> io::Result<Pid> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_default();
-    // Without /proc only the name is known.
+    // Without /proc, only the name is available.
     let program = std::env::current_exe().unwrap_or_else(|_| name.clone().into());
     let child = Command::new(program).arg0(name).args(arguments).spawn()?;
     Ok(Pid::from_raw(child.id().cast_signed()).expect("the PID of a child is positive"))
 }
 
-/// Reaps all children that have ended; returns the exit code of `child` if it is one of them.
+/// Reaps all children that have ended. Returns the exit code of `child` if it is one of them.
 fn reap(child: Pid) -> Option<ExitCode> {
     let mut code = None;
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -77,7 +78,7 @@ fn reap(child: Pid) -> Option<ExitCode> {
 struct ForwardedSignals(Vec<(unix::Signal, Signal)>);
 
 impl ForwardedSignals {
-    /// Registers the handlers. Signals that a terminal sends are handled but not forwarded if the process has one.
+    /// Registers the handlers. If `from_terminal`, signals that a terminal sends are handled but not forwarded.
     fn listen(from_terminal: bool) -> io::Result<Self> {
         let sent_by_terminal = [
             (SignalKind::interrupt(), Signal::INT),
@@ -92,7 +93,7 @@ impl ForwardedSignals {
         let listen = |(kind, signal)| unix::signal(kind).map(|stream| (stream, signal));
 
         let mut forwarded: Vec<_> = others.into_iter().map(listen).collect::<io::Result<_>>()?;
-        // A registered signal stays handled for the life of the process.
+        // Tokio keeps a registered handler until the process ends.
         let handled: Vec<_> = sent_by_terminal.into_iter().map(listen).collect::<io::Result<_>>()?;
         if !from_terminal {
             forwarded.extend(handled);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that the tests need and this machine lacks, then runs all tests.
 # Installs with apt, as root or through sudo; on other systems it names what is missing and stops.
+# Arguments go to cargo test: `tests/run.sh -- --skip online_` leaves out the tests that need the network or a browser.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

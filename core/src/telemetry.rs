@@ -205,40 +205,40 @@ metrics! {
     "Workers" {
         WORKERS: Gauge, "minds_workers" ["environment"]
             "Workers that serve the environment now."
-            "Only with `scorer.transport = \"nats\"`, as all of this section. 0: its jobs wait; start a \
-             `minds-actors worker`, and see its log for why one that runs does not serve it.";
+            "This section is present only with `scorer.transport = \"nats\"`. 0: its jobs wait. Start a \
+             `minds-actors worker`; if one is running, its log says why it does not serve the environment.";
         JOBS_QUEUED: Gauge, "minds_jobs_queued" []
-            "Jobs without a worker yet."
-            "Grows: more workers, or a higher `--concurrency`.";
+            "Jobs that no worker has started."
+            "Grows: start more workers, or raise their `--concurrency`.";
         JOBS_RUNNING: Gauge, "minds_jobs_running" []
-            "Jobs that a worker has begun.";
+            "Jobs that a worker has started and not finished.";
         JOBS_DONE: Counter, "minds_jobs_done_total" []
-            "Jobs with a result.";
+            "Jobs whose result the run received.";
         JOBS_TAKEN_UP: Counter, "minds_jobs_taken_up_total" []
-            "Jobs whose result came while the run was interrupted.";
+            "Jobs whose result arrived while the run was interrupted.";
         JOB_REDELIVERIES: Counter, "minds_job_redeliveries_total" []
-            "Times that a job was handed out again."
-            "Grows: workers end, hang or lose the broker; `nats.ack_wait_s` is the time until then.";
+            "Number of redeliveries of jobs."
+            "Grows: workers end, hang or lose their connection for longer than `nats.ack_wait_s`.";
         JOB_RESULTS_DROPPED: Counter, "minds_job_results_dropped_total" ["why"]
-            "Results that were dropped: `late`, `duplicate` or `foreign`."
-            "`late`: the group had ended; `duplicate`: the job was handed out twice and done twice; \
-             `foreign`: of no job of this run.";
+            "Dropped results: `late`, `duplicate` or `foreign`."
+            "`late`: the run had canceled the job; `duplicate`: the job was delivered twice and finished twice; \
+             `foreign`: the run did not submit the job.";
         DEAD_LETTERS: Counter, "minds_dead_letters_total" []
             "Jobs that no worker finished."
-            "Any: `minds-actors dead-letters list` has the causes.";
+            "Above 0: `minds-actors dead-letters list` shows the causes.";
         WORKER_JOBS: Counter, "minds_worker_jobs_total" ["worker"]
-            "Jobs of this run that the worker has done.";
+            "Jobs of this run that the worker has finished.";
         WORKER_JOB_SECONDS: Counter, "minds_worker_job_seconds_total" ["worker"]
-            "Time that these took."
-            "Divided by the one above, the time of a job. Much more than others: a slow machine.";
+            "Time that the worker spent on these jobs."
+            "Divided by the metric above: mean time of a job. Much higher than for other workers: a slow machine.";
         WORKER_RUNNING: Gauge, "minds_worker_running" ["worker"]
             "Jobs of this run in progress.";
         WORKER_IDLE_RATIO: Gauge, "minds_worker_idle_ratio" ["worker"]
             "Share of the worker's capacity that was idle since it started."
-            "Near 1 for all: there are more workers than the run needs.";
+            "Near 1 for all workers: the run needs fewer workers.";
         BROKER_CONNECTED: Gauge, "minds_broker_connected" []
             "Whether there is a connection to the broker, 0 or 1."
-            "0: jobs and results wait; nothing is lost.";
+            "0: jobs and results wait, and none is lost.";
         BROKER_RECONNECTS: Counter, "minds_broker_reconnects_total" []
             "Connections to the broker after the first.";
     }

@@ -1,4 +1,4 @@
-//! Times that requests take: constant, or drawn from a distribution.
+//! Latencies of requests: constant, or drawn from a distribution.
 
 use minds_core::random::seeded_rng;
 use rand_distr::{Distribution as _, Exp1, StandardNormal, StandardUniform};
@@ -21,7 +21,7 @@ enum LatencyDistribution {
 }
 
 impl SimulatedLatency {
-    /// A constant number of seconds.
+    /// A constant time in seconds.
     #[must_use]
     pub const fn constant(seconds: f64) -> Self {
         Self::new(seconds, LatencyDistribution::Constant)
@@ -43,13 +43,13 @@ impl SimulatedLatency {
         Self { mean, distribution, tail_share: 0.0, tail_factor: 1.0 }
     }
 
-    /// The same times, of which a `share` takes longer by a `factor`.
+    /// The same distribution, in which a `share` of the times is multiplied by `factor`.
     #[must_use]
     pub const fn with_tail(self, share: f64, factor: f64) -> Self {
         Self { tail_share: share, tail_factor: factor, ..self }
     }
 
-    /// Draws the time in seconds of the case with this key: equal keys give equal times.
+    /// Draws the time for a key, in seconds. Equal keys give equal times.
     #[must_use]
     pub fn draw(&self, key: [u64; 4]) -> f64 {
         if self.distribution == LatencyDistribution::Constant && self.tail_share == 0.0 {
@@ -63,14 +63,14 @@ impl SimulatedLatency {
             LatencyDistribution::Exponential => Exp1.sample(&mut chance),
             LatencyDistribution::Lognormal { sigma } => {
                 let normal: f64 = StandardNormal.sample(&mut chance);
-                // A factor of mean 1, so that `mean` stays the mean.
+                // This factor has mean 1, so `mean` stays the mean of the product.
                 (sigma * normal - sigma * sigma / 2.0).exp()
             }
         };
         self.mean * factor * part
     }
 
-    /// Mean in seconds, including the tail.
+    /// Mean time in seconds, including the tail.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.mean * (1.0 + self.tail_share * (self.tail_factor - 1.0))

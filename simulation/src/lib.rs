@@ -1,8 +1,9 @@
-//! One scripted service: concurrent samples, adapters that run their requests one after the other, and faults.
+//! A scripted service for tests and simulations: it samples concurrently, executes the requests of an adapter one after
+//! the other, and injects faults.
 //!
-//! It follows the clock of its tokio runtime, which may be paused. Tokens, logprobs, times and faults are functions of
-//! the options' seed and of each request, so they do not depend on timing. A token's logprob depends only on the
-//! optimizer steps behind the weights: -1 at the start, -1/2 after one step, -1/3 after two.
+//! The service uses the clock of its tokio runtime, which may be paused. Tokens, logprobs, latencies and faults are
+//! functions of the seed and of each request, so they do not depend on timing. A token's logprob depends only on the
+//! number of optimizer steps of the weights: -1 at the start, -1/2 after one step, -1/3 after two.
 //!
 //! ```
 //! use minds_core::sampling::{SampleRequest, SamplingParams};

@@ -1,4 +1,4 @@
-//! How the service behaves: times, capacities, faults, and scripts for single requests.
+//! Behavior of the service: latencies, capacities, faults, and hooks for single requests.
 
 use crate::latency::SimulatedLatency;
 use crate::request::{RequestProgress, ServiceRequest};
@@ -7,68 +7,70 @@ use minds_core::service::{BackendError, ForwardOutput, OptimStep, ServiceInfo};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Time that the `n`-th request of a kind takes beyond the drawn time, counted from 0.
+/// Additional latency of the `n`-th request of a kind, counted from 0.
 pub type Delay = Box<dyn Fn(usize) -> Duration + Send + Sync>;
 
-/// Changes the answer to the `n`-th request of a kind, counted from 0, or refuses it.
+/// Changes the response to the `n`-th request of a kind, counted from 0, or rejects the request.
 pub type RequestHook<T> = Box<dyn Fn(usize, &mut T) -> Result<(), BackendError> + Send + Sync>;
 
-/// Changes the samples of the `n`-th request for some, counted from 0, or refuses it.
+/// Changes the samples of the `n`-th sample request, counted from 0, or rejects the request.
 pub type SampleHook =
     Box<dyn Fn(usize, &SampleRequest, &mut Vec<Completion>) -> Result<(), BackendError> + Send + Sync>;
 
-/// Behavior of a [`SimulatedService`](crate::SimulatedService). By default everything takes no time and succeeds.
+/// Behavior of a [`SimulatedService`](crate::SimulatedService). By default, all requests succeed without latency.
 ///
-/// Hooks number the samples and queries of the whole service, and the requests of each adapter by their kind.
+/// Hooks count sample requests and queries per service, and adapter requests per adapter and kind.
 pub struct SimulationOptions {
-    /// What the service reports about itself. Requests beyond its vocabulary and context are refused.
+    /// Description of the service. Requests beyond its vocabulary or context are rejected.
     pub info: ServiceInfo,
-    /// Seed of all draws.
+    /// Seed of all random draws.
     pub seed: u64,
-    /// Time that one sample takes, in seconds.
+    /// Latency of one sample, in seconds.
     pub sample: SimulatedLatency,
-    /// Time that one logprob query takes.
+    /// Latency of one logprob query, in seconds.
     pub query: SimulatedLatency,
-    /// Samples and queries that the service processes at a time.
+    /// Most samples and queries that the service processes at a time; `None` for no limit.
     pub sampling_slots: Option<NonZeroUsize>,
-    /// Time of a pass.
+    /// Time of a pass, with or without gradients, in seconds.
     pub forward_backward: SimulatedLatency,
-    /// Data in a pass that takes all of its time; another pass takes its share. `None`: the size does not matter.
+    /// Number of data at which a pass takes `forward_backward`. The time of other passes is proportional to their size.
+    /// `None`: the size has no effect.
     pub whole_batch: Option<usize>,
-    /// Time that an optimizer step takes.
+    /// Time of an optimizer step, in seconds.
     pub optim_step: SimulatedLatency,
-    /// Time to make a sampler of new weights.
+    /// Time to export a sampler of new weights, in seconds.
     pub export: SimulatedLatency,
-    /// Time to save or load a checkpoint.
+    /// Time to save or load a checkpoint, in seconds.
     pub save: SimulatedLatency,
-    /// Tokens after which a completion ends, with the first stop token if the request names any.
+    /// Length in tokens at which a completion ends. Its last token is the request's first stop token, if there is one.
     pub completion_tokens: usize,
-    /// Share of the requests for samples and logprobs that fail and may be retried.
+    /// Share of the sample requests and logprob queries that fail with a retryable error, from 0 to 1.
     pub failures: f64,
-    /// Share of the requests for samples that never get a response.
+    /// Share of the sample requests that never get a response, from 0 to 1.
     pub hangs: f64,
-    /// Share of the samples with a logprob that is not finite.
+    /// Share of the samples whose first logprob is NaN, from 0 to 1.
     pub not_finite: f64,
     /// Time windows in which the service is faulty.
     pub faults: Vec<FaultWindow>,
-    /// Whether passes are answered; [`SimulatedService::answer_passes`](crate::SimulatedService::answer_passes) changes
-    /// it later.
+    /// Whether passes with gradients get a response. [`SimulatedService::answer_passes`] changes this later.
+    ///
+    /// [`SimulatedService::answer_passes`]: crate::SimulatedService::answer_passes
     pub answers_passes: bool,
-    /// Further time of a sample request.
+    /// Additional latency of a sample request.
     pub sample_delay: Delay,
-    /// Further time of a logprob query.
+    /// Additional latency of a logprob query.
     pub query_delay: Delay,
-    /// Script of sample requests.
+    /// Hook for sample requests.
     pub on_sample: SampleHook,
-    /// Script of logprob queries.
+    /// Hook for logprob queries.
     pub on_query: RequestHook<Vec<Option<f32>>>,
-    /// Script of passes with gradients; a refused one leaves none.
+    /// Hook for passes with gradients. A rejected pass leaves no gradients.
     pub on_pass: RequestHook<ForwardOutput>,
-    /// Script of optimizer steps; a refused one changes no weights.
+    /// Hook for optimizer steps. A rejected step changes no weights.
     pub on_step: RequestHook<OptimStep>,
-    /// Script of exports; it may only refuse them.
+    /// Hook for exports, which can only reject them.
     pub on_export: RequestHook<()>,
-    /// Receives every request when it arrives, before anything else is done, and when it is answered.
+    /// Called for every request when it arrives, before any processing, and when it is answered.
     pub observer: Box<dyn Fn(ServiceRequest<'_>, RequestProgress) + Send + Sync>,
 }
 
@@ -110,7 +112,7 @@ impl Default for SimulationOptions {
     }
 }
 
-/// A stretch of time in which the service is faulty.
+/// A time window in which the service has a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultWindow {
     /// Start of the window, since the start of the service.
@@ -121,11 +123,11 @@ pub struct FaultWindow {
     pub fault: SimulatedFault,
 }
 
-/// Kind of a fault of the service.
+/// Kind of fault of the service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SimulatedFault {
-    /// No responses until the end of the window: a client retries until then.
+    /// The service does not respond until the end of the window.
     Away,
-    /// Everything that begins in the window takes longer by this factor.
+    /// Requests that start in the window take longer by this factor.
     Slow(f64),
 }

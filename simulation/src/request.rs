@@ -8,24 +8,25 @@ use minds_core::sampling::SampleRequest;
 /// A request to the service.
 #[derive(Clone, Copy, Debug)]
 pub enum ServiceRequest<'a> {
-    /// Samples of weights with this number of optimizer steps behind them.
+    /// A sample request. The first value is the number of optimizer steps of the weights.
     Sample(u64, &'a SampleRequest),
-    /// Logprobs under weights with this number of optimizer steps behind them.
+    /// A logprob query. The first value is the number of optimizer steps of the weights.
     Logprobs(u64, &'a [Token]),
-    /// A request to the adapter of this number, in the order of their creation, counted from 0.
+    /// A request to an adapter. Adapters are numbered from 0 in the order of their creation.
     Adapter(usize, &'a AdapterRequest),
 }
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestProgress {
-    /// It arrived, and nothing was done yet.
+    /// The request arrived and is not processed yet.
     Arrived,
-    /// It was answered, after this number of seconds in which its adapter was busy with it; 0 for samples and logprobs.
+    /// The request was answered. The value is the time that its adapter spent on it, in seconds; 0 for samples and
+    /// logprobs.
     Answered(f64),
-    /// A fault of the options made it fail.
+    /// The request failed because of [`SimulationOptions::failures`](crate::SimulationOptions::failures).
     Failed,
-    /// A fault of the options leaves it without an answer.
+    /// The request gets no response because of [`SimulationOptions::hangs`](crate::SimulationOptions::hangs).
     Hung,
 }
 
@@ -38,18 +39,18 @@ pub enum AdapterRequest {
     ForwardBackward(Vec<Datum>),
     /// An optimizer step with these settings.
     OptimStep(AdamParams),
-    /// Weights and optimizer are to be saved under this name.
+    /// Saves weights and optimizer under this name.
     SaveState(String),
-    /// The weights under a path are to be loaded, with the optimizer or without.
+    /// Loads the weights under this path; with the optimizer if the second value is true.
     LoadState(String, bool),
-    /// A sampler is to be made, and kept if there is a name.
+    /// Exports a sampler, and saves its weights if a name is given.
     Export(Option<String>),
-    /// The adapter is no longer needed.
+    /// Releases the adapter, which gets no further requests.
     Release,
 }
 
 impl ServiceRequest<'_> {
-    /// Name of its kind.
+    /// Name of the request's kind.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

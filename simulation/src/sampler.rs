@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub struct SimulatedSampler {
     pub state: Arc<SimulationState>,
-    /// Optimizer steps behind the weights.
+    /// Number of optimizer steps of the weights.
     pub version: u64,
 }
 
@@ -45,7 +45,7 @@ impl SamplingBackend for SimulatedSampler {
             return state.fail(reported);
         }
 
-        // A seed repeats a sample; without one, each request has samples of its own.
+        // A seed makes samples repeatable. Without a seed, each request gets new samples.
         let repeated = request.params.seed.map_or(attempt, |_| 0);
         let mut not_finite = 0;
         let mut sequences = Vec::with_capacity(request.num_samples);
@@ -103,12 +103,12 @@ impl SimulatedSampler {
         (0..tokens).map(|at| (at > 0).then_some(self.logprob())).collect()
     }
 
-    /// The first tokens of the vocabulary, each less likely than the one before.
+    /// The first `k` tokens of the vocabulary, with decreasing logprobs.
     fn topk(&self, k: usize) -> TopK {
         (0..k).map(|at| (at as Token, self.logprob() - at as f32)).collect()
     }
 
-    /// Letters until the scripted length, a stop token or a limit.
+    /// Samples random letters until the scripted length, a stop token or the token limit.
     fn completion(&self, request: &SampleRequest, case: [u64; 2]) -> Completion {
         let options = &self.state.options;
         let room = (options.info.context - request.prompt.len()).max(1);

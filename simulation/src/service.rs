@@ -1,4 +1,4 @@
-//! The service itself.
+//! The public handle of a simulated service.
 
 use crate::options::SimulationOptions;
 use crate::sampler::SimulatedSampler;
@@ -10,47 +10,49 @@ use minds_core::service::{BackendError, SamplingBackend, Service, ServiceInfo, T
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A service that follows its options.
+/// A service whose behavior is set by [`SimulationOptions`].
 pub struct SimulatedService(Arc<SimulationState>);
 
 impl SimulatedService {
-    /// Starts a service; its fault windows count from now.
+    /// Starts a service. Its fault windows are relative to this moment.
     #[must_use]
     pub fn new(options: SimulationOptions) -> Self {
         Self(Arc::new(SimulationState::new(options)))
     }
 
-    /// What it was asked and did so far.
+    /// Counts of requests and results; the receiver is notified of each change.
     #[must_use]
     pub fn counts(&self) -> watch::Receiver<ServiceCounts> {
         self.0.counts.subscribe()
     }
 
-    /// A sampler of weights with `version` optimizer steps behind them.
+    /// Creates a sampler of weights after `version` optimizer steps.
     #[must_use]
     pub fn sampler(&self, version: u64) -> Arc<dyn SamplingBackend> {
         Arc::new(SimulatedSampler { state: self.0.clone(), version })
     }
 
-    /// An adapter whose weights have `version` optimizer steps behind them. Must be called on a runtime.
+    /// Creates an adapter whose weights are those after `version` optimizer steps.
+    ///
+    /// Must be called on a tokio runtime.
     #[must_use]
     pub fn adapter(&self, version: u64) -> Arc<dyn TrainingBackend> {
         Arc::new(SimulatedTraining::start(self.0.clone(), version))
     }
 
-    /// Paths of all saved weights, in their order.
+    /// Paths of all saved weights, sorted.
     #[must_use]
     pub fn saved(&self) -> Vec<String> {
         self.0.saved().keys().cloned().collect()
     }
 
-    /// Factor by which everything that begins now takes longer than otherwise.
+    /// Factor by which requests that start now take longer because of a fault; 1 without a fault.
     #[must_use]
     pub fn slowness(&self) -> f64 {
         self.0.slowness()
     }
 
-    /// Holds the answers of passes with gradients back, or lets them go.
+    /// Releases the responses of passes with gradients if `answer`, else holds them back.
     pub fn answer_passes(&self, answer: bool) {
         self.0.passes.send_replace(answer);
     }

@@ -1,4 +1,4 @@
-//! What samplers and adapters of a service share: its clock, draws, capacities, counts and saved weights.
+//! State that the samplers and adapters of a service share: clock, random draws, capacities, counts and saved weights.
 
 use crate::latency::SimulatedLatency;
 use crate::options::{FaultWindow, SimulatedFault, SimulationOptions};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
-/// Purpose of a random draw: each kind has its own random stream.
+/// Purpose of a random draw. Each kind has its own random stream.
 #[derive(Clone, Copy)]
 pub enum DrawKind {
     Sample,
@@ -27,10 +27,10 @@ pub enum DrawKind {
     Tokens,
 }
 
-/// What a service was asked and did so far.
+/// Counts of a service's requests and results since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServiceCounts {
-    /// Requests for samples that arrived.
+    /// Sample requests that arrived.
     pub sample_requests: usize,
     /// Samples drawn so far.
     pub samples: u64,
@@ -38,7 +38,7 @@ pub struct ServiceCounts {
     pub queries: usize,
     /// Requests to adapters that arrived.
     pub adapter_requests: usize,
-    /// Seconds in which adapters were busy.
+    /// Total time in which adapters were busy, in seconds.
     pub training_s: f64,
     /// Adapters created so far.
     pub adapters: usize,
@@ -46,9 +46,9 @@ pub struct ServiceCounts {
     pub live_adapters: usize,
     /// Most adapters that existed at once.
     pub most_adapters: usize,
-    /// Requests that a fault made fail.
+    /// Requests that failed because of a fault.
     pub failed: u64,
-    /// Requests that a fault left without an answer.
+    /// Requests that got no response because of a fault.
     pub hung: u64,
     /// Samples with a logprob of NaN.
     pub not_finite: u64,
@@ -68,9 +68,9 @@ pub struct SimulationState {
     pub passes: watch::Sender<bool>,
     started: Instant,
     slots: Option<Semaphore>,
-    /// Requests for samples so far, by their key.
+    /// Number of sample requests so far, by key.
     attempts: Mutex<HashMap<u64, u64>>,
-    /// Optimizer steps behind saved weights, by their path.
+    /// Number of optimizer steps of saved weights, by path.
     saved: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -88,7 +88,7 @@ impl SimulationState {
         }
     }
 
-    /// Logprob of every token under weights with this number of optimizer steps behind them.
+    /// Logprob of every token under weights after `version` optimizer steps.
     pub fn logprob(version: u64) -> f32 {
         -1.0 / (version + 1) as f32
     }
@@ -97,13 +97,13 @@ impl SimulationState {
         self.saved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Optimizer steps behind the weights under a path.
+    /// Number of optimizer steps of the weights under a path.
     pub fn find(&self, path: &str) -> Result<u64, BackendError> {
         let found = self.saved().get(path).copied();
         found.ok_or_else(|| BackendError::Rejected(format!("nothing is kept under {path}")))
     }
 
-    /// Keeps weights of a version under an address that is still free.
+    /// Saves weights of a version under an unused address.
     pub fn keep(&self, address: Result<String, BackendError>, version: u64) -> Result<String, BackendError> {
         let address = address?;
         let mut saved = self.saved();
@@ -114,7 +114,7 @@ impl SimulationState {
         Ok(address)
     }
 
-    /// Refuses tokens that no weights know, and more of them than these read.
+    /// Rejects tokens outside the vocabulary, and sequences longer than the context.
     pub fn check_tokens(&self, tokens: &[Token]) -> Result<(), BackendError> {
         let info = &self.options.info;
         if tokens.len() > info.context {
@@ -127,14 +127,14 @@ impl SimulationState {
         }
     }
 
-    /// Changes the counts, and returns what `change` returns.
+    /// Changes the counts and returns the result of `change`.
     pub fn count<T>(&self, change: impl FnOnce(&mut ServiceCounts) -> T) -> T {
         let mut result = None;
         self.counts.send_modify(|counts| result = Some(change(counts)));
         result.expect("`send_modify` calls its argument")
     }
 
-    /// Counts and reports a request that has arrived. Returns the number of earlier ones of its kind.
+    /// Counts and reports a request that has arrived. Returns the number of earlier requests of its kind.
     pub fn arrived(&self, request: ServiceRequest<'_>) -> usize {
         let before = self.count(|counts| {
             let number = match request {
@@ -153,16 +153,16 @@ impl SimulationState {
         (self.options.observer)(request, progress);
     }
 
-    /// Counts and reports a request that a fault makes fail.
+    /// Counts and reports a request that fails because of a fault.
     pub fn fail<T>(&self, request: ServiceRequest<'_>) -> Result<T, BackendError> {
         self.count(|counts| counts.failed += 1);
         self.report(request, RequestProgress::Failed);
         Err(BackendError::Unavailable("scripted to fail".into()))
     }
 
-    /// Key of a request for samples, and the number of earlier ones with it.
+    /// Key of a sample request, and the number of earlier requests with this key.
     pub fn attempt(&self, prompt: &[Token], seed: Option<u64>) -> (u64, u64) {
-        // FNV-1a, which is the same in every process.
+        // FNV-1a gives the same hash in every process.
         let words = prompt.iter().copied().map(u64::from).chain(seed);
         let key =
             words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x100_0000_01b3));
@@ -176,17 +176,17 @@ impl SimulationState {
         [self.options.seed, kind as u64, case[0], case[1]]
     }
 
-    /// The random stream of a case.
+    /// The random stream for a kind and a case.
     pub fn chance(&self, kind: DrawKind, case: [u64; 2]) -> impl rand::Rng + use<> {
         seeded_rng(self.key(kind, case))
     }
 
-    /// Draws a latency in seconds, longer while the service is slow.
+    /// Draws a latency in seconds, multiplied by [`Self::slowness`].
     pub fn draw(&self, latency: &SimulatedLatency, kind: DrawKind, case: [u64; 2]) -> f64 {
         self.slowness() * latency.draw(self.key(kind, case))
     }
 
-    /// Factor by which everything that begins now takes longer.
+    /// Factor by which requests that start now take longer; 1 without a fault.
     pub fn slowness(&self) -> f64 {
         match self.fault() {
             Some((SimulatedFault::Slow(factor), _)) => factor,
@@ -202,14 +202,14 @@ impl SimulationState {
         Some((window.fault, window.until - now))
     }
 
-    /// Waits until the service is no longer away.
+    /// Waits until no [`SimulatedFault::Away`] window is active.
     pub async fn until_back(&self) {
         while let Some((SimulatedFault::Away, left)) = self.fault() {
             sleep(left).await;
         }
     }
 
-    /// Occupies a slot for each of these times.
+    /// Occupies one sampling slot for each of these times, and waits for all of them.
     pub async fn occupy(&self, times: impl Iterator<Item = Duration>) {
         let Some(slots) = &self.slots else { return wait(times.max().unwrap_or_default()).await };
         join_all(times.map(async |time| {
@@ -220,7 +220,7 @@ impl SimulationState {
     }
 }
 
-/// Waits for this time; a timer would round no time at all up to a millisecond.
+/// Waits for this time. Returns immediately for zero, which a timer would round up to a millisecond.
 pub async fn wait(time: Duration) {
     if !time.is_zero() {
         sleep(time).await;

@@ -1,4 +1,4 @@
-//! An adapter in training: its requests run one after the other, in the order of the calls.
+//! An adapter in training. It executes its requests one after the other, in the order of the calls.
 
 use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
 use crate::sampler::SimulatedSampler;
@@ -18,25 +18,25 @@ use tokio::sync::{mpsc, oneshot};
 /// Weights of an adapter.
 #[derive(Clone, Copy)]
 struct SimulatedWeights {
-    /// Optimizer steps behind them.
+    /// Number of optimizer steps of the weights.
     version: u64,
-    /// Whether gradients wait for a step.
+    /// Whether gradients have accumulated since the last step.
     gradients: bool,
 }
 
 pub struct SimulatedTraining {
     state: Arc<SimulationState>,
     adapter: usize,
-    /// Requests so far, by the name of their kind.
+    /// Number of requests so far, by name of their kind.
     numbers: Mutex<HashMap<&'static str, usize>>,
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// A request that is executed when those before it are done.
+/// A queued request, which changes the weights when it is executed.
 type Job = Box<dyn FnOnce(SimulatedWeights) -> BoxFuture<'static, SimulatedWeights> + Send>;
 
 impl SimulatedTraining {
-    /// Creates an adapter whose weights have `version` steps behind them. Must be called on a runtime.
+    /// Creates an adapter whose weights are those after `version` optimizer steps. Must be called on a tokio runtime.
     pub fn start(state: Arc<SimulationState>, version: u64) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel::<Job>();
         tokio::spawn(async move {
@@ -54,7 +54,7 @@ impl SimulatedTraining {
         Self { state, adapter, numbers: Mutex::default(), jobs }
     }
 
-    /// Queues a request behind earlier ones. `execute` is given its number among those of its kind.
+    /// Queues a request behind earlier ones. `execute` receives the number of earlier requests of its kind.
     fn queue<T: Send + 'static>(
         &self,
         request: AdapterRequest,
@@ -94,7 +94,7 @@ impl SimulatedTraining {
         async move { result.await.unwrap_or_else(|_| Err(BackendError::Lost("gone".into()))) }.boxed()
     }
 
-    /// The address of weights of this adapter.
+    /// The address of this adapter's weights with a purpose and a name.
     fn address(&self, purpose: CheckpointPurpose, name: &str) -> Result<String, BackendError> {
         Ok(CheckpointAddress::new(&format!("simulated-{}", self.adapter), purpose, name)?.to_string())
     }
@@ -107,7 +107,7 @@ impl Drop for SimulatedTraining {
 }
 
 impl SimulationState {
-    /// Seconds that an adapter works on a request.
+    /// Time that an adapter spends on a request, in seconds.
     fn training_time(&self, request: &AdapterRequest, case: [u64; 2]) -> f64 {
         let options = &self.options;
         match request {
@@ -124,7 +124,7 @@ impl SimulationState {
         }
     }
 
-    /// The result of a pass under weights of a version.
+    /// Computes the result of a pass under weights of a version.
     fn pass(&self, version: u64, data: &[Datum], loss: Loss) -> Result<ForwardOutput, BackendError> {
         let logprob = Self::logprob(version);
         let mut sum = 0.0;

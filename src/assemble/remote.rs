@@ -1,4 +1,4 @@
-//! Workers behind a broker: what a run offers them, and how a worker loads it.
+//! Environments on workers: how a run offers them over the broker, and how a worker loads them.
 
 use super::environments::{ModelParts, component};
 use super::fingerprint::fingerprint;
@@ -25,24 +25,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest wait for the broker when a run starts.
+/// Timeout for the connection to the broker when a run starts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time between two looks for jobs that the broker has lost.
+/// Time between two audits for jobs that the broker has lost.
 const AUDIT_EVERY: Duration = Duration::from_secs(30);
 
-/// How a worker loads an environment: the smallest config that has it, and the context of the run's model in tokens.
+/// How a worker loads an environment: the smallest config with that environment, and the context of the run's model in
+/// tokens.
 #[derive(Serialize, Deserialize)]
 struct OfferSpec {
     config: ConfigFile,
     context: usize,
 }
 
-/// Connects to the broker and hands the environments of a run to workers. One whose rewards keep a state stays in the
-/// run, with a warning: its rewards must be computed in one place.
+/// Connects to the broker and replaces the environments of a run with remote ones.
+///
+/// An environment whose rewards keep state stays in the run, with a warning, because one process must compute them all.
 ///
 /// # Errors
-/// The broker is away or refuses something, or the run folder cannot be written.
+/// The broker is unreachable or rejects a request, or the run folder cannot be written.
 pub async fn remote(
     plan: &RunPlan,
     nats: &NatsPlan,
@@ -97,7 +99,7 @@ pub async fn remote(
         if !is_remote(&component) {
             tracing::warn!(
                 environment = component.name,
-                "its rewards learn from each other and stay in the run"
+                "not sent to workers: its rewards depend on each other and are computed in the run"
             );
             return component;
         }
@@ -149,7 +151,7 @@ fn offer(
     Ok(Offer { name: env.name.clone(), spec, version: version(env, environment)? })
 }
 
-/// Identity of an environment's code and data: equal versions give equal rewards.
+/// Identity of an environment's code and data. Equal versions give equal rewards.
 fn version(
     env: &crate::config::environments::EnvPlan,
     environment: &dyn Environment,
@@ -158,9 +160,9 @@ fn version(
     Ok(hash(&[&fingerprint])[..16].to_owned())
 }
 
-/// Loads what runs offer, once for each offer.
+/// Loads the environments that runs offer.
 pub struct WorkerLoader {
-    /// Where the packages of environments are on this machine, by name of the environment.
+    /// Paths of Python packages on this machine, by name of the environment.
     pub paths: BTreeMap<String, PathBuf>,
 }
 
@@ -169,7 +171,7 @@ impl EnvironmentLoader for WorkerLoader {
     async fn load(&self, offer: &Offer) -> Result<MixtureComponent, String> {
         let offer = offer.clone();
         let path = self.paths.get(&offer.name).cloned();
-        // Loading starts processes and waits for them.
+        // Loading blocks: it starts processes and waits for them.
         let loading = tokio::task::spawn_blocking(move || load(&offer, path.as_deref()));
         let loaded = loading.await.map_err(|error| error.to_string())?;
         loaded.map_err(|error| format!("{error:#}"))
@@ -178,12 +180,12 @@ impl EnvironmentLoader for WorkerLoader {
 
 fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> {
     let OfferSpec { mut config, context } =
-        serde_json::from_value(offer.spec.clone()).context("the run has another release of minds-actors")?;
+        serde_json::from_value(offer.spec.clone()).context("the run uses another release of minds-actors")?;
     if let Some(env) = &mut config.env {
         if let Some(path) = path {
             env.id = path.display().to_string();
         }
-        // An interpreter of another machine; without it, a `.venv` or `python3` of this one.
+        // The path may only exist on the run's machine. Without it, a `.venv` or `python3` of this machine is used.
         env.python = env.python.take().filter(|python| python.exists());
     }
     let plan = RunPlan::for_worker(config)?;
@@ -200,7 +202,7 @@ fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> 
     let own = version(env, &*component.environment)?;
     anyhow::ensure!(
         own == offer.version,
-        "it is another version here ({own}) than in the run ({}): its code, its data or the program differ",
+        "its version on this worker is {own}, in the run it is {}: the code, the data or the program differ",
         offer.version
     );
     Ok(component)

@@ -1,4 +1,4 @@
-//! `minds-actors dead-letters`: jobs that no worker finished.
+//! `minds-actors dead-letters`: lists, shows, requeues and deletes jobs that no worker finished.
 
 use super::print_line;
 use super::worker::broker_of;
@@ -12,13 +12,13 @@ use serde_json::json;
 use std::future::Future;
 use std::time::Duration;
 
-/// Longest wait for the broker.
+/// Timeout for the connection to the broker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs the command.
+/// Runs the `dead-letters` command.
 ///
 /// # Errors
-/// The broker is away or refuses something (3), or there is no such dead letter (2).
+/// The broker is unreachable or rejects a request (exit code 3), or a given job is not a dead letter (2).
 pub fn run(command: &DeadLettersCommand) -> Result<(), CommandError> {
     match command {
         DeadLettersCommand::List { letters, json } => with_letters(letters, &[], async |_, found| {
@@ -41,7 +41,7 @@ pub fn run(command: &DeadLettersCommand) -> Result<(), CommandError> {
         DeadLettersCommand::Replay { letters, jobs } => with_letters(letters, jobs, async |broker, found| {
             for stored in &found {
                 dead_letters::replay(&broker, stored).await?;
-                print_line!("{} is queued again", stored.letter.job);
+                print_line!("queued {} again", stored.letter.job);
             }
             Ok(())
         }),
@@ -49,13 +49,13 @@ pub fn run(command: &DeadLettersCommand) -> Result<(), CommandError> {
             for stored in &found {
                 dead_letters::remove(&broker, stored).await?;
             }
-            print_line!("{} dead letters deleted", found.len());
+            print_line!("deleted {} dead letters", found.len());
             Ok(())
         }),
     }
 }
 
-/// Does something with the dead letters of these jobs, or with all.
+/// Calls `act` with the dead letters of these jobs, or with all if `jobs` is empty.
 fn with_letters<F>(
     args: &DeadLettersArgs,
     jobs: &[String],
@@ -114,14 +114,14 @@ async fn show(broker: &Broker, stored: &StoredLetter) -> anyhow::Result<()> {
     let job: Job<'static> = decode(&body)?;
     match job.work {
         Work::Score { item, rollout } => {
-            print_line!("the reward of {} (item {}), sampled by {}", rollout.id, item.index, rollout.policy);
+            print_line!("reward of {} (item {}), sampled by {}", rollout.id, item.index, rollout.policy);
             for turn in &rollout.turns {
                 print_line!("{}", turn.text);
             }
         }
         Work::Generate { item, sessions } => {
             let ids: Vec<String> = sessions.iter().map(|session| session.rollout.to_string()).collect();
-            print_line!("the rollouts {} of item {}", ids.join(", "), item.index);
+            print_line!("rollouts {} of item {}", ids.join(", "), item.index);
         }
     }
     Ok(())

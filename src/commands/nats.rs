@@ -1,4 +1,4 @@
-//! `minds-actors nats`: whether a broker can carry jobs, and what an operator has to set up there.
+//! `minds-actors nats`: checks whether a broker is ready for jobs, and prints the setup that an operator needs.
 
 use super::print_line;
 use super::worker::broker_of;
@@ -11,15 +11,15 @@ use anyhow::{Context as _, anyhow};
 use minds_stages::remote::{Broker, BrokerError, StreamNames, StreamSettings, probe};
 use std::time::Duration;
 
-/// Longest wait for the broker.
+/// Timeout for the connection to the broker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Payload limit below which larger messages are usual, in bytes.
+/// Payload limit below which many jobs need the object store, in bytes.
 const SMALL_PAYLOAD: usize = 256 << 10;
 
-/// Runs the command.
+/// Runs the `nats` command.
 ///
 /// # Errors
-/// The broker is away or refuses something (3), or an argument is wrong (2).
+/// The broker is unreachable or rejects a request (exit code 3), or an argument is invalid (2).
 pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
     let NatsCommand::Check { url, broker, replicas, max_bytes, dry_run, permissions } = command;
     let given = NatsConfig { replicas: *replicas, max_bytes: *max_bytes, ..NatsConfig::default() };
@@ -52,8 +52,7 @@ async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Resu
     let server = broker.client.server_info();
     print_line!("broker       {}, nats-server {}", broker.address(), server.version);
     let limit = server.max_payload;
-    let advice =
-        if limit < SMALL_PAYLOAD { "; larger jobs take the slower way through the object store" } else { "" };
+    let advice = if limit < SMALL_PAYLOAD { "; larger jobs use the slower object store" } else { "" };
     print_line!("payload      up to {} KiB{advice}", limit >> 10);
     let stream = match broker.stream().await {
         Err(BrokerError::NoStream { .. }) if dry_run => {
@@ -63,7 +62,7 @@ async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Resu
         }
         Err(BrokerError::NoStream { .. }) => {
             let made = broker.open_stream(settings).await?;
-            print_line!("stream       {} is created", broker.names.stream());
+            print_line!("stream       created {}", broker.names.stream());
             made
         }
         found => found?,
@@ -82,11 +81,11 @@ async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Resu
         return Ok(());
     }
     probe(broker).await?;
-    print_line!("permissions  a job, its result and its acknowledgements pass");
+    print_line!("permissions  a test job was published, delivered and acknowledged");
     Ok(())
 }
 
-/// The command of the NATS command line that creates the stream.
+/// The command that creates the stream with the NATS command-line client.
 fn create_command(names: &StreamNames, settings: StreamSettings) -> String {
     format!(
         "nats stream add {} --subjects '{}' --retention work --storage file --discard new --discard-per-subject \
@@ -99,7 +98,7 @@ fn create_command(names: &StreamNames, settings: StreamSettings) -> String {
     )
 }
 
-/// Prints users with the least permissions, in the form of the server's configuration.
+/// Prints users with the least permissions, in the syntax of the server's configuration.
 fn print_permissions(names: &StreamNames, run: &str) {
     let stream = names.stream();
     let bucket = names.bucket(run);
@@ -123,7 +122,7 @@ fn print_permissions(names: &StreamNames, run: &str) {
         format!("{inbox}.>"),
     ];
     let run_hears = [format!("{stream}.ask.{run}"), format!("{stream}.worker.{run}"), format!("{inbox}.>")];
-    // An environment is one token of a subject, and part of the name of its consumer.
+    // The environment's name is one token of a subject, and part of its consumer's name.
     let consumer = names.job_consumer(run, "ENVIRONMENT");
     let worker_may = [
         format!("{stream}.result.{run}.*"),
@@ -146,7 +145,7 @@ fn print_permissions(names: &StreamNames, run: &str) {
     print_line!("# The run `{run}`. It can read and delete the jobs of other runs of the same stream.");
     print_user(&format!("{run}-run"), "RUN_PASSWORD", &run_may, &run_hears);
     print_line!(
-        "# Its workers, started with `--run {run}`. Repeat the lines with ENVIRONMENT for each environment, by its name."
+        "# Its workers, started with `--run {run}`. Repeat the lines with ENVIRONMENT for the name of each environment."
     );
     print_user(&format!("{run}-worker"), "WORKER_PASSWORD", &worker_may, &worker_hears);
 }

@@ -20,14 +20,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::warn;
 
-/// Pause before a broker that is not there yet is tried again.
+/// Pause between two attempts to connect to a broker that is not running yet.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Threads beyond those that jobs may occupy, so that a worker shows signs of life while all of them compute.
+/// Threads in addition to those for jobs, so that a worker can acknowledge progress while all jobs compute.
 const SPARE_THREADS: usize = 2;
-/// Most threads for jobs.
+/// Upper bound on the threads for jobs.
 const MOST_THREADS: usize = 64;
 
-/// Runs the command.
+/// Runs the `worker` command.
 ///
 /// # Errors
 /// See [`ProcessExit`].
@@ -68,7 +68,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
                 summary = &mut working => break summary,
                 request = signals.next() => if request == SignalRequest::Stop {
                     if *stop.borrow() || stop.receiver_count() == 0 {
-                        break Ok(WorkerSummary::default()); // a second signal, or before there was a broker
+                        break Ok(WorkerSummary::default()); // a second signal, or no connection yet
                     }
                     stop.send_replace(true);
                 },
@@ -77,11 +77,11 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     })?;
     runtime.shutdown_background();
     let WorkerSummary { done, handed_back } = summary;
-    print_line!("{done} jobs done, {handed_back} handed back");
+    print_line!("{done} jobs done, {handed_back} returned to the queue");
     Ok(())
 }
 
-/// Connects to the broker, however long it takes to start. What waiting does not mend ends the command.
+/// Connects to the broker. Retries without a limit, but not after an error that a retry cannot fix.
 async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, CommandError> {
     let mut told = false;
     loop {
@@ -89,7 +89,7 @@ async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, 
             Ok(broker) => return Ok(broker),
             Err(error @ BrokerError::Connect { .. }) if !error.is_final() => {
                 if !std::mem::replace(&mut told, true) {
-                    warn!(%error, "waits for the broker");
+                    warn!(%error, "waiting for the broker");
                 }
                 tokio::time::sleep(PAUSE).await;
             }
@@ -98,10 +98,10 @@ async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, 
     }
 }
 
-/// The broker that arguments and variables name, and the names on it.
+/// Reads the broker and the names on it from arguments and variables.
 ///
 /// # Errors
-/// There is none, or an argument is wrong.
+/// No broker is given, or an argument is invalid.
 pub(super) fn broker_of(
     url: Option<String>,
     args: &BrokerArgs,
@@ -126,7 +126,7 @@ pub(super) fn broker_of(
     Ok((broker, names))
 }
 
-/// Names of environments, and where their packages are.
+/// Names of environments, and paths of packages by name.
 type NamesAndPaths = (Vec<String>, BTreeMap<String, PathBuf>);
 
 fn environments(written: &[String]) -> anyhow::Result<NamesAndPaths> {
@@ -139,14 +139,14 @@ fn environments(written: &[String]) -> anyhow::Result<NamesAndPaths> {
         };
         names.push(name.to_owned());
         if let Some(path) = path {
-            anyhow::ensure!(path.exists(), "--env {name}: there is no {}", path.display());
+            anyhow::ensure!(path.exists(), "--env {name}: {} does not exist", path.display());
             paths.insert(name.to_owned(), path);
         }
     }
     Ok((names, paths))
 }
 
-/// The host and the process.
+/// Returns a name from the host, the process id and a random number.
 fn own_name() -> String {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().into_owned();

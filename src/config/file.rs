@@ -276,7 +276,7 @@ pub struct OptimConfig {
 pub struct ScorerConfig {
     /// Where rewards are computed and self-driven environments run.
     pub transport: Option<Choice<Transport>>,
-    /// Rewards computed at a time; with workers, those that wait for one included.
+    /// Rewards computed at a time; with `nats`, including those that wait for a worker.
     pub workers: Option<NonZeroUsize>,
     /// The weights that answer logprob queries of rewards.
     pub policy: Option<WeightsChoice<OracleWeights>>,
@@ -294,33 +294,33 @@ pub struct ScorerConfig {
 pub struct NatsConfig {
     /// Address of the broker, or several, separated by commas.
     pub url: Option<String>,
-    /// File with the credentials of a user.
+    /// File with a user's credentials: a JWT and its key.
     pub credentials: Option<PathBuf>,
-    /// Certificates of authorities to trust; the connection must then be encrypted.
+    /// File with CA certificates to trust. Requires an encrypted connection.
     pub tls_ca: Option<PathBuf>,
-    /// Own certificate.
+    /// File with the client certificate.
     pub tls_cert: Option<PathBuf>,
-    /// Key of the own certificate.
+    /// File with the key of the client certificate.
     pub tls_key: Option<PathBuf>,
-    /// Name of the stream, with which every name on the broker begins.
+    /// Name of the stream, and prefix of all names on the broker.
     pub stream: Option<String>,
-    /// Copies of each message on a cluster.
+    /// Copies of each message in a cluster.
     pub replicas: Option<NonZeroUsize>,
     /// Most bytes that the stream stores.
     pub max_bytes: Option<NonZeroU64>,
     /// Name of the run on the broker.
     pub run: Option<String>,
-    /// Seconds without a sign of life of its worker after which a job is handed out again.
+    /// Seconds without a progress report of its worker after which a job is redelivered.
     pub ack_wait_s: Option<NonZeroU64>,
-    /// How often a job is handed out before it is a dead letter.
+    /// Number of deliveries after which an unfinished job becomes a dead letter.
     pub max_deliver: Option<NonZeroU64>,
-    /// Most MiB of jobs that wait to be stored by the broker.
+    /// Most MiB of jobs that wait until the broker stores them.
     pub buffer_mib: Option<NonZeroUsize>,
 }
 
 impl std::fmt::Debug for NatsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The address may hold a password.
+        // The address may contain a password.
         f.debug_struct("NatsConfig")
             .field("stream", &self.stream)
             .field("run", &self.run)

@@ -14,47 +14,47 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// In the run's own process and its child processes.
+    /// In the run's process and its child processes.
     #[default]
     Local,
-    /// On workers behind a NATS broker.
+    /// On workers that are connected to the run by a NATS broker.
     Nats,
 }
 
-/// Name of the stream if none is given.
+/// Default name of the stream.
 pub const STREAM: &str = "minds";
 const ACK_WAIT_S: NonZeroU64 = NonZeroU64::new(30).expect("30 is not 0");
 const MAX_DELIVER: NonZeroU64 = NonZeroU64::new(5).expect("5 is not 0");
 const BUFFER_MIB: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not 0");
-/// Most MiB of jobs that wait for the broker.
+/// Upper limit of `nats.buffer_mib`.
 const MOST_BUFFER_MIB: NonZeroUsize = NonZeroUsize::new(2048).expect("2048 is not 0");
-/// Most copies of a message that JetStream keeps.
+/// Most copies of a message that JetStream supports.
 const MOST_REPLICAS: NonZeroUsize = NonZeroUsize::new(5).expect("5 is not 0");
 
-/// A broker, and how jobs are handed out there.
+/// Checked settings of the `[nats]` table.
 #[derive(Clone, Debug)]
 pub struct NatsPlan {
-    /// Where the broker is, if an address is given: `simulate` and `check --offline` need none.
+    /// Address and credentials of the broker, if an address is given: `simulate` and `check --offline` need none.
     broker: Option<BrokerOptions>,
-    /// Names below its stream.
+    /// Names of the stream, its subjects and its consumers.
     pub names: StreamNames,
-    /// Settings of the stream, if the run creates it.
+    /// Settings of the stream if the run creates it.
     pub settings: StreamSettings,
-    /// Name of the run on the broker, if the config gives one.
+    /// Name of the run on the broker; `None` for a generated one.
     pub run: Option<String>,
-    /// Time without a sign of life of its worker after which a job is handed out again.
+    /// Time without a progress report of its worker after which a job is redelivered.
     pub ack_wait: Duration,
-    /// How often a job is handed out before it is a dead letter.
+    /// Number of deliveries after which an unfinished job becomes a dead letter.
     pub max_deliver: u64,
-    /// Most bytes of jobs that wait to be stored by the broker.
+    /// Most bytes of jobs that wait until the broker stores them.
     pub buffer_bytes: usize,
 }
 
-/// The variables of the NATS command line, with which everything else here can be given too.
+/// Environment variables of the NATS command-line client, which replace missing keys.
 pub struct NatsVariables;
 
 impl NatsVariables {
-    /// Address of the broker.
+    /// Variable with the address of the broker.
     pub const URL: &'static str = "NATS_URL";
     const CREDENTIALS: &'static str = "NATS_CREDS";
     const CA: &'static str = "NATS_CA";
@@ -64,10 +64,10 @@ impl NatsVariables {
     const PASSWORD: &'static str = "NATS_PASSWORD";
 }
 
-/// How to reach a broker: what is given, else the variables of the NATS command line.
+/// Address and credentials of a broker: the given keys, else the variables of the NATS command-line client.
 ///
 /// # Errors
-/// The key that is missing or wrong.
+/// A key is missing or invalid.
 pub fn broker(
     given: &NatsConfig,
     name: &str,
@@ -115,18 +115,17 @@ fn optional_broker(
     }))
 }
 
-/// Names below the stream that is given, or the usual one.
+/// Names for the given stream, or for [`STREAM`].
 ///
 /// # Errors
-/// The broker would not take the name.
+/// The name is not valid.
 pub fn names(stream: Option<&str>) -> Result<StreamNames, KeyProblem> {
     let stream = stream.unwrap_or(STREAM);
-    let problem =
-        || format!("is {stream:?}: it must have only letters, digits, - and _, and at most 48 of them");
+    let problem = || format!("is {stream:?}: it must consist of 1 to 48 letters, digits, - and _");
     StreamNames::new(stream).ok_or_else(|| KeyProblem::new("nats.stream", problem()))
 }
 
-/// Settings of the stream, if it is created.
+/// Settings of the stream if it is created.
 ///
 /// # Errors
 /// A value is out of range.
@@ -143,7 +142,7 @@ pub fn settings(nats: &NatsConfig) -> Result<StreamSettings, KeyProblem> {
 }
 
 impl NatsPlan {
-    /// Where the broker is.
+    /// Address and credentials of the broker.
     ///
     /// # Errors
     /// No address is given.
@@ -154,7 +153,7 @@ impl NatsPlan {
     /// Checks the `[nats]` table; `None` if rewards are computed in this process.
     ///
     /// # Errors
-    /// The key that is missing or wrong.
+    /// A key is missing, invalid or without effect.
     pub(super) fn decide(
         file: &ConfigFile,
         variables: &ProcessVariables,
@@ -171,8 +170,9 @@ impl NatsPlan {
         }
         let run = nats.run.clone();
         if let Some(run) = run.as_ref().filter(|run| minds_stages::remote::token(run) != **run) {
-            let problem =
-                format!("is {run:?}: it must begin with a letter or digit, and have only those, - and _");
+            let problem = format!(
+                "is {run:?}: it must begin with a letter or digit, and consist of letters, digits, - and _"
+            );
             return Err(KeyProblem::new("nats.run", problem));
         }
         let ack_wait = at_most("nats.ack_wait_s", nats.ack_wait_s.unwrap_or(ACK_WAIT_S).get(), LONGEST_S)?;

@@ -1,4 +1,4 @@
-//! `broker.json`: who a run is on the broker, so that it takes up the results of its jobs when it resumes.
+//! `broker.json`: the identity of a run on the broker, with which a resumed run finds the results of its jobs.
 
 use super::{text_of, write_whole};
 use anyhow::Context as _;
@@ -10,13 +10,13 @@ const FILE: &str = "broker.json";
 /// Name and salt of a run on the broker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerIdentity {
-    /// Name of the run: one token of a subject.
+    /// Name of the run; one token of a subject.
     pub run: String,
-    /// Part of the ids of its jobs, so that nobody can guess them.
+    /// Secret part of job ids, which makes them impossible to guess.
     pub salt: String,
 }
 
-/// The identity of the folder's run; a new one is made by `make`, and kept.
+/// Returns the identity in the folder. If there is none, creates one with `make` and saves it.
 ///
 /// # Errors
 /// The file is damaged, or cannot be read or written.
@@ -25,7 +25,7 @@ pub(super) fn open(folder: &Path, make: impl FnOnce() -> BrokerIdentity) -> anyh
     if let Some(text) = text_of(&path)? {
         let read = serde_json::from_str(&text);
         return read.with_context(|| {
-            format!("{} is damaged: remove it to be another run on the broker", path.display())
+            format!("{} is damaged: remove it to get a new identity on the broker", path.display())
         });
     }
     let made = make();

@@ -123,7 +123,7 @@ print(json.dumps([[error.json_path for error in validator.iter_errors(one)] for 
 ";
 
 #[test]
-fn the_schema_accepts_what_is_shipped_and_refuses_what_is_broken() {
+fn online_the_schema_accepts_what_is_shipped_and_refuses_what_is_broken() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     let (code, schema, stderr) = output(command.args(["check", "--schema"]));
     assert_eq!(code, Some(0), "{stderr}");

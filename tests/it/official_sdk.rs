@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 const KEY: &str = "tml-of-the-test";
 
 #[test]
-fn the_official_sdk_0_38_0_trains_and_samples() {
+fn online_the_official_sdk_0_38_0_trains_and_samples() {
     drive("0.38.0");
 }
 
 #[test]
-fn the_official_sdk_0_16_1_trains_and_samples() {
+fn online_the_official_sdk_0_16_1_trains_and_samples() {
     drive("0.16.1");
 }
 

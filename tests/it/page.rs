@@ -53,7 +53,7 @@ fn pictures() -> PathBuf {
 }
 
 #[test]
-fn a_real_browser_shows_a_run_and_whatever_its_model_writes() {
+fn online_a_real_browser_shows_a_run_and_whatever_its_model_writes() {
     let script = script();
     let dir = tempfile::tempdir().unwrap();
     let service = Hostile::start();

@@ -68,7 +68,7 @@ fn the_guide_leads_to_a_trained_step() {
 }
 
 #[test]
-fn the_verifiers_example_trains_from_its_config() {
+fn online_the_verifiers_example_trains_from_its_config() {
     let dir = tempfile::tempdir().unwrap();
     let config = root("configs/python_verifiers.toml");
     let python = format!("env.python={}", venv::verifiers().display());
@@ -177,7 +177,7 @@ fn keys_of_python_packages_are_refused_without_a_python_package() {
 }
 
 /// A reward in the manner of gradient_intuition: a fresh adapter for every rollout, one step, logprobs on both sides.
-const BORROWS: &str = r#"
+pub const BORROWS: &str = r#"
 import os
 
 import tinker

@@ -121,7 +121,7 @@ fn a_module_that_pythonpath_shows_is_found_by_everybody() {
 
 /// No server listens at the proxy: requests to the policy stay on this machine and bypass it.
 #[test]
-fn requests_to_the_policy_bypass_the_proxy() {
+fn online_requests_to_the_policy_bypass_the_proxy() {
     let dir = tempfile::tempdir().unwrap();
     let python = format!("env.python={}", venv::verifiers().display());
     let mut command =

@@ -19,7 +19,7 @@ pub fn smollm2() -> ModelFiles {
 }
 
 #[test]
-fn smollm2_chatml_equals_the_template_of_the_model() {
+fn online_smollm2_chatml_equals_the_template_of_the_model() {
     let files = smollm2();
     let template = files.chat_template().unwrap().to_owned();
     let tokenizer = Arc::new(files.tokenizer().unwrap());

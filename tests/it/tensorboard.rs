@@ -37,7 +37,7 @@ fn files(folder: &Path) -> usize {
 
 /// A run that was killed takes its last steps again: TensorBoard has each step once, with the number that counts.
 #[test]
-fn every_number_of_every_step_is_there_once() {
+fn online_every_number_of_every_step_is_there_once() {
     let dir = tempfile::tempdir().unwrap();
     let long = ["--max-steps", "40", "--set", "trainer.save_every=5"];
     let mut running = Running::start(&mut run(&config("ci_test.toml"), dir.path(), &long));
@@ -60,7 +60,7 @@ fn every_number_of_every_step_is_there_once() {
 }
 
 #[test]
-fn evaluations_are_there_by_the_step_of_their_weights() {
+fn online_evaluations_are_there_by_the_step_of_their_weights() {
     let dir = tempfile::tempdir().unwrap();
     let config = config("ci_test.toml");
     let held = r#"envs=[{id = "plain_letters"}, {id = "plain_letters", name = "held", weight = 0}]"#;

@@ -1,6 +1,7 @@
-//! Runs whose rewards are computed by `minds-actors worker` processes, over a NATS server of the test.
+//! Runs whose rewards `minds-actors worker` processes compute, over a NATS server that the test starts.
 
 use crate::command::{checkpoints, metrics, output, run};
+use crate::python::BORROWS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A NATS server with JetStream, which ends with the test.
+/// A NATS server with JetStream that is killed at the end of the test.
 struct TestBroker {
     dir: TempDir,
     port: u16,
@@ -17,7 +18,7 @@ struct TestBroker {
 }
 
 impl TestBroker {
-    /// `users` are lines of the server's configuration.
+    /// Starts a server. `users` are entries of the `users` list in its configuration; empty for no authorization.
     fn start(users: &str) -> Self {
         let dir = TempDir::new().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -48,7 +49,7 @@ impl TestBroker {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Ends it as a crash does, and starts it again.
+    /// Kills the server, like a crash, and restarts it with its data.
     fn crash(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();
@@ -67,7 +68,7 @@ impl Drop for TestBroker {
 fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(120), "it took too long until {what}");
+        assert!(begun.elapsed() < Duration::from_secs(120), "not within 120 s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -78,7 +79,7 @@ fn program() -> Command {
     command
 }
 
-/// A worker process, which is killed with the test.
+/// A worker process that is killed at the end of the test.
 struct WorkerProcess(Child);
 
 impl WorkerProcess {
@@ -106,8 +107,8 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// The native environments whose rewards workers compute, and a Python package; on-policy, so that a run depends on its
-/// rewards alone.
+/// The native environments whose rewards workers compute, and a Python package. On-policy, so that a run depends on
+/// its rewards alone.
 const MIXTURE: &str = r#"
     [[envs]]
     id = "ghost_trace"
@@ -120,10 +121,12 @@ const MIXTURE: &str = r#"
     [[envs]]
     id = "PACKAGE"
     name = "package"
+    [[envs]]
+    id = "TRAINS_AN_ADAPTER"
 
     [trainer]
     rollouts_per_example = 2
-    groups_per_batch = 10
+    groups_per_batch = 12
     total_batches = 2
     async_off_policy_steps = 0
     training_rank = 2
@@ -146,7 +149,7 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// All rollouts of a run by step, group and member, without what differs from run to run.
+/// All rows of a run's rollout files, by step, group and member.
 fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(dir.join("rollouts")).unwrap() {
@@ -154,7 +157,7 @@ fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
             let row: serde_json::Value = serde_json::from_str(line).unwrap();
             let number = |key: &str| row[key].as_u64().unwrap();
             let key = (number("step"), number("group"), number("member"));
-            assert!(all.insert(key, row).is_none(), "{key:?} stands twice");
+            assert!(all.insert(key, row).is_none(), "{key:?} occurs twice");
         }
     }
     all
@@ -164,7 +167,10 @@ fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
 fn a_run_with_workers_is_the_same_run_bit_for_bit() {
     let dir = TempDir::new().unwrap();
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("environments/python/example_classic");
-    let config = write(dir.path(), "mixture.toml", &MIXTURE.replace("PACKAGE", package.to_str().unwrap()));
+    let trains = write(dir.path(), "trains.py", BORROWS);
+    let mixture = MIXTURE.replace("PACKAGE", package.to_str().unwrap());
+    let mixture = mixture.replace("TRAINS_AN_ADAPTER", trains.to_str().unwrap());
+    let config = write(dir.path(), "mixture.toml", &mixture);
     let here = dir.path().join("here");
     let (code, out, err) = output(&mut run(&config, &here, &[]));
     assert_eq!(code, Some(0), "{out}\n{err}");
@@ -178,17 +184,17 @@ fn a_run_with_workers_is_the_same_run_bit_for_bit() {
     let (code, out, err) = output(&mut command);
     assert_eq!(code, Some(0), "{out}\n{err}");
     assert_eq!(rollouts(&here), rollouts(&there));
-    assert_eq!(rollouts(&here).len(), 2 * 10 * 2);
+    assert_eq!(rollouts(&here).len(), 2 * 12 * 2);
     let environments: BTreeSet<String> =
         rollouts(&there).values().map(|row| row["environment"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(environments.len(), 5, "{environments:?}");
-    // Nothing of the run is left on the broker, and nothing secret in its folder.
+    assert_eq!(environments.len(), 6, "{environments:?}");
+    // The broker has no dead letters, and the run folder does not contain the broker's address.
     let (code, out, _) = output(program().args(["dead-letters", "list", "--nats", &broker.url()]));
     assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"));
     assert!(!fs::read_to_string(there.join("config.toml")).unwrap().contains("nats://"));
 }
 
-/// Many quick groups, whose rewards ask for logprobs.
+/// Many small groups whose rewards query logprobs.
 const CROWD: &str = r#"
     [env]
     id = "ghost_trace"
@@ -236,7 +242,7 @@ fn through_kills_stops_and_crashes_each_group_is_trained_once() {
 
     reach(5);
     workers[0].kill();
-    workers[1].signal("-STOP"); // beyond ack_wait: its jobs go to others
+    workers[1].signal("-STOP"); // longer than ack_wait_s: its jobs are redelivered
     reach(15);
     workers[1].signal("-CONT");
     workers[0] = WorkerProcess::start(&broker, &["--concurrency", "2"]);
@@ -261,7 +267,11 @@ fn through_kills_stops_and_crashes_each_group_is_trained_once() {
     let trained = rollouts(&folder);
     let groups: BTreeSet<u64> = trained.keys().map(|(_, group, _)| *group).collect();
     let members: BTreeSet<(u64, u64)> = trained.keys().map(|(_, group, member)| (*group, *member)).collect();
-    assert_eq!((groups.len(), members.len(), trained.len()), (2000, 4000, 4000), "none is trained twice");
+    assert_eq!(
+        (groups.len(), members.len(), trained.len()),
+        (2000, 4000, 4000),
+        "each rollout is trained once"
+    );
 }
 
 #[test]
@@ -298,7 +308,7 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
     own.kill();
     let mut said = String::new();
     std::io::Read::read_to_string(stranger.0.stderr.as_mut().unwrap(), &mut said).unwrap();
-    assert!(!said.contains("serves an environment"), "{said}");
+    assert!(!said.contains("serving an environment"), "{said}");
     for file in ["config.toml", "broker.json"] {
         assert!(!fs::read_to_string(folder.join(file)).unwrap().contains("password"), "{file}");
     }
@@ -312,7 +322,7 @@ fn mistakes_are_named() {
         (
             &["worker", "--nats", "nats://127.0.0.1:1", "--env", "a=/nowhere"],
             2,
-            "--env a: there is no /nowhere",
+            "--env a: /nowhere does not exist",
         ),
         (&["nats", "check", "nats://127.0.0.1:1"], 3, "failed to connect to nats://127.0.0.1:1"),
         (

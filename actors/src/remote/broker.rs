@@ -1,8 +1,8 @@
-//! The connection to the broker, NATS with JetStream, and the stream that jobs and results lie in.
+//! The connection to the broker, NATS with JetStream, and the stream that holds jobs and results.
 //!
-//! The stream is a work queue with one message at most for each subject. The subject of a job names the job, so that a
-//! job which is published again while it is queued is stored once, however much later; the same holds for its result.
-//! While the broker does not answer, whatever is published waits; nothing is lost.
+//! The stream is a work queue with at most one message per subject. The subject of a job contains the job's id, so a
+//! job that is published again while it is queued is stored once, no matter how much later. The same holds for results.
+//! A publication waits while the broker is unreachable, so no message is lost.
 
 use super::names::StreamNames;
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
@@ -24,37 +24,37 @@ use thiserror::Error;
 use tokio::io::AsyncReadExt as _;
 use tracing::{info, warn};
 
-/// Names the object that holds the body of a message.
+/// Header with the name of the object that holds the message's body.
 const OBJECT: &str = "Minds-Object";
-/// Room in the broker's payload limit for subject and headers, in bytes.
+/// Bytes of the broker's payload limit that are reserved for subject and headers.
 const ENVELOPE: usize = 1024;
-/// Pause before a refused or unanswered publication is tried again; doubles up to the longest.
+/// Pause before a rejected or unanswered publication is retried; it doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Longest wait for one answer of the broker.
+/// Timeout of one request to the broker.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the broker is, and as whom one connects.
+/// Address of the broker and the credentials of the connection.
 #[derive(Clone)]
 pub struct BrokerOptions {
-    /// Addresses, separated by commas; may hold a user and a password.
+    /// Addresses, separated by commas. Each may contain a user and a password.
     pub url: String,
-    /// A file with the credentials of a user: a JWT with its key.
+    /// File with a user's credentials: a JWT and its key.
     pub credentials: Option<PathBuf>,
-    /// User and password.
+    /// User name and password, in this order.
     pub login: Option<(String, String)>,
-    /// Certificates of authorities to trust beside those of the system; the connection must then be encrypted.
+    /// CA certificates to trust in addition to those of the system. Requires an encrypted connection.
     pub tls_ca: Option<PathBuf>,
-    /// Own certificate and its key.
+    /// Paths of the client certificate and of its key.
     pub tls_identity: Option<(PathBuf, PathBuf)>,
-    /// Name of the connection, as the broker's operator sees it.
+    /// Name of the connection in the broker's monitoring.
     pub name: String,
-    /// Where answers come, if not below `_INBOX`, which all users may read.
+    /// Prefix of the subjects that receive replies. `None`: `_INBOX`, which all users may read.
     pub inbox: Option<String>,
 }
 
 impl BrokerOptions {
-    /// A broker at this address, without credentials.
+    /// Options for a broker at this address, without credentials.
     #[must_use]
     pub fn new(url: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl BrokerOptions {
         }
     }
 
-    /// The addresses without user and password.
+    /// The addresses, without user and password.
     #[must_use]
     pub fn address(&self) -> String {
         let bare = |url: &str| match (url.find("://"), url.rfind('@')) {
@@ -98,11 +98,11 @@ impl fmt::Debug for BrokerOptions {
 /// Settings of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamSettings {
-    /// Copies of each message on a cluster.
+    /// Copies of each message in a cluster.
     pub replicas: usize,
-    /// Most bytes that the stream stores; publishing waits when it is full.
+    /// Most bytes that the stream stores. Publishing waits while it is full.
     pub max_bytes: i64,
-    /// Age at which a message that nobody took is deleted.
+    /// Age at which the broker deletes an unacknowledged message.
     pub max_age: Duration,
 }
 
@@ -113,7 +113,7 @@ impl Default for StreamSettings {
 }
 
 impl StreamSettings {
-    /// The stream's configuration, as the broker takes it.
+    /// The configuration of the stream in the broker's format.
     #[must_use]
     pub fn config(&self, names: &StreamNames) -> stream::Config {
         stream::Config {
@@ -139,29 +139,31 @@ pub enum BrokerError {
     /// The credentials cannot be read.
     #[error("failed to read the credentials {}: {source}", .path.display())]
     Credentials {
-        /// The file.
+        /// Path of the credentials file.
         path: PathBuf,
         /// Why it cannot be read.
         source: std::io::Error,
     },
-    /// There is no connection.
+    /// The connection could not be established.
     #[error("failed to connect to {address}: {source}")]
     Connect {
-        /// The addresses.
+        /// Addresses of the broker, without credentials.
         address: String,
-        /// The cause.
+        /// Error of the NATS client.
         source: async_nats::ConnectError,
     },
-    /// The broker is there, without JetStream.
-    #[error("{address} has no JetStream, or none for this user: start it with `nats-server --jetstream`")]
+    /// The broker answers, but JetStream is disabled for it or for this user.
+    #[error(
+        "{address} has no JetStream, or does not allow it for this user: start it with `nats-server --jetstream`"
+    )]
     NoJetStream {
-        /// The addresses.
+        /// Addresses of the broker, without credentials.
         address: String,
     },
     /// The stream does not exist.
     #[error("{address} has no stream `{stream}`: `minds-actors nats check` creates it")]
     NoStream {
-        /// The addresses.
+        /// Addresses of the broker, without credentials.
         address: String,
         /// Name of the stream.
         stream: String,
@@ -174,18 +176,18 @@ pub enum BrokerError {
         /// The settings that differ.
         what: String,
     },
-    /// The broker refused a request.
+    /// The broker rejected a request.
     #[error("the broker refused to {what}: {why}")]
     Refused {
-        /// What was requested.
+        /// The request, as a verb with its object.
         what: String,
-        /// Its answer.
+        /// The broker's reason, as text.
         why: String,
     },
 }
 
 impl BrokerError {
-    /// Whether waiting for the broker cannot mend it: the credentials or the address are wrong.
+    /// Whether retrying cannot succeed, for example because the credentials or the address are wrong.
     #[must_use]
     pub fn is_final(&self) -> bool {
         use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse, Tls};
@@ -202,20 +204,20 @@ impl BrokerError {
     }
 }
 
-/// A connection that stays: it is made again whenever it is lost.
+/// A connection that reconnects automatically when it is lost.
 #[derive(Clone)]
 pub struct Broker {
-    /// Core NATS.
+    /// The client for core NATS.
     pub client: Client,
-    /// JetStream.
+    /// The client for JetStream.
     pub jetstream: jetstream::Context,
-    /// Names below the stream.
+    /// Names of the stream, its subjects and its consumers.
     pub names: StreamNames,
     address: String,
     state: Arc<BrokerState>,
 }
 
-/// What is known of the connection.
+/// State of the connection.
 #[derive(Debug, Default)]
 pub struct BrokerState {
     connected: AtomicBool,
@@ -223,13 +225,13 @@ pub struct BrokerState {
 }
 
 impl BrokerState {
-    /// Whether there is a connection now.
+    /// Whether the connection is established now.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connected.load(Relaxed)
     }
 
-    /// Connections after the first.
+    /// Number of connections after the first.
     #[must_use]
     pub fn reconnects(&self) -> u64 {
         self.reconnects.load(Relaxed).saturating_sub(1)
@@ -240,33 +242,33 @@ impl BrokerState {
             Event::Connected => {
                 self.connected.store(true, Relaxed);
                 if self.reconnects.fetch_add(1, Relaxed) > 0 {
-                    info!(broker = address, "the broker is back");
+                    info!(broker = address, "reconnected to the broker");
                 }
             }
             Event::Disconnected => {
                 self.connected.store(false, Relaxed);
-                warn!(broker = address, "the broker is away: jobs and results wait");
+                warn!(broker = address, "lost the connection to the broker: jobs and results wait");
             }
-            Event::ServerError(error) => warn!(broker = address, %error, "the broker refused a request"),
+            Event::ServerError(error) => warn!(broker = address, %error, "the broker rejected a request"),
             _ => {}
         }
     }
 }
 
-/// What became of a publication.
+/// Result of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// It is stored, at this position of the stream.
+    /// The broker stored the message at this position of the stream.
     Stored(u64),
-    /// The stream has a message of this subject, which stays.
+    /// The stream already has a message with this subject, and keeps that one.
     Exists,
 }
 
 impl Broker {
-    /// Connects.
+    /// Connects to the broker.
     ///
     /// # Errors
-    /// The credentials cannot be read, or there is no connection.
+    /// The credentials cannot be read, or the connection fails.
     pub async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Self, BrokerError> {
         let address = options.address();
         let state = Arc::new(BrokerState::default());
@@ -322,16 +324,16 @@ impl Broker {
         &self.address
     }
 
-    /// What is known of the connection.
+    /// State of the connection.
     #[must_use]
     pub fn state(&self) -> &Arc<BrokerState> {
         &self.state
     }
 
-    /// The stream, which is created if it does not exist and this user may do so.
+    /// Returns the stream. Creates it if it does not exist.
     ///
     /// # Errors
-    /// It exists with unfit settings, or cannot be read or created.
+    /// The stream exists with incompatible settings, or this user cannot read or create it.
     pub async fn open_stream(&self, settings: StreamSettings) -> Result<stream::Stream, BrokerError> {
         match self.stream().await {
             Err(BrokerError::NoStream { .. }) => {}
@@ -344,10 +346,10 @@ impl Broker {
         })
     }
 
-    /// The stream.
+    /// Returns the existing stream.
     ///
     /// # Errors
-    /// It does not exist, has unfit settings, or cannot be read.
+    /// The stream does not exist, has incompatible settings, or cannot be read.
     pub async fn stream(&self) -> Result<stream::Stream, BrokerError> {
         let name = self.names.stream();
         let found = self.jetstream.get_stream(name).await.map_err(|error| match error.kind() {
@@ -381,7 +383,7 @@ impl Broker {
         BrokerError::NoJetStream { address: self.address.clone() }
     }
 
-    /// The settings of a stream under which jobs could be lost or repeated.
+    /// Returns the settings of a stream under which jobs could be lost or repeated.
     fn unfit(&self, found: &stream::Config) -> Vec<String> {
         let mut subjects = found.subjects.clone();
         let mut wanted = self.names.stored();
@@ -397,10 +399,10 @@ impl Broker {
         checks.into_iter().filter_map(|(wrong, what)| wrong.then_some(what)).collect()
     }
 
-    /// The object store of a run, which is created if needed.
+    /// Returns the object store of a run. Creates it if it does not exist.
     ///
     /// # Errors
-    /// The broker refused.
+    /// The broker rejected the request.
     pub async fn open_bucket(&self, run: &str, settings: StreamSettings) -> Result<ObjectStore, BrokerError> {
         let bucket = self.names.bucket(run);
         if let Ok(found) = self.jetstream.get_object_store(&bucket).await {
@@ -418,10 +420,10 @@ impl Broker {
         created.map_err(|error| BrokerError::refused(format!("create the object store `{bucket}`"), error))
     }
 
-    /// Makes a message of these bytes. What exceeds the payload limit is put into the bucket of the run, under this name.
+    /// Packs these bytes into a message. A body above the payload limit is stored in the run's bucket as `object`.
     ///
     /// # Errors
-    /// The bucket does not take it.
+    /// The bucket rejects the object.
     pub async fn pack(&self, run: &str, object: &str, body: Bytes) -> Result<PackedMessage, BrokerError> {
         if body.len() + ENVELOPE <= self.client.max_payload() {
             return Ok(PackedMessage { headers: HeaderMap::new(), body });
@@ -434,18 +436,18 @@ impl Broker {
         Ok(PackedMessage { headers, body: Bytes::new() })
     }
 
-    /// The bytes of a message, wherever they lie.
+    /// Returns the bytes of a message, from its payload or from the object that its header names.
     ///
     /// # Errors
-    /// The object is gone or cannot be read.
+    /// The object does not exist or cannot be read.
     pub async fn unpack(&self, run: &str, message: &async_nats::Message) -> Result<Bytes, BrokerError> {
         self.unpack_parts(run, message.headers.as_ref(), &message.payload).await
     }
 
-    /// As [`Broker::unpack`], for headers and a body.
+    /// Like [`Broker::unpack`], for headers and a body.
     ///
     /// # Errors
-    /// The object is gone or cannot be read.
+    /// The object does not exist or cannot be read.
     pub async fn unpack_parts(
         &self,
         run: &str,
@@ -461,9 +463,9 @@ impl Broker {
         Ok(body.into())
     }
 
-    /// Deletes the object of a message that nobody will read again, if it has one.
+    /// Deletes the object of a message that will not be read again.
     pub async fn discard_object(&self, run: &str, object: &str) {
-        // What stays is deleted with the bucket, or by its age.
+        // If this fails, the object is deleted with the bucket or at its maximum age.
         if let Ok(bucket) = self.bucket(run).await {
             let _ = bucket.delete(object).await;
         }
@@ -475,13 +477,13 @@ impl Broker {
         found.map_err(|error| BrokerError::refused(format!("open the object store `{bucket}`"), error))
     }
 
-    /// Stores a message in the stream, once, however long that takes: while the broker is away or the stream is full,
-    /// it is tried again.
+    /// Stores a message in the stream exactly once. Retries without a limit while the broker is unreachable or the
+    /// stream is full.
     pub async fn publish(&self, subject: &str, message: &PackedMessage) -> Published {
         self.publish_parts(subject, &message.headers, &message.body).await
     }
 
-    /// As [`Broker::publish`], for headers and a body.
+    /// Like [`Broker::publish`], for headers and a body.
     pub async fn publish_parts(&self, subject: &str, headers: &HeaderMap, body: &Bytes) -> Published {
         let mut pause = FIRST_PAUSE;
         let mut waits = false;
@@ -497,7 +499,7 @@ impl Broker {
                 Err(error) if subject_exists(&error) => return Published::Exists,
                 Err(error) => {
                     if !std::mem::replace(&mut waits, true) {
-                        warn!(broker = self.address, subject, why = %full_error(&error), "a message waits to be stored");
+                        warn!(broker = self.address, subject, why = %full_error(&error), "a message waits for the broker");
                     }
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -507,7 +509,7 @@ impl Broker {
     }
 }
 
-/// A message in the form in which it is published.
+/// A message that is ready to be published.
 #[derive(Clone, Debug)]
 pub struct PackedMessage {
     headers: HeaderMap,
@@ -515,20 +517,20 @@ pub struct PackedMessage {
 }
 
 impl PackedMessage {
-    /// Whether the body lies in the object store.
+    /// Whether the body is in the object store.
     #[must_use]
     pub fn is_object(&self) -> bool {
         self.headers.get(OBJECT).is_some()
     }
 
-    /// Headers and body.
+    /// Splits the message into its headers and its body.
     #[must_use]
     pub fn into_parts(self) -> (HeaderMap, Bytes) {
         (self.headers, self.body)
     }
 }
 
-/// Name of the object that holds the body of a message.
+/// Name of the object that holds the message's body; `None` if the body is in the message.
 #[must_use]
 pub fn object_of(message: &async_nats::Message) -> Option<&str> {
     object_name(message.headers.as_ref()?)
@@ -545,17 +547,17 @@ fn full_error(error: &PublishError) -> String {
     }
 }
 
-/// Whether a publication was refused because the stream has a message of its subject. The broker has one code for all
-/// refusals to store, so that the text decides.
+/// Whether a publication was rejected because the stream already has a message with its subject. The broker uses one
+/// error code for every reason not to store a message, so this function compares the text.
 fn subject_exists(error: &PublishError) -> bool {
     error.kind() == PublishErrorKind::Other
         && full_error(error).contains("maximum messages per subject exceeded")
 }
 
-/// Sends a job of a run that does not exist through the stream and back, and removes every trace of it.
+/// Publishes a job of a test run, takes it from the stream, and deletes everything that the test created.
 ///
 /// # Errors
-/// What the broker refused.
+/// The broker rejected a request.
 pub async fn probe(broker: &Broker) -> Result<(), BrokerError> {
     let run = format!("probe-{}", broker.client.new_inbox().rsplit(['.', '_']).next().unwrap_or_default());
     let names = &broker.names;
@@ -568,7 +570,7 @@ pub async fn probe(broker: &Broker) -> Result<(), BrokerError> {
     };
     let made: Result<PullConsumer, _> =
         broker.jetstream.create_consumer_on_stream(config, names.stream()).await;
-    let made = made.map_err(|error| BrokerError::refused("make a consumer", error))?;
+    let made = made.map_err(|error| BrokerError::refused("create a consumer", error))?;
     let passed = pass_one(broker, &run, &made).await;
     let removed = broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
     passed?;
@@ -585,10 +587,10 @@ async fn pass_one(broker: &Broker, run: &str, consumer: &PullConsumer) -> Result
     };
     stored.map_err(|error| BrokerError::refused("store a job", full_error(&error)))?;
     let taking = consumer.batch().max_messages(1).expires(ANSWER_TIMEOUT).messages().await;
-    let mut taking = taking.map_err(|error| BrokerError::refused("hand out a job", error))?;
+    let mut taking = taking.map_err(|error| BrokerError::refused("deliver a job", error))?;
     let message =
-        taking.next().await.ok_or_else(|| BrokerError::refused("hand out a job", "it came not back"))?;
-    let message = message.map_err(|error| BrokerError::refused("hand out a job", error))?;
+        taking.next().await.ok_or_else(|| BrokerError::refused("deliver a job", "no job was delivered"))?;
+    let message = message.map_err(|error| BrokerError::refused("deliver a job", error))?;
     message.double_ack().await.map_err(|error| BrokerError::refused("acknowledge a job", error))
 }
 

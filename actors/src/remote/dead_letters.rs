@@ -1,4 +1,6 @@
-//! Jobs that no worker finished, with their cause. They stay on the broker until somebody has looked at them.
+//! Dead letters: jobs that no worker finished, each with its cause.
+//!
+//! They stay in the stream until they are queued again, purged, or older than the stream's maximum age.
 
 use super::broker::{Broker, BrokerError};
 use async_nats::HeaderMap;
@@ -13,24 +15,24 @@ const CAUSE: &str = "Minds-Cause";
 /// A job that no worker finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// Name of its run on the broker.
+    /// Name of the job's run on the broker.
     pub run: String,
-    /// Name of its environment.
+    /// Name of the job's environment in the run.
     pub environment: String,
-    /// Its id.
+    /// Id of the job.
     pub job: String,
-    /// Why it is one.
+    /// Why no worker finished the job.
     pub cause: String,
 }
 
-/// A dead letter as it is stored.
+/// A dead letter in the stream.
 #[derive(Clone, Debug)]
 pub struct StoredLetter {
-    /// What it is about.
+    /// The job and its cause.
     pub letter: DeadLetter,
-    /// When it was stored, in RFC 3339.
+    /// Time at which it was stored, in RFC 3339.
     pub stored: String,
-    /// The job in the form in which it travels.
+    /// The encoded job; empty if it is in the object store.
     pub payload: bytes::Bytes,
     headers: HeaderMap,
     sequence: u64,
@@ -46,15 +48,15 @@ pub(super) async fn keep(broker: &Broker, letter: &DeadLetter, message: &Message
     broker.publish_parts(&subject, &headers, &message.payload).await;
 }
 
-/// A text without what a header cannot hold.
+/// Replaces control characters, which a header cannot contain, with spaces.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// All dead letters of the stream, or those of one run, by subject.
+/// Returns the dead letters of the stream or of one run, sorted by subject.
 ///
 /// # Errors
-/// The broker refused.
+/// The broker rejected the request.
 pub async fn list(broker: &Broker, run: Option<&str>) -> Result<Vec<StoredLetter>, BrokerError> {
     let stream = broker.stream().await?;
     let refused = |why: &dyn std::fmt::Display| BrokerError::refused("list dead letters", why);
@@ -70,7 +72,7 @@ pub async fn list(broker: &Broker, run: Option<&str>) -> Result<Vec<StoredLetter
     Ok(letters)
 }
 
-/// A dead letter; `None` if it was removed meanwhile.
+/// Reads a dead letter. Returns `None` if it was deleted in the meantime.
 async fn read(stream: &Stream, subject: &str) -> Option<StoredLetter> {
     let found = stream.get_last_raw_message_by_subject(subject).await.ok()?;
     let job = subject.rsplit('.').next()?.to_owned();
@@ -86,18 +88,18 @@ async fn read(stream: &Stream, subject: &str) -> Option<StoredLetter> {
     })
 }
 
-/// The encoded job of a dead letter.
+/// Returns the encoded job of a dead letter.
 ///
 /// # Errors
-/// It was too large for a message, and its object is gone.
+/// The job is in the object store and cannot be read from there.
 pub async fn body(broker: &Broker, stored: &StoredLetter) -> Result<bytes::Bytes, BrokerError> {
     broker.unpack_parts(&stored.letter.run, Some(&stored.headers), &stored.payload).await
 }
 
-/// Queues the job of a dead letter again.
+/// Queues the job of a dead letter again, then deletes the letter.
 ///
 /// # Errors
-/// The broker refused to delete the letter.
+/// The broker rejected the deletion.
 pub async fn replay(broker: &Broker, stored: &StoredLetter) -> Result<(), BrokerError> {
     let DeadLetter { run, environment, job, .. } = &stored.letter;
     let subject = broker.names.job(run, environment, job);
@@ -105,10 +107,10 @@ pub async fn replay(broker: &Broker, stored: &StoredLetter) -> Result<(), Broker
     remove(broker, stored).await
 }
 
-/// Deletes a dead letter.
+/// Deletes a dead letter from the stream.
 ///
 /// # Errors
-/// The broker refused.
+/// The broker rejected the deletion.
 pub async fn remove(broker: &Broker, stored: &StoredLetter) -> Result<(), BrokerError> {
     let stream = broker.stream().await?;
     let deleted = stream.delete_message(stored.sequence).await;

@@ -1,9 +1,9 @@
-//! The run's end of the broker: hands out jobs, answers the questions of workers, takes results.
+//! The run's side of the broker: publishes jobs, answers the questions of workers, and receives results.
 //!
-//! The broker delivers at least once; here it becomes once. A job has an id made of its content, and its result is taken
-//! by the one caller that waits for it: a second one is a duplicate, one that comes after the caller has gone is late,
-//! and one that nobody has asked for is kept for a while, for a run that was interrupted asks for the same job again.
-//! Questions are answered for the newest delivery of a job alone, so that a worker that was given up stops.
+//! The broker delivers at least once; the dispatcher passes each result on exactly once. The id of a job is derived
+//! from its content, and one caller waits for its result. A second result is a duplicate. A result that arrives after
+//! the caller dropped its future is late. A result of an unknown job is kept for a while, because a resumed run submits
+//! the same jobs again. Only the newest delivery of a job gets answers to its questions, so a superseded worker stops.
 
 use super::broker::{Broker, BrokerError, PackedMessage, Published, StreamSettings, object_of};
 use super::early_results::EarlyResults;
@@ -29,75 +29,75 @@ use tracing::{debug, info, warn};
 
 /// Time between two announcements.
 pub(super) const ANNOUNCE_EVERY: Duration = Duration::from_secs(2);
-/// Pause before a subscription that has ended is made again.
+/// Pause before an ended subscription is renewed.
 const REBUILD_PAUSE: Duration = Duration::from_secs(1);
-/// Time without a sign of life of the broker after which the consumer of results is made again.
+/// Heartbeat interval of the result consumer. The consumer is recreated after missed heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Time after which the broker hands a result out again that was not acknowledged: one that was lost on its way, or
-/// that nobody has asked for yet.
+/// Time after which the broker redelivers an unacknowledged result: one that was lost in transit, or whose job has not
+/// been submitted yet.
 const RESULT_ACK_WAIT: Duration = Duration::from_secs(30);
-/// Time after which the broker forgets the consumers of a run that is gone.
+/// Time after which the broker deletes the consumers of an inactive run.
 const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Time between two warnings that nobody serves an environment.
+/// Rate limit of the warning that no worker serves an environment.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Questions of one job that wait for their turn.
+/// Capacity of the queue of questions about one job.
 const QUESTIONS: usize = 256;
 
-/// How jobs are handed out.
+/// How a run publishes its jobs.
 #[derive(Clone, Debug)]
 pub struct DispatcherOptions {
-    /// Name of the run on the broker: one token of a subject.
+    /// Name of the run on the broker; one token of a subject.
     pub run: String,
-    /// Makes the ids of jobs impossible to guess, so that only a worker that was given a job can answer it. A run that
-    /// resumes has the same one.
+    /// Secret part of job ids. It makes them impossible to guess, so that only a worker that received a job can send
+    /// its result. A resumed run uses the same salt.
     pub salt: String,
-    /// Version of the program.
+    /// Version of the program, which workers receive in announcements.
     pub program: String,
-    /// Settings of the stream, if it is created here.
+    /// Settings of the stream if the dispatcher creates it.
     pub stream: StreamSettings,
-    /// Time without a sign of life of its worker after which a job is handed out again.
+    /// Time without a progress report of its worker after which a job is redelivered.
     pub ack_wait: Duration,
-    /// How often a job is handed out before it is a dead letter.
+    /// Number of deliveries after which an unfinished job becomes a dead letter.
     pub max_deliver: u64,
-    /// Most jobs of an environment that workers hold at a time.
+    /// Most jobs of one environment that are delivered but not acknowledged at a time.
     pub max_ack_pending: i64,
-    /// Age from which a job without a result is looked for on the broker, and time between two looks.
+    /// Age from which the audit looks for a job without a result on the broker; also the time between two audits.
     pub audit_every: Duration,
-    /// Most bytes of jobs that wait to be stored by the broker.
+    /// Most bytes of jobs that wait until the broker stores them.
     pub buffer_bytes: usize,
 }
 
-/// Numbers of the jobs of a run.
+/// Counts of the jobs of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobCounts {
-    /// Jobs without a worker yet.
+    /// Jobs that no worker has started.
     pub queued: u64,
-    /// Jobs that a worker has begun.
+    /// Jobs that a worker has started and not finished.
     pub running: u64,
-    /// Jobs with a result.
+    /// Jobs whose result the run received.
     pub done: u64,
-    /// Jobs with a result that had come before they were handed out: the run was interrupted meanwhile.
+    /// Jobs whose result arrived before this process submitted them, because the run had been interrupted.
     pub taken_up: u64,
-    /// Times that a job was handed out again.
+    /// Number of redeliveries of jobs.
     pub redelivered: u64,
-    /// Results that came after nobody waited any more.
+    /// Results of canceled jobs.
     pub late: u64,
-    /// Results of jobs that had one.
+    /// Results of jobs that already had a result.
     pub duplicate: u64,
-    /// Results of jobs that this run never handed out, or never asked for again, and what is no result.
+    /// Results whose job this process did not submit within an hour, and those dropped earlier to free memory.
     pub foreign: u64,
-    /// Jobs that no worker finished.
+    /// Jobs that became dead letters.
     pub dead: u64,
 }
 
-/// Answers what workers ask about one job.
+/// Answers the questions of workers about one job.
 #[async_trait]
 pub(super) trait Answerer: Sync {
-    /// Answers a question about the session of this index.
+    /// Answers a question about the session with this index.
     async fn answer(&self, session: usize, query: Query) -> Answer;
 }
 
-/// Hands out the jobs of a run.
+/// Publishes the jobs of a run and receives their results. Clones share their state.
 #[derive(Clone)]
 pub struct Dispatcher {
     shared: Arc<Shared>,
@@ -110,9 +110,9 @@ struct Shared {
     offers: Vec<Offer>,
     jobs: Mutex<Jobs>,
     workers: Mutex<WorkerTable>,
-    /// One permit per byte of jobs that wait to be stored.
+    /// One permit per byte of jobs that wait until the broker stores them.
     buffer: Semaphore,
-    /// Whether the run ends and leaves its jobs for the time when it resumes.
+    /// Whether the run stops unfinished and leaves its jobs on the broker until it resumes.
     leaving: AtomicBool,
     done: AtomicU64,
     taken_up: AtomicU64,
@@ -130,29 +130,29 @@ struct Jobs {
     early: EarlyResults,
 }
 
-/// A job whose result is awaited.
+/// A job whose caller waits for the result.
 struct Waiting {
     result: oneshot::Sender<JobResult>,
     questions: mpsc::Sender<Asked>,
-    /// The newest delivery that has made itself known; 0 for none.
+    /// The newest delivery from which a question arrived; 0 before the first.
     delivery: u64,
-    /// When it was handed out, or last found missing.
+    /// Time at which it was submitted, or last found missing on the broker.
     since: Instant,
-    /// Told when the broker has neither the job nor its result.
+    /// Notified when the broker has neither the job nor its result.
     missing: Arc<Notify>,
 }
 
-/// A question with the place where its answer is awaited.
+/// A question and the subject for its answer.
 struct Asked {
     question: Question,
     reply: async_nats::Subject,
 }
 
 impl Dispatcher {
-    /// Opens the stream, makes the consumers of this run, and announces its environments to workers.
+    /// Opens the stream, creates the consumers of this run, and announces its environments to workers.
     ///
     /// # Errors
-    /// The broker refuses something that the run needs.
+    /// The broker rejects a request that the run depends on.
     pub async fn start(
         broker: Broker,
         options: DispatcherOptions,
@@ -175,8 +175,9 @@ impl Dispatcher {
             dead: AtomicU64::new(0),
         });
         shared.open().await?;
-        // Results that an earlier process of this run took and did not acknowledge are handed out again at once.
-        let (names, run) = (&shared.broker.names, &shared.options.run);
+        // A new consumer redelivers at once the results that an earlier process did not acknowledge.
+        let names = &shared.broker.names;
+        let run = &shared.options.run;
         let consumer = names.result_consumer(run);
         let _ = shared.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
         let results = shared.make_consumers().await?;
@@ -195,12 +196,12 @@ impl Dispatcher {
         &self.shared.options.run
     }
 
-    /// Names of the environments whose jobs it hands out.
+    /// Names of the environments whose jobs it publishes.
     pub fn environments(&self) -> impl Iterator<Item = &String> {
         self.shared.offers.iter().map(|offer| &offer.name)
     }
 
-    /// The broker.
+    /// The connection to the broker.
     #[must_use]
     pub fn broker(&self) -> &Broker {
         &self.shared.broker
@@ -210,7 +211,7 @@ impl Dispatcher {
         &self.shared.options.salt
     }
 
-    /// Numbers of the jobs.
+    /// Current counts of the run's jobs.
     #[must_use]
     pub fn counts(&self) -> JobCounts {
         let Shared { done, taken_up, redelivered, late, duplicate, foreign, dead, .. } = &*self.shared;
@@ -229,13 +230,15 @@ impl Dispatcher {
         }
     }
 
-    /// The workers that have reported, by name.
+    /// The workers that report to this run, sorted by name.
     #[must_use]
     pub fn workers(&self) -> Vec<SeenWorker> {
         self.shared.workers().all()
     }
 
-    /// Hands out a job, answers what its worker asks, and waits for the result. Dropping the future withdraws the job.
+    /// Publishes a job, answers the questions of its worker, and returns the result.
+    ///
+    /// Dropping the future cancels the job.
     pub(super) async fn submit(&self, id: String, job: &Job<'_>, answerer: &dyn Answerer) -> JobResult {
         let shared = &self.shared;
         let (result, mut awaited) = oneshot::channel();
@@ -243,7 +246,7 @@ impl Dispatcher {
         let missing = Arc::new(Notify::new());
         let (id, early) = {
             let mut jobs = shared.jobs();
-            // The same job again: what is still under way of the earlier one must not be taken for it.
+            // A job that is submitted again gets a new id, so that messages of the earlier one do not reach it.
             let id = match (0_u32..).map(|again| numbered(&id, again)).find(|id| jobs.is_free(id)) {
                 Some(id) => id,
                 None => id,
@@ -264,7 +267,7 @@ impl Dispatcher {
             (id, early)
         };
         if let Some((result, acker)) = early {
-            debug!(job = id, "takes up a result that had come before");
+            debug!(job = id, "using a result that arrived before its job was submitted");
             shared.acknowledge(&acker).await;
             shared.taken_up.fetch_add(1, Relaxed);
             shared.count(&result);
@@ -276,10 +279,10 @@ impl Dispatcher {
         let mut publishing = shared.publish(&id, job).boxed();
         let mut is_published = false;
         let mut has_object = false;
-        // Questions that are being answered, with everybody who waits for the answer.
+        // Questions that are being answered, each with the subjects for the answer.
         let mut replies: HashMap<(u64, u64), Vec<async_nats::Subject>> = HashMap::new();
         let mut answers = FuturesUnordered::new();
-        // What must not be done twice is answered from here when it is asked again.
+        // Answers to training requests, which must not be executed twice. A repeated question gets the stored answer.
         let mut trained: HashMap<(u64, u64), Answer> = HashMap::new();
         loop {
             tokio::select! {
@@ -329,8 +332,10 @@ impl Dispatcher {
         }
     }
 
-    /// Ends the run on the broker. One that is `finished` takes its consumers and everything it has stored there with it,
-    /// but for dead letters; another one leaves them for the time when it resumes.
+    /// Ends the run on the broker.
+    ///
+    /// If the run is `finished`, deletes its consumers, jobs, results and objects, but not its dead letters. Otherwise
+    /// leaves them on the broker until the run resumes.
     pub async fn close(&self, finished: bool) {
         self.shared.leaving.store(!finished, Relaxed);
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -338,27 +343,27 @@ impl Dispatcher {
         if finished {
             self.shared.remove_all().await;
         }
-        // What is left in the buffers of the connection is sent.
+        // Sends what is left in the buffers of the connection.
         let _ = self.shared.broker.client.flush().await;
     }
 }
 
-/// The id of a job that is handed out once more in one process.
+/// The id of a job that one process has submitted `again` times before.
 fn numbered(id: &str, again: u32) -> String {
     if again == 0 { id.to_owned() } else { format!("{id}-{again}") }
 }
 
 impl Jobs {
-    /// Whether this process has not handed out a job of this id.
+    /// Whether this process has not submitted a job with this id.
     fn is_free(&self, id: &str) -> bool {
         !self.waiting.contains_key(id) && self.settled.get(id).is_none()
     }
 }
 
-/// Withdraws a job that nobody waits for any more.
+/// Cancels a job when its caller drops the future.
 struct Withdrawal {
     shared: Arc<Shared>,
-    /// Id and environment, until there is a result.
+    /// Id and environment; `None` once the result arrived.
     job: Option<(String, String)>,
 }
 
@@ -389,14 +394,14 @@ impl Shared {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the stream and the object store, or makes them.
+    /// Opens the stream and the object store. Creates them if they do not exist.
     async fn open(&self) -> Result<(), BrokerError> {
         self.broker.open_stream(self.options.stream).await?;
         self.broker.open_bucket(&self.options.run, self.options.stream).await?;
         Ok(())
     }
 
-    /// Makes the consumers of jobs, and returns the one of results.
+    /// Creates the consumers of jobs and results, and returns the one of results.
     async fn make_consumers(&self) -> Result<PullConsumer, BrokerError> {
         let names = &self.broker.names;
         let run = &self.options.run;
@@ -420,7 +425,7 @@ impl Shared {
             durable_name: Some(names.job_consumer(run, environment)),
             filter_subject: names.jobs(run, environment),
             ack_wait: self.options.ack_wait,
-            // A worker that is handed a job too often makes a dead letter of it: the broker would only forget it.
+            // Workers count deliveries and store a dead letter at the limit. The broker would only drop the job.
             max_deliver: -1,
             max_ack_pending: self.options.max_ack_pending,
             ..pull::Config::default()
@@ -433,15 +438,15 @@ impl Shared {
         let config = pull::Config { ack_policy: AckPolicy::Explicit, inactive_threshold: INACTIVE, ..config };
         let stream = self.broker.names.stream();
         let made = self.broker.jetstream.create_consumer_on_stream(config, stream).await;
-        made.map_err(|error| BrokerError::refused(format!("make the consumer `{name}`"), error))
+        made.map_err(|error| BrokerError::refused(format!("create the consumer `{name}`"), error))
     }
 
-    /// Stores a job on the broker; jobs that wait for that take at most the bytes of the buffer. Returns whether its body
-    /// is an object.
+    /// Stores a job on the broker. Waiting jobs occupy at most `buffer_bytes`. Returns whether the job's body is in the
+    /// object store.
     async fn publish(&self, id: &str, job: &Job<'_>) -> bool {
         let encoded = encode(job);
         let bytes = encoded.len().min(self.options.buffer_bytes);
-        // The semaphore is never closed; without a permit the job is only not counted.
+        // The semaphore is never closed. Without a permit the job would only not be counted.
         let _room = self.buffer.acquire_many(u32::try_from(bytes).unwrap_or(u32::MAX)).await;
         let message = self.pack_job(id, encoded.into()).await;
         let subject = self.broker.names.job(&self.options.run, &job.environment, id);
@@ -451,26 +456,26 @@ impl Shared {
         message.is_object()
     }
 
-    /// Encodes a job, however long its large part takes to be stored.
+    /// Packs a job into a message. Retries without a limit until the broker stores a large body.
     async fn pack_job(&self, id: &str, job: bytes::Bytes) -> PackedMessage {
         loop {
             match self.broker.pack(&self.options.run, id, job.clone()).await {
                 Ok(message) => return message,
                 Err(error) => {
-                    warn!(job = id, %error, "a large job waits to be stored");
+                    warn!(job = id, %error, "a large job waits until the broker stores it");
                     tokio::time::sleep(REBUILD_PAUSE).await;
                 }
             }
         }
     }
 
-    /// Takes a job off the queue, and tells its worker to stop.
+    /// Deletes a job from the queue and cancels it at its worker.
     async fn withdraw(&self, id: &str, environment: &str) {
         let names = &self.broker.names;
         let subject = names.cancellations(&self.options.run);
-        // A worker that does not hear of it does work whose result is dropped as late.
+        // A worker that misses the message finishes the job, and its result is dropped as late.
         let _ = self.broker.client.publish(subject, id.to_owned().into()).await;
-        // Deleted and not purged: a purge of one subject makes older servers skip other messages of the consumer.
+        // Not a purge: in older servers, a purge of one subject makes the consumer skip other messages.
         if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await
             && let Ok(job) =
                 stream.get_last_raw_message_by_subject(&names.job(&self.options.run, environment, id)).await
@@ -495,7 +500,7 @@ impl Shared {
         let _ = self.broker.jetstream.delete_object_store(names.bucket(run)).await;
     }
 
-    /// Takes results until the task is aborted. A consumer that ends or goes silent is made again.
+    /// Receives results until the task is aborted. Recreates a consumer that ended or missed its heartbeats.
     async fn take_results(self: Arc<Self>, mut consumer: PullConsumer) {
         loop {
             let opened = consumer.stream().max_messages_per_batch(256).heartbeat(HEARTBEAT).messages().await;
@@ -511,21 +516,21 @@ impl Shared {
                         }
                     }
                 }
-                Err(error) => debug!(%error, "results cannot be taken"),
+                Err(error) => debug!(%error, "failed to subscribe to results"),
             }
             consumer = loop {
                 tokio::time::sleep(REBUILD_PAUSE).await;
-                // A broker that lost its data lost all of these.
+                // A broker that lost its data lost the stream, the bucket and the consumers.
                 let made = async {
                     self.open().await?;
                     self.make_consumers().await
                 };
                 match made.await {
                     Ok(consumer) => break consumer,
-                    Err(error) => debug!(%error, "the consumers are not made yet"),
+                    Err(error) => debug!(%error, "failed to recreate the consumers"),
                 }
             };
-            info!("takes results again");
+            info!("receiving results again");
         }
     }
 
@@ -537,7 +542,7 @@ impl Shared {
             Err(error) if object_of(&message).is_some() && self.broker.state().is_connected() => {
                 Err(error.to_string())
             }
-            // The broker hands it out again when it is back.
+            // The broker redelivers it after reconnection.
             Err(_) => return,
         };
         if let Some(object) = object_of(&message) {
@@ -553,7 +558,7 @@ impl Shared {
         self.settle(id, result, acker, bytes).await;
     }
 
-    /// Hands a result to whoever waits for it.
+    /// Passes a result to the caller that waits for it, or counts why none does.
     async fn settle(&self, id: String, result: JobResult, acker: Acker, bytes: usize) {
         let dropped = {
             let mut jobs = self.jobs();
@@ -561,7 +566,7 @@ impl Shared {
                 (Some(waiting), _) => {
                     self.count(&result);
                     jobs.settled.add(id, Settlement::Done);
-                    // The caller may have gone just now.
+                    // The caller may have dropped its future just now.
                     drop(waiting.result.send(result));
                     vec![acker]
                 }
@@ -593,14 +598,14 @@ impl Shared {
         self.workers().done(&result.worker, result.took);
     }
 
-    /// Has the broker forget a message. If that fails, it comes again, and is then a duplicate.
+    /// Acknowledges a result. If that fails, the broker redelivers it, and it is counted as a duplicate.
     async fn acknowledge(&self, acker: &Acker) {
         if let Err(error) = acker.ack().await {
             debug!(%error, "a result was not acknowledged");
         }
     }
 
-    /// Passes questions to the jobs that they are about.
+    /// Passes questions to the jobs that they concern.
     async fn take_questions(self: Arc<Self>) {
         let subject = self.broker.names.questions(&self.options.run);
         loop {
@@ -610,7 +615,7 @@ impl Shared {
                         self.take_question(message).await;
                     }
                 }
-                Err(error) => debug!(%error, "questions cannot be taken"),
+                Err(error) => debug!(%error, "failed to subscribe to questions"),
             }
             tokio::time::sleep(REBUILD_PAUSE).await;
         }
@@ -631,11 +636,11 @@ impl Shared {
         }
     }
 
-    /// Passes a question on, or answers it at once.
+    /// Queues a question for its job, or returns the answer if the dispatcher knows it.
     fn pass(&self, question: Question, reply: Option<&async_nats::Subject>) -> Option<Answer> {
         let mut jobs = self.jobs();
         let Some(waiting) = jobs.waiting.get_mut(&question.job) else {
-            // A job of an earlier process of this run may be asked for again soon, and is worth its result till then.
+            // This process may submit a job of an earlier process soon. Until then its result may be used.
             let unknown = jobs.settled.get(&question.job).is_none();
             return Some(match question.query {
                 Query::Wanted { .. } => Answer::Wanted(unknown),
@@ -656,7 +661,7 @@ impl Shared {
             return Some(Answer::Wanted(true));
         }
         if let Some(reply) = reply {
-            // With too many questions at a time this one is lost, and is sent again.
+            // If the queue is full, the question is dropped. The worker sends it again.
             drop(waiting.questions.try_send(Asked { question, reply: reply.clone() }));
         }
         None
@@ -667,14 +672,14 @@ impl Shared {
         match self.broker.pack(&self.options.run, &object, encode(answer).into()).await {
             Ok(message) => {
                 let (headers, body) = message.into_parts();
-                // An answer that is lost is asked for again.
+                // The worker sends its question again if the answer is lost.
                 let _ = self.broker.client.publish_with_headers(reply, headers, body).await;
             }
-            Err(error) => warn!(job, %error, "an answer was not sent"),
+            Err(error) => warn!(job, %error, "failed to send an answer"),
         }
     }
 
-    /// Keeps the table of workers.
+    /// Updates the table of workers from their reports.
     async fn take_reports(self: Arc<Self>) {
         let subject = self.broker.names.reports(&self.options.run);
         loop {
@@ -689,8 +694,8 @@ impl Shared {
         }
     }
 
-    /// Looks again and again for jobs that are stuck: those that the broker does not have any more, because it lost data,
-    /// are handed out again, and a consumer that does not hand out what is there is made again.
+    /// Looks periodically for stuck jobs. Publishes jobs again that the broker has lost, and recreates consumers that
+    /// do not deliver queued jobs.
     async fn audit(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(self.options.audit_every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -708,26 +713,26 @@ impl Shared {
             self.hand_out_lost(old.iter().filter(|id| !stored.contains(*id)));
             for offer in &self.offers {
                 if let Err(error) = self.wake_consumer(&offer.name).await {
-                    debug!(%error, environment = offer.name, "a consumer was not looked at");
+                    debug!(%error, environment = offer.name, "failed to check a consumer");
                 }
             }
         }
     }
 
-    /// Has jobs handed out again that the broker has lost.
+    /// Makes the callers of lost jobs publish them again.
     fn hand_out_lost<'a>(&self, lost: impl Iterator<Item = &'a String>) {
         let mut jobs = self.jobs();
         for id in lost {
             if let Some(waiting) = jobs.waiting.get_mut(id) {
-                warn!(job = id, "the broker has lost a job: it is handed out again");
+                warn!(job = id, "the broker has lost a job: it is published again");
                 waiting.since = Instant::now();
                 waiting.missing.notify_one();
             }
         }
     }
 
-    /// Makes the consumer of an environment again if it has nothing to hand out and nothing handed out while there are
-    /// jobs, as happens after some failures of the broker (nats-server issues 4736 and 7680).
+    /// Recreates the consumer of an environment if it has neither pending nor unacknowledged messages while jobs are
+    /// queued. This happens after some failures of the broker (nats-server issues 4736 and 7680).
     async fn wake_consumer(&self, environment: &str) -> Result<(), async_nats::Error> {
         let names = &self.broker.names;
         let run = &self.options.run;
@@ -744,18 +749,18 @@ impl Shared {
         if consumer.num_pending > 0 || consumer.num_ack_pending > 0 || !queued().await? {
             return Ok(());
         }
-        warn!(environment, "the broker does not hand out jobs: their consumer is made again");
+        warn!(environment, "the broker does not deliver queued jobs: their consumer is recreated");
         stream.delete_consumer(&name).await?;
         self.make_job_consumer(environment).await?;
         Ok(())
     }
 
-    /// Ids of all jobs and results of this run that the broker has.
+    /// Ids of all jobs and results of this run in the stream.
     async fn stored(&self) -> Result<HashSet<String>, async_nats::Error> {
         let names = &self.broker.names;
         let run = &self.options.run;
         let mut ids = HashSet::new();
-        // Jobs first: a job whose result comes meanwhile is in one of the two.
+        // Jobs first: a job whose result is stored in the meantime is in one of the two lists.
         for filter in [names.all_jobs(run), names.results(run)] {
             let stream = self.broker.jetstream.get_stream_no_info(names.stream()).await?;
             let mut subjects = stream.info_with_subjects(&filter).await?;
@@ -766,7 +771,7 @@ impl Shared {
         Ok(ids)
     }
 
-    /// Tells workers what there is to do, again and again.
+    /// Announces the run and its environments to workers periodically.
     async fn announce(self: Arc<Self>) {
         let announcement = Announcement {
             run: self.options.run.clone(),
@@ -783,7 +788,7 @@ impl Shared {
         loop {
             ticks.tick().await;
             if let Err(error) = self.broker.client.publish(subject.clone(), bytes.clone()).await {
-                debug!(%error, "the run was not announced");
+                debug!(%error, "failed to announce the run");
             }
             self.workers().forget_silent();
             if warned.elapsed() >= WARN_EVERY {
@@ -793,7 +798,7 @@ impl Shared {
         }
     }
 
-    /// Warns of environments whose jobs nobody takes.
+    /// Warns about environments that no worker serves while jobs wait.
     fn warn_of_idle_jobs(&self) {
         if self.jobs().waiting.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Results that came before their job was handed out by this process: those of a run that was interrupted.
+//! Results that arrived before this process submitted their job: those of a run that was interrupted.
 //!
 //! They stay unacknowledged, so that another interruption does not lose them.
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// Most bytes of results that are kept.
 const MOST_BYTES: usize = 64 << 20;
-/// Time after which nobody is expected to ask for a result any more.
+/// Time after which a result is dropped if its job was not submitted.
 const KEPT: Duration = Duration::from_secs(3600);
 
 struct EarlyResult {
@@ -19,7 +19,7 @@ struct EarlyResult {
     bytes: usize,
 }
 
-/// Results without a job, by the id of the job.
+/// Results whose job was not submitted yet, by job id.
 #[derive(Default)]
 pub(super) struct EarlyResults {
     results: HashMap<String, EarlyResult>,
@@ -28,14 +28,14 @@ pub(super) struct EarlyResults {
 }
 
 impl EarlyResults {
-    /// Takes the result of a job, if it is there.
+    /// Removes and returns the result of a job, if it has arrived.
     pub(super) fn take(&mut self, id: &str) -> Option<(JobResult, Acker)> {
         let EarlyResult { result, acker, bytes } = self.results.remove(id)?;
         self.bytes -= bytes;
         Some((result, acker))
     }
 
-    /// Keeps a result of this size. Returns what is given up for it: the oldest ones.
+    /// Stores a result of this many bytes. Drops the oldest results above the limits and returns their ackers.
     pub(super) fn put(&mut self, id: String, result: JobResult, acker: Acker, bytes: usize) -> Vec<Acker> {
         let now = Instant::now();
         let replaced = self.results.insert(id.clone(), EarlyResult { result, acker, bytes });

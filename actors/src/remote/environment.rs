@@ -1,11 +1,11 @@
-//! An environment whose rewards and rollouts are made by workers.
+//! An environment whose rewards and rollouts are computed by workers.
 //!
-//! It takes the place of the environment itself, so that the stages do not know the difference. Items, replies and what
-//! is read in a completion stay in the run: they are cheap, or must come in one order.
+//! It replaces the local environment, so that the stages need no special case. Items, replies and the parsing of
+//! completions stay in the run, because they are cheap or depend on their order.
 
 use super::dispatcher::{Answerer, Dispatcher};
 use super::message::{
-    AdapterRequest, Answer, Job, JobResult, Outcome, Query, SampledWeights, SessionStamp, Work, encode,
+    Answer, Job, JobResult, LeasedAdapterRequest, Outcome, Query, SampledWeights, SessionStamp, Work, encode,
 };
 use super::names::hash;
 use async_trait::async_trait;
@@ -22,7 +22,7 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An environment of a run whose jobs go to workers.
+/// An environment of a run that sends its jobs to workers.
 pub struct RemoteEnvironment {
     name: String,
     local: Arc<dyn Environment>,
@@ -30,7 +30,7 @@ pub struct RemoteEnvironment {
 }
 
 impl RemoteEnvironment {
-    /// Hands the rewards and rollouts of `local`, which has this name in the run, to workers.
+    /// Sends the rewards and rollouts of `local` to workers. `name` is the environment's name in the run.
     #[must_use]
     pub fn new(name: impl Into<String>, local: Arc<dyn Environment>, dispatcher: Dispatcher) -> Self {
         Self { name: name.into(), local, dispatcher }
@@ -70,7 +70,7 @@ impl Environment for RemoteEnvironment {
         self.local.item(index)
     }
 
-    /// The worker does; the time in the queue does not count.
+    /// The worker limits the time, so the time in the queue does not count.
     fn limits_reward_time(&self) -> bool {
         true
     }
@@ -118,7 +118,7 @@ impl SelfDrivenEnvironment for RemoteEnvironment {
 }
 
 impl RemoteEnvironment {
-    /// Generates rollouts of one group in one job.
+    /// Generates the rollouts of these sessions, all of one group, in one job.
     async fn generate(&self, item: &Item, sessions: Vec<RolloutSession>) {
         let Some(first) = sessions.first() else { return };
         let stamp = |session: &RolloutSession| SessionStamp {
@@ -128,7 +128,8 @@ impl RemoteEnvironment {
         };
         let stamps = sessions.iter().map(stamp).collect();
         let work = Work::Generate { item: Cow::Borrowed(item), sessions: stamps };
-        let (rollout, attempt) = (first.rollout, first.attempt);
+        let rollout = first.rollout;
+        let attempt = first.attempt;
         let parts: Vec<_> =
             sessions.iter().map(|session| (session.oracle.clone(), session.sampler.clone())).collect();
         let answerers =
@@ -148,7 +149,7 @@ impl RemoteEnvironment {
 }
 
 fn wrong_kind() -> RewardError {
-    RewardError::Environment("its worker sent the result of another kind of job".into())
+    RewardError::Environment("its worker sent a result of the wrong kind".into())
 }
 
 fn dead(cause: &str) -> RewardError {
@@ -164,10 +165,10 @@ fn without_weights(error: RewardError) -> BackendError {
     }
 }
 
-/// Answers what a job asks about the model, with the sampler and the oracle of one rollout.
+/// Answers the questions of a job about the model, with the sampler and the oracle of one rollout.
 struct RolloutAnswerer<'a> {
     oracle: &'a dyn Oracle,
-    /// Samples for a self-driven environment; a reward has no rollout to sample for.
+    /// Sampler of a self-driven environment; `None` for a reward, which may not sample from the policy.
     sampler: Option<Arc<dyn SamplingBackend>>,
     adapter: Mutex<SessionAdapter>,
 }
@@ -224,24 +225,24 @@ impl<'a> RolloutAnswerer<'a> {
         }
     }
 
-    /// Submits a request to the adapter at once, and waits for its result.
-    async fn train(&self, request: AdapterRequest) -> Answer {
+    /// Submits a request to the adapter immediately, and waits for its result.
+    async fn train(&self, request: LeasedAdapterRequest) -> Answer {
         let training = self.adapter().lease.as_ref().map(|lease| lease.training.clone());
         let missing = || BackendError::Unsupported("the job has leased no adapter".into());
         match request {
-            AdapterRequest::Forward(data, loss) => Answer::Passed(match training {
+            LeasedAdapterRequest::Forward(data, loss) => Answer::Passed(match training {
                 Some(training) => training.forward(data, loss).await,
                 None => Err(missing()),
             }),
-            AdapterRequest::ForwardBackward(data, loss) => Answer::Passed(match training {
+            LeasedAdapterRequest::ForwardBackward(data, loss) => Answer::Passed(match training {
                 Some(training) => training.forward_backward(data, loss).await,
                 None => Err(missing()),
             }),
-            AdapterRequest::OptimStep(params) => Answer::Stepped(match training {
+            LeasedAdapterRequest::OptimStep(params) => Answer::Stepped(match training {
                 Some(training) => training.optim_step(params).await,
                 None => Err(missing()),
             }),
-            AdapterRequest::Export => Answer::Exported(match training {
+            LeasedAdapterRequest::Export => Answer::Exported(match training {
                 Some(training) => training.export_sampler(None).await.map(|export| {
                     let exports = &mut self.adapter().exports;
                     exports.push(export.sampler);
@@ -253,7 +254,7 @@ impl<'a> RolloutAnswerer<'a> {
     }
 }
 
-/// Answers what a reward asks.
+/// Answers the questions of a reward.
 struct RewardAnswerer<'a>(RolloutAnswerer<'a>);
 
 #[async_trait]
@@ -263,7 +264,7 @@ impl Answerer for RewardAnswerer<'_> {
     }
 }
 
-/// Answers what a self-driven environment asks, by session.
+/// Answers the questions of a self-driven environment; one answerer per session.
 struct SessionAnswerer<'a>(Vec<RolloutAnswerer<'a>>);
 
 #[async_trait]

@@ -1,7 +1,7 @@
-//! What a run and its workers send each other, and its form in bytes.
+//! The messages between a run and its workers, and their encoding.
 //!
-//! A message is MessagePack behind a byte with the version of this form and one that says whether the rest is
-//! compressed. A version that is not known is refused: a run and its workers are of one release.
+//! A message is one byte with the version of the encoding, one byte that is 1 if the rest is compressed with zstd, and
+//! the MessagePack body. Unknown versions are rejected: a run and its workers must be of the same release.
 
 use minds_core::datum::Datum;
 use minds_core::environment::{FrozenWeights, Item, LogprobDelta, SessionError, SessionRollout};
@@ -19,73 +19,73 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Version of the form.
+/// Version of the encoding, in the first byte of each message.
 const VERSION: u8 = 1;
-/// Messages from this size are compressed, in bytes.
+/// Size from which messages are compressed, in bytes.
 const COMPRESSED_FROM: usize = 2048;
-/// Largest message once it is decompressed, in bytes.
+/// Largest decompressed size of a message, in bytes.
 const LARGEST: usize = 256 << 20;
 
-/// One piece of work for a worker.
+/// A unit of work for a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Job<'a> {
-    /// Name of the environment.
+    /// Name of the environment in the run.
     pub environment: Cow<'a, str>,
-    /// What is to be done.
+    /// The work, by kind.
     pub work: Work<'a>,
 }
 
-/// The kinds of work.
+/// The kinds of work for a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Work<'a> {
     /// Compute the reward of a rollout.
     Score {
         /// The item that was sampled.
         item: Cow<'a, Item>,
-        /// The rollout.
+        /// The rollout to score.
         rollout: Cow<'a, Rollout>,
     },
     /// Run a self-driven environment.
     Generate {
         /// The item to sample.
         item: Cow<'a, Item>,
-        /// The rollouts to generate, of one group.
+        /// The rollouts to generate, all of one group.
         sessions: Vec<SessionStamp>,
     },
 }
 
-/// One rollout that is to be generated.
+/// Identity of a rollout to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionStamp {
-    /// Its id.
+    /// Id of the rollout.
     pub rollout: RolloutId,
-    /// How often it was sampled before, without a result.
+    /// Number of earlier attempts that left no result.
     pub attempt: u32,
-    /// The weights that sample it.
+    /// Version of the weights that sample it.
     pub policy: PolicyVersion,
 }
 
-/// What came out of a job.
+/// Worker → run: the result of a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct JobResult {
-    /// The worker that did it.
+    /// Name of the worker that finished the job.
     pub worker: String,
-    /// How often the broker had handed out the job, this time included.
+    /// Number of deliveries of the job, including this one.
     pub delivery: u64,
-    /// How long it took.
+    /// Time that the worker spent on the job.
     pub took: Duration,
-    /// The result.
+    /// The outcome, by kind of work.
     pub outcome: Outcome,
 }
 
-/// A result by kind of work.
+/// Outcome of a job, by kind of work.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Outcome {
-    /// The reward, or why there is none.
+    /// The reward, or the error that left the rollout without one.
     Scored(Result<Score, RewardError>),
     /// The rollouts in the order of the job's sessions.
     Generated(Vec<Result<SessionRollout, SessionError>>),
-    /// No worker finished the job; the cause.
+    /// The cause for which no worker finished the job.
     Dead(String),
 }
 
@@ -94,44 +94,44 @@ pub enum Outcome {
 pub struct Question {
     /// Id of the job.
     pub job: String,
-    /// Which delivery of the job asks.
+    /// Number of the delivery of the job that asks, from 1.
     pub delivery: u64,
-    /// Number of the question within this delivery. One that is sent again keeps it.
+    /// Number of the question within this delivery, from 0. A repeated question keeps its number.
     pub number: u64,
-    /// Index among the sessions of the job; 0 for the only rollout of another one.
+    /// Index among the sessions of the job; 0 for a job that scores a rollout.
     pub session: usize,
-    /// What is asked.
+    /// The query, by kind.
     pub query: Query,
 }
 
-/// What a worker asks.
+/// The kinds of questions that a worker asks.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Query {
-    /// Whether the run waits for the result. Also announces that a worker has begun.
+    /// Whether the run waits for the result. Also reports that a worker has started the job.
     Wanted {
-        /// The worker that asks.
+        /// Name of the worker that asks.
         worker: String,
     },
     /// Logprobs of a target after a prefix.
     Logprobs(Arc<[Token]>, Arc<[Token]>),
-    /// The most likely tokens after a prefix, and how many.
+    /// The most likely tokens after a prefix; the second value is their number.
     NextTokens(Arc<[Token]>, usize),
-    /// What a gradient step on a text would do to a target after a prefix.
+    /// The change of a target's logprobs after a prefix, from one gradient step on a text.
     LogprobDelta(Datum, Arc<[Token]>, Arc<[Token]>),
-    /// Samples of these weights.
+    /// Samples from these weights.
     Sample(SampleRequest, SampledWeights),
-    /// Logprob of each token under these weights.
+    /// The logprob of each token under these weights.
     TokenLogprobs(Arc<[Token]>, SampledWeights),
-    /// An adapter for the session, until the job ends.
+    /// A shadow adapter for the session, until the job ends.
     LeaseAdapter,
-    /// Something for the adapter of the session. Not to be done twice.
-    Train(AdapterRequest),
+    /// A request to the session's adapter. The run executes it once, even if the question is repeated.
+    Train(LeasedAdapterRequest),
 }
 
-/// The weights that a question is about.
+/// The weights of a query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SampledWeights {
-    /// Those of the rollout.
+    /// The weights that sample the rollout.
     Policy,
     /// Weights that training never changes.
     Frozen(FrozenWeights),
@@ -141,114 +141,114 @@ pub enum SampledWeights {
 
 /// A request to a leased adapter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum AdapterRequest {
-    /// Losses without gradients.
+pub enum LeasedAdapterRequest {
+    /// A pass without gradients.
     Forward(Vec<Datum>, Loss),
-    /// Losses with gradients.
+    /// A pass with gradients.
     ForwardBackward(Vec<Datum>, Loss),
-    /// An optimizer step.
+    /// An optimizer step with these settings.
     OptimStep(AdamParams),
-    /// A sampler of its weights.
+    /// An export of the adapter's current weights to sample from.
     Export,
 }
 
 /// Run → worker: the answer to a question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Whether the result is awaited.
+    /// Whether the run waits for the result.
     Wanted(bool),
-    /// To [`Query::Logprobs`].
+    /// The answer to [`Query::Logprobs`]: one logprob per target token.
     Logprobs(Result<Arc<[f32]>, RewardError>),
-    /// To [`Query::NextTokens`].
+    /// The answer to [`Query::NextTokens`]: tokens with their logprobs.
     NextTokens(Result<Arc<[(Token, f32)]>, RewardError>),
-    /// To [`Query::LogprobDelta`].
+    /// The answer to [`Query::LogprobDelta`].
     LogprobDelta(Result<LogprobDelta, RewardError>),
-    /// To [`Query::Sample`].
+    /// The answer to [`Query::Sample`].
     Sampled(Result<SampleResponse, BackendError>),
-    /// To [`Query::TokenLogprobs`].
+    /// The answer to [`Query::TokenLogprobs`]: `None` for tokens without a logprob, such as the first.
     TokenLogprobs(Result<Vec<Option<f32>>, BackendError>),
-    /// To [`Query::LeaseAdapter`].
+    /// The answer to [`Query::LeaseAdapter`]. The run holds the lease.
     Leased(Result<(), RewardError>),
-    /// To both kinds of pass.
+    /// The answer to [`LeasedAdapterRequest::Forward`] and [`LeasedAdapterRequest::ForwardBackward`].
     Passed(Result<ForwardOutput, BackendError>),
-    /// To [`AdapterRequest::OptimStep`].
+    /// The answer to [`LeasedAdapterRequest::OptimStep`].
     Stepped(Result<OptimStep, BackendError>),
-    /// To [`AdapterRequest::Export`]: the number of the export.
+    /// The answer to [`LeasedAdapterRequest::Export`]: the number of the export in the session, from 0.
     Exported(Result<usize, BackendError>),
-    /// The run does not wait for this job, or another delivery of it has taken over.
+    /// The run does not wait for the job, or a newer delivery has superseded this one.
     NotYours,
 }
 
-/// Run → workers, repeatedly: what there is to do.
+/// Run → workers, periodically: the environments of the run and how it delivers jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Announcement {
     /// Name of the run on the broker.
     pub run: String,
     /// Version of the program.
     pub program: String,
-    /// Environments whose jobs it hands out.
+    /// Environments whose jobs the run publishes.
     pub environments: Vec<Offer>,
-    /// Time without a sign of life after which the broker hands out a job again.
+    /// Time without a progress report after which the broker redelivers a job.
     pub ack_wait: Duration,
-    /// How often a job is handed out before it is a dead letter.
+    /// Number of deliveries after which an unfinished job becomes a dead letter.
     pub max_deliver: u64,
 }
 
 /// An environment as a run offers it to workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
-    /// Its name in the run.
+    /// Name of the environment in the run.
     pub name: String,
-    /// How to load it. Only the program that made it reads it.
+    /// How to load the environment. Only the program's [`EnvironmentLoader`](super::EnvironmentLoader) reads this.
     pub spec: serde_json::Value,
-    /// Identity of its code and data; a worker whose own differs leaves it alone.
+    /// Identity of its code and data. A worker with another version does not serve the environment.
     pub version: String,
 }
 
-/// Worker → run, repeatedly: what it does.
+/// Worker → run, periodically: its load and the environments that it serves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// Name of the worker.
     pub worker: String,
-    /// Version of its program.
+    /// Version of the worker's program.
     pub program: String,
-    /// Jobs that it runs at a time.
+    /// Most jobs that the worker runs at a time, for all runs.
     pub concurrency: usize,
     /// Jobs of this run in progress.
     pub running: usize,
-    /// Jobs of this run that it has finished.
+    /// Jobs of this run that the worker has finished.
     pub done: u64,
-    /// Share of its capacity that was idle since it started, from 0 to 1.
+    /// Share of the worker's capacity that was idle since it started, from 0 to 1.
     pub idle: f64,
-    /// Names of the environments that it serves.
+    /// Names of this run's environments that the worker serves.
     pub serves: Vec<String>,
-    /// Environments that it cannot serve, with the reason.
+    /// Names of the environments that the worker cannot serve, each with the reason.
     pub problems: Vec<(String, String)>,
 }
 
-/// Bytes that are no message.
+/// Why bytes could not be decoded as a message.
 #[derive(Debug, Error)]
 pub enum MessageError {
-    /// Another version of the form, or none.
+    /// The version of the encoding is missing or not supported.
     #[error(
-        "the message has the form {found:?}, this program reads {VERSION}: run and workers must be of one release"
+        "the message has version {found:?}, this program reads {VERSION}: run and workers must be of the same release"
     )]
     Version {
-        /// First byte of the message.
+        /// First byte of the message; `None` if it is empty.
         found: Option<u8>,
     },
-    /// It is too large.
+    /// The decompressed message is too large.
     #[error("the message has more than {LARGEST} bytes")]
     TooLarge,
-    /// It cannot be decompressed.
+    /// The message cannot be decompressed.
     #[error("the message is damaged: {0}")]
     Damaged(#[from] std::io::Error),
-    /// It does not hold what is expected.
+    /// The body does not have the expected type.
     #[error("the message cannot be read: {0}")]
     Unreadable(#[from] rmp_serde::decode::Error),
 }
 
-/// A message as bytes.
+/// Encodes a message, compressed if it is large.
 #[must_use]
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     let body = rmp_serde::to_vec(message).expect("the types of this file can be written to memory");
@@ -262,10 +262,10 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// The message of these bytes.
+/// Decodes a message.
 ///
 /// # Errors
-/// See [`MessageError`].
+/// The version is not supported, or the bytes are damaged, too large or of another type.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
     let [VERSION, flag, body @ ..] = bytes else {
         return Err(MessageError::Version { found: bytes.first().copied() });
@@ -335,7 +335,7 @@ mod tests {
         let mut cut = encode(&"x".repeat(9000));
         cut.truncate(20);
         assert!(told(&cut).contains("damaged") || told(&cut).contains("more than"), "{}", told(&cut));
-        // A frame that claims to be larger than anything that is sent: nothing is allocated for it.
+        // A frame that claims a size above the limit: decoding must not allocate it.
         let huge = [0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0, 0, 0, 0, 0, 1, 0, 0];
         assert!(told(&[&[VERSION, 1], &huge[..]].concat()).contains("more than"));
     }

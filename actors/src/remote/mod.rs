@@ -1,9 +1,9 @@
 //! Rewards and self-driven environments on other machines, over a broker: NATS with JetStream.
 //!
-//! A run puts jobs into a stream, workers take them, and results come back through the same stream. Read
-//! [`RemoteEnvironment`] first, which stands in the pipeline where the environment itself would; then `dispatcher`
-//! (the run's end), `worker` (the other end), `questions` (what a job may ask of the model), `message` (what travels)
-//! and `broker` (how it travels).
+//! A run publishes jobs to a stream, workers pull them, and results return through the same stream. Read
+//! [`RemoteEnvironment`] first: it replaces the local environment in the pipeline. Then read `dispatcher` (the run's
+//! side), `worker` (the worker's side), `questions` (model queries of a job), `message` (the messages) and `broker`
+//! (the connection and the stream).
 
 mod broker;
 pub mod dead_letters;

@@ -1,29 +1,29 @@
 //! Names on the broker: the stream, its subjects, the consumers and the bucket of a run.
 //!
-//! Everything of one installation begins with the name of its stream, so that permissions can be given by prefix.
-//! Every name of a run has the run in it, so that the credentials of a worker can be limited to one run.
+//! All names of one installation begin with the name of its stream, so that permissions can be granted by prefix. All
+//! names of a run contain the name of the run, so that the credentials of a worker can be limited to one run.
 
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 
-/// Longest part of a name that is kept as it was written.
+/// Length up to which a name is used unchanged, in bytes.
 const LONGEST: usize = 48;
 
-/// Names below one stream.
+/// Names of one stream, its subjects, its consumers and its buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamNames {
     stream: String,
 }
 
 impl StreamNames {
-    /// Names below the stream of this name; `None` unless it has only letters, digits, `-` and `_`.
+    /// Names for the stream `stream`. `None` unless it has 1 to 48 ASCII letters, digits, `-` and `_`.
     #[must_use]
     pub fn new(stream: &str) -> Option<Self> {
         let fits = !stream.is_empty() && stream.len() <= LONGEST && stream.chars().all(is_plain);
         fits.then(|| Self { stream: stream.into() })
     }
 
-    /// The stream of jobs, results and dead letters.
+    /// Name of the stream of jobs, results and dead letters.
     #[must_use]
     pub fn stream(&self) -> &str {
         &self.stream
@@ -47,13 +47,13 @@ impl StreamNames {
         format!("{}.result.{run}.{job}", self.stream)
     }
 
-    /// Subject of a job that no worker finished.
+    /// Subject of a dead letter.
     #[must_use]
     pub fn dead(&self, run: &str, environment: &str, job: &str) -> String {
         format!("{}.dead.{run}.{}.{job}", self.stream, token(environment))
     }
 
-    /// All dead letters, or those of one run.
+    /// Subjects of the dead letters of one run, or of all runs.
     #[must_use]
     pub fn dead_letters(&self, run: Option<&str>) -> String {
         match run {
@@ -80,50 +80,51 @@ impl StreamNames {
         self.result(run, "*")
     }
 
-    /// The consumer from which workers pull jobs of an environment.
+    /// Name of the consumer from which workers pull the jobs of an environment.
     #[must_use]
     pub fn job_consumer(&self, run: &str, environment: &str) -> String {
         format!("{run}_{}", token(environment))
     }
 
-    /// The consumer from which a run takes its results. No environment has this name: `.` is in none of their tokens,
-    /// and neither is the second `_` here, for no token begins with one.
+    /// Name of the consumer from which a run receives its results.
+    ///
+    /// It differs from the names of all job consumers, because no token of an environment begins with `_`.
     #[must_use]
     pub fn result_consumer(&self, run: &str) -> String {
         format!("{run}__results")
     }
 
-    /// Where a run announces itself; without one, the subjects of all runs.
+    /// Subject of a run's announcements; without a run, the subjects of all runs.
     #[must_use]
     pub fn announcements(&self, run: Option<&str>) -> String {
         format!("{}.run.{}", self.stream, run.unwrap_or("*"))
     }
 
-    /// Where workers send their questions to a run.
+    /// Subject of the questions of workers to a run.
     #[must_use]
     pub fn questions(&self, run: &str) -> String {
         format!("{}.ask.{run}", self.stream)
     }
 
-    /// Where a run tells workers which jobs nobody needs any more.
+    /// Subject on which a run publishes the ids of canceled jobs.
     #[must_use]
     pub fn cancellations(&self, run: &str) -> String {
         format!("{}.cancel.{run}", self.stream)
     }
 
-    /// Where workers report about a run that they serve.
+    /// Subject of the reports of workers to a run.
     #[must_use]
     pub fn reports(&self, run: &str) -> String {
         format!("{}.worker.{run}", self.stream)
     }
 
-    /// Where answers to a run and to the workers that serve it alone come.
+    /// Prefix of the reply subjects of a run and of the workers that serve only this run.
     #[must_use]
     pub fn inbox(&self, run: &str) -> String {
-        format!("_INBOX_{run}")
+        format!("_INBOX.{run}")
     }
 
-    /// The object store of a run, for messages above the broker's payload limit.
+    /// Name of a run's object store, which holds messages above the broker's payload limit.
     #[must_use]
     pub fn bucket(&self, run: &str) -> String {
         format!("{}_{run}", self.stream)
@@ -134,7 +135,8 @@ fn is_plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-' || c == '_'
 }
 
-/// A name as one token of a subject: as written where the broker takes it, else what it takes of it, and a hash.
+/// Converts a name to one token of a subject. A name that is not valid as a token is replaced by its letters and digits
+/// and a hash.
 #[must_use]
 pub fn token(name: &str) -> String {
     let begins_plainly = name.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -145,7 +147,7 @@ pub fn token(name: &str) -> String {
     format!("{plain}-{}", &hash(&[name.as_bytes()])[..8])
 }
 
-/// SHA-256 of parts, each with its length in front, as 64 hexadecimal digits.
+/// SHA-256 of the parts, each prefixed with its length, as 64 hexadecimal digits.
 #[must_use]
 pub fn hash(parts: &[&[u8]]) -> String {
     let mut digest = Sha256::new();

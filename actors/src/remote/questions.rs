@@ -1,10 +1,10 @@
-//! The worker's end of questions: what a reward or an environment asks of the model, the run answers.
+//! The worker's side of questions: the run answers the model queries of rewards and environments.
 //!
-//! So a worker needs no key and no weights, and the run stays the one place that retries, counts and bounds requests.
-//! A question is sent again until it is answered: the run knows its number and answers it once.
+//! A worker therefore needs no API key and no weights, and only the run retries, counts and limits requests. A worker
+//! repeats a question until an answer arrives. The question's number lets the run recognize a repetition.
 
 use super::broker::Broker;
-use super::message::{AdapterRequest, Answer, Query, Question, SampledWeights, decode, encode};
+use super::message::{Answer, LeasedAdapterRequest, Query, Question, SampledWeights, decode, encode};
 use async_nats::RequestErrorKind;
 use async_trait::async_trait;
 use futures::FutureExt as _;
@@ -25,11 +25,11 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::debug;
 
-/// Time after which a question is sent again.
+/// Time after which an unanswered question is sent again.
 const RESEND: Duration = Duration::from_secs(15);
-/// Pause before a question is sent again to a run that is not there.
+/// Pause before a question is sent again after a failed attempt.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Time without a run after which its job is given up.
+/// Time without an answer of the run after which a worker abandons its job.
 const ORPHANED: Duration = Duration::from_secs(600);
 
 /// Asks the run about one delivery of a job.
@@ -39,7 +39,7 @@ pub(super) struct JobQuestions {
     job: String,
     delivery: u64,
     asked: AtomicU64,
-    /// Told when the run does not want the job from this delivery.
+    /// Notified when the run no longer waits for this delivery.
     given_up: Notify,
 }
 
@@ -49,25 +49,25 @@ impl JobQuestions {
         Arc::new(Self { broker, run, job, delivery, asked, given_up: Notify::new() })
     }
 
-    /// Waits until the run says that this delivery is not to go on.
+    /// Waits until the run no longer waits for this delivery, or has not answered for [`ORPHANED`].
     pub(super) async fn given_up(&self) {
         self.given_up.notified().await;
     }
 
     fn question(&self, session: usize, query: Query) -> (u64, Vec<u8>) {
         let number = self.asked.fetch_add(1, Relaxed);
-        let (job, delivery) = (self.job.clone(), self.delivery);
-        (number, encode(&Question { job, delivery, number, session, query }))
+        let job = self.job.clone();
+        (number, encode(&Question { job, delivery: self.delivery, number, session, query }))
     }
 
-    /// Tells the run that the job has begun. Nothing is lost if it does not hear it.
+    /// Reports to the run that the job has started. The message may get lost: it only updates the run's counts.
     pub(super) async fn tell_begun(&self, worker: &str) {
         let (_, question) = self.question(0, Query::Wanted { worker: worker.into() });
         let subject = self.broker.names.questions(&self.run);
         let _ = self.broker.client.publish(subject, question.into()).await;
     }
 
-    /// Whether the run waits for the result; `None` if it does not answer at once.
+    /// Whether the run waits for the result; `None` without an answer within the client's request timeout.
     pub(super) async fn is_wanted(&self, worker: &str) -> Option<bool> {
         let (_, question) = self.question(0, Query::Wanted { worker: worker.into() });
         let subject = self.broker.names.questions(&self.run);
@@ -79,7 +79,7 @@ impl JobQuestions {
         }
     }
 
-    /// The answer to a question, however long it takes. Does not end once the job is given up.
+    /// Returns the answer to a question. Retries without a limit; never returns once the job is abandoned.
     async fn ask(&self, session: usize, query: Query) -> Answer {
         let (number, question) = self.question(session, query);
         let object = format!("{}-q{}-{number}", self.job, self.delivery);
@@ -92,7 +92,7 @@ impl JobQuestions {
                 None => {}
             }
             if self.broker.state().is_connected() {
-                // Only a run that is not there counts: one behind a broker that is away may wait for this job.
+                // Only time with a connection counts: during an outage of the broker the run still waits for the job.
                 tokio::time::sleep(PAUSE).await;
             } else {
                 tokio::time::sleep(PAUSE).await;
@@ -103,11 +103,11 @@ impl JobQuestions {
         std::future::pending().await
     }
 
-    /// Sends a question once; `None` without an answer.
+    /// Sends a question once. Returns `None` without an answer.
     async fn ask_once(&self, object: &str, question: bytes::Bytes) -> Option<Answer> {
         let packed = self.broker.pack(&self.run, object, question).await;
         let (headers, body) =
-            packed.inspect_err(|error| debug!(%error, "a question was not sent")).ok()?.into_parts();
+            packed.inspect_err(|error| debug!(%error, "failed to send a question")).ok()?.into_parts();
         let request = async_nats::Request::new().headers(headers).payload(body).timeout(Some(RESEND));
         let subject = self.broker.names.questions(&self.run);
         match self.broker.client.send_request(subject, request).await {
@@ -116,7 +116,7 @@ impl JobQuestions {
                 if let Some(object) = super::broker::object_of(&message) {
                     self.broker.discard_object(&self.run, object).await;
                 }
-                decode(&body).inspect_err(|error| debug!(%error, "an answer cannot be read")).ok()
+                decode(&body).inspect_err(|error| debug!(%error, "failed to decode an answer")).ok()
             }
             Err(error) => {
                 let absent = error.kind() == RequestErrorKind::NoResponders;
@@ -127,14 +127,14 @@ impl JobQuestions {
     }
 }
 
-/// What a worker's reward may ask: the oracle of the run, at the weights of the rollout.
+/// The run's oracle for a job on a worker, at the rollout's policy version.
 pub(super) struct RemoteOracle {
     pub(super) questions: Arc<JobQuestions>,
     pub(super) session: usize,
 }
 
 fn unexpected<T>() -> Result<T, RewardError> {
-    Err(RewardError::Service("the run answered something else".into()))
+    Err(RewardError::Service("the run sent an unexpected answer".into()))
 }
 
 #[async_trait]
@@ -173,21 +173,21 @@ impl Oracle for RemoteOracle {
         let (requests, queue) = mpsc::unbounded_channel();
         tokio::spawn(send_in_order(self.questions.clone(), self.session, queue));
         let training = RemoteAdapter { requests, questions: self.questions.clone(), session: self.session };
-        // The run takes the adapter back when the job ends.
+        // The run returns the adapter to its pool when the job ends.
         Ok(AdapterLease { training: Arc::new(training), guard: Box::new(()) })
     }
 
     async fn frozen(&self, weights: FrozenWeights) -> Result<Arc<dyn SamplingBackend>, RewardError> {
         let questions = self.questions.clone();
         let weights = SampledWeights::Frozen(weights);
-        Ok(Arc::new(RemoteSampler { questions, session: self.session, weights }))
+        Ok(Arc::new(RunSampler { questions, session: self.session, weights }))
     }
 }
 
-/// A request to an adapter, and where its answer goes.
-type QueuedRequest = (AdapterRequest, oneshot::Sender<Answer>);
+/// A request to an adapter, and the sender of its answer.
+type QueuedRequest = (LeasedAdapterRequest, oneshot::Sender<Answer>);
 
-/// Sends the requests to an adapter one after the other, whether or not anybody waits for their answers.
+/// Sends the requests to an adapter one after the other, even if callers have dropped their futures.
 async fn send_in_order(
     questions: Arc<JobQuestions>,
     session: usize,
@@ -199,7 +199,7 @@ async fn send_in_order(
     }
 }
 
-/// The adapter of a session, which the run has leased.
+/// The adapter that the run has leased for a session.
 struct RemoteAdapter {
     requests: mpsc::UnboundedSender<QueuedRequest>,
     questions: Arc<JobQuestions>,
@@ -207,24 +207,24 @@ struct RemoteAdapter {
 }
 
 impl RemoteAdapter {
-    /// Queues a request at once; `read` takes its result out of the answer.
+    /// Queues a request immediately. `read` extracts the result from the answer; `None` marks an unexpected answer.
     fn request<T: Send + 'static>(
         &self,
-        request: AdapterRequest,
+        request: LeasedAdapterRequest,
         read: impl FnOnce(Answer) -> Option<Result<T, BackendError>> + Send + 'static,
     ) -> Pending<T> {
         let (answered, answer) = oneshot::channel();
-        // The queue ends with the job, and then nobody waits.
+        // The queue closes when the job ends. The dropped sender then reports a lost request.
         drop(self.requests.send((request, answered)));
         async move {
             let answer = answer.await.map_err(|_| BackendError::Lost("its job has ended".into()))?;
             read(answer)
-                .unwrap_or_else(|| Err(BackendError::Unavailable("the run answered something else".into())))
+                .unwrap_or_else(|| Err(BackendError::Unavailable("the run sent an unexpected answer".into())))
         }
         .boxed()
     }
 
-    fn pass(&self, request: AdapterRequest) -> Pending<ForwardOutput> {
+    fn pass(&self, request: LeasedAdapterRequest) -> Pending<ForwardOutput> {
         self.request(request, |answer| match answer {
             Answer::Passed(passed) => Some(passed),
             _ => None,
@@ -239,15 +239,15 @@ fn unsupported<T: Send + 'static>(what: &str) -> Pending<T> {
 
 impl TrainingBackend for RemoteAdapter {
     fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
-        self.pass(AdapterRequest::Forward(data, loss))
+        self.pass(LeasedAdapterRequest::Forward(data, loss))
     }
 
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
-        self.pass(AdapterRequest::ForwardBackward(data, loss))
+        self.pass(LeasedAdapterRequest::ForwardBackward(data, loss))
     }
 
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
-        self.request(AdapterRequest::OptimStep(params), |answer| match answer {
+        self.request(LeasedAdapterRequest::OptimStep(params), |answer| match answer {
             Answer::Stepped(stepped) => Some(stepped),
             _ => None,
         })
@@ -267,36 +267,36 @@ impl TrainingBackend for RemoteAdapter {
         }
         let questions = self.questions.clone();
         let session = self.session;
-        self.request(AdapterRequest::Export, move |answer| match answer {
+        self.request(LeasedAdapterRequest::Export, move |answer| match answer {
             Answer::Exported(exported) => Some(exported.map(|number| {
                 let weights = SampledWeights::Exported(number);
-                Export { sampler: Arc::new(RemoteSampler { questions, session, weights }), path: None }
+                Export { sampler: Arc::new(RunSampler { questions, session, weights }), path: None }
             })),
             _ => None,
         })
     }
 }
 
-/// Samples from weights of the run.
-pub(super) struct RemoteSampler {
+/// Samples from weights of the run through questions.
+pub(super) struct RunSampler {
     pub(super) questions: Arc<JobQuestions>,
     pub(super) session: usize,
     pub(super) weights: SampledWeights,
 }
 
 #[async_trait]
-impl SamplingBackend for RemoteSampler {
+impl SamplingBackend for RunSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         match self.questions.ask(self.session, Query::Sample(request, self.weights.clone())).await {
             Answer::Sampled(answer) => answer,
-            _ => Err(BackendError::Unavailable("the run answered something else".into())),
+            _ => Err(BackendError::Unavailable("the run sent an unexpected answer".into())),
         }
     }
 
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
         match self.questions.ask(self.session, Query::TokenLogprobs(tokens, self.weights.clone())).await {
             Answer::TokenLogprobs(answer) => answer,
-            _ => Err(BackendError::Unavailable("the run answered something else".into())),
+            _ => Err(BackendError::Unavailable("the run sent an unexpected answer".into())),
         }
     }
 }

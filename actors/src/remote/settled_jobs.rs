@@ -1,20 +1,22 @@
-//! How the newest jobs of a run ended, so that results that come again can be told from those of an earlier process.
+//! How the most recent jobs of a run ended.
+//!
+//! The dispatcher uses this to distinguish repeated results from results of an earlier process.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Jobs that are remembered: more than any result is late.
+/// Number of jobs that are remembered; more than can end before a late result arrives.
 const REMEMBERED: usize = 1 << 16;
 
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settlement {
-    /// It had a result.
+    /// The caller received the result.
     Done,
-    /// Nobody waited for its result any more.
+    /// The caller canceled the job.
     Withdrawn,
 }
 
-/// The newest jobs that have ended, by id.
+/// The most recently ended jobs, by id.
 #[derive(Default)]
 pub(super) struct SettledJobs {
     ends: HashMap<String, Settlement>,
@@ -22,12 +24,12 @@ pub(super) struct SettledJobs {
 }
 
 impl SettledJobs {
-    /// How this job ended, if it is remembered.
+    /// How this job ended; `None` if it is not remembered.
     pub(super) fn get(&self, id: &str) -> Option<Settlement> {
         self.ends.get(id).copied()
     }
 
-    /// Remembers how a job ended; forgets the oldest one if there are too many.
+    /// Remembers how a job ended. Forgets the oldest job above the limit.
     pub(super) fn add(&mut self, id: String, end: Settlement) {
         if self.ends.insert(id.clone(), end).is_none() {
             self.order.push_back(id);

@@ -1,8 +1,9 @@
-//! A worker: takes jobs from the broker, does them, and sends back what came out.
+//! A worker: pulls jobs from the broker, executes them, and publishes their results.
 //!
-//! A job is acknowledged after its result is stored, so that one whose worker ends is handed out again. While it is in
-//! progress the worker says so; a worker that has stopped is silent, and its jobs go to others. When it is asked to
-//! stop, a worker takes no more jobs, finishes those it has, and hands back what is left after its grace period.
+//! A worker acknowledges a job after the broker has stored its result, so the broker redelivers the job if the worker
+//! dies. While a job runs, the worker sends progress acknowledgements; without them the broker redelivers the job to
+//! another worker. A worker that is asked to stop pulls no more jobs, finishes those in progress within its grace
+//! period, and returns the rest to the queue.
 
 use super::broker::{Broker, object_of};
 use super::dead_letters::{self, DeadLetter};
@@ -10,7 +11,7 @@ use super::message::{
     Announcement, Job, JobResult, Offer, Outcome, SampledWeights, SessionStamp, Work, WorkerReport, decode,
     encode,
 };
-use super::questions::{JobQuestions, RemoteOracle, RemoteSampler};
+use super::questions::{JobQuestions, RemoteOracle, RunSampler};
 use crate::generate::RolloutGenerator;
 use crate::generate::session::session_result;
 use crate::mailbox::catch_panic;
@@ -39,50 +40,50 @@ use tracing::{debug, info, warn};
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// Time without an announcement after which a run counts as gone.
 const SILENT_RUN: Duration = Duration::from_secs(60);
-/// Longest that an idle worker waits for a job before it asks for one again.
+/// Duration of one pull request of an idle worker.
 const LONG_POLL: Duration = Duration::from_secs(5);
-/// Time without a sign of life of the broker after which a pull request is made again.
+/// Heartbeat interval of pull requests. A request is renewed after missed heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// Pause after the broker refused a pull request.
+/// Pause before a failed request to the broker is retried.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a worker does.
+/// Which jobs a worker accepts, how many at a time, and how it stops.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// Its name, which no other worker has.
+    /// Name of the worker, unique among the workers of a run.
     pub name: String,
-    /// Version of the program.
+    /// Version of the program, which reports contain.
     pub program: String,
-    /// Jobs at a time.
+    /// Most jobs in progress at a time.
     pub concurrency: NonZeroUsize,
-    /// Names of the environments that it serves; all if there are none.
+    /// Names of the environments to serve; all if empty.
     pub environments: Vec<String>,
-    /// The run that it serves; all if there is none.
+    /// Name of the run to serve; `None` for all runs.
     pub run: Option<String>,
-    /// Longest that jobs in progress are waited for at the end.
+    /// Time that jobs in progress have to finish after a stop request.
     pub grace: Duration,
 }
 
 /// Loads environments that runs offer.
 #[async_trait]
 pub trait EnvironmentLoader: Send + Sync {
-    /// The environment of an offer.
+    /// Loads the environment of an offer.
     ///
     /// # Errors
-    /// It cannot be loaded, or its code or data differ from those of the run.
+    /// The environment cannot be loaded, or its code or data differ from those of the run.
     async fn load(&self, offer: &Offer) -> Result<MixtureComponent, String>;
 }
 
-/// How a worker ended.
+/// Counts of a worker when it stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerSummary {
-    /// Jobs whose result was stored.
+    /// Jobs whose result the broker stored.
     pub done: u64,
-    /// Jobs that were handed back unfinished.
+    /// Unfinished jobs that were returned to the queue.
     pub handed_back: u64,
 }
 
-/// Works until `stop` becomes true.
+/// Runs a worker until `stop` becomes true, then for at most its grace period.
 pub async fn run_worker(
     broker: Broker,
     loader: Arc<dyn EnvironmentLoader>,
@@ -112,7 +113,7 @@ pub async fn run_worker(
     tasks.shutdown().await;
     worker.stop_pulling();
     let mut jobs = std::mem::take(&mut *lock(&worker.jobs));
-    info!(jobs = jobs.len(), "takes no more jobs");
+    info!(jobs = jobs.len(), "stopping: no more jobs are pulled");
     let finished = async { while jobs.join_next().await.is_some() {} };
     if tokio::time::timeout(worker.options.grace, finished).await.is_err() {
         hand_back.send_replace(true);
@@ -130,9 +131,9 @@ struct Worker {
     permits: Arc<Semaphore>,
     started: Instant,
     runs: Mutex<BTreeMap<String, ServedRun>>,
-    /// Told to stop, by id of the job.
+    /// Notifiers that cancel a job in progress, by job id.
     running: Mutex<HashMap<String, Arc<Notify>>>,
-    /// Becomes true when jobs in progress are to be handed back.
+    /// Becomes true when jobs in progress must be returned to the queue.
     hand_back: watch::Receiver<bool>,
     jobs: Mutex<JoinSet<()>>,
     busy_nanos: AtomicU64,
@@ -140,7 +141,7 @@ struct Worker {
     handed_back: AtomicU64,
 }
 
-/// A run that has announced itself.
+/// A run whose announcements this worker receives.
 struct ServedRun {
     announcement: Announcement,
     seen: Instant,
@@ -177,7 +178,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// Serves every run that announces itself, until it is silent.
+    /// Serves every run that announces itself, until its announcements stop.
     async fn follow_runs(self: Arc<Self>) {
         let subject = self.broker.names.announcements(self.options.run.as_deref());
         loop {
@@ -192,7 +193,7 @@ impl Worker {
                         self.forget_silent_runs();
                     }
                 },
-                Err(error) => warn!(%error, "cannot listen for runs"),
+                Err(error) => warn!(%error, "failed to subscribe to announcements"),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -202,7 +203,7 @@ impl Worker {
         let announcement = match decode::<Announcement>(bytes) {
             Ok(announcement) => announcement,
             Err(error) => {
-                warn!(%error, "cannot read what a run announces");
+                warn!(%error, "failed to decode an announcement");
                 return;
             }
         };
@@ -213,7 +214,7 @@ impl Worker {
             run.seen = Instant::now();
             return;
         }
-        info!(run = announcement.run, "serves a run");
+        info!(run = announcement.run, "serving a run");
         let counts = runs.get(&announcement.run).map(|run| run.counts.clone()).unwrap_or_default();
         let mut run = ServedRun {
             announcement: announcement.clone(),
@@ -237,7 +238,7 @@ impl Worker {
         lock(&self.runs).retain(|name, run| {
             let stays = run.seen.elapsed() < SILENT_RUN;
             if !stays {
-                info!(run = name, "a run is silent");
+                info!(run = name, "announcements of a run have stopped");
             }
             stays
         });
@@ -247,7 +248,7 @@ impl Worker {
         lock(&self.runs).clear();
     }
 
-    /// Loads an environment and works on its jobs, until the task is aborted.
+    /// Loads an environment and processes its jobs until the task is aborted.
     async fn serve(self: Arc<Self>, announcement: Announcement, offer: Offer, counts: Arc<RunCounts>) {
         let run = announcement.run;
         let component = match self.loader.load(&offer).await {
@@ -263,13 +264,14 @@ impl Worker {
         if let Some(run) = lock(&self.runs).get_mut(&run) {
             run.serves.push(offer.name.clone());
         }
-        info!(run, environment = offer.name, "serves an environment");
-        let (ack_wait, max_deliver) = (announcement.ack_wait, announcement.max_deliver);
+        info!(run, environment = offer.name, "serving an environment");
+        let ack_wait = announcement.ack_wait;
+        let max_deliver = announcement.max_deliver;
         let served = Arc::new(Served { run, component, ack_wait, max_deliver, counts });
         loop {
             match self.consumer(&served, &offer.name).await {
                 Ok(consumer) => self.pull(&served, consumer).await,
-                Err(why) => debug!(why, "no jobs can be taken yet"),
+                Err(why) => debug!(why, "failed to open the consumer of jobs"),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -282,10 +284,10 @@ impl Worker {
         found.map_err(|error| error.to_string())
     }
 
-    /// Takes jobs until the broker refuses, as when it was restarted.
+    /// Pulls jobs until a request fails, for example because the broker was restarted.
     async fn pull(self: &Arc<Self>, served: &Arc<Served>, consumer: PullConsumer) {
         loop {
-            // Only jobs that can begin at once are taken: others would wait here while another worker is idle.
+            // Pulls only jobs that can start at once: others would wait here while another worker is idle.
             let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
             let Ok(mut ready) = consumer.fetch().max_messages(1).messages().await else { return };
             let mut taken = None;
@@ -293,7 +295,7 @@ impl Worker {
                 match message {
                     Ok(message) => taken = Some(message),
                     Err(error) => {
-                        debug!(%error, "a job was not taken");
+                        debug!(%error, "failed to pull a job");
                         return;
                     }
                 }
@@ -315,7 +317,7 @@ impl Worker {
         }
     }
 
-    /// Waits for a permit with a job in hand.
+    /// Waits for a permit for a job that was already delivered, and keeps the job alive meanwhile.
     async fn hold(
         &self,
         served: &Served,
@@ -343,16 +345,16 @@ impl Worker {
         });
     }
 
-    /// Does one job.
+    /// Executes one job, stores its result and acknowledges it.
     async fn process(&self, served: &Served, message: &Message) {
         let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
         let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
         let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
-        debug!(job = id, delivery, environment = served.component.name, "begins a job");
+        debug!(job = id, delivery, environment = served.component.name, "starting a job");
         if delivery == 1 {
             questions.tell_begun(&self.options.name).await;
         } else if questions.is_wanted(&self.options.name).await == Some(false) {
-            debug!(job = id, "nobody waits for a job that is handed out again");
+            debug!(job = id, "dropping a redelivered job: its run does not wait for it");
             self.acknowledge(message, AckKind::Ack).await;
             return;
         }
@@ -371,12 +373,12 @@ impl Worker {
         let outcome = match end {
             JobEnd::Outcome(outcome) => outcome,
             JobEnd::Withdrawn => {
-                debug!(job = id, "withdrawn");
+                debug!(job = id, "the run canceled a job");
                 return self.acknowledge(message, AckKind::Ack).await;
             }
             JobEnd::GivenUp => {
-                // Another delivery of it has taken over, or its run is gone: no word about it to the broker.
-                debug!(job = id, delivery, "given up");
+                // A newer delivery has superseded this one, or the run is gone. The job is not acknowledged.
+                debug!(job = id, delivery, "abandoned a job");
                 return;
             }
             JobEnd::HandedBack => {
@@ -388,7 +390,7 @@ impl Worker {
             JobResult { worker: self.options.name.clone(), delivery, took: begun.elapsed(), outcome };
         tokio::select! {
             () = self.store(&served.run, &id, &result) => {}
-            // The result is lost with this process, and the job is done again.
+            // The result is lost with this process, and the broker redelivers the job.
             () = is_true(&mut hand_back) => return,
             never = keep_alive(message, served.ack_wait) => match never {},
         }
@@ -397,7 +399,7 @@ impl Worker {
         served.counts.done.fetch_add(1, Relaxed);
     }
 
-    /// Stores a result on the broker, however long that takes.
+    /// Stores a result on the broker. Retries without a limit.
     async fn store(&self, run: &str, job: &str, result: &JobResult) {
         let bytes: bytes::Bytes = encode(result).into();
         let object = format!("{job}-r{}", result.delivery);
@@ -405,7 +407,7 @@ impl Worker {
             match self.broker.pack(run, &object, bytes.clone()).await {
                 Ok(packed) => break packed,
                 Err(error) => {
-                    warn!(job, %error, "a large result waits to be stored");
+                    warn!(job, %error, "a large result waits until the broker stores it");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -414,13 +416,13 @@ impl Worker {
     }
 
     async fn acknowledge(&self, message: &Message, kind: AckKind) {
-        // If the broker does not hear it, the job is handed out again, and its result is then a duplicate.
+        // If this fails, the broker redelivers the job, and its result is dropped as a duplicate.
         if let Err(error) = message.ack_with(kind).await {
-            debug!(%error, "a job was not acknowledged");
+            debug!(%error, "failed to acknowledge a job");
         }
     }
 
-    /// What comes out of a job.
+    /// Executes a job and returns its outcome. A job that cannot be executed becomes a dead letter.
     async fn outcome(
         &self,
         served: &Served,
@@ -431,7 +433,7 @@ impl Worker {
     ) -> Outcome {
         if delivery > served.max_deliver {
             let cause = format!(
-                "it was handed out {} times, and each time its worker ended, hung or lost its connection",
+                "it was delivered {} times, and each time its worker ended, hung or lost its connection",
                 delivery - 1
             );
             return self.bury(served, message, id, cause).await;
@@ -449,7 +451,7 @@ impl Worker {
         }
     }
 
-    /// Keeps a job that cannot be done as a dead letter.
+    /// Stores a job that cannot be executed as a dead letter.
     async fn bury(&self, served: &Served, message: &Message, id: &str, cause: String) -> Outcome {
         warn!(job = id, environment = served.component.name, cause, "a job becomes a dead letter");
         let letter = DeadLetter {
@@ -465,7 +467,7 @@ impl Worker {
     async fn work(&self, served: &Served, job: Job<'static>, questions: &Arc<JobQuestions>) -> Outcome {
         let generator = RolloutGenerator {
             seed: 0,
-            // The run decides whether a reward is computed again.
+            // The run decides whether to compute a reward again.
             retry: Retry { retries: 0, ..Retry::default() },
             activity: Activity::default(),
             meters: PipelineMeters::default(),
@@ -481,7 +483,7 @@ impl Worker {
         }
     }
 
-    /// Stops jobs that their runs have withdrawn.
+    /// Stops jobs in progress that their runs cancel.
     async fn follow_cancellations(self: Arc<Self>) {
         let subject = self.broker.names.cancellations(self.options.run.as_deref().unwrap_or("*"));
         loop {
@@ -497,7 +499,7 @@ impl Worker {
         }
     }
 
-    /// Reports to the runs, again and again.
+    /// Reports to all served runs periodically.
     async fn report(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(REPORT_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -505,7 +507,7 @@ impl Worker {
             ticks.tick().await;
             let reports = self.reports();
             for (run, report) in reports {
-                // A report that is lost is followed by the next.
+                // The next report replaces a lost one.
                 let _ =
                     self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await;
             }
@@ -531,7 +533,7 @@ impl Worker {
     }
 }
 
-/// How work on a job ended.
+/// Why a worker stopped working on a job.
 enum JobEnd {
     Outcome(Outcome),
     Withdrawn,
@@ -539,23 +541,23 @@ enum JobEnd {
     HandedBack,
 }
 
-/// Waits until the value is true, or its sender is gone.
+/// Waits until the value is true or its sender is dropped.
 async fn is_true(value: &mut watch::Receiver<bool>) {
-    // The guard must not live across another wait.
+    // The guard must not be held across another await.
     drop(value.wait_for(|value| *value).await);
 }
 
-/// Tells the broker again and again that a job is in progress.
+/// Acknowledges progress of a job to the broker every third of `ack_wait`.
 async fn keep_alive(message: &Message, ack_wait: Duration) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(ack_wait / 3).await;
         if let Err(error) = message.ack_with(AckKind::Progress).await {
-            debug!(%error, "the broker was not told of progress");
+            debug!(%error, "failed to acknowledge progress");
         }
     }
 }
 
-/// Runs a self-driven environment; one result per session.
+/// Runs a self-driven environment. Returns one result per session, in their order.
 async fn generate(
     served: &Served,
     item: &Item,
@@ -563,15 +565,14 @@ async fn generate(
     questions: &Arc<JobQuestions>,
 ) -> Vec<Result<SessionRollout, SessionError>> {
     let Some(environment) = served.component.environment.self_driven() else {
-        let why = RewardError::Environment("it does not run rollouts itself".into());
+        let why = RewardError::Environment("it is not self-driven".into());
         return vec![Err(why.into()); stamps.len()];
     };
     let open = |(session, stamp): (usize, &SessionStamp)| {
-        let sampler =
-            RemoteSampler { questions: questions.clone(), session, weights: SampledWeights::Policy };
+        let sampler = RunSampler { questions: questions.clone(), session, weights: SampledWeights::Policy };
         let oracle = RemoteOracle { questions: questions.clone(), session };
         let (finished, result) = oneshot::channel();
-        // The receiver is gone if the job was withdrawn.
+        // The receiver is dropped if the job was canceled.
         let on_finish = move |result| drop(finished.send(result));
         let mut opened = RolloutSession::new(stamp.rollout, Arc::new(sampler), Arc::new(oracle), on_finish);
         opened.attempt = stamp.attempt;
@@ -579,7 +580,7 @@ async fn generate(
         (opened, result)
     };
     let (sessions, results): (Vec<_>, Vec<_>) = stamps.iter().enumerate().map(open).unzip();
-    // A panic drops the sessions, each of which then has a result.
+    // A panic drops the sessions, which gives each of them an error as its result.
     let running = catch_panic(environment.run_rollouts(item, sessions));
     let (_, results) = join(running, join_all(results.into_iter().map(session_result))).await;
     results

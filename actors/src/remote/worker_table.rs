@@ -1,4 +1,4 @@
-//! The workers of a run, as far as they have reported.
+//! The workers of a run, from their reports.
 
 use super::message::WorkerReport;
 use std::collections::BTreeMap;
@@ -6,34 +6,34 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// Time without a report after which a worker counts as gone.
+/// Time without a report after which a worker is forgotten.
 const SILENT: Duration = Duration::from_secs(15);
 
-/// A worker and what the run knows of it.
+/// A worker's last report and the run's own counts of its results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeenWorker {
-    /// Its last report.
+    /// The last report of the worker.
     pub report: WorkerReport,
-    /// Results of its jobs that this run took.
+    /// Results of this worker that the run received.
     pub results: u64,
-    /// Time that these jobs took in all.
+    /// Total time that the worker spent on these jobs.
     pub took: Duration,
     seen: Instant,
 }
 
-/// Workers by name.
+/// The workers of a run, by name.
 #[derive(Default)]
 pub(super) struct WorkerTable {
     workers: BTreeMap<String, SeenWorker>,
 }
 
 impl WorkerTable {
-    /// The workers that are there.
+    /// All workers that have reported recently, sorted by name.
     pub(super) fn all(&self) -> Vec<SeenWorker> {
         self.workers.values().cloned().collect()
     }
 
-    /// Takes a report; a new worker and new problems are logged.
+    /// Records a report. Logs a new worker and new problems.
     pub(super) fn report(&mut self, report: WorkerReport) {
         let seen = Instant::now();
         let known = self.workers.get_mut(&report.worker);
@@ -55,9 +55,9 @@ impl WorkerTable {
         }
     }
 
-    /// Counts a result.
+    /// Counts a result of a worker and the time that it took.
     pub(super) fn done(&mut self, worker: &str, took: Duration) {
-        // A result may be faster than the first report.
+        // A result may arrive before the worker's first report.
         let worker = self.workers.entry(worker.to_owned()).or_insert_with(|| SeenWorker {
             report: WorkerReport { worker: worker.to_owned(), ..WorkerReport::default() },
             results: 0,
@@ -68,12 +68,12 @@ impl WorkerTable {
         worker.took += took;
     }
 
-    /// Forgets workers that have gone.
+    /// Forgets workers without a report for [`SILENT`].
     pub(super) fn forget_silent(&mut self) {
         self.workers.retain(|name, worker| {
             let stays = worker.seen.elapsed() < SILENT;
             if !stays {
-                warn!(worker = name, "a worker is silent: its jobs go to others");
+                warn!(worker = name, "a worker has stopped reporting: its jobs will be redelivered");
             }
             stays
         });

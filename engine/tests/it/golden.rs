@@ -321,7 +321,7 @@ fn adamw_steps_are_those_of_torch() {
 }
 
 #[test]
-fn smollm2_computes_what_transformers_computes() {
+fn online_smollm2_computes_what_transformers_computes() {
     // The hub is left out: the goldens are of the package's quantised weights.
     let shared = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("models-cache");
     let cache = ModelCache::at(std::env::var_os("MINDS_MODELS").map_or(shared, Into::into));

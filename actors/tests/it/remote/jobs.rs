@@ -1,4 +1,4 @@
-//! Jobs where nothing fails.
+//! Jobs without failures.
 
 use super::kit::{
     TASK, Task, TestBroker, TestModel, TestWorker, dispatcher, names, remote, reward, rollout, until,
@@ -16,7 +16,7 @@ async fn rewards_of_a_worker_are_those_of_the_environment() {
     let task = Arc::new(Task::new(Duration::ZERO));
     let _worker = TestWorker::start(&broker, "a", &task, 4);
     let remote = remote(&task, &dispatcher);
-    // The last one, and its answer, are larger than the broker takes in one message.
+    // The last rollout and its answer exceed the broker's payload limit.
     let random = |n: u32| n.wrapping_mul(2_654_435_761);
     let lengths = (1..40).chain([400_000]);
     let rollouts =
@@ -33,7 +33,11 @@ async fn rewards_of_a_worker_are_those_of_the_environment() {
     dispatcher.close(true).await;
     let stream = broker.connect().await.stream().await.unwrap();
     let info = stream.cached_info();
-    assert_eq!((info.state.messages, info.state.consumer_count), (0, 0), "a run that is done leaves nothing");
+    assert_eq!(
+        (info.state.messages, info.state.consumer_count),
+        (0, 0),
+        "a finished run leaves no messages or consumers"
+    );
 }
 
 #[tokio::test]
@@ -64,7 +68,11 @@ async fn a_self_driven_environment_samples_through_the_run() {
         both.push(rollouts);
     }
     assert_eq!(both[0], both[1]);
-    assert_eq!(both[0][2].turns[0].completion.tokens, [2, 5, 7], "its own attempt, item and prompt");
+    assert_eq!(
+        both[0][2].turns[0].completion.tokens,
+        [2, 5, 7],
+        "prompt, item and attempt of its own session"
+    );
     assert_eq!(dispatcher.counts().done, 3, "one job for each rollout");
 }
 
@@ -85,7 +93,7 @@ async fn a_withdrawn_job_leaves_the_queue_and_its_worker() {
     until(|| dispatcher.counts().queued == 1).await;
     queued.abort();
     running.abort();
-    // The worker is free for the next one at once, though the first would have taken ten minutes.
+    // The worker starts the next job at once, although the first would have taken ten minutes.
     let next = submit(2);
     task.wait_begun(2).await;
     next.abort();
@@ -127,7 +135,7 @@ async fn results_that_nobody_waits_for_are_counted_and_dropped() {
     let task = Arc::new(Task::new(Duration::ZERO));
     let _worker = TestWorker::start(&broker, "a", &task, 1);
     let remote = remote(&task, &dispatcher);
-    // What an attentive stranger with the permissions of a worker sees: questions, with the ids of jobs.
+    // An attacker with the permissions of a worker can read questions, which contain job ids.
     let stranger = broker.connect().await;
     let mut questions = stranger.client.subscribe(names().questions("run")).await.unwrap();
     reward(&remote, &rollout(0, vec![1])).await.unwrap();
@@ -140,7 +148,7 @@ async fn results_that_nobody_waits_for_are_counted_and_dropped() {
         took: Duration::ZERO,
         outcome: minds_stages::remote::message::Outcome::Dead("forged".into()),
     });
-    // Until the run has acknowledged the result that it took, the stream refuses another one.
+    // Until the run has acknowledged the first result, the stream rejects another one.
     let send = async |job: &str| {
         while stranger
             .jetstream
@@ -156,7 +164,7 @@ async fn results_that_nobody_waits_for_are_counted_and_dropped() {
     send(&question.job).await;
     until(|| dispatcher.counts().duplicate == 1).await;
     send("0-0-0-guessed").await;
-    // A guess is kept for a run that resumes, and changes nothing: the job of that rollout has another id.
+    // A result with a guessed id has no effect, because the job of that rollout has another id.
     assert!(reward(&remote, &rollout(0, vec![2])).await.is_ok());
     assert_eq!(dispatcher.counts().dead, 0);
 }

@@ -1,4 +1,4 @@
-//! A NATS server of the test, a run's end and workers of its own threads, and an environment to score.
+//! A NATS server, a dispatcher, workers with threads of their own, and an environment to score, all inside the test.
 
 use async_trait::async_trait;
 use minds_core::chat::{Message, ParsedCompletion, Renderer, Termination};
@@ -30,7 +30,7 @@ use tokio::sync::watch;
 
 pub const TASK: &str = "task";
 
-/// A NATS server with JetStream, which ends with the test.
+/// A NATS server with JetStream that is killed at the end of the test.
 pub struct TestBroker {
     dir: TempDir,
     port: u16,
@@ -40,7 +40,7 @@ pub struct TestBroker {
 impl TestBroker {
     pub async fn start() -> Self {
         let dir = TempDir::new().unwrap();
-        // Free now, and not given to anybody else soon.
+        // The port is free now, and the system does not reuse it soon.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = launch(dir.path(), port);
         let broker = Self { dir, port, server };
@@ -52,13 +52,13 @@ impl TestBroker {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Ends it as a crash does.
+    /// Kills the server, like a crash.
     pub fn kill(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();
     }
 
-    /// Starts it again, with the data it had or without.
+    /// Restarts the server with its data, or deletes the data first.
     pub async fn restart(&mut self, keeps_data: bool) {
         if !keeps_data {
             std::fs::remove_dir_all(self.dir.path().join("jetstream")).unwrap();
@@ -100,7 +100,7 @@ pub fn names() -> StreamNames {
     StreamNames::new("minds").unwrap()
 }
 
-/// The run's end, with settings that make failures show soon.
+/// A dispatcher with short intervals, so that it detects failures quickly.
 pub async fn dispatcher(broker: &TestBroker, max_deliver: u64) -> Dispatcher {
     let options = DispatcherOptions {
         run: "run".into(),
@@ -117,12 +117,12 @@ pub async fn dispatcher(broker: &TestBroker, max_deliver: u64) -> Dispatcher {
     Dispatcher::start(broker.connect().await, options, vec![offer]).await.unwrap()
 }
 
-/// The environment behind the dispatcher.
+/// The remote environment of the task.
 pub fn remote(task: &Arc<Task>, dispatcher: &Dispatcher) -> RemoteEnvironment {
     RemoteEnvironment::new(TASK, task.clone(), dispatcher.clone())
 }
 
-/// A worker with threads of its own. Dropping it is a crash: nothing is said to anybody.
+/// A worker with threads of its own. Dropping it simulates a crash: it stops without any message.
 pub struct TestWorker {
     runtime: Option<Runtime>,
     stop: watch::Sender<bool>,
@@ -161,7 +161,7 @@ impl TestWorker {
         Self { runtime: Some(runtime), stop, summary }
     }
 
-    /// Ends it as SIGTERM does.
+    /// Stops the worker as SIGTERM does.
     pub async fn stop(mut self) -> WorkerSummary {
         self.stop.send_replace(true);
         let summary = (&mut self.summary).await.unwrap();
@@ -182,8 +182,8 @@ impl Drop for TestWorker {
     }
 }
 
-/// Loads the task of the test, unless the versions differ.
-struct Loader(Arc<Task>);
+/// Loads the task of the test. Fails if the versions differ.
+pub struct Loader(pub Arc<Task>);
 
 #[async_trait]
 impl EnvironmentLoader for Loader {
@@ -209,7 +209,7 @@ pub fn component(environment: Arc<dyn Environment>) -> MixtureComponent {
     }
 }
 
-/// A renderer that no test here asks.
+/// A renderer for components; the tests do not depend on its output.
 pub struct PlainRenderer;
 
 impl Renderer for PlainRenderer {
@@ -235,25 +235,34 @@ impl Renderer for PlainRenderer {
     }
 }
 
-/// An environment whose reward is the sum of the logprobs of its completion, and a share of its item.
+/// An environment whose reward is the sum of the completion's logprobs plus a third of the item's index.
 pub struct Task {
     pub version: &'static str,
-    /// Time that a reward takes.
+    /// Time that one reward takes.
     pub takes: Duration,
-    /// Whether it runs its rollouts itself.
+    /// Whether a reward computes for that time. Otherwise it waits.
+    pub computes: bool,
+    /// Whether the environment is self-driven.
     pub self_driven: bool,
-    /// How often each rollout was scored, by whomever.
+    /// Number of times that each rollout was scored, by any worker.
     pub scored: Mutex<BTreeMap<RolloutId, u64>>,
-    /// Rewards that have begun.
+    /// Number of rewards that have started.
     pub begun: AtomicU64,
 }
 
 impl Task {
     pub fn new(takes: Duration) -> Task {
-        Task { version: "1", takes, self_driven: false, scored: Mutex::default(), begun: AtomicU64::new(0) }
+        Task {
+            version: "1",
+            takes,
+            computes: false,
+            self_driven: false,
+            scored: Mutex::default(),
+            begun: AtomicU64::new(0),
+        }
     }
 
-    /// Waits until so many rewards have begun.
+    /// Waits until at least `count` rewards have started.
     pub async fn wait_begun(&self, count: u64) {
         until(|| self.begun.load(Relaxed) >= count).await;
     }
@@ -263,14 +272,16 @@ impl Task {
     }
 }
 
-/// Waits until something is so; fails after a minute.
+/// Waits until the condition holds. Panics after a minute.
 pub async fn until(mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("it never came to that");
+    tokio::time::timeout(Duration::from_secs(60), waiting)
+        .await
+        .expect("the condition did not hold within a minute");
 }
 
 fn score(logprobs: &[f32], item: &Item) -> Result<Score, RewardError> {
@@ -300,7 +311,13 @@ impl Environment for Task {
 
     async fn score(&self, context: ScoringContext<'_>) -> Result<Score, RewardError> {
         self.begun.fetch_add(1, Relaxed);
-        tokio::time::sleep(self.takes).await;
+        let begun = std::time::Instant::now();
+        while self.computes && begun.elapsed() < self.takes {
+            std::hint::spin_loop();
+        }
+        if !self.computes {
+            tokio::time::sleep(self.takes).await;
+        }
         let turn = &context.rollout.turns[0];
         let target: Arc<[Token]> = turn.completion.tokens[..].into();
         let logprobs = context.oracle.logprobs(turn.prompt.clone(), target).await?;
@@ -338,7 +355,7 @@ impl SelfDrivenEnvironment for Task {
     }
 }
 
-/// A model whose logprobs are functions of the tokens, and which samples the prompt backwards.
+/// A model that samples the prompt in reverse. A token's logprob depends only on the token.
 pub struct TestModel;
 
 fn logprob(token: Token) -> f32 {
@@ -371,7 +388,7 @@ impl SamplingBackend for TestModel {
     }
 }
 
-/// A rollout of one turn, with a completion of these tokens.
+/// A rollout of one turn whose completion has these tokens.
 pub fn rollout(group: u64, tokens: Vec<Token>) -> Rollout {
     let id = RolloutId { group: GroupId(group), member: 0 };
     let mut rollout = Rollout::new(id, ItemKey { component: 0, item: group }, PolicyVersion(1));
@@ -381,7 +398,7 @@ pub fn rollout(group: u64, tokens: Vec<Token>) -> Rollout {
     rollout
 }
 
-/// The reward of a rollout, by whatever environment.
+/// The reward that an environment gives a rollout.
 pub async fn reward(environment: &dyn Environment, rollout: &Rollout) -> Result<Score, RewardError> {
     let item = environment.item(rollout.id.group.0);
     let context = ScoringContext { item: &item, rollout, renderer: &PlainRenderer, oracle: &TestModel };

@@ -1,4 +1,4 @@
-//! Jobs over a real broker: what they bring back, and what failures cost. Real time, for the broker has its own clock.
+//! Jobs over a real broker, with and without failures. These tests use real time, because the broker has its own clock.
 
 mod failures;
 mod jobs;

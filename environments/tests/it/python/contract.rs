@@ -93,7 +93,7 @@ fn items_differ_at_any_depth_and_each_is_the_same_in_every_process_and_group() {
 }
 
 #[test]
-fn so_they_do_with_numpys_generators() {
+fn online_so_they_do_with_numpys_generators() {
     differ_and_come_back(|| {
         let mut options = options("numpy_chance", &json!({}));
         options.python = Some(verifiers());

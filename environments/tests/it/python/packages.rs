@@ -59,7 +59,7 @@ fn plays_gym(python: &Path, gym: &str) {
 }
 
 #[test]
-fn verifiers_0_3_1_runs_a_gym_with_our_tokens() {
+fn online_verifiers_0_3_1_runs_a_gym_with_our_tokens() {
     let python = verifiers();
     let env = open(&python, &package("gyms"), &json!({}));
     assert_eq!(env.description().verifiers.as_deref(), Some("0.3.1"));
@@ -82,7 +82,7 @@ fn verifiers_0_3_1_runs_a_gym_with_our_tokens() {
 }
 
 #[test]
-fn tools_are_called_and_the_conversation_is_one_datum() {
+fn online_tools_are_called_and_the_conversation_is_one_datum() {
     let env = open(&verifiers(), &package("tooled"), &json!({}));
     let policy = Scripted::new(|said, n| match n {
         0 => {
@@ -112,7 +112,7 @@ fn tools_are_called_and_the_conversation_is_one_datum() {
 }
 
 #[test]
-fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
+fn online_members_are_compared_and_errors_are_never_a_reward_of_zero() {
     let env = open_lenient(&verifiers(), &package("grouped"), &json!({}));
     assert!(env.description().group_rewards);
     let found = answers(&env, 0, &["a long answer", "short", "middling", "small"]);
@@ -147,7 +147,7 @@ fn members_are_compared_and_errors_are_never_a_reward_of_zero() {
 
 /// The member that hangs is cancelled at its limit; the others have waited for it and are compared without it.
 #[test]
-fn a_member_that_is_cancelled_costs_only_itself() {
+fn online_a_member_that_is_cancelled_costs_only_itself() {
     let env = open_with(&verifiers(), &package("hanging"), &json!({}), |options| {
         options.rollout_timeout = Duration::from_secs(4);
     });
@@ -161,7 +161,7 @@ fn a_member_that_is_cancelled_costs_only_itself() {
 }
 
 #[test]
-fn text_rows_are_accepted_and_non_finite_rewards_reported() {
+fn online_text_rows_are_accepted_and_non_finite_rewards_reported() {
     let env = open_lenient(&verifiers(), &package("oddities"), &json!({}));
     assert_eq!(env.item(1).prompt, [Message::user("Say a word.")]);
     let found = answers(&env, 1, &["word", "nan", "mapping", "none", "raise"]);
@@ -178,7 +178,7 @@ fn text_rows_are_accepted_and_non_finite_rewards_reported() {
 
 /// The scripted reader gives each byte minus a hundredth of its value: 116 and 115 are the last two of "cats".
 #[test]
-fn packages_find_the_policy_where_the_original_trainer_puts_it_and_rows_as_the_library_has_them() {
+fn online_packages_find_the_policy_where_the_original_trainer_puts_it_and_rows_as_the_library_has_them() {
     let env = open(&verifiers(), &package("handed"), &json!({}));
     for outcome in answers(&env, 1, &["x", "y"]) {
         let score = outcome.unwrap().score;
