@@ -249,8 +249,12 @@ mod tests {
 
     #[test]
     fn the_docs_name_every_key_and_every_choice() {
-        let docs =
-            [include_str!("../../docs/configuration.md"), include_str!("../../docs/simulate.md")].concat();
+        let docs = [
+            include_str!("../../docs/configuration.md"),
+            include_str!("../../docs/simulate.md"),
+            include_str!("../../docs/workers.md"),
+        ]
+        .concat();
         let schema = schema();
         let keys = SchemaKeys { schema: &schema };
         for (table, known) in keys.tables() {
