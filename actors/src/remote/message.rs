@@ -224,6 +224,8 @@ pub struct WorkerReport {
     pub serves: Vec<String>,
     /// Names of the environments that the worker cannot serve, each with the reason.
     pub problems: Vec<(String, String)>,
+    /// Whether this is its last report: the worker stops.
+    pub leaves: bool,
 }
 
 /// Why bytes could not be decoded as a message.

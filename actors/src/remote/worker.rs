@@ -113,6 +113,7 @@ pub async fn run_worker(
     tasks.spawn(worker.clone().report());
     is_true(&mut stop).await;
     tasks.shutdown().await;
+    worker.report_end().await;
     worker.stop_pulling();
     let mut jobs = std::mem::take(&mut *lock(&worker.jobs));
     info!(jobs = jobs.len(), "stopping: no more jobs are pulled");
@@ -249,6 +250,15 @@ impl Worker {
             }
             stays
         });
+    }
+
+    /// Tells the runs that this worker serves them no more, so that they do not take its silence for a failure.
+    async fn report_end(&self) {
+        for (run, report) in self.reports() {
+            let report = WorkerReport { leaves: true, ..report };
+            // Without it, the run misses the worker after a while.
+            let _ = self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await;
+        }
     }
 
     fn stop_pulling(&self) {
@@ -539,6 +549,7 @@ impl Worker {
             idle,
             serves: run.serves.clone(),
             problems: run.problems.clone(),
+            leaves: false,
         };
         lock(&self.runs).iter().map(|(name, run)| (name.clone(), report(run))).collect()
     }

@@ -41,14 +41,21 @@ impl WorkerTable {
         for (environment, problem) in report.problems.iter().filter(|problem| !old.contains(problem)) {
             warn!(worker = report.worker, environment, problem, "a worker cannot serve an environment");
         }
+        let WorkerReport { worker, concurrency, serves, .. } = &report;
+        if report.leaves {
+            info!(worker, "a worker has left");
+            self.workers.remove(worker);
+            return;
+        }
+        if !serves.is_empty() && known.as_ref().is_none_or(|known| known.report.serves.is_empty()) {
+            info!(worker, concurrency, serves = serves.join(", "), "a worker has joined");
+        }
         match known {
             Some(known) => {
                 known.report = report;
                 known.seen = seen;
             }
             None => {
-                let WorkerReport { worker, concurrency, serves, .. } = &report;
-                info!(worker, concurrency, serves = serves.join(", "), "a worker has joined");
                 let worker = worker.clone();
                 self.workers.insert(worker, SeenWorker { report, results: 0, took: Duration::ZERO, seen });
             }
@@ -100,5 +107,7 @@ mod tests {
         let left = table.all();
         assert_eq!(left.len(), 1);
         assert_eq!((&*left[0].report.worker, left[0].results, left[0].took.as_secs()), ("a", 1, 2));
+        table.report(WorkerReport { leaves: true, ..report("a") });
+        assert!(table.all().is_empty());
     }
 }
