@@ -79,7 +79,8 @@ impl WorkerTable {
     pub(super) fn forget_silent(&mut self) {
         self.workers.retain(|name, worker| {
             let stays = worker.seen.elapsed() < SILENT;
-            if !stays {
+            // A worker that has left may still have finished a job.
+            if !stays && !worker.report.serves.is_empty() {
                 warn!(worker = name, "a worker has stopped reporting: its jobs will be redelivered");
             }
             stays
