@@ -41,7 +41,7 @@ const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Rate limit of the warning that no worker serves an environment.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Time after its start in which a run submits the jobs again that an earlier process of it had submitted.
-const RESUBMITTED: Duration = Duration::from_secs(15);
+const RESUBMITTED: Duration = Duration::from_secs(5);
 /// Capacity of the queue of questions about one job.
 const QUESTIONS: usize = 256;
 
