@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::watch;
 use tracing::warn;
@@ -60,8 +61,10 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
         let (stop, stopped) = watch::channel(false);
         let loader = Arc::new(WorkerLoader { paths });
+        let connected = AtomicBool::new(false);
         let working = async {
             let broker = connect(&broker, names).await?;
+            connected.store(true, Relaxed);
             print_line!("worker       {name}, {concurrency} jobs at a time");
             print_line!("broker       {}", broker.address());
             Ok(run_worker(broker, loader, options, stopped).await)
@@ -71,7 +74,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
             tokio::select! {
                 summary = &mut working => break summary,
                 request = signals.next() => if request == SignalRequest::Stop {
-                    if *stop.borrow() || stop.receiver_count() == 0 {
+                    if *stop.borrow() || !connected.load(Relaxed) {
                         break Ok(WorkerSummary::default()); // a second signal, or no connection yet
                     }
                     stop.send_replace(true);

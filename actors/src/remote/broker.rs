@@ -9,7 +9,7 @@ use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::{
     CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
 };
-use async_nats::jetstream::object_store::{self, ObjectStore};
+use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{Client, ConnectOptions, Event, HeaderMap};
@@ -24,6 +24,8 @@ use thiserror::Error;
 use tokio::io::AsyncReadExt as _;
 use tracing::{info, warn};
 
+/// Largest part of an object in one message, in bytes.
+const LARGEST_CHUNK: usize = 128 << 10;
 /// Header with the name of the object that holds the message's body.
 const OBJECT: &str = "Minds-Object";
 /// Bytes of the broker's payload limit that are reserved for subject and headers.
@@ -175,6 +177,12 @@ pub enum BrokerError {
         stream: String,
         /// The settings that differ.
         what: String,
+    },
+    /// A large message refers to an object that was deleted.
+    #[error("the object {object} is gone")]
+    ObjectGone {
+        /// Name of the object.
+        object: String,
     },
     /// The broker rejected a request.
     #[error("the broker refused to {what}: {why}")]
@@ -429,7 +437,10 @@ impl Broker {
             return Ok(PackedMessage { headers: HeaderMap::new(), body });
         }
         let bucket = self.bucket(run).await?;
-        let put = bucket.put(object, &mut &*body).await;
+        // The default size of a chunk exceeds the payload limit of some brokers.
+        let chunk_size = Some(LARGEST_CHUNK.min(self.client.max_payload() / 2));
+        let metadata = ObjectMetadata { name: object.to_owned(), chunk_size, ..ObjectMetadata::default() };
+        let put = bucket.put(metadata, &mut &*body).await;
         put.map_err(|error| BrokerError::refused(format!("store the object {object}"), error))?;
         let mut headers = HeaderMap::new();
         headers.insert(OBJECT, object);
@@ -457,7 +468,10 @@ impl Broker {
         let Some(object) = headers.and_then(object_name) else { return Ok(body.clone()) };
         let refused = |why: &dyn fmt::Display| BrokerError::refused(format!("read the object {object}"), why);
         let bucket = self.bucket(run).await?;
-        let mut found = bucket.get(object).await.map_err(|error| refused(&error))?;
+        let mut found = bucket.get(object).await.map_err(|error| match error.kind() {
+            GetErrorKind::NotFound => BrokerError::ObjectGone { object: object.to_owned() },
+            _ => refused(&error),
+        })?;
         let mut body = Vec::new();
         found.read_to_end(&mut body).await.map_err(|error| refused(&error))?;
         Ok(body.into())

@@ -42,6 +42,8 @@ const INACTIVE: Duration = Duration::from_secs(7 * 24 * 3600);
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Time after its start in which a run submits the jobs again that an earlier process of it had submitted.
 const RESUBMITTED: Duration = Duration::from_secs(5);
+/// Time between two looks at how full the stream is.
+const FILL_EVERY: Duration = Duration::from_secs(1);
 /// Capacity of the queue of questions about one job.
 const QUESTIONS: usize = 256;
 
@@ -106,7 +108,29 @@ pub struct Dispatcher {
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
+/// How full the stream is, as far as this run knows.
+#[derive(Clone, Copy, Default)]
+struct StreamFill {
+    /// Bytes that the stream stored when it was last asked, and those that this run has published since.
+    bytes: u64,
+    /// Most bytes of jobs; `None` for no limit.
+    most: Option<u64>,
+}
+
+impl StreamFill {
+    /// Counts a job of this size, unless it belongs to the room that is left for results.
+    fn take(&mut self, bytes: u64) -> bool {
+        // A single job that is larger than the room for jobs must not wait forever.
+        let fits = self.most.is_none_or(|most| self.bytes == 0 || self.bytes + bytes <= most);
+        if fits {
+            self.bytes += bytes;
+        }
+        fits
+    }
+}
+
 struct Shared {
+    fill: Mutex<StreamFill>,
     started: Instant,
     broker: Broker,
     options: DispatcherOptions,
@@ -162,6 +186,7 @@ impl Dispatcher {
         offers: Vec<Offer>,
     ) -> Result<Self, BrokerError> {
         let shared = Arc::new(Shared {
+            fill: Mutex::default(),
             started: Instant::now(),
             buffer: Semaphore::new(options.buffer_bytes.min(Semaphore::MAX_PERMITS)),
             broker,
@@ -192,6 +217,7 @@ impl Dispatcher {
         tasks.spawn(shared.clone().take_reports());
         tasks.spawn(shared.clone().announce());
         tasks.spawn(shared.clone().audit());
+        tasks.spawn(shared.clone().watch_fill());
         Ok(Self { shared, tasks: Arc::new(Mutex::new(tasks)) })
     }
 
@@ -349,7 +375,7 @@ impl Dispatcher {
             self.shared.remove_all().await;
         }
         // Sends what is left in the buffers of the connection.
-        let _ = self.shared.broker.client.flush().await;
+        let _ = tokio::time::timeout(REBUILD_PAUSE, self.shared.broker.client.flush()).await;
     }
 }
 
@@ -393,6 +419,27 @@ impl Drop for Withdrawal {
 impl Shared {
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fill(&self) -> MutexGuard<'_, StreamFill> {
+        self.fill.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps track of how full the stream is. A quarter of it is left for results: a stream that is full of jobs would
+    /// take no result, and so lose no job.
+    async fn watch_fill(self: Arc<Self>) {
+        loop {
+            if let Ok(info) = self.stream_info().await {
+                let most = u64::try_from(info.config.max_bytes).ok().filter(|most| *most > 0);
+                *self.fill() = StreamFill { bytes: info.state.bytes, most: most.map(|most| most / 4 * 3) };
+            }
+            tokio::time::sleep(FILL_EVERY).await;
+        }
+    }
+
+    async fn stream_info(&self) -> Result<async_nats::jetstream::stream::Info, async_nats::Error> {
+        let stream = self.broker.jetstream.get_stream_no_info(self.broker.names.stream()).await?;
+        Ok(stream.get_info().await?)
     }
 
     fn workers(&self) -> MutexGuard<'_, WorkerTable> {
@@ -483,6 +530,9 @@ impl Shared {
         let bytes = encoded.len().min(self.options.buffer_bytes);
         // The semaphore is never closed. Without a permit the job would only not be counted.
         let _room = self.buffer.acquire_many(u32::try_from(bytes).unwrap_or(u32::MAX)).await;
+        while !self.fill().take(encoded.len() as u64) {
+            tokio::time::sleep(FILL_EVERY).await;
+        }
         let message = self.pack_job(id, encoded.into()).await;
         let subject = self.broker.names.job(&self.options.run, &job.environment, id);
         if self.broker.publish(&subject, &message).await == Published::Exists {
@@ -574,10 +624,8 @@ impl Shared {
         let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
         let body = match self.broker.unpack(&self.options.run, &message).await {
             Ok(body) => Ok(body),
-            Err(error) if object_of(&message).is_some() && self.broker.state().is_connected() => {
-                Err(error.to_string())
-            }
-            // The broker redelivers it after reconnection.
+            Err(error @ BrokerError::ObjectGone { .. }) => Err(error.to_string()),
+            // The broker redelivers it.
             Err(_) => return,
         };
         if let Some(object) = object_of(&message) {

@@ -5,7 +5,7 @@
 //! another worker. A worker that is asked to stop pulls no more jobs, finishes those in progress within its grace
 //! period, and returns the rest to the queue.
 
-use super::broker::{Broker, object_of};
+use super::broker::{Broker, BrokerError};
 use super::dead_letters::{self, DeadLetter};
 use super::message::{
     Announcement, Job, JobResult, Offer, Outcome, SampledWeights, SessionStamp, Work, WorkerReport, decode,
@@ -42,6 +42,8 @@ const REPORT_EVERY: Duration = Duration::from_secs(2);
 const SILENT_RUN: Duration = Duration::from_secs(600);
 /// Time without an announcement after which no jobs of a run are pulled.
 const PAUSED_RUN: Duration = Duration::from_secs(10);
+/// Longest wait for the answer to a request for jobs that are there now.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Duration of one pull request of an idle worker.
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// Heartbeat interval of pull requests. A request is renewed after missed heartbeats.
@@ -312,13 +314,16 @@ impl Worker {
             let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
             let Ok(mut ready) = consumer.fetch().max_messages(1).messages().await else { return };
             let mut taken = None;
-            while let Some(message) = ready.next().await {
-                match message {
-                    Ok(message) => taken = Some(message),
-                    Err(error) => {
-                        debug!(%error, "failed to pull a job");
+            loop {
+                // The request has no time limit of its own: it would wait for a consumer that was deleted meanwhile.
+                match tokio::time::timeout(FETCH_TIMEOUT, ready.next()).await {
+                    Ok(Some(Ok(message))) => taken = Some(message),
+                    Ok(Some(Err(error))) => {
+                        debug!(%error, "failed to fetch a job");
                         return;
                     }
+                    Ok(None) => break,
+                    Err(_) => return,
                 }
             }
             if let Some(message) = taken {
@@ -459,12 +464,17 @@ impl Worker {
             );
             return self.bury(served, message, id, cause).await;
         }
-        let body = match self.broker.unpack(&served.run, message).await {
-            Ok(body) => body,
-            Err(error) if object_of(message).is_some() => {
-                return self.bury(served, message, id, error.to_string()).await;
+        let body = loop {
+            match self.broker.unpack(&served.run, message).await {
+                Ok(body) => break body,
+                Err(error @ BrokerError::ObjectGone { .. }) => {
+                    return self.bury(served, message, id, error.to_string()).await;
+                }
+                Err(error) => {
+                    debug!(job = id, %error, "failed to read a job, trying again");
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
-            Err(error) => return Outcome::Dead(error.to_string()),
         };
         match decode::<Job<'static>>(&body) {
             Ok(job) => self.work(served, job, questions).await,

@@ -1,10 +1,12 @@
 //! Failures of workers, brokers and runs. Each job still has exactly one result.
 
-use super::kit::{Task, TestBroker, TestWorker, dispatcher, names, remote, reward, rollout, until};
+use super::kit::{
+    Task, TestBroker, TestWorker, dispatcher, dispatcher_on, names, remote, reward, rollout, until,
+};
 use futures::future::join_all;
 use minds_core::reward::{RewardError, Score};
-use minds_stages::remote::RemoteEnvironment;
 use minds_stages::remote::dead_letters;
+use minds_stages::remote::{RemoteEnvironment, StreamSettings};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -204,4 +206,23 @@ async fn a_consumer_that_hands_out_nothing_is_made_again() {
     stream.create_consumer(skipping).await.unwrap();
     let _worker = TestWorker::start(&broker, "a", &task, 2);
     check(&task, rewards, 5).await;
+}
+
+/// A stream that takes a fraction of the jobs. Its results must find room, or no job would ever leave it.
+#[tokio::test]
+async fn a_stream_full_of_jobs_has_room_for_results() {
+    let broker = TestBroker::start().await;
+    let settings = StreamSettings { max_bytes: 8 << 10, ..StreamSettings::default() };
+    let dispatcher = dispatcher_on(&broker, 100, settings).await;
+    let task = Arc::new(Task::new(SHORT));
+    let remote = Arc::new(remote(&task, &dispatcher));
+    let rewards = submit(&remote, 60);
+    let client = broker.connect().await;
+    let mut bytes = 0;
+    while bytes < 3 << 10 {
+        bytes = client.stream().await.unwrap().cached_info().state.bytes;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let _worker = TestWorker::start(&broker, "a", &task, 4);
+    check(&task, rewards, 60).await;
 }

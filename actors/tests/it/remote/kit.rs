@@ -102,11 +102,16 @@ pub fn names() -> StreamNames {
 
 /// A dispatcher with short intervals, so that it detects failures quickly.
 pub async fn dispatcher(broker: &TestBroker, max_deliver: u64) -> Dispatcher {
+    dispatcher_on(broker, max_deliver, StreamSettings::default()).await
+}
+
+/// A dispatcher that creates the stream with these settings.
+pub async fn dispatcher_on(broker: &TestBroker, max_deliver: u64, stream: StreamSettings) -> Dispatcher {
     let options = DispatcherOptions {
         run: "run".into(),
         salt: "salt".into(),
         program: "test".into(),
-        stream: StreamSettings::default(),
+        stream,
         ack_wait: Duration::from_secs(1),
         max_deliver,
         max_ack_pending: 10_000,
