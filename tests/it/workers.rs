@@ -60,11 +60,12 @@ impl TestBroker {
 
 impl Drop for TestBroker {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        drop(self.server.kill());
+        drop(self.server.wait());
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "processes are waited for in real time")]
 fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -102,8 +103,8 @@ impl WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        drop(self.0.kill());
+        drop(self.0.wait());
     }
 }
 

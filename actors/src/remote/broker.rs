@@ -481,7 +481,7 @@ impl Broker {
     pub async fn discard_object(&self, run: &str, object: &str) {
         // If this fails, the object is deleted with the bucket or at its maximum age.
         if let Ok(bucket) = self.bucket(run).await {
-            let _ = bucket.delete(object).await;
+            drop(bucket.delete(object).await);
         }
     }
 

@@ -209,7 +209,7 @@ impl Dispatcher {
         let names = &shared.broker.names;
         let run = &shared.options.run;
         let consumer = names.result_consumer(run);
-        let _ = shared.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
+        drop(shared.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await);
         let results = shared.make_consumers().await?;
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().take_results(results));
@@ -375,7 +375,7 @@ impl Dispatcher {
             self.shared.remove_all().await;
         }
         // Sends what is left in the buffers of the connection.
-        let _ = tokio::time::timeout(REBUILD_PAUSE, self.shared.broker.client.flush()).await;
+        drop(tokio::time::timeout(REBUILD_PAUSE, self.shared.broker.client.flush()).await);
     }
 }
 
@@ -462,7 +462,7 @@ impl Shared {
         }
         for offer in &self.offers {
             let consumer = names.job_consumer(run, &offer.name);
-            let _ = self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
+            drop(self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await);
         }
         let refused =
             |why: &dyn std::fmt::Display| BrokerError::refused("remove the jobs of an earlier process", why);
@@ -559,13 +559,13 @@ impl Shared {
         let names = &self.broker.names;
         let subject = names.cancellations(&self.options.run);
         // A worker that misses the message finishes the job, and its result is dropped as late.
-        let _ = self.broker.client.publish(subject, id.to_owned().into()).await;
+        drop(self.broker.client.publish(subject, id.to_owned().into()).await);
         // Not a purge: in older servers, a purge of one subject makes the consumer skip other messages.
         if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await
             && let Ok(job) =
                 stream.get_last_raw_message_by_subject(&names.job(&self.options.run, environment, id)).await
         {
-            let _ = stream.delete_message(job.sequence).await;
+            drop(stream.delete_message(job.sequence).await);
         }
     }
 
@@ -575,14 +575,14 @@ impl Shared {
         let run = &self.options.run;
         let job_consumers = self.offers.iter().map(|offer| names.job_consumer(run, &offer.name));
         for consumer in job_consumers.chain([names.result_consumer(run)]) {
-            let _ = self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
+            drop(self.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await);
         }
         if let Ok(stream) = self.broker.jetstream.get_stream_no_info(names.stream()).await {
             for subjects in [names.all_jobs(run), names.results(run)] {
-                let _ = stream.purge().filter(subjects).await;
+                drop(stream.purge().filter(subjects).await);
             }
         }
-        let _ = self.broker.jetstream.delete_object_store(names.bucket(run)).await;
+        drop(self.broker.jetstream.delete_object_store(names.bucket(run)).await);
     }
 
     /// Receives results until the task is aborted. Recreates a consumer that ended or missed its heartbeats.
@@ -756,7 +756,7 @@ impl Shared {
             Ok(message) => {
                 let (headers, body) = message.into_parts();
                 // The worker sends its question again if the answer is lost.
-                let _ = self.broker.client.publish_with_headers(reply, headers, body).await;
+                drop(self.broker.client.publish_with_headers(reply, headers, body).await);
             }
             Err(error) => warn!(job, %error, "failed to send an answer"),
         }

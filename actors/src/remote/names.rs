@@ -4,7 +4,6 @@
 //! names of a run contain the name of the run, so that the credentials of a worker can be limited to one run.
 
 use sha2::{Digest as _, Sha256};
-use std::fmt::Write as _;
 
 /// Length up to which a name is used unchanged, in bytes.
 const LONGEST: usize = 48;
@@ -155,11 +154,7 @@ pub fn hash(parts: &[&[u8]]) -> String {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
-    digest.finalize().iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

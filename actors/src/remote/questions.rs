@@ -65,7 +65,7 @@ impl JobQuestions {
     pub(super) async fn tell_begun(&self, worker: &str) {
         let (_, question) = self.question(0, Query::Wanted { worker: worker.into() });
         let subject = self.broker.names.questions(&self.run);
-        let _ = self.broker.client.publish(subject, question.into()).await;
+        drop(self.broker.client.publish(subject, question.into()).await);
     }
 
     /// Whether the run waits for the result; `None` without an answer within the client's request timeout.

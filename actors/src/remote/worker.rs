@@ -123,9 +123,9 @@ pub async fn run_worker(
     if tokio::time::timeout(worker.options.grace, finished).await.is_err() {
         hand_back.send_replace(true);
         let finished = async { while jobs.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(PAUSE * 5, finished).await;
+        drop(tokio::time::timeout(PAUSE * 5, finished).await);
     }
-    let _ = tokio::time::timeout(PAUSE * 5, worker.broker.client.flush()).await;
+    drop(tokio::time::timeout(PAUSE * 5, worker.broker.client.flush()).await);
     WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) }
 }
 
@@ -259,7 +259,7 @@ impl Worker {
         for (run, report) in self.reports() {
             let report = WorkerReport { leaves: true, ..report };
             // Without it, the run misses the worker after a while.
-            let _ = self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await;
+            drop(self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await);
         }
     }
 
@@ -539,8 +539,9 @@ impl Worker {
             let reports = self.reports();
             for (run, report) in reports {
                 // The next report replaces a lost one.
-                let _ =
-                    self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await;
+                drop(
+                    self.broker.client.publish(self.broker.names.reports(&run), encode(&report).into()).await,
+                );
             }
         }
     }

@@ -84,8 +84,8 @@ impl TestBroker {
 
 impl Drop for TestBroker {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        drop(self.server.kill());
+        drop(self.server.wait());
     }
 }
 
@@ -316,7 +316,7 @@ impl Environment for Task {
 
     async fn score(&self, context: ScoringContext<'_>) -> Result<Score, RewardError> {
         self.begun.fetch_add(1, Relaxed);
-        let begun = std::time::Instant::now();
+        let begun = tokio::time::Instant::now();
         while self.computes && begun.elapsed() < self.takes {
             std::hint::spin_loop();
         }
