@@ -85,7 +85,7 @@ impl Drop for Worker {
     }
 }
 
-/// A run with so many workers, all of which have joined.
+/// A run with `workers` worker processes, all of which have joined.
 async fn joined(
     workers: usize,
     concurrency: usize,
@@ -102,7 +102,7 @@ async fn joined(
     (broker, dispatcher, environment, processes)
 }
 
-/// Computes so many rewards, all of which are submitted at once.
+/// Computes `jobs` rewards, all submitted at once. Returns the time in seconds.
 async fn rewards(environment: &RemoteEnvironment, jobs: u64) -> f64 {
     let begun = Instant::now();
     let rollouts: Vec<_> = (0..jobs).map(|group| rollout(group, (0..TOKENS).collect())).collect();
@@ -112,7 +112,7 @@ async fn rewards(environment: &RemoteEnvironment, jobs: u64) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Rewards that wait or compute, on so many worker processes of one job at a time.
+/// Rewards that wait or compute, on `workers` processes with one job each at a time.
 async fn scale(takes: u64, kind: &str, workers: usize) {
     let (_broker, _, environment, _processes) = joined(workers, 1, takes, kind).await;
     let jobs = 25 * workers as u64;

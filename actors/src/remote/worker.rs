@@ -254,7 +254,7 @@ impl Worker {
         });
     }
 
-    /// Tells the runs that this worker serves them no more, so that they do not take its silence for a failure.
+    /// Sends each run a last report, so that it does not count the missing reports as a failure.
     async fn report_end(&self) {
         for (run, report) in self.reports() {
             let report = WorkerReport { leaves: true, ..report };

@@ -34,7 +34,7 @@ pub(super) fn registry(view: Arc<RunView>, collectors: Vec<Box<dyn Collector>>) 
 /// A value for each set of labels.
 type LabeledValues = Vec<(Vec<String>, f64)>;
 
-/// A metric, and how it is read at each scrape.
+/// A metric and the function that reads it at each scrape.
 type RunMetric = (MetricSpec, fn(&RunView) -> LabeledValues);
 
 fn one(value: f64) -> LabeledValues {
