@@ -150,11 +150,16 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// All rows of a run's rollout files, by step, group and member.
+/// All rows of a run's rollout files, by step, group and member. Files that a resumed run has replaced
+/// (`step_000007.past.jsonl`) do not count.
 fn rollouts(dir: &Path) -> BTreeMap<(u64, u64, u64), serde_json::Value> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(dir.join("rollouts")).unwrap() {
-        for line in fs::read_to_string(entry.unwrap().path()).unwrap().lines() {
+        let path = entry.unwrap().path();
+        if path.file_stem().unwrap().to_str().unwrap().contains(".past") {
+            continue;
+        }
+        for line in fs::read_to_string(path).unwrap().lines() {
             let row: serde_json::Value = serde_json::from_str(line).unwrap();
             let number = |key: &str| row[key].as_u64().unwrap();
             let key = (number("step"), number("group"), number("member"));
