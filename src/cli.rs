@@ -396,6 +396,9 @@ pub enum NatsCommand {
         /// Most bytes that the stream stores, if it is created.
         #[arg(long, value_name = "BYTES")]
         max_bytes: Option<NonZeroU64>,
+        /// Checks with the permissions of the run with this name, whose user may not take jobs.
+        #[arg(long, value_name = "NAME")]
+        run: Option<String>,
         /// Creates nothing. Prints the command that creates the stream instead.
         #[arg(long)]
         dry_run: bool,
@@ -438,8 +441,12 @@ pub enum DeadLettersCommand {
         /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of jobs. Default: all.
+        /// Ids of jobs.
+        #[arg(required_unless_present = "all")]
         jobs: Vec<String>,
+        /// Deletes all dead letters, or all of the run.
+        #[arg(long, conflicts_with = "jobs")]
+        all: bool,
     },
 }
 
@@ -452,7 +459,7 @@ pub struct DeadLettersArgs {
     /// Stream and credentials of the broker.
     #[command(flatten)]
     pub broker: BrokerArgs,
-    /// Selects only dead letters of this run.
+    /// Selects only dead letters of this run, and uses the permissions of its user.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
 }

@@ -9,6 +9,7 @@ use std::io::IsTerminal as _;
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -17,7 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 pub fn init(cli: &Cli) {
     let usual =
         if matches!(cli.command, Command::Simulate(_)) { "error" } else { "info,hf_hub=off,async_nats=warn" };
-    let filter = EnvFilter::try_from_env("MINDS_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    let filter = EnvFilter::try_from_env("MINDS_LOG").map_or_else(|_| EnvFilter::new(usual), without_secrets);
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| terminal::StderrWriter)
@@ -36,6 +37,12 @@ pub fn init(cli: &Cli) {
             }
         }
     }
+}
+
+/// Limits the client of the broker to `info`: below, it logs addresses with their passwords.
+fn without_secrets(filter: EnvFilter) -> EnvFilter {
+    let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE).min(LevelFilter::INFO);
+    filter.add_directive(format!("async_nats={most}").parse().expect("a target and a level are a directive"))
 }
 
 /// Writes a field of a text line. Its value may come from user code or a server.

@@ -4,6 +4,7 @@ use super::environments::{ModelParts, component};
 use super::fingerprint::fingerprint;
 use crate::cli::VERSION;
 use crate::config::RunPlan;
+use crate::config::environments::EnvPlan;
 use crate::config::error::KeyProblem;
 use crate::config::file::{self, ConfigFile, EnvConfig};
 use crate::config::nats::NatsPlan;
@@ -13,11 +14,13 @@ use crate::run_folder::{BrokerIdentity, RunFolder};
 use anyhow::Context as _;
 use async_trait::async_trait;
 use minds_core::environment::Environment;
+use minds_environments::native::is_path;
 use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::remote::message::Offer;
 use minds_stages::remote::{
-    Broker, BrokerOptions, Dispatcher, DispatcherOptions, EnvironmentLoader, RemoteEnvironment, hash, token,
+    Broker, BrokerError, BrokerOptions, Dispatcher, DispatcherOptions, EnvironmentLoader, RemoteEnvironment,
+    hash, token,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -28,6 +31,9 @@ use std::time::Duration;
 /// Timeout for the connection to the broker when a run starts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Timeout for the connection to the broker when it is only tried.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Time between two audits for jobs that the broker has lost.
 const AUDIT_EVERY: Duration = Duration::from_secs(30);
 
@@ -37,6 +43,30 @@ const AUDIT_EVERY: Duration = Duration::from_secs(30);
 struct OfferSpec {
     config: ConfigFile,
     context: usize,
+}
+
+/// Connects to the broker as a run would and describes its stream; `None` if rewards are computed in the run. Creates
+/// nothing.
+///
+/// # Errors
+/// No address is given (2), or the broker cannot be used (3).
+pub fn probe_broker(plan: &RunPlan) -> Result<Option<String>, CommandError> {
+    let Some(nats) = &plan.nats else { return Ok(None) };
+    let Some(options) = plan.broker().or_exit(ProcessExit::Config)? else { return Ok(None) };
+    let inbox = nats.run.as_ref().map(|run| nats.names.inbox(run));
+    let options = BrokerOptions { inbox, ..options.clone() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("failed to start a thread").or_exit(ProcessExit::Failed)?;
+    let looked = runtime.block_on(async {
+        let broker = Broker::connect_within(PROBE_TIMEOUT, &options, nats.names.clone()).await?;
+        let stream = match broker.stream().await {
+            Ok(_) => "its stream has the right settings",
+            Err(BrokerError::NoStream { .. }) => "a run creates the stream",
+            Err(error) => return Err(error),
+        };
+        Ok(format!("the broker {} answers; {stream} (`{}`)", broker.address(), nats.names.stream()))
+    });
+    looked.map(Some).or_exit(ProcessExit::Unavailable)
 }
 
 /// Connects to the broker and replaces the environments of a run with remote ones.
@@ -84,17 +114,9 @@ pub async fn remote(
         audit_every: AUDIT_EVERY,
         buffer_bytes: nats.buffer_bytes,
     };
-    let starting = async {
-        let broker = Broker::connect(&connection, nats.names.clone()).await?;
-        Dispatcher::start(broker, options, offers).await
-    };
-    let started = tokio::time::timeout(CONNECT_TIMEOUT, starting).await;
-    let dispatcher = started
-        .with_context(|| {
-            format!("{} did not answer within {} s", address.address(), CONNECT_TIMEOUT.as_secs())
-        })
-        .or_exit(ProcessExit::Unavailable)?
-        .or_exit(ProcessExit::Unavailable)?;
+    let broker = Broker::connect_within(CONNECT_TIMEOUT, &connection, nats.names.clone()).await;
+    let broker = broker.or_exit(ProcessExit::Unavailable)?;
+    let dispatcher = Dispatcher::start(broker, options, offers).await.or_exit(ProcessExit::Unavailable)?;
     let hand_over = |component: MixtureComponent| {
         if !is_remote(&component) {
             tracing::warn!(
@@ -111,17 +133,14 @@ pub async fn remote(
 
 fn offer(
     plan: &RunPlan,
-    env: &crate::config::environments::EnvPlan,
+    env: &EnvPlan,
     renderer: &str,
     context: usize,
     environment: &dyn Environment,
 ) -> anyhow::Result<Offer> {
-    let written = plan.resolved.envs.iter().chain(&plan.resolved.env);
-    let at = plan.envs.iter().position(|other| other.name == env.name).unwrap_or_default();
-    let written = written.into_iter().nth(at).cloned().unwrap_or_default();
     let sampling = &plan.sampling;
     let config = ConfigFile {
-        env: Some(EnvConfig { name: Some(env.name.clone()), weight: None, ..written }),
+        env: Some(EnvConfig { name: Some(env.name.clone()), weight: None, ..env.written.clone() }),
         trainer: file::TrainerConfig {
             seed: Some(env.options.seed),
             args: file::SamplingConfig {
@@ -152,10 +171,7 @@ fn offer(
 }
 
 /// Identity of an environment's code and data. Equal versions give equal rewards.
-fn version(
-    env: &crate::config::environments::EnvPlan,
-    environment: &dyn Environment,
-) -> anyhow::Result<String> {
+fn version(env: &EnvPlan, environment: &dyn Environment) -> anyhow::Result<String> {
     let fingerprint = serde_json::to_vec(&fingerprint(env, environment))?;
     Ok(hash(&[&fingerprint])[..16].to_owned())
 }
@@ -187,6 +203,12 @@ fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> 
         }
         // The path may only exist on the run's machine. Without it, a `.venv` or `python3` of this machine is used.
         env.python = env.python.take().filter(|python| python.exists());
+        anyhow::ensure!(
+            !is_path(&env.id) || Path::new(&env.id).exists() || Path::new(&format!("{}.py", env.id)).exists(),
+            "its package {} does not exist on this machine: start the worker with `--env {}=PATH`",
+            env.id,
+            offer.name
+        );
     }
     let plan = RunPlan::for_worker(config)?;
     let tokenizer = minds_models::tokenizer(
@@ -197,6 +219,13 @@ fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> 
     )?;
     let (renderer, _) = super::renderer(&plan, tokenizer.clone())?;
     let env = plan.envs.first().context("the offer has no environment")?;
+    for variable in env.options.pass_env.iter().filter(|name| std::env::var_os(name).is_none()) {
+        tracing::warn!(
+            environment = env.name,
+            variable,
+            "a variable of `pass_env` is not set on this worker"
+        );
+    }
     let parts = ModelParts { renderer: &renderer, tokenizer: &tokenizer, context };
     let component = component(&plan, env, &parts).map_err(|error| error.error)?;
     let own = version(env, &*component.environment)?;

@@ -73,11 +73,10 @@ impl CheckResult {
             .collect();
         pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(ProcessExit::Config)?;
         assemble::check_key(&plan).or_exit(ProcessExit::Config)?;
-        if !offline {
-            plan.broker().or_exit(ProcessExit::Config)?;
-        }
-
         let mut tried = Vec::new();
+        if !offline {
+            tried.extend(assemble::probe_broker(&plan)?);
+        }
         let mut model = LocalModel::find(&plan)?;
         if !offline {
             tried.extend(model.fetch_text(&plan)?);

@@ -4,7 +4,7 @@ use super::print_line;
 use super::worker::broker_of;
 use crate::cli::{DeadLettersArgs, DeadLettersCommand};
 use crate::exit::{CommandError, OrExit, ProcessExit};
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use minds_stages::remote::Broker;
 use minds_stages::remote::dead_letters::{self, StoredLetter};
 use minds_stages::remote::message::{Job, Work, decode};
@@ -45,13 +45,15 @@ pub fn run(command: &DeadLettersCommand) -> Result<(), CommandError> {
             }
             Ok(())
         }),
-        DeadLettersCommand::Purge { letters, jobs } => with_letters(letters, jobs, async |broker, found| {
-            for stored in &found {
-                dead_letters::remove(&broker, stored).await?;
-            }
-            print_line!("deleted {} dead letters", found.len());
-            Ok(())
-        }),
+        DeadLettersCommand::Purge { letters, jobs, all: _ } => {
+            with_letters(letters, jobs, async |broker, found| {
+                for stored in &found {
+                    dead_letters::remove(&broker, stored).await?;
+                }
+                print_line!("deleted {} dead letters", found.len());
+                Ok(())
+            })
+        }
     }
 }
 
@@ -64,16 +66,11 @@ fn with_letters<F>(
 where
     F: Future<Output = anyhow::Result<()>>,
 {
-    let (options, names) = broker_of(args.nats.clone(), &args.broker, "minds-actors dead-letters")?;
+    let name = "minds-actors dead-letters";
+    let (options, names) = broker_of(args.nats.clone(), &args.broker, args.run.as_deref(), name)?;
     super::system().block_on(async {
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, Broker::connect(&options, names));
-        let broker = connecting
-            .await
-            .with_context(|| {
-                format!("{} did not answer in {} s", options.address(), CONNECT_TIMEOUT.as_secs())
-            })
-            .or_exit(ProcessExit::Unavailable)?
-            .or_exit(ProcessExit::Unavailable)?;
+        let broker = Broker::connect_within(CONNECT_TIMEOUT, &options, names).await;
+        let broker = broker.or_exit(ProcessExit::Unavailable)?;
         let mut found =
             dead_letters::list(&broker, args.run.as_deref()).await.or_exit(ProcessExit::Unavailable)?;
         if let Some(missing) = jobs.iter().find(|job| found.iter().all(|stored| stored.letter.job != **job)) {

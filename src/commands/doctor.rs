@@ -53,6 +53,7 @@ pub fn run(command: &cli::DoctorArgs) -> Result<(), CommandError> {
     if let Some(plan) = &plan {
         findings.extend(environments(plan));
         findings.extend(service(plan));
+        findings.extend(broker(plan));
     }
     findings.push(port("serve", SocketAddr::from(([127, 0, 0, 1], 8017)), "another with --addr"));
     let metrics =
@@ -235,6 +236,14 @@ fn service(plan: &RunPlan) -> Option<DoctorFinding> {
             Some(finding(FindingStatus::Ok, "service", message))
         }
         Err(fault) => Some(finding(FindingStatus::Missing, "service", fault.to_string())),
+    }
+}
+
+/// Checks the broker, if rewards are computed by workers.
+fn broker(plan: &RunPlan) -> Option<DoctorFinding> {
+    match assemble::probe_broker(plan) {
+        Ok(found) => found.map(|found| finding(FindingStatus::Ok, "broker", found)),
+        Err(fault) => Some(finding(FindingStatus::Missing, "broker", fault.to_string())),
     }
 }
 

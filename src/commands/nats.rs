@@ -7,8 +7,8 @@ use crate::config::error::KeyProblem;
 use crate::config::file::NatsConfig;
 use crate::config::nats;
 use crate::exit::{CommandError, OrExit, ProcessExit};
-use anyhow::{Context as _, anyhow};
-use minds_stages::remote::{Broker, BrokerError, StreamNames, StreamSettings, probe};
+use anyhow::anyhow;
+use minds_stages::remote::{Broker, BrokerError, StreamNames, StreamSettings, probe, probe_run};
 use std::time::Duration;
 
 /// Timeout for the connection to the broker.
@@ -21,7 +21,7 @@ const SMALL_PAYLOAD: usize = 256 << 10;
 /// # Errors
 /// The broker is unreachable or rejects a request (exit code 3), or an argument is invalid (2).
 pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
-    let NatsCommand::Check { url, broker, replicas, max_bytes, dry_run, permissions } = command;
+    let NatsCommand::Check { url, broker, replicas, max_bytes, run, dry_run, permissions } = command;
     let given = NatsConfig { replicas: *replicas, max_bytes: *max_bytes, ..NatsConfig::default() };
     let settings = nats::settings(&given)
         .map_err(|KeyProblem { key, problem }| {
@@ -34,21 +34,20 @@ pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
         print_permissions(&names.or_exit(ProcessExit::Config)?, run);
         return Ok(());
     }
-    let (options, names) = broker_of(url.clone(), broker, "minds-actors nats check")?;
+    let (options, names) = broker_of(url.clone(), broker, run.as_deref(), "minds-actors nats check")?;
     super::system().block_on(async {
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, Broker::connect(&options, names));
-        let broker = connecting
-            .await
-            .with_context(|| {
-                format!("{} did not answer in {} s", options.address(), CONNECT_TIMEOUT.as_secs())
-            })
-            .or_exit(ProcessExit::Unavailable)?
-            .or_exit(ProcessExit::Unavailable)?;
-        check(&broker, settings, *dry_run).await.or_exit(ProcessExit::Unavailable)
+        let broker = Broker::connect_within(CONNECT_TIMEOUT, &options, names).await;
+        let broker = broker.or_exit(ProcessExit::Unavailable)?;
+        check(&broker, settings, run.as_deref(), *dry_run).await.or_exit(ProcessExit::Unavailable)
     })
 }
 
-async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Result<(), BrokerError> {
+async fn check(
+    broker: &Broker,
+    settings: StreamSettings,
+    run: Option<&str>,
+    dry_run: bool,
+) -> Result<(), BrokerError> {
     let server = broker.client.server_info();
     print_line!("broker       {}, nats-server {}", broker.address(), server.version);
     let limit = server.max_payload;
@@ -80,8 +79,16 @@ async fn check(broker: &Broker, settings: StreamSettings, dry_run: bool) -> Resu
     if dry_run {
         return Ok(());
     }
-    probe(broker).await?;
-    print_line!("permissions  a test job was published, delivered and acknowledged");
+    match run {
+        Some(run) => {
+            probe_run(broker, run).await?;
+            print_line!("permissions  a test job of the run {run} was published and deleted");
+        }
+        None => {
+            probe(broker).await?;
+            print_line!("permissions  a test job was published, delivered and acknowledged");
+        }
+    }
     Ok(())
 }
 

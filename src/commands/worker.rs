@@ -36,12 +36,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let concurrency = command.concurrency.unwrap_or(cores);
     let name = command.name.clone().unwrap_or_else(own_name);
-    let (broker, names) = broker_of(command.nats.clone(), &command.broker, &name)?;
-    let broker = BrokerOptions { inbox: command.run.as_ref().map(|run| names.inbox(run)), ..broker };
-    if let Some(run) = command.run.as_ref().filter(|run| token(run) != **run) {
-        let problem = "it must begin with a letter or digit, and consist of letters, digits, - and _";
-        return Err(anyhow!("--run is {run:?}: {problem}")).or_exit(ProcessExit::Config);
-    }
+    let (broker, names) = broker_of(command.nats.clone(), &command.broker, command.run.as_deref(), &name)?;
     let (environments, paths) = environments(&command.env).or_exit(ProcessExit::Config)?;
     let options = WorkerOptions {
         name: name.clone(),
@@ -67,6 +62,9 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
             connected.store(true, Relaxed);
             print_line!("worker       {name}, {concurrency} jobs at a time");
             print_line!("broker       {}", broker.address());
+            if !broker.has_jetstream() {
+                warn!(broker = broker.address(), "the server has no JetStream of its own, which jobs need");
+            }
             Ok(run_worker(broker, loader, options, stopped).await)
         };
         tokio::pin!(working);
@@ -105,15 +103,21 @@ async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, 
     }
 }
 
-/// Reads the broker and the names on it from arguments and variables.
+/// Reads the broker and the names on it from arguments and variables. With a run, replies arrive where the users of
+/// the run may read.
 ///
 /// # Errors
 /// No broker is given, or an argument is invalid.
 pub(super) fn broker_of(
     url: Option<String>,
     args: &BrokerArgs,
+    run: Option<&str>,
     name: &str,
 ) -> Result<(BrokerOptions, StreamNames), CommandError> {
+    if let Some(run) = run.filter(|run| token(run) != **run) {
+        let problem = "it must begin with a letter or digit, and consist of letters, digits, - and _";
+        return Err(anyhow!("--run is {run:?}: {problem}")).or_exit(ProcessExit::Config);
+    }
     let given = NatsConfig {
         url,
         credentials: args.credentials.clone(),
@@ -130,7 +134,7 @@ pub(super) fn broker_of(
     let broker = nats::broker(&given, name, &ProcessVariables::current());
     let broker = broker.map_err(argument).or_exit(ProcessExit::Config)?;
     let names = nats::names(args.stream.as_deref()).map_err(argument).or_exit(ProcessExit::Config)?;
-    Ok((broker, names))
+    Ok((BrokerOptions { inbox: run.map(|run| names.inbox(run)), ..broker }, names))
 }
 
 /// Names of environments, and paths of packages by name.

@@ -23,6 +23,8 @@ pub struct EnvPlan {
     pub weight: f64,
     /// The environment's id, its arguments, and how to run it if it is a Python package.
     pub options: PythonOptions,
+    /// Its table as the config writes it.
+    pub written: EnvConfig,
     /// A key that only Python packages accept, if the config sets one.
     pub only_python: Option<&'static str>,
 }
@@ -94,7 +96,14 @@ fn environment(file: &ConfigFile, key: String, env: &EnvConfig) -> Result<EnvPla
     let weight = env.weight.unwrap_or(1.0);
     let holds = weight.is_finite() && weight >= 0.0;
     ensure(format!("{key}.weight"), weight, holds, "be finite and not negative")?;
-    Ok(EnvPlan { options: options(file, &key, env)?, only_python: only_python(env), key, name, weight })
+    Ok(EnvPlan {
+        options: options(file, &key, env)?,
+        only_python: only_python(env),
+        written: env.clone(),
+        key,
+        name,
+        weight,
+    })
 }
 
 /// The first key of the table that only Python packages accept.

@@ -5,7 +5,6 @@
 //! A publication waits while the broker is unreachable, so no message is lost.
 
 use super::names::StreamNames;
-use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::{
     CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
 };
@@ -14,7 +13,6 @@ use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, Storag
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{Client, ConnectOptions, Event, HeaderMap};
 use bytes::Bytes;
-use futures::StreamExt as _;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,13 +26,15 @@ use tracing::{info, warn};
 const LARGEST_CHUNK: usize = 128 << 10;
 /// Header with the name of the object that holds the message's body.
 const OBJECT: &str = "Minds-Object";
+/// Least payload limit of a broker, in bytes.
+const LEAST_PAYLOAD: usize = 16 << 10;
 /// Bytes of the broker's payload limit that are reserved for subject and headers.
 const ENVELOPE: usize = 1024;
 /// Pause before a rejected or unanswered publication is retried; it doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Timeout of one request to the broker.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of the broker and the credentials of the connection.
 #[derive(Clone)]
@@ -153,6 +153,24 @@ pub enum BrokerError {
         address: String,
         /// Error of the NATS client.
         source: async_nats::ConnectError,
+    },
+    /// The broker did not answer in time.
+    #[error("{address} did not answer within {} s", .limit.as_secs())]
+    Silent {
+        /// Addresses of the broker, without credentials.
+        address: String,
+        /// Time that it had.
+        limit: Duration,
+    },
+    /// The broker's payload limit is too small for announcements and for parts of large messages.
+    #[error(
+        "{address} accepts messages of at most {limit} bytes: set `max_payload` of the server to {LEAST_PAYLOAD} or more"
+    )]
+    SmallPayload {
+        /// Addresses of the broker, without credentials.
+        address: String,
+        /// Its payload limit, in bytes.
+        limit: usize,
     },
     /// The broker answers, but JetStream is disabled for it or for this user.
     #[error(
@@ -276,7 +294,7 @@ impl Broker {
     /// Connects to the broker.
     ///
     /// # Errors
-    /// The credentials cannot be read, or the connection fails.
+    /// The credentials cannot be read, the connection fails, or the broker's payload limit is too small.
     pub async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Self, BrokerError> {
         let address = options.address();
         let state = Arc::new(BrokerState::default());
@@ -318,12 +336,35 @@ impl Broker {
         let addresses: Vec<&str> = options.url.split(',').map(str::trim).collect();
         let connected = connect.connect(addresses).await;
         let client = connected.map_err(|source| BrokerError::Connect { address: address.clone(), source })?;
+        let limit = client.server_info().max_payload;
+        if limit < LEAST_PAYLOAD {
+            return Err(BrokerError::SmallPayload { address, limit });
+        }
         let jetstream = jetstream::context::ContextBuilder::new()
             .timeout(ANSWER_TIMEOUT)
             .ack_timeout(ANSWER_TIMEOUT)
             .backpressure_on_inflight(true)
             .build(client.clone());
         Ok(Self { client, jetstream, names, address, state })
+    }
+
+    /// As [`Broker::connect`], with a time limit.
+    ///
+    /// # Errors
+    /// As [`Broker::connect`], or the broker did not answer in time.
+    pub async fn connect_within(
+        limit: Duration,
+        options: &BrokerOptions,
+        names: StreamNames,
+    ) -> Result<Self, BrokerError> {
+        let connecting = tokio::time::timeout(limit, Self::connect(options, names)).await;
+        connecting.unwrap_or_else(|_| Err(BrokerError::Silent { address: options.address(), limit }))
+    }
+
+    /// Whether the server that this client is connected to has JetStream. A cluster may have it elsewhere.
+    #[must_use]
+    pub fn has_jetstream(&self) -> bool {
+        self.client.server_info().jetstream
     }
 
     /// The addresses, without credentials.
@@ -554,7 +595,7 @@ fn object_name(headers: &HeaderMap) -> Option<&str> {
     headers.get(OBJECT).map(async_nats::HeaderValue::as_str)
 }
 
-fn full_error(error: &PublishError) -> String {
+pub(super) fn full_error(error: &PublishError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
@@ -566,46 +607,6 @@ fn full_error(error: &PublishError) -> String {
 fn subject_exists(error: &PublishError) -> bool {
     error.kind() == PublishErrorKind::Other
         && full_error(error).contains("maximum messages per subject exceeded")
-}
-
-/// Publishes a job of a test run, takes it from the stream, and deletes everything that the test created.
-///
-/// # Errors
-/// The broker rejected a request.
-pub async fn probe(broker: &Broker) -> Result<(), BrokerError> {
-    let run = format!("probe-{}", broker.client.new_inbox().rsplit(['.', '_']).next().unwrap_or_default());
-    let names = &broker.names;
-    let consumer = names.job_consumer(&run, "probe");
-    let config = pull::Config {
-        durable_name: Some(consumer.clone()),
-        filter_subject: names.jobs(&run, "probe"),
-        ack_policy: AckPolicy::Explicit,
-        ..pull::Config::default()
-    };
-    let made: Result<PullConsumer, _> =
-        broker.jetstream.create_consumer_on_stream(config, names.stream()).await;
-    let made = made.map_err(|error| BrokerError::refused("create a consumer", error))?;
-    let passed = pass_one(broker, &run, &made).await;
-    let removed = broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await;
-    passed?;
-    removed.map(|_| ()).map_err(|error| BrokerError::refused("delete a consumer", error))
-}
-
-/// Publishes a message, takes it from the consumer, and acknowledges it.
-async fn pass_one(broker: &Broker, run: &str, consumer: &PullConsumer) -> Result<(), BrokerError> {
-    let subject = broker.names.job(run, "probe", "1");
-    let sent = broker.jetstream.publish(subject, Bytes::from_static(b"probe")).await;
-    let stored = match sent {
-        Ok(acknowledged) => acknowledged.await,
-        Err(error) => Err(error),
-    };
-    stored.map_err(|error| BrokerError::refused("store a job", full_error(&error)))?;
-    let taking = consumer.batch().max_messages(1).expires(ANSWER_TIMEOUT).messages().await;
-    let mut taking = taking.map_err(|error| BrokerError::refused("deliver a job", error))?;
-    let message =
-        taking.next().await.ok_or_else(|| BrokerError::refused("deliver a job", "no job was delivered"))?;
-    let message = message.map_err(|error| BrokerError::refused("deliver a job", error))?;
-    message.double_ack().await.map_err(|error| BrokerError::refused("acknowledge a job", error))
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use async_nats::jetstream::Message;
 use async_nats::jetstream::stream::Stream;
 use futures::TryStreamExt as _;
 
-const RUN: &str = "Minds-Run";
 const ENVIRONMENT: &str = "Minds-Environment";
 const CAUSE: &str = "Minds-Cause";
 
@@ -41,7 +40,6 @@ pub struct StoredLetter {
 /// Stores a job as a dead letter.
 pub(super) async fn keep(broker: &Broker, letter: &DeadLetter, message: &Message) {
     let mut headers = message.headers.clone().unwrap_or_default();
-    headers.insert(RUN, letter.run.as_str());
     headers.insert(ENVIRONMENT, one_line(&letter.environment));
     headers.insert(CAUSE, one_line(&letter.cause));
     let subject = broker.names.dead(&letter.run, &letter.environment, &letter.job);
@@ -75,10 +73,18 @@ pub async fn list(broker: &Broker, run: Option<&str>) -> Result<Vec<StoredLetter
 /// Reads a dead letter. Returns `None` if it was deleted in the meantime.
 async fn read(stream: &Stream, subject: &str) -> Option<StoredLetter> {
     let found = stream.get_last_raw_message_by_subject(subject).await.ok()?;
-    let job = subject.rsplit('.').next()?.to_owned();
-    let header =
-        |name: &str| found.headers.get(name).map_or_else(String::new, |value| value.as_str().to_owned());
-    let letter = DeadLetter { run: header(RUN), environment: header(ENVIRONMENT), job, cause: header(CAUSE) };
+    let mut tokens = subject.split('.').skip(2);
+    let run = tokens.next()?.to_owned();
+    let environment = tokens.next()?.to_owned();
+    let job = tokens.next()?.to_owned();
+    let header = |name: &str| found.headers.get(name).map(|value| value.as_str().to_owned());
+    let letter = DeadLetter {
+        run,
+        // The subject has only a token that stands for the name.
+        environment: header(ENVIRONMENT).unwrap_or(environment),
+        job,
+        cause: header(CAUSE).unwrap_or_else(|| "unknown: the letter has no cause".into()),
+    };
     Some(StoredLetter {
         letter,
         stored: found.time.to_string(),

@@ -47,7 +47,7 @@ impl RemoteEnvironment {
         let content = hash(&[self.dispatcher.salt().as_bytes(), self.name.as_bytes(), &encode(&job)]);
         let RolloutId { group, member } = rollout;
         let id = format!("{}-{member}-{attempt}-{}", group.0, &content[..32]);
-        let JobResult { outcome, .. } = self.dispatcher.submit(id, &job, answerer).await;
+        let JobResult { outcome, .. } = self.dispatcher.submit(&id, &job, answerer).await;
         outcome
     }
 }
@@ -191,7 +191,8 @@ impl<'a> RolloutAnswerer<'a> {
 
     async fn answer(&self, query: Query) -> Answer {
         match query {
-            Query::Wanted { .. } => Answer::Wanted(true),
+            // The dispatcher handles both itself.
+            Query::Wanted { .. } | Query::HandedBack => Answer::NotYours,
             Query::Logprobs(prefix, target) => Answer::Logprobs(self.oracle.logprobs(prefix, target).await),
             Query::NextTokens(prefix, k) => Answer::NextTokens(self.oracle.next_tokens(prefix, k).await),
             Query::LogprobDelta(text, prefix, target) => {

@@ -112,6 +112,8 @@ pub enum Query {
         /// Name of the worker that asks.
         worker: String,
     },
+    /// Not a question: the worker stops and returns the job to the queue. The delivery does not count as a failure.
+    HandedBack,
     /// Logprobs of a target after a prefix.
     Logprobs(Arc<[Token]>, Arc<[Token]>),
     /// The most likely tokens after a prefix; the second value is their number.
@@ -155,8 +157,8 @@ pub enum LeasedAdapterRequest {
 /// Run → worker: the answer to a question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Whether the run waits for the result.
-    Wanted(bool),
+    /// The answer to [`Query::Wanted`].
+    Wanted(Demand),
     /// The answer to [`Query::Logprobs`]: one logprob per target token.
     Logprobs(Result<Arc<[f32]>, RewardError>),
     /// The answer to [`Query::NextTokens`]: tokens with their logprobs.
@@ -177,6 +179,15 @@ pub enum Answer {
     Exported(Result<usize, BackendError>),
     /// The run does not wait for the job, or a newer delivery has superseded this one.
     NotYours,
+}
+
+/// Whether a run waits for a job, and how often the job was returned to the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demand {
+    /// Whether the run waits for the result.
+    pub is_wanted: bool,
+    /// Number of deliveries that workers returned because they had to stop.
+    pub handed_back: u64,
 }
 
 /// Run → workers, periodically: the environments of the run and how it delivers jobs.

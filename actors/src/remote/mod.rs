@@ -12,14 +12,16 @@ mod early_results;
 mod environment;
 pub mod message;
 mod names;
+mod probe;
 mod questions;
 mod settled_jobs;
 mod worker;
 mod worker_table;
 
-pub use broker::{Broker, BrokerError, BrokerOptions, BrokerState, StreamSettings, probe};
+pub use broker::{Broker, BrokerError, BrokerOptions, BrokerState, StreamSettings};
 pub use dispatcher::{Dispatcher, DispatcherOptions, JobCounts};
 pub use environment::RemoteEnvironment;
 pub use names::{StreamNames, hash, token};
+pub use probe::{probe, probe_run};
 pub use worker::{EnvironmentLoader, WorkerOptions, WorkerSummary, run_worker};
 pub use worker_table::SeenWorker;

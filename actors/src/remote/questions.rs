@@ -4,7 +4,7 @@
 //! repeats a question until an answer arrives. The question's number lets the run recognize a repetition.
 
 use super::broker::Broker;
-use super::message::{Answer, LeasedAdapterRequest, Query, Question, SampledWeights, decode, encode};
+use super::message::{Answer, Demand, LeasedAdapterRequest, Query, Question, SampledWeights, decode, encode};
 use async_nats::RequestErrorKind;
 use async_trait::async_trait;
 use futures::FutureExt as _;
@@ -68,14 +68,21 @@ impl JobQuestions {
         drop(self.broker.client.publish(subject, question.into()).await);
     }
 
+    /// Reports to the run that the worker returns the job to the queue. If the message gets lost, the delivery counts.
+    pub(super) async fn tell_handed_back(&self) {
+        let (_, question) = self.question(0, Query::HandedBack);
+        let subject = self.broker.names.questions(&self.run);
+        drop(self.broker.client.publish(subject, question.into()).await);
+    }
+
     /// Whether the run waits for the result; `None` without an answer within the client's request timeout.
-    pub(super) async fn is_wanted(&self, worker: &str) -> Option<bool> {
+    pub(super) async fn demand(&self, worker: &str) -> Option<Demand> {
         let (_, question) = self.question(0, Query::Wanted { worker: worker.into() });
         let subject = self.broker.names.questions(&self.run);
         let answered = self.broker.client.request(subject, question.into()).await.ok()?;
         match decode(&answered.payload).ok()? {
-            Answer::Wanted(wanted) => Some(wanted),
-            Answer::NotYours => Some(false),
+            Answer::Wanted(demand) => Some(demand),
+            Answer::NotYours => Some(Demand::default()),
             _ => None,
         }
     }

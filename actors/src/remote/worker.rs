@@ -8,8 +8,8 @@
 use super::broker::{Broker, BrokerError};
 use super::dead_letters::{self, DeadLetter};
 use super::message::{
-    Announcement, Job, JobResult, Offer, Outcome, SampledWeights, SessionStamp, Work, WorkerReport, decode,
-    encode,
+    Announcement, Job, JobResult, MessageError, Offer, Outcome, SampledWeights, SessionStamp, Work,
+    WorkerReport, decode, encode,
 };
 use super::questions::{JobQuestions, RemoteOracle, RunSampler};
 use crate::generate::RolloutGenerator;
@@ -48,6 +48,8 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// Heartbeat interval of pull requests. A request is renewed after missed heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Rate limit of the warning about announcements that cannot be decoded.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Pause before a failed request to the broker is retried.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -186,13 +188,22 @@ impl Worker {
     /// Serves every run that announces itself, until its announcements stop.
     async fn follow_runs(self: Arc<Self>) {
         let subject = self.broker.names.announcements(self.options.run.as_deref());
+        let mut damage = DamagedAnnouncements::default();
+        let mut is_told = false;
         loop {
             match self.broker.client.subscribe(subject.clone()).await {
                 Ok(mut announcements) => loop {
                     match tokio::time::timeout(SILENT_RUN / 60, announcements.next()).await {
-                        Ok(Some(message)) => self.take_announcement(&message.payload),
+                        Ok(Some(message)) => match decode(&message.payload) {
+                            Ok(announcement) => self.take_announcement(announcement),
+                            Err(error) => damage.warn(&error),
+                        },
                         Ok(None) => break,
-                        Err(_) => {}
+                        Err(_) => {
+                            if !std::mem::replace(&mut is_told, true) && lock(&self.runs).is_empty() {
+                                self.tell_idle();
+                            }
+                        }
                     }
                     if self.broker.state().is_connected() {
                         self.forget_silent_runs();
@@ -204,14 +215,16 @@ impl Worker {
         }
     }
 
-    fn take_announcement(self: &Arc<Self>, bytes: &[u8]) {
-        let announcement = match decode::<Announcement>(bytes) {
-            Ok(announcement) => announcement,
-            Err(error) => {
-                warn!(%error, "failed to decode an announcement");
-                return;
-            }
-        };
+    /// Explains why this worker has nothing to do.
+    fn tell_idle(&self) {
+        warn!(
+            stream = self.broker.names.stream(),
+            run = self.options.run.as_deref().unwrap_or("any"),
+            "no run has announced itself: start one with scorer.transport = \"nats\", this broker and this stream"
+        );
+    }
+
+    fn take_announcement(self: &Arc<Self>, announcement: Announcement) {
         let mut runs = lock(&self.runs);
         if let Some(run) = runs.get_mut(&announcement.run)
             && run.announcement == announcement
@@ -377,19 +390,24 @@ impl Worker {
         let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
         let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
         debug!(job = id, delivery, environment = served.component.name, "starting a job");
+        let mut failures = 0;
         if delivery == 1 {
             questions.tell_begun(&self.options.name).await;
-        } else if questions.is_wanted(&self.options.name).await == Some(false) {
-            debug!(job = id, "dropping a redelivered job: its run does not wait for it");
-            self.acknowledge(message, AckKind::Ack).await;
-            return;
+        } else {
+            let demand = questions.demand(&self.options.name).await;
+            if demand.is_some_and(|demand| !demand.is_wanted) {
+                debug!(job = id, "dropping a redelivered job: its run does not wait for it");
+                self.acknowledge(message, AckKind::Ack).await;
+                return;
+            }
+            failures = (delivery - 1).saturating_sub(demand.unwrap_or_default().handed_back);
         }
         let begun = Instant::now();
         let cancelled = Arc::new(Notify::new());
         lock(&self.running).insert(id.clone(), cancelled.clone());
         let mut hand_back = self.hand_back.clone();
         let end = tokio::select! {
-            outcome = self.outcome(served, message, &id, delivery, &questions) => JobEnd::Outcome(outcome),
+            outcome = self.outcome(served, message, &id, failures, &questions) => JobEnd::Outcome(outcome),
             () = cancelled.notified() => JobEnd::Withdrawn,
             () = questions.given_up() => JobEnd::GivenUp,
             () = is_true(&mut hand_back) => JobEnd::HandedBack,
@@ -409,6 +427,7 @@ impl Worker {
             }
             JobEnd::HandedBack => {
                 self.handed_back.fetch_add(1, Relaxed);
+                questions.tell_handed_back().await;
                 return self.acknowledge(message, AckKind::Nak(None)).await;
             }
         };
@@ -448,19 +467,19 @@ impl Worker {
         }
     }
 
-    /// Executes a job and returns its outcome. A job that cannot be executed becomes a dead letter.
+    /// Executes a job and returns its outcome. A job that cannot be executed, or whose deliveries failed too often,
+    /// becomes a dead letter.
     async fn outcome(
         &self,
         served: &Served,
         message: &Message,
         id: &str,
-        delivery: u64,
+        failures: u64,
         questions: &Arc<JobQuestions>,
     ) -> Outcome {
-        if delivery > served.max_deliver {
+        if failures >= served.max_deliver {
             let cause = format!(
-                "it was delivered {} times, and each time its worker ended, hung or lost its connection",
-                delivery - 1
+                "it was delivered {failures} times, and each time its worker ended, hung or lost its connection"
             );
             return self.bury(served, message, id, cause).await;
         }
@@ -563,6 +582,21 @@ impl Worker {
             leaves: false,
         };
         lock(&self.runs).iter().map(|(name, run)| (name.clone(), report(run))).collect()
+    }
+}
+
+/// Warns about announcements that cannot be decoded, at most once a minute: a run repeats them.
+#[derive(Default)]
+struct DamagedAnnouncements {
+    warned: Option<Instant>,
+}
+
+impl DamagedAnnouncements {
+    fn warn(&mut self, error: &MessageError) {
+        if self.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            self.warned = Some(Instant::now());
+            warn!(%error, "failed to decode an announcement");
+        }
     }
 }
 

@@ -96,7 +96,8 @@ async fn a_broker_that_lost_its_data_gets_the_jobs_again() {
 #[tokio::test]
 async fn a_stopped_worker_finishes_or_hands_back() {
     let broker = TestBroker::start().await;
-    let dispatcher = dispatcher(&broker, 100).await;
+    // One delivery is all that a job has, and a job that is handed back has not used it.
+    let dispatcher = dispatcher(&broker, 1).await;
     let task = Arc::new(Task::new(Duration::from_millis(300)));
     let remote = Arc::new(remote(&task, &dispatcher));
     let patient = TestWorker::start(&broker, "patient", &task, 2);
@@ -114,6 +115,7 @@ async fn a_stopped_worker_finishes_or_hands_back() {
     let summary = hasty.stop().await;
     assert_eq!((summary.done, summary.handed_back), (0, 2));
     check(&task, rewards, 2).await;
+    assert_eq!(dispatcher.counts().dead, 0);
 }
 
 #[tokio::test]
