@@ -10,10 +10,9 @@ use crate::config::file::{self, ConfigFile, EnvConfig};
 use crate::config::nats::NatsPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::progress;
-use crate::run_folder::{BrokerIdentity, RunFolder};
+use crate::run_folder::{BrokerIdentity, EnvironmentFingerprint, RunFolder};
 use anyhow::Context as _;
 use async_trait::async_trait;
-use minds_core::environment::Environment;
 use minds_environments::native::is_path;
 use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
@@ -92,12 +91,11 @@ pub async fn remote(
     });
     let identity = identity.or_exit(ProcessExit::Config)?;
     let is_remote = |component: &MixtureComponent| component.environment.memory().is_none();
-    let offers = plan
-        .envs
-        .iter()
-        .zip(&components)
-        .filter(|(_, component)| is_remote(component))
-        .map(|(env, component)| offer(plan, env, renderer, context, &*component.environment));
+    let offers =
+        plan.envs.iter().zip(&components).filter(|(_, component)| is_remote(component)).map(|(env, _)| {
+            let fingerprint = folder.fingerprint(&env.name).context("an environment has no fingerprint")?;
+            offer(plan, env, renderer, context, fingerprint)
+        });
     let offers = offers.collect::<anyhow::Result<Vec<Offer>>>().or_exit(ProcessExit::Config)?;
     let run = nats.run.clone().unwrap_or(identity.run);
     let address = nats.broker().map_err(|KeyProblem { key, problem }| plan.wrong(&key, problem));
@@ -136,7 +134,7 @@ fn offer(
     env: &EnvPlan,
     renderer: &str,
     context: usize,
-    environment: &dyn Environment,
+    fingerprint: &EnvironmentFingerprint,
 ) -> anyhow::Result<Offer> {
     let sampling = &plan.sampling;
     let config = ConfigFile {
@@ -167,13 +165,12 @@ fn offer(
     };
     let spec =
         serde_json::to_value(OfferSpec { config, context }).context("failed to describe an environment")?;
-    Ok(Offer { name: env.name.clone(), spec, version: version(env, environment)? })
+    Ok(Offer { name: env.name.clone(), spec, version: version(fingerprint)? })
 }
 
 /// Identity of an environment's code and data. Equal versions give equal rewards.
-fn version(env: &EnvPlan, environment: &dyn Environment) -> anyhow::Result<String> {
-    let fingerprint = serde_json::to_vec(&fingerprint(env, environment))?;
-    Ok(hash(&[&fingerprint])[..16].to_owned())
+fn version(fingerprint: &EnvironmentFingerprint) -> anyhow::Result<String> {
+    Ok(hash(&[&serde_json::to_vec(fingerprint)?])[..16].to_owned())
 }
 
 /// Loads the environments that runs offer.
@@ -228,7 +225,7 @@ fn load(offer: &Offer, path: Option<&Path>) -> anyhow::Result<MixtureComponent> 
     }
     let parts = ModelParts { renderer: &renderer, tokenizer: &tokenizer, context };
     let component = component(&plan, env, &parts).map_err(|error| error.error)?;
-    let own = version(env, &*component.environment)?;
+    let own = version(&fingerprint(env, &*component.environment))?;
     anyhow::ensure!(
         own == offer.version,
         "its version on this worker is {own}, in the run it is {}: the code, the data or the program differ",

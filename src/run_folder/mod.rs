@@ -146,6 +146,12 @@ impl RunFolder {
         Ok(changes)
     }
 
+    /// Fingerprint of the environment with this name, if [`RunFolder::compare`] received it.
+    #[must_use]
+    pub fn fingerprint(&self, environment: &str) -> Option<&EnvironmentFingerprint> {
+        self.fingerprints.as_ref()?.get(environment)
+    }
+
     /// Folder of the embedded engine's checkpoints.
     #[must_use]
     pub fn weights(&self) -> PathBuf {

@@ -2,6 +2,7 @@
 
 use crate::command::{checkpoints, metrics, output, run};
 use crate::python::BORROWS;
+use crate::venv;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -198,6 +199,32 @@ fn a_run_with_workers_is_the_same_run_bit_for_bit() {
     let (code, out, _) = output(program().args(["dead-letters", "list", "--nats", &broker.url()]));
     assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"));
     assert!(!fs::read_to_string(there.join("config.toml")).unwrap().contains("nats://"));
+}
+
+/// A package of the verifiers library, which samples its own turns: the run's engine answers its model calls.
+#[test]
+fn online_a_verifiers_package_earns_the_same_rewards_on_workers() {
+    let dir = TempDir::new().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = root.join("configs/python_verifiers.toml");
+    let python = format!("env.python={}", venv::verifiers().display());
+    let on_policy = ["trainer.async_off_policy_steps=0", "trainer.total_batches=2"];
+    let train = |name: &str, sets: &[&str]| {
+        let folder = dir.path().join(name);
+        let mut command = run(&config, &folder, &["--set", &python]);
+        for set in on_policy.iter().chain(sets) {
+            command.args(["--set", set]);
+        }
+        let (code, out, err) = output(command.current_dir(root));
+        assert_eq!(code, Some(0), "{out}\n{err}");
+        rollouts(&folder)
+    };
+    let here = train("here", &[]);
+    let broker = TestBroker::start("");
+    let _workers = [WorkerProcess::start(&broker, &[]), WorkerProcess::start(&broker, &[])];
+    let there = train("there", &["scorer.transport=nats", &format!("nats.url={}", broker.url())]);
+    assert_eq!(here.len(), 2 * 2 * 4);
+    assert_eq!(here, there);
 }
 
 /// Many small groups whose rewards query logprobs.

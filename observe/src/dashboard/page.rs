@@ -14,8 +14,8 @@ macro_rules! files {
 const FILES: &[(&str, &[u8])] = files![
     "": "index.html", "style.css", "sections.css", "inspector.css",
         "app.js", "bound.js", "charts.js", "curves.js", "dom.js", "format.js", "group.js", "groups.js", "header.js",
-        "limit.js", "pipeline-table.js", "pipeline.js", "lists.js", "live.js", "marked.js", "member.js", "picture.js", "series.js",
-        "store.js", "theme.js", "tokens.js", "toml.js";
+        "limit.js", "pipeline-table.js", "pipeline.js", "lists.js", "live.js", "marked.js", "member.js", "number-table.js", "picture.js",
+        "series.js", "store.js", "theme.js", "tokens.js", "toml.js", "workers.js";
     "vendor/": "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE";
 ];
 

@@ -66,7 +66,7 @@ pub struct RunView {
     /// Exits of Python processes, by environment.
     pub(super) python_exits: Vec<(String, Arc<AtomicU64>)>,
     /// The workers of the run, if it has a broker.
-    pub(super) workers: Option<Dispatcher>,
+    pub workers: Option<Dispatcher>,
     /// Decodes the tokens of completions.
     pub(super) tokenizer: Arc<dyn Tokenizer>,
     history: Mutex<RunHistory>,

@@ -75,6 +75,50 @@ impl<'a> RunMonitor<'a> {
         }
     }
 
+    /// Logs what each stage is doing, and which messages are waiting.
+    fn report(&self, why: &'static str) {
+        let pipeline = &*self.pipeline;
+        let counts = pipeline.ledger().counts();
+        let trainer = trainer_activity(pipeline.observer().activity.now());
+        tracing::warn!(
+            in_flight = counts.in_flight(),
+            trained = counts.trained,
+            failed = counts.failed,
+            trainer,
+            "{why}"
+        );
+        for (stage, now) in pipeline.observer().board.read() {
+            tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
+        }
+        for mailbox in pipeline.mailboxes() {
+            tracing::warn!(
+                mailbox = mailbox.name,
+                depth = mailbox.depth,
+                capacity = mailbox.capacity,
+                "{why}"
+            );
+        }
+        if let Some(dispatcher) = &self.view.workers {
+            let jobs = dispatcher.counts();
+            tracing::warn!(
+                connected = dispatcher.broker().state().is_connected(),
+                queued = jobs.queued,
+                running = jobs.running,
+                done = jobs.done,
+                "{why}: jobs"
+            );
+            for worker in dispatcher.workers() {
+                let report = worker.report;
+                tracing::warn!(
+                    worker = report.worker,
+                    running = report.running,
+                    done = worker.results,
+                    "{why}"
+                );
+            }
+        }
+    }
+
     /// Runs until the pipeline has ended; returns the number of completed steps.
     async fn run_until_end(&mut self, limit: Option<Duration>) -> Result<u64, CommandError> {
         let mut signals = Signals::listen().or_exit(ProcessExit::Failed)?;
@@ -98,7 +142,7 @@ impl<'a> RunMonitor<'a> {
                     }
                 }
                 asked = signals.next() => match asked {
-                    SignalRequest::Report => report(self.pipeline, "what each stage is doing"),
+                    SignalRequest::Report => self.report("what each stage is doing"),
                     // `timeout` signals the process and its group, so one request may arrive twice.
                     SignalRequest::Stop if self.stopping.is_some_and(|since| since.elapsed() < ONE_ORDER) => {}
                     SignalRequest::Stop if self.stopping.is_some() => {
@@ -120,7 +164,7 @@ impl<'a> RunMonitor<'a> {
                         ))
                         .or_exit(ProcessExit::Failed);
                     }
-                    report(self.pipeline, if self.stopping.is_some() { "still stopping" } else { "no step for a while" });
+                    self.report(if self.stopping.is_some() { "still stopping" } else { "no step for a while" });
                 }
             }
         }
@@ -261,23 +305,4 @@ fn show(record: &StepRecord) {
         overlap = record.overlap_share,
         "step"
     );
-}
-
-/// Logs what each stage is doing, and which messages are waiting.
-fn report(pipeline: &Pipeline, why: &'static str) {
-    let counts = pipeline.ledger().counts();
-    let trainer = trainer_activity(pipeline.observer().activity.now());
-    tracing::warn!(
-        in_flight = counts.in_flight(),
-        trained = counts.trained,
-        failed = counts.failed,
-        trainer,
-        "{why}"
-    );
-    for (stage, now) in pipeline.observer().board.read() {
-        tracing::warn!(stage, busy = now.busy, done = now.done, failed = now.failed, "{why}");
-    }
-    for mailbox in pipeline.mailboxes() {
-        tracing::warn!(mailbox = mailbox.name, depth = mailbox.depth, capacity = mailbox.capacity, "{why}");
-    }
 }

@@ -8,7 +8,8 @@ import * as groups from './groups.js';
 import * as header from './header.js';
 import * as pipeline from './pipeline.js';
 import * as lists from './lists.js';
+import * as workers from './workers.js';
 import { connect } from './live.js';
 
-for (const part of [header, pipeline, charts, bound, curves, groups, group, lists]) part.start();
+for (const part of [header, pipeline, workers, charts, bound, curves, groups, group, lists]) part.start();
 void connect();
