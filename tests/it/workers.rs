@@ -227,6 +227,40 @@ fn online_a_verifiers_package_earns_the_same_rewards_on_workers() {
     assert_eq!(here, there);
 }
 
+/// The five packages of the original trainer, each with its own config.
+#[test]
+#[ignore = "needs a checkout of the original: `just original CHECKOUT`"]
+fn packages_of_the_original_earn_the_same_rewards_on_workers() {
+    let dir = TempDir::new().unwrap();
+    let python = format!("env.python={}", venv::verifiers_of_the_original().display());
+    let broker = TestBroker::start("");
+    let _workers = [WorkerProcess::start(&broker, &[]), WorkerProcess::start(&broker, &[])];
+    let url = format!("nats.url={}", broker.url());
+    let small = [
+        &*python,
+        "model.base_model=tiny-random",
+        "tinker.base_url=embedded",
+        "trainer.args.max_new_tokens=24",
+        "trainer.async_off_policy_steps=0",
+    ];
+    for name in ["ghost", "self_pred", "entropy_intuition", "prophet", "gradient_intuition"] {
+        let config = venv::original().join(format!("configs/train_{name}.toml"));
+        let train = |place: &str, sets: &[&str]| {
+            let folder = dir.path().join(format!("{name}-{place}"));
+            let mut command = run(&config, &folder, &["--max-steps", "2"]);
+            for set in small.iter().chain(sets) {
+                command.args(["--set", set]);
+            }
+            let (code, out, err) = output(command.current_dir(venv::original()));
+            assert_eq!(code, Some(0), "{name}: {out}\n{err}");
+            rollouts(&folder)
+        };
+        let here = train("here", &[]);
+        assert!(!here.is_empty(), "{name}");
+        assert_eq!(here, train("there", &["scorer.transport=nats", &url]), "{name}");
+    }
+}
+
 /// Many small groups whose rewards query logprobs.
 const CROWD: &str = r#"
     [env]
@@ -330,6 +364,23 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
     assert!(err.contains("failed to connect") && !err.contains("guessed"), "{err}");
     let mut stranger = WorkerProcess(worker("theirs-worker", "mine", "worker-password").spawn().unwrap());
     let mut own = WorkerProcess(worker("mine-worker", "mine", "worker-password").spawn().unwrap());
+    // The commands with the permissions of the run: its own user may use them, that of its workers may not.
+    let ask = |user: &str, password: &str, args: &[&str]| {
+        let mut command = program();
+        command
+            .args(args)
+            .env("NATS_URL", broker.url())
+            .env("NATS_USER", user)
+            .env("NATS_PASSWORD", password);
+        output(&mut command)
+    };
+    let (code, out, err) = ask("mine-run", "run-password", &["nats", "check", "--run", "mine"]);
+    assert_eq!(code, Some(0), "{out}\n{err}");
+    assert!(out.contains("a test job of the run mine was published and deleted"), "{out}");
+    let (code, out, err) = ask("mine-run", "run-password", &["dead-letters", "list", "--run", "mine"]);
+    assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"), "{err}");
+    let (code, _, err) = ask("mine-worker", "worker-password", &["nats", "check", "--run", "mine"]);
+    assert_eq!(code, Some(3), "{err}");
     let url = format!("nats.url={}", broker.url());
     let folder = dir.path().join("run");
     let sets = ["--set", &url, "--set", "nats.run=mine", "--set", "trainer.total_batches=3"];

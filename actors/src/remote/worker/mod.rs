@@ -5,33 +5,21 @@
 //! another worker. A worker that is asked to stop pulls no more jobs, finishes those in progress within its grace
 //! period, and returns the rest to the queue.
 
-use super::broker::{Broker, BrokerError};
-use super::dead_letters::{self, DeadLetter};
-use super::message::{
-    Announcement, Job, JobResult, MessageError, Offer, Outcome, SampledWeights, SessionStamp, Work,
-    WorkerReport, decode, encode,
-};
-use super::questions::{JobQuestions, RemoteOracle, RunSampler};
-use crate::generate::RolloutGenerator;
-use crate::generate::session::session_result;
-use crate::mailbox::catch_panic;
+mod execution;
+
+use super::broker::Broker;
+use super::message::{Announcement, MessageError, Offer, WorkerReport, decode, encode};
 use crate::messages::MixtureComponent;
-use crate::service::retry::Retry;
-use crate::telemetry::activity::Activity;
-use crate::telemetry::meters::PipelineMeters;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::{AckKind, Message};
 use async_trait::async_trait;
 use futures::StreamExt as _;
-use futures::future::{join, join_all};
-use minds_core::environment::{Item, RolloutSession, SessionError, SessionRollout};
-use minds_core::reward::RewardError;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -384,155 +372,6 @@ impl Worker {
         });
     }
 
-    /// Executes one job, stores its result and acknowledges it.
-    async fn process(&self, served: &Served, message: &Message) {
-        let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
-        let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
-        let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
-        debug!(job = id, delivery, environment = served.component.name, "starting a job");
-        let mut failures = 0;
-        if delivery == 1 {
-            questions.tell_begun(&self.options.name).await;
-        } else {
-            let demand = questions.demand(&self.options.name).await;
-            if demand.is_some_and(|demand| !demand.is_wanted) {
-                debug!(job = id, "dropping a redelivered job: its run does not wait for it");
-                self.acknowledge(message, AckKind::Ack).await;
-                return;
-            }
-            failures = (delivery - 1).saturating_sub(demand.unwrap_or_default().handed_back);
-        }
-        let begun = Instant::now();
-        let cancelled = Arc::new(Notify::new());
-        lock(&self.running).insert(id.clone(), cancelled.clone());
-        let mut hand_back = self.hand_back.clone();
-        let end = tokio::select! {
-            outcome = self.outcome(served, message, &id, failures, &questions) => JobEnd::Outcome(outcome),
-            () = cancelled.notified() => JobEnd::Withdrawn,
-            () = questions.given_up() => JobEnd::GivenUp,
-            () = is_true(&mut hand_back) => JobEnd::HandedBack,
-            never = keep_alive(message, served.ack_wait) => match never {},
-        };
-        lock(&self.running).remove(&id);
-        let outcome = match end {
-            JobEnd::Outcome(outcome) => outcome,
-            JobEnd::Withdrawn => {
-                debug!(job = id, "the run canceled a job");
-                return self.acknowledge(message, AckKind::Ack).await;
-            }
-            JobEnd::GivenUp => {
-                // A newer delivery has superseded this one, or the run is gone. The job is not acknowledged.
-                debug!(job = id, delivery, "abandoned a job");
-                return;
-            }
-            JobEnd::HandedBack => {
-                self.handed_back.fetch_add(1, Relaxed);
-                questions.tell_handed_back().await;
-                return self.acknowledge(message, AckKind::Nak(None)).await;
-            }
-        };
-        let result =
-            JobResult { worker: self.options.name.clone(), delivery, took: begun.elapsed(), outcome };
-        tokio::select! {
-            () = self.store(&served.run, &id, &result) => {}
-            // The result is lost with this process, and the broker redelivers the job.
-            () = is_true(&mut hand_back) => return,
-            never = keep_alive(message, served.ack_wait) => match never {},
-        }
-        self.acknowledge(message, AckKind::Ack).await;
-        self.done.fetch_add(1, Relaxed);
-        served.counts.done.fetch_add(1, Relaxed);
-    }
-
-    /// Stores a result on the broker. Retries without a limit.
-    async fn store(&self, run: &str, job: &str, result: &JobResult) {
-        let bytes: bytes::Bytes = encode(result).into();
-        let object = format!("{job}-r{}", result.delivery);
-        let packed = loop {
-            match self.broker.pack(run, &object, bytes.clone()).await {
-                Ok(packed) => break packed,
-                Err(error) => {
-                    warn!(job, %error, "a large result waits until the broker stores it");
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
-        };
-        self.broker.publish(&self.broker.names.result(run, job), &packed).await;
-    }
-
-    async fn acknowledge(&self, message: &Message, kind: AckKind) {
-        // If this fails, the broker redelivers the job, and its result is dropped as a duplicate.
-        if let Err(error) = message.ack_with(kind).await {
-            debug!(%error, "failed to acknowledge a job");
-        }
-    }
-
-    /// Executes a job and returns its outcome. A job that cannot be executed, or whose deliveries failed too often,
-    /// becomes a dead letter.
-    async fn outcome(
-        &self,
-        served: &Served,
-        message: &Message,
-        id: &str,
-        failures: u64,
-        questions: &Arc<JobQuestions>,
-    ) -> Outcome {
-        if failures >= served.max_deliver {
-            let cause = format!(
-                "it was delivered {failures} times, and each time its worker ended, hung or lost its connection"
-            );
-            return self.bury(served, message, id, cause).await;
-        }
-        let body = loop {
-            match self.broker.unpack(&served.run, message).await {
-                Ok(body) => break body,
-                Err(error @ BrokerError::ObjectGone { .. }) => {
-                    return self.bury(served, message, id, error.to_string()).await;
-                }
-                Err(error) => {
-                    debug!(job = id, %error, "failed to read a job, trying again");
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
-        };
-        match decode::<Job<'static>>(&body) {
-            Ok(job) => self.work(served, job, questions).await,
-            Err(error) => self.bury(served, message, id, error.to_string()).await,
-        }
-    }
-
-    /// Stores a job that cannot be executed as a dead letter.
-    async fn bury(&self, served: &Served, message: &Message, id: &str, cause: String) -> Outcome {
-        warn!(job = id, environment = served.component.name, cause, "a job becomes a dead letter");
-        let letter = DeadLetter {
-            run: served.run.clone(),
-            environment: served.component.name.clone(),
-            job: id.to_owned(),
-            cause: cause.clone(),
-        };
-        dead_letters::keep(&self.broker, &letter, message).await;
-        Outcome::Dead(cause)
-    }
-
-    async fn work(&self, served: &Served, job: Job<'static>, questions: &Arc<JobQuestions>) -> Outcome {
-        let generator = RolloutGenerator {
-            seed: 0,
-            // The run decides whether to compute a reward again.
-            retry: Retry { retries: 0, ..Retry::default() },
-            activity: Activity::default(),
-            meters: PipelineMeters::default(),
-        };
-        match job.work {
-            Work::Score { item, rollout } => {
-                let oracle = RemoteOracle { questions: questions.clone(), session: 0 };
-                Outcome::Scored(generator.score(&served.component, &item, &rollout, &oracle).await)
-            }
-            Work::Generate { item, sessions } => {
-                Outcome::Generated(generate(served, &item, &sessions, questions).await)
-            }
-        }
-    }
-
     /// Stops jobs in progress that their runs cancel.
     async fn follow_cancellations(self: Arc<Self>) {
         let subject = self.broker.names.cancellations(self.options.run.as_deref().unwrap_or("*"));
@@ -600,14 +439,6 @@ impl DamagedAnnouncements {
     }
 }
 
-/// Why a worker stopped working on a job.
-enum JobEnd {
-    Outcome(Outcome),
-    Withdrawn,
-    GivenUp,
-    HandedBack,
-}
-
 /// Waits until the value is true or its sender is dropped.
 async fn is_true(value: &mut watch::Receiver<bool>) {
     // The guard must not be held across another await.
@@ -622,33 +453,4 @@ async fn keep_alive(message: &Message, ack_wait: Duration) -> std::convert::Infa
             debug!(%error, "failed to acknowledge progress");
         }
     }
-}
-
-/// Runs a self-driven environment. Returns one result per session, in their order.
-async fn generate(
-    served: &Served,
-    item: &Item,
-    stamps: &[SessionStamp],
-    questions: &Arc<JobQuestions>,
-) -> Vec<Result<SessionRollout, SessionError>> {
-    let Some(environment) = served.component.environment.self_driven() else {
-        let why = RewardError::Environment("it is not self-driven".into());
-        return vec![Err(why.into()); stamps.len()];
-    };
-    let open = |(session, stamp): (usize, &SessionStamp)| {
-        let sampler = RunSampler { questions: questions.clone(), session, weights: SampledWeights::Policy };
-        let oracle = RemoteOracle { questions: questions.clone(), session };
-        let (finished, result) = oneshot::channel();
-        // The receiver is dropped if the job was canceled.
-        let on_finish = move |result| drop(finished.send(result));
-        let mut opened = RolloutSession::new(stamp.rollout, Arc::new(sampler), Arc::new(oracle), on_finish);
-        opened.attempt = stamp.attempt;
-        opened.policy = stamp.policy;
-        (opened, result)
-    };
-    let (sessions, results): (Vec<_>, Vec<_>) = stamps.iter().enumerate().map(open).unzip();
-    // A panic drops the sessions, which gives each of them an error as its result.
-    let running = catch_panic(environment.run_rollouts(item, sessions));
-    let (_, results) = join(running, join_all(results.into_iter().map(session_result))).await;
-    results
 }
