@@ -38,7 +38,7 @@ function show() {
   const total = [jobs.queued, jobs.running, jobs.done, jobs.redelivered, jobs.dead].map(count);
   const broker = jobs.connected ? 'connected' : 'unreachable';
   put($('job-table'), 'Jobs', ['broker', 'queued', 'running', 'done', 'redelivered', 'dead letters'], [[broker, ...total]]);
-  const heads = ['worker', 'running', 'done', 'seconds a job', 'idle', 'version', 'serves', 'cannot serve'];
+  const heads = ['worker', 'running', 'done', 'time a job', 'idle', 'version', 'serves', 'cannot serve'];
   put($('worker-table'), 'Workers', heads, jobs.workers.map(row));
 }
 
