@@ -33,6 +33,8 @@ const ENVELOPE: usize = 1024;
 /// Pause before a rejected or unanswered publication is retried; it doubles up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Time between two pings. A connection that answers none of two counts as lost, even if the system reports no error.
+const PING_EVERY: Duration = Duration::from_secs(10);
 /// Timeout of one request to the broker.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -303,6 +305,7 @@ impl Broker {
             .name(&options.name)
             .max_reconnects(None)
             .request_timeout(Some(ANSWER_TIMEOUT))
+            .ping_interval(PING_EVERY)
             .reconnect_delay_callback(|attempt| {
                 (FIRST_PAUSE * u32::try_from(attempt).unwrap_or(u32::MAX)).min(LONGEST_PAUSE)
             })

@@ -4,6 +4,7 @@ use super::state::Shared;
 use crate::remote::broker::BrokerError;
 use crate::remote::message::{Query, Question, encode};
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
+use async_nats::jetstream::context::ConsumerInfoErrorKind;
 use futures::TryStreamExt as _;
 use std::time::Duration;
 use tracing::warn;
@@ -122,12 +123,17 @@ impl Shared {
         if !queued().await? {
             return Ok(());
         }
-        let consumer = stream.consumer_info(&name).await?;
-        if consumer.num_pending > 0 || consumer.num_ack_pending > 0 || !queued().await? {
-            return Ok(());
+        match stream.consumer_info(&name).await {
+            Ok(consumer) => {
+                if consumer.num_pending > 0 || consumer.num_ack_pending > 0 || !queued().await? {
+                    return Ok(());
+                }
+                stream.delete_consumer(&name).await?;
+            }
+            Err(error) if error.kind() == ConsumerInfoErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
         }
         warn!(environment, "the broker does not deliver queued jobs: their consumer is recreated");
-        stream.delete_consumer(&name).await?;
         self.make_job_consumer(environment).await?;
         Ok(())
     }

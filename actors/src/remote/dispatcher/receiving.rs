@@ -68,11 +68,20 @@ impl Shared {
         }
         let bytes = body.as_ref().map_or(0, bytes::Bytes::len);
         let read = body.and_then(|body| decode::<JobResult>(&body).map_err(|error| error.to_string()));
-        let result = read.unwrap_or_else(|why| {
-            warn!(job = id, why, "a result cannot be read");
-            let outcome = Outcome::Dead(format!("its result cannot be read: {why}"));
-            JobResult { worker: String::new(), delivery: 0, took: Duration::ZERO, outcome }
-        });
+        let result = match read {
+            Ok(result) => result,
+            // A process that submits this job later publishes it again.
+            Err(why) if !self.jobs().waiting.contains_key(&id) => {
+                debug!(job = id, why, "a result of an unknown job cannot be read");
+                self.counters.foreign.fetch_add(1, Relaxed);
+                return self.acknowledge(&acker).await;
+            }
+            Err(why) => {
+                warn!(job = id, why, "a result cannot be read");
+                let outcome = Outcome::Dead(format!("its result cannot be read: {why}"));
+                JobResult { worker: String::new(), delivery: 0, took: Duration::ZERO, outcome }
+            }
+        };
         self.settle(id, result, acker, bytes).await;
     }
 

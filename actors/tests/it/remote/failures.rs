@@ -210,6 +210,20 @@ async fn a_consumer_that_hands_out_nothing_is_made_again() {
     check(&task, rewards, 5).await;
 }
 
+/// An operator, or a broker that lost part of its state, may remove the consumer alone.
+#[tokio::test]
+async fn a_consumer_that_was_deleted_is_made_again() {
+    let broker = TestBroker::start().await;
+    let dispatcher = dispatcher(&broker, 100).await;
+    let task = Arc::new(Task::new(SHORT));
+    let rewards = submit(&Arc::new(remote(&task, &dispatcher)), 5);
+    until(|| dispatcher.counts().queued == 5).await;
+    let stream = broker.connect().await.stream().await.unwrap();
+    stream.delete_consumer(&names().job_consumer("run", super::kit::TASK)).await.unwrap();
+    let _worker = TestWorker::start(&broker, "a", &task, 2);
+    check(&task, rewards, 5).await;
+}
+
 /// A stream that takes a fraction of the jobs. Its results must find room, or no job would ever leave it.
 #[tokio::test]
 async fn a_stream_full_of_jobs_has_room_for_results() {
