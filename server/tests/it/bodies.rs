@@ -120,10 +120,11 @@ fn invalid_requests_are_refused_with_a_bounded_reason() {
                 "asample",
                 json_type,
                 "",
-                sample(json!({"record_stability_info": true})),
+                sample(json!({"prompt_logprobs": true, "prompt_logprobs_last_n": 100_000})),
                 400,
-                "record_stability_info",
+                "prompt_logprobs_last_n",
             ),
+            ("asample", json_type, "", sample(json!({"prompt_alt_tokens_k": 1})), 400, "prompt_alt_tokens_k"),
             ("asample", json_type, "", sample(json!({"sampling_session_id": "x"})), 404, "no sampler"),
             (
                 "asample",

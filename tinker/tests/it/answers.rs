@@ -2,9 +2,10 @@
 
 use crate::kit::server::{Kind, Server};
 use crate::kit::{MODEL, datum, limits, options};
+use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::sampling::{SampleRequest, SamplingParams};
+use minds_core::sampling::{SampleRequest, SamplingParams, TargetTokens};
 use minds_core::service::BackendError;
 use minds_tinker::client::{
     Client, ClientError, ClientOptions, ClientTimeouts, SamplingClient, TrainingClient, WireFormat,
@@ -357,16 +358,17 @@ async fn an_adapter_resumes_from_a_saved_state() {
 #[tokio::test]
 async fn logprobs_of_chosen_tokens_arrive_row_by_row() {
     let (_server, sampler) = sampling().await;
-    let targets = [Some(2), Some(9), Some(3), None];
-    let chosen = sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 2).await.unwrap();
-    let scores = sampler.logprobs(Arc::new([1, 2, 3])).await.unwrap();
+    let tokens: Arc<[Token]> = Arc::new([1, 2, 3]);
+    let targets = |k| {
+        let targets = TargetTokens { tokens: Arc::new([Some(2), Some(9), Some(3), None]), k };
+        SampleRequest { target_prompt_logprobs: Some(targets), ..SampleRequest::score(tokens.clone()) }
+    };
+    let chosen = sampler.sample(&targets(2)).await.unwrap().target_prompt_logprobs.unwrap();
+    let scores = sampler.logprobs(tokens.clone()).await.unwrap();
     // The first of each row is the prompt's own next token.
-    assert_eq!([Some(chosen.values[0]), Some(chosen.values[2])], [scores[1], scores[2]]);
-    assert!(chosen.values[1].is_finite() && chosen.values[3].is_nan());
-    assert!(matches!(
-        sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 3).await,
-        Err(ClientError::Rejected { .. })
-    ));
+    assert_eq!([Some(chosen.logprobs[0]), Some(chosen.logprobs[2])], [scores[1], scores[2]]);
+    assert!(chosen.logprobs[1] < 0.0 && chosen.logprobs[3] == 0.0);
+    assert!(matches!(sampler.sample(&targets(3)).await, Err(ClientError::Rejected { .. })));
 }
 
 #[tokio::test]

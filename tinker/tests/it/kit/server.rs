@@ -220,16 +220,10 @@ impl Server {
                 protobuf(forward_to_proto(forward).encode_to_vec())
             }
             Outcome::Pass(forward) => json_answer(&forward_to_json(forward)),
-            Outcome::Sample(response, targets) if self.kind.protobuf => {
-                let mut response = sample_response_to_proto(response);
-                response.target_prompt_logprobs = targets.as_ref().map(|targets| proto::ProtoTensor {
-                    encoding: Some(proto::Encoding::Dense(numbers::share::<f32, _>(targets.clone()))),
-                    dtype: proto::ProtoDType::Float32.into(),
-                    shape: vec![],
-                });
-                protobuf(response.encode_to_vec())
+            Outcome::Sample(response) if self.kind.protobuf => {
+                protobuf(sample_response_to_proto(response).encode_to_vec())
             }
-            Outcome::Sample(response, _) => json_answer(&sample_response_to_json(response)),
+            Outcome::Sample(response) => json_answer(&sample_response_to_json(response)),
         }
     }
 }
