@@ -40,7 +40,7 @@ pub struct ProvenanceSpan {
     pub sequence_id: Arc<str>,
     /// Position of the first token in the prompt, or in the sample.
     pub offset: usize,
-    /// Number of tokens.
+    /// Number of tokens in the run.
     pub length: usize,
 }
 

@@ -91,7 +91,7 @@ pub enum PolicyLoss {
     Gspo,
     /// [`Loss::Dro`], with a beta of 0.05.
     Dro,
-    /// [`Loss::StableReinforce`].
+    /// [`Loss::StableReinforce`], with the KL weight of the service.
     StableReinforce,
 }
 

@@ -2,7 +2,8 @@
 
     TINKER_BASE_URL=http://… TINKER_API_KEY=tml-… python cookbook.py MODEL [LOOP …]
 
-The environment rewards letters below `n`. Prompts are bytes, so that no tokenizer is downloaded.
+The environment rewards letters below `n`. Prompts are bytes, so that no tokenizer is downloaded. The package needs torch;
+where the package index lacks the newest `tml-renderers`, install it with `--no-deps` and its other dependencies by name.
 """
 
 import asyncio
@@ -102,7 +103,7 @@ class TextsBuilder(SupervisedDatasetBuilder):
 
 def metrics(folder):
     rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "progress/batch" in row or "train_mean_nll" in row]
+    return [row for row in rows if "optim/lr" in row or "train_mean_nll" in row]
 
 
 def run_rl(**options):

@@ -89,7 +89,7 @@ pub enum StopError {
          or leave it out"
     )]
     ControlWithin {
-        /// The stop string.
+        /// The stop string, as given.
         stop: String,
         /// Name of the control token in it.
         control: String,

@@ -267,7 +267,7 @@ pub struct ProtoSequenceRange {
     /// Position of the first token.
     #[prost(int64, tag = "2")]
     pub offset: i64,
-    /// Number of tokens.
+    /// Number of tokens in the range.
     #[prost(int64, tag = "3")]
     pub length: i64,
 }
