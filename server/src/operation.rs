@@ -103,10 +103,11 @@ impl ModelOperation {
                 let sampler = training.export_sampler(None).await?.sampler;
                 // Under the lock of the sessions: a sampler added after its session ended would never be removed.
                 let added = sessions.with(&session, |_| {
-                    Ok(match &in_flight_of {
+                    match &in_flight_of {
                         Some(model) => samplers.add_in_flight(&id, &session, model, sampler)?,
                         None => samplers.add_exported(&id, &session, sampler)?,
-                    })
+                    }
+                    Ok(())
                 });
                 added.map_err(|error| BackendError::Rejected(error.detail))?;
                 let sampling_session_id = Some(id);

@@ -214,7 +214,7 @@ fn check_training<T: Real>(name: &str, [losses, gradients]: [&str; 2], layers: u
             assert!(distance(ours, &numbers(theirs)) <= tolerance, "{name} {wire}: logprobs");
         }
         let mut seen = 0;
-        for t in grads.tensors().into_iter().filter(|t| t.layer < layers) {
+        for t in grads.tensors().filter(|t| t.layer < layers) {
             for (letter, ours) in [('A', t.a), ('B', t.b)] {
                 let theirs = &gradients[&format!("{wire}/{}", peft_name(t.layer, t.target, letter))];
                 let largest = theirs.iter().fold(0.0, |m: f64, g| m.max(g.abs()));

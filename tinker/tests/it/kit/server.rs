@@ -11,7 +11,7 @@ use bytes::Bytes;
 use minds_tinker::convert::{
     forward_to_json, forward_to_proto, sample_response_to_json, sample_response_to_proto,
 };
-use minds_tinker::types::{self, ClientConfig, JSON, PROTOBUF, numbers, proto};
+use minds_tinker::types::{self, ClientConfig, JSON, PROTOBUF};
 use prost::Message as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
