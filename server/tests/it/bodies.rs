@@ -125,6 +125,7 @@ fn invalid_requests_are_refused_with_a_bounded_reason() {
                 "prompt_logprobs_last_n",
             ),
             ("asample", json_type, "", sample(json!({"prompt_alt_tokens_k": 1})), 400, "prompt_alt_tokens_k"),
+            ("create_custom_loss", json_type, "", b"{}".to_vec(), 400, "forward_backward_custom"),
             ("asample", json_type, "", sample(json!({"sampling_session_id": "x"})), 404, "no sampler"),
             (
                 "asample",

@@ -33,6 +33,8 @@ pub struct Kind {
     pub cancels: bool,
     /// Whether it falls over a pass on the other wire, and over the request after it.
     pub falls: bool,
+    /// Whether it names samples.
+    pub names_samples: bool,
 }
 
 impl Default for Kind {
@@ -43,6 +45,7 @@ impl Default for Kind {
             early_polls: 1,
             cancels: false,
             falls: false,
+            names_samples: true,
         }
     }
 }
@@ -171,7 +174,17 @@ impl Server {
                 Some(id) => json_answer(&json!({"sampling_session_id": id})),
                 None => missing(),
             },
-            ("POST", "asample") => promise(world.sample(&read(body))),
+            ("POST", "asample") => {
+                let request = read::<types::WireSampleRequest>(body);
+                match world.sample(&request) {
+                    Some(id) if self.kind.names_samples => {
+                        let names: Vec<String> =
+                            (0..request.num_samples).map(|number| format!("{id}/{number}")).collect();
+                        json_answer(&json!({"request_id": id, "sample_sequence_ids": names}))
+                    }
+                    id => promise(id),
+                }
+            }
             ("POST", "cancel_future") => {
                 world.cancelled.push(read::<types::CancelFutureRequest>(body).request_id);
                 json_answer(&json!({}))
