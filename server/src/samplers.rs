@@ -1,9 +1,9 @@
 //! Samplers and the weights behind them.
 //!
 //! A sampler is an id for weights that do not change, except those of in-flight samplers: all of one model share weights
-//! that each in-flight save replaces. A sample keeps the weights that it started with. Weights in memory are bounded in bytes, and the least recently
-//! used are evicted first. Weights that were saved under a name are reloaded from disk on demand; exported ones are
-//! lost, and requests for them fail.
+//! that each in-flight save replaces. A sample keeps the weights that it started with. Weights in memory are bounded in
+//! bytes, and the least recently used are evicted first. Weights that were saved under a name are reloaded from disk on
+//! demand; exported ones are lost, and requests for them fail.
 
 use crate::api_error::ApiError;
 use minds_core::service::{BackendError, SamplingBackend};

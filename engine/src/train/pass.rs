@@ -50,7 +50,8 @@ pub(crate) fn run<T: Real>(
         let mut picks = picks(pass, &rows);
         if pass.loss.has_sequence_ratio() {
             // The derivative of a token needs the logprobs of its whole sequence, so the head runs twice.
-            read_logprobs(pass.model, &picks, &last, logits, &mut out.logprobs)?;
+            let sampled: Vec<_> = picks.iter().filter(|pick| pick.sampled).copied().collect();
+            read_logprobs(pass.model, &sampled, &last, logits, &mut out.logprobs)?;
             set_sequence_ratios(pass, &rows, &out.logprobs, &mut picks);
         }
         let d_last = head(pass, picks, &last, trained, logits, &mut out)?;
