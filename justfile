@@ -29,6 +29,10 @@ deny:
 sdk python model:
     TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/official.py {{model}}
 
+# The loops of tinker-cookbook 0.6.1 against a running `serve`, with TINKER_BASE_URL set: `just cookbook PYTHON MODEL`.
+cookbook python model:
+    TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/cookbook.py {{model}}
+
 # The client against SkyRL's server on the CPU, in both wires. Needs Python 3.12 or newer; docs/skyrl.md.
 skyrl python="python3":
     {{python}} tinker/tests/skyrl/against.py 0.4.0 0.3.0

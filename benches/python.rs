@@ -33,11 +33,13 @@ impl SamplingBackend for InstantSampler {
             logprobs: vec![-0.5; 2],
             stop: StopReason::Stop,
             topk: None,
+            sequence_id: None,
         };
         Ok(SampleResponse {
             sequences: vec![sampled],
             prompt_logprobs: None,
             topk_prompt_logprobs: None,
+            target_prompt_logprobs: None,
             cached_prompt_tokens: 0,
         })
     }

@@ -74,6 +74,11 @@ pub async fn sampled_scored_and_trained_logprobs_agree(service: &dyn Service) {
     let sampled = &response.sequences[0];
     let all: Vec<Token> = prompt().iter().chain(&sampled.tokens).copied().collect();
     let scored = sampler.logprobs(all.clone().into()).await.expect("scores");
+    let tail = sampler.logprobs_from(all.clone().into(), prompt().len()).await.expect("scores of the end");
+    for (whole, tail) in scored.iter().zip(&tail).skip(prompt().len()) {
+        let near = whole.zip(*tail).is_some_and(|(whole, tail)| (whole - tail).abs() <= NEAR);
+        assert!(near, "scored {whole:?} in the whole text, {tail:?} at its end");
+    }
     let scored: Vec<f32> = scored[prompt().len()..].iter().map(|lp| lp.expect("a score")).collect();
     let n = all.len() - 1;
     let inputs = LossInputs::Weights(vec![1.0; n]);

@@ -22,12 +22,48 @@ pub enum LossInputs {
     },
 }
 
+/// What a run of consecutive positions repeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpanSource {
+    /// Tokens of the prompt that a sample continued.
+    Prompt,
+    /// Tokens of the sample.
+    Sample,
+}
+
+/// A run of consecutive positions, and the tokens that it repeats.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvenanceSpan {
+    /// Whether they are tokens of a prompt or of a sample.
+    pub source: SpanSource,
+    /// Name of the sample, as the service gave it.
+    pub sequence_id: Arc<str>,
+    /// Position of the first token in the prompt, or in the sample.
+    pub offset: usize,
+    /// Number of tokens in the run.
+    pub length: usize,
+}
+
+/// Which samples the tokens of a datum come from: spans whose lengths sum to the length of the datum.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Spans of the input, in order.
+    pub input: Vec<ProvenanceSpan>,
+    /// Spans of the targets, in order.
+    pub targets: Vec<ProvenanceSpan>,
+}
+
 /// A checked training example. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Datum {
     input: Arc<[Token]>,
     targets: Arc<[Token]>,
     inputs: Arc<LossInputs>,
+    /// Which targets the model sampled; `None` if that is not known.
+    #[serde(default)]
+    sampled: Option<Arc<[bool]>>,
+    #[serde(default)]
+    provenance: Option<Arc<Provenance>>,
 }
 
 /// Why tensors do not form a valid datum.
@@ -44,6 +80,18 @@ pub enum DatumError {
         /// Number of elements it has.
         len: usize,
         /// Length of the input, in tokens.
+        expected: usize,
+    },
+    /// Spans of provenance do not tile what they describe.
+    #[error(
+        "the spans of `{tensor}` cover {len} positions, the datum has {expected}: they must tile it exactly"
+    )]
+    Spans {
+        /// Name of the list of spans.
+        tensor: &'static str,
+        /// Sum of the lengths of the spans.
+        len: usize,
+        /// Number of positions in the datum.
         expected: usize,
     },
     /// A number is NaN or infinite.
@@ -85,7 +133,44 @@ impl Datum {
                 return Err(DatumError::NotFinite { tensor, position, value: values[position] });
             }
         }
-        Ok(Self { input: input.into(), targets: targets.into(), inputs: Arc::new(inputs) })
+        Ok(Self {
+            input: input.into(),
+            targets: targets.into(),
+            inputs: Arc::new(inputs),
+            sampled: None,
+            provenance: None,
+        })
+    }
+
+    /// The same datum, with the targets that the model sampled.
+    ///
+    /// # Errors
+    /// A mask of another length than the datum.
+    pub fn with_sampled(mut self, sampled: Vec<bool>) -> Result<Self, DatumError> {
+        let tensor = "sequence_ratio_mask";
+        if sampled.len() != self.len() {
+            return Err(DatumError::Length { tensor, len: sampled.len(), expected: self.len() });
+        }
+        self.sampled = Some(sampled.into());
+        Ok(self)
+    }
+
+    /// The same datum, with the samples that its tokens come from.
+    ///
+    /// # Errors
+    /// Spans whose lengths do not sum to the length of the datum.
+    pub fn with_provenance(mut self, provenance: Provenance) -> Result<Self, DatumError> {
+        let expected = self.len();
+        for (tensor, spans) in
+            [("model_input_spans", &provenance.input), ("loss_fn_input_spans", &provenance.targets)]
+        {
+            let len = spans.iter().fold(0, |sum: usize, span| sum.saturating_add(span.length));
+            if len != expected {
+                return Err(DatumError::Spans { tensor, len, expected });
+            }
+        }
+        self.provenance = Some(Arc::new(provenance));
+        Ok(self)
     }
 
     /// A supervised example: weight 1 on each token of `answer`, 0 on the prompt.
@@ -120,6 +205,34 @@ impl Datum {
     #[must_use]
     pub fn inputs(&self) -> &LossInputs {
         &self.inputs
+    }
+
+    /// Which samples the tokens come from, if the sender said so.
+    #[must_use]
+    pub fn provenance(&self) -> Option<&Provenance> {
+        self.provenance.as_deref()
+    }
+
+    /// Whether the model sampled the target at `position`. If the sender did not say so, a target with a logprob or an
+    /// advantage was sampled.
+    #[must_use]
+    pub fn is_sampled(&self, position: usize) -> bool {
+        match (&self.sampled, self.inputs()) {
+            (_, LossInputs::Weights(_)) => false,
+            (Some(sampled), _) => sampled[position],
+            (None, LossInputs::Policy { logprobs, advantages }) => {
+                logprobs[position] != 0.0 || advantages[position] != 0.0
+            }
+        }
+    }
+
+    /// Logprob at sampling time and advantage of the target at `position`; 0 and its weight for weighted data.
+    #[must_use]
+    pub fn loss_inputs_at(&self, position: usize) -> (f32, f32) {
+        match self.inputs() {
+            LossInputs::Weights(weights) => (0.0, weights[position]),
+            LossInputs::Policy { logprobs, advantages } => (logprobs[position], advantages[position]),
+        }
     }
 
     /// Number of positions in every tensor.
@@ -157,5 +270,21 @@ mod tests {
         // Nothing predicts the first token of a text without a prompt.
         assert_eq!(*Datum::supervised(&[], &[4, 5]).unwrap().inputs(), LossInputs::Weights(vec![1.0]));
         assert_eq!(Datum::supervised(&[1], &[]), Err(DatumError::Empty));
+    }
+
+    #[test]
+    fn masks_and_spans_must_fit_the_datum() {
+        let datum = Datum::supervised(&[1, 2], &[3]).unwrap();
+        let span = |length| ProvenanceSpan {
+            source: SpanSource::Prompt,
+            sequence_id: "s".into(),
+            offset: 0,
+            length,
+        };
+        let short = DatumError::Length { tensor: "sequence_ratio_mask", len: 1, expected: 2 };
+        assert_eq!(datum.clone().with_sampled(vec![true]), Err(short));
+        let provenance = Provenance { input: vec![span(2)], targets: vec![span(1), span(2)] };
+        let long = DatumError::Spans { tensor: "loss_fn_input_spans", len: 3, expected: 2 };
+        assert_eq!(datum.with_provenance(provenance), Err(long));
     }
 }

@@ -1,7 +1,7 @@
 //! What a policy sampled: turns of prompt and completion, and the training data made of them.
 
 use crate::chat::Message;
-use crate::datum::{Datum, DatumError, LossInputs};
+use crate::datum::{Datum, DatumError, LossInputs, Provenance, ProvenanceSpan, SpanSource};
 use crate::ids::{ItemKey, PolicyVersion, RolloutId, Token};
 use crate::item::Item;
 use crate::reward::Score;
@@ -66,21 +66,26 @@ impl Rollout {
     }
 
     /// The data for a policy loss: sampled tokens carry their logprob and their advantage, all others zeros. The
-    /// advantage is requested by turn and by token of its completion, from 0.
+    /// advantage is requested by turn and by token of its completion, from 0; a token with `None` is left out of the
+    /// loss.
     ///
     /// Turns are merged into one datum as long as each prompt extends everything before it (the extension
-    /// property); a turn whose prompt does not extend the history starts a new datum.
+    /// property); a turn whose prompt does not extend the history starts a new datum. A datum knows which of its
+    /// targets were sampled, and its provenance if the service named all of its samples.
     ///
     /// # Errors
     /// A logprob that is missing or not finite.
-    pub fn data(&self, advantage: impl Fn(usize, usize) -> f32) -> Result<Vec<Datum>, DatumError> {
+    pub fn data(&self, advantage: impl Fn(usize, usize) -> Option<f32>) -> Result<Vec<Datum>, DatumError> {
         let mut data = Vec::new();
         let mut open = Sequence::default();
         for (at, turn) in self.turns.iter().enumerate() {
             if !turn.prompt.starts_with(&open.tokens) {
                 data.extend(std::mem::take(&mut open).close()?);
             }
+            let name = turn.completion.sequence_id.as_deref();
+            open.span(SpanSource::Prompt, name, open.tokens.len(), turn.prompt.len() - open.tokens.len());
             open.observe(&turn.prompt[open.tokens.len()..]);
+            open.span(SpanSource::Sample, name, 0, turn.completion.tokens.len());
             open.act(&turn.completion, |token| advantage(at, token))?;
         }
         data.extend(open.close()?);
@@ -113,16 +118,36 @@ struct Sequence {
     tokens: Vec<Token>,
     logprobs: Vec<f32>,
     advantages: Vec<f32>,
+    sampled: Vec<bool>,
+    spans: Vec<ProvenanceSpan>,
+    /// Whether a sample has no name, so that the spans have a gap.
+    nameless: bool,
 }
 
 impl Sequence {
+    /// Notes where the next `length` tokens come from.
+    fn span(&mut self, source: SpanSource, name: Option<&str>, offset: usize, length: usize) {
+        match name {
+            None => self.nameless = true,
+            Some(_) if length == 0 => {}
+            Some(name) => {
+                self.spans.push(ProvenanceSpan { source, sequence_id: name.into(), offset, length });
+            }
+        }
+    }
+
     fn observe(&mut self, tokens: &[Token]) {
         self.tokens.extend_from_slice(tokens);
         self.logprobs.resize(self.tokens.len(), 0.0);
         self.advantages.resize(self.tokens.len(), 0.0);
+        self.sampled.resize(self.tokens.len(), false);
     }
 
-    fn act(&mut self, answer: &Completion, advantage: impl Fn(usize) -> f32) -> Result<(), DatumError> {
+    fn act(
+        &mut self,
+        answer: &Completion,
+        advantage: impl Fn(usize) -> Option<f32>,
+    ) -> Result<(), DatumError> {
         if answer.logprobs.len() != answer.tokens.len() {
             return Err(DatumError::Length {
                 tensor: "logprobs",
@@ -132,7 +157,10 @@ impl Sequence {
         }
         self.tokens.extend_from_slice(&answer.tokens);
         self.logprobs.extend_from_slice(&answer.logprobs);
-        self.advantages.extend((0..answer.tokens.len()).map(advantage));
+        for advantage in (0..answer.tokens.len()).map(advantage) {
+            self.advantages.push(advantage.unwrap_or(0.0));
+            self.sampled.push(advantage.is_some());
+        }
         Ok(())
     }
 
@@ -148,8 +176,32 @@ impl Sequence {
             logprobs: self.logprobs.split_off(1),
             advantages: self.advantages.split_off(1),
         };
-        Datum::new(input, targets, inputs).map(Some)
+        let datum = Datum::new(input, targets, inputs)?.with_sampled(self.sampled.split_off(1))?;
+        if self.nameless {
+            return Ok(Some(datum));
+        }
+        let targets = without_first(self.spans.clone());
+        datum.with_provenance(Provenance { input: without_last(self.spans), targets }).map(Some)
     }
+}
+
+/// Spans of the same positions without the first.
+fn without_first(mut spans: Vec<ProvenanceSpan>) -> Vec<ProvenanceSpan> {
+    if let Some(first) = spans.first_mut() {
+        first.offset += 1;
+        first.length -= 1;
+    }
+    spans.retain(|span| span.length > 0);
+    spans
+}
+
+/// Spans of the same positions without the last.
+fn without_last(mut spans: Vec<ProvenanceSpan>) -> Vec<ProvenanceSpan> {
+    if let Some(last) = spans.last_mut() {
+        last.length -= 1;
+    }
+    spans.retain(|span| span.length > 0);
+    spans
 }
 
 #[cfg(test)]
@@ -166,6 +218,7 @@ mod tests {
                 logprobs: logprobs.to_vec(),
                 stop: StopReason::Stop,
                 topk: None,
+                sequence_id: None,
             },
             text: String::new(),
             complete: true,
@@ -181,7 +234,7 @@ mod tests {
     #[test]
     fn every_tensor_describes_the_token_predicted_from_its_position() {
         let data = rollout(vec![turn(&[1, 2], &[3, 4], &[-0.5, -0.25])])
-            .data(|_, token| 2.0 + token as f32)
+            .data(|_, token| Some(2.0 + token as f32))
             .unwrap();
         assert_eq!(data.len(), 1);
         assert_eq!(data[0].input(), [1, 2, 3]);
@@ -195,7 +248,7 @@ mod tests {
     #[test]
     fn turns_that_extend_the_history_share_a_datum() {
         let data = rollout(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 2, 9], &[3], &[-2.0])])
-            .data(|turn, _| turn as f32 + 1.0)
+            .data(|turn, _| Some(turn as f32 + 1.0))
             .unwrap();
         assert_eq!(data.len(), 1);
         assert_eq!(data[0].input(), [1, 2, 9]);
@@ -207,13 +260,47 @@ mod tests {
 
     #[test]
     fn a_prompt_that_rewrites_history_starts_a_new_datum() {
-        let data =
-            rollout(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 7], &[3], &[-2.0])]).data(|_, _| 1.0).unwrap();
+        let data = rollout(vec![turn(&[1], &[2], &[-1.0]), turn(&[1, 7], &[3], &[-2.0])])
+            .data(|_, _| Some(1.0))
+            .unwrap();
         assert_eq!(data.iter().map(|d| d.input().to_vec()).collect::<Vec<_>>(), [vec![1], vec![1, 7]]);
     }
 
     #[test]
     fn a_sampled_token_without_a_logprob_is_an_error() {
-        assert!(rollout(vec![turn(&[1], &[2, 3], &[-1.0])]).data(|_, _| 1.0).is_err());
+        assert!(rollout(vec![turn(&[1], &[2, 3], &[-1.0])]).data(|_, _| Some(1.0)).is_err());
+    }
+
+    /// `P` is a token of a prompt, `S` of a sample: `<kind><sequence>@<offset>+<length>`.
+    fn spans(spans: &[ProvenanceSpan]) -> String {
+        let span = |span: &ProvenanceSpan| {
+            let kind = if span.source == SpanSource::Prompt { 'P' } else { 'S' };
+            format!("{kind}{}@{}+{}", span.sequence_id, span.offset, span.length)
+        };
+        spans.iter().map(span).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_datum_knows_its_sampled_targets_and_which_samples_its_tokens_come_from() {
+        let named = |mut turn: Turn, name: &str| {
+            turn.completion.sequence_id = Some(name.into());
+            turn
+        };
+        let first = named(turn(&[1, 2], &[3, 4], &[-0.5, -0.25]), "a");
+        let second = named(turn(&[1, 2, 3, 4, 5], &[6], &[-1.0]), "b");
+        let data = rollout(vec![first.clone(), second.clone()]).data(|_, _| Some(0.0)).unwrap();
+        // As tinker-cookbook 0.6.1 has it (`trajectory_to_data`) for these two turns.
+        let provenance = data[0].provenance().unwrap();
+        assert_eq!(spans(&provenance.input), "Pa@0+2 Sa@0+2 Pb@4+1");
+        assert_eq!(spans(&provenance.targets), "Pa@1+1 Sa@0+2 Pb@4+1 Sb@0+1");
+        let sampled: Vec<bool> = (0..data[0].len()).map(|t| data[0].is_sampled(t)).collect();
+        assert_eq!(sampled, [false, true, true, false, true]);
+        let without_4 = |_, token| (token != 1).then_some(1.0);
+        let data = rollout(vec![first.clone()]).data(without_4).unwrap();
+        assert_eq!((data[0].is_sampled(1), data[0].is_sampled(2)), (true, false));
+        // One sample without a name leaves the datum without provenance.
+        let mut nameless = second;
+        nameless.completion.sequence_id = None;
+        assert_eq!(rollout(vec![first, nameless]).data(|_, _| Some(0.0)).unwrap()[0].provenance(), None);
     }
 }

@@ -53,6 +53,28 @@ pub enum SamplingError {
     /// The request has `num_samples` 0.
     #[error("num_samples is 0")]
     NoSamples,
+    /// `prompt_logprobs_last_n` is not a part of the prompt without its first token, which has no logprob.
+    #[error(
+        "prompt_logprobs_last_n is {last}, it must lie between 1 and {most}, one less than the prompt has tokens"
+    )]
+    LastTokens {
+        /// Number of tokens to score, as given.
+        last: usize,
+        /// Most tokens that can be scored.
+        most: usize,
+    },
+    /// `target_prompt_logprobs` does not have one row per prompt position after the first.
+    #[error(
+        "target_prompt_logprobs has {len} tokens, it must have {rows} rows of {k}, and at least one a row"
+    )]
+    Targets {
+        /// Number of tokens, as given.
+        len: usize,
+        /// One less than the prompt has tokens.
+        rows: usize,
+        /// Tokens per row, as given.
+        k: usize,
+    },
     /// A stop string is empty and would stop everything.
     #[error("a stop string is empty")]
     EmptyStop,
@@ -81,6 +103,25 @@ pub struct SampleRequest {
     pub topk_prompt_logprobs: usize,
     /// Return the `k` most likely tokens at each sampled position; 0 for none.
     pub topk_sample_logprobs: usize,
+    /// Score only this many tokens at the end of the prompt; `None` scores all. The service can take what precedes them
+    /// from its prefix cache.
+    #[serde(default)]
+    pub prompt_logprobs_last_n: Option<usize>,
+    /// Tokens whose logprob to return at each prompt position.
+    #[serde(default)]
+    pub target_prompt_logprobs: Option<TargetTokens>,
+    /// Whether the service records of each sample what `stable_reinforce` trains on.
+    #[serde(default)]
+    pub record_stability_info: bool,
+}
+
+/// Tokens whose logprob is requested at each prompt position after the first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetTokens {
+    /// Row after row, one row per position; `None` requests nothing.
+    pub tokens: Arc<[Option<Token>]>,
+    /// Number of tokens per row.
+    pub k: usize,
 }
 
 impl SampleRequest {
@@ -94,6 +135,9 @@ impl SampleRequest {
             prompt_logprobs: false,
             topk_prompt_logprobs: 0,
             topk_sample_logprobs: 0,
+            prompt_logprobs_last_n: None,
+            target_prompt_logprobs: None,
+            record_stability_info: false,
         }
     }
 
@@ -104,6 +148,31 @@ impl SampleRequest {
             prompt_logprobs: true,
             ..Self::new(tokens, 1, SamplingParams { temperature: 0.0, ..SamplingParams::plain(1) })
         }
+    }
+
+    /// The logprobs of these tokens from position `from` on, as a request. With `from` beyond the last token, that of the
+    /// last.
+    #[must_use]
+    pub fn score_from(tokens: Arc<[Token]>, from: usize) -> Self {
+        // The first token has no logprob.
+        let partial = from > 1 && tokens.len() > 2;
+        let prompt_logprobs_last_n = partial.then(|| tokens.len().saturating_sub(from).max(1));
+        Self { prompt_logprobs_last_n, ..Self::score(tokens) }
+    }
+
+    /// Whether positions of the prompt are scored, and from which on: the logprobs of tokens before it are not returned.
+    #[must_use]
+    pub fn scored_from(&self) -> Option<usize> {
+        let by_token = self.prompt_logprobs || self.topk_prompt_logprobs > 0;
+        let from = match (by_token, &self.target_prompt_logprobs) {
+            (false, None) => return None,
+            (true, None) => {
+                self.prompt_logprobs_last_n.map_or(0, |last| self.prompt.len().saturating_sub(last))
+            }
+            // Targets are not limited to the last tokens.
+            (_, Some(_)) => 0,
+        };
+        Some(from)
     }
 
     /// Checks that a sampler can serve the request.
@@ -131,11 +200,35 @@ impl SampleRequest {
         if !(p.top_p > 0.0 && p.top_p <= 1.0) {
             return range("top_p", f64::from(p.top_p), "lie in (0, 1]");
         }
+        if let Some(last) = self.prompt_logprobs_last_n {
+            let most = self.prompt.len() - 1;
+            if !self.prompt_logprobs {
+                return range("prompt_logprobs_last_n", last as f64, "be used with prompt_logprobs");
+            }
+            if !(1..=most).contains(&last) {
+                return Err(SamplingError::LastTokens { last, most });
+            }
+        }
+        if let Some(TargetTokens { tokens, k }) = &self.target_prompt_logprobs {
+            let rows = self.prompt.len() - 1;
+            if *k == 0 || rows.checked_mul(*k) != Some(tokens.len()) {
+                return Err(SamplingError::Targets { len: tokens.len(), rows, k: *k });
+            }
+        }
         if matches!(&p.stop, Stop::Strings(strings) if strings.iter().any(String::is_empty)) {
             return Err(SamplingError::EmptyStop);
         }
         Ok(())
     }
+}
+
+/// Logprobs of requested tokens at each prompt position after the first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetLogprobs {
+    /// In the order of [`TargetTokens::tokens`]; 0 where nothing was requested.
+    pub logprobs: Vec<f32>,
+    /// Number of tokens per row.
+    pub k: usize,
 }
 
 /// Why a sample ended.
@@ -162,6 +255,9 @@ pub struct Completion {
     pub stop: StopReason,
     /// The most likely tokens at each position, best first, if they were requested.
     pub topk: Option<Vec<TopK>>,
+    /// Name that the service gave the sample, if it names samples. Later requests refer to the sample by it.
+    #[serde(default)]
+    pub sequence_id: Option<Arc<str>>,
 }
 
 impl Completion {
@@ -218,6 +314,9 @@ pub struct SampleResponse {
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each prompt position, best first; the first position has none.
     pub topk_prompt_logprobs: Option<Vec<Option<TopK>>>,
+    /// Logprobs of the requested [`TargetTokens`].
+    #[serde(default)]
+    pub target_prompt_logprobs: Option<TargetLogprobs>,
     /// Prompt tokens that needed no computation, where the service reports it.
     pub cached_prompt_tokens: usize,
 }

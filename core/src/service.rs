@@ -127,7 +127,17 @@ pub trait SamplingBackend: Send + Sync {
 
     /// Logprob of each token given those before it; the first has none.
     async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        let response = self.sample(SampleRequest::score(tokens)).await?;
+        self.logprobs_from(tokens, 0).await
+    }
+
+    /// Logprob of each token from position `from` on, given those before it. Earlier positions may have none: the service
+    /// can take them from its prefix cache.
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
+        let response = self.sample(SampleRequest::score_from(tokens, from)).await?;
         response.prompt_logprobs.ok_or_else(|| {
             BackendError::Unsupported("it returned no prompt logprobs although they were asked for".into())
         })

@@ -51,6 +51,15 @@ pub enum EngineError {
         /// Wire name of the loss.
         loss: &'static str,
     },
+    /// The formula of the loss is not public: use another loss, or the service that has it.
+    #[error(
+        "the loss `{loss}` is computed by Tinker's hosted service alone, its formula is not public: use `cispo` or `gspo` \
+         here"
+    )]
+    UnknownFormula {
+        /// Wire name of the loss.
+        loss: &'static str,
+    },
     /// The adapter was made for a model of another shape, or by an impossible spec.
     #[error("the adapter does not fit: {0}")]
     Adapter(String),

@@ -24,8 +24,9 @@ pub(crate) enum ModelOperation {
     Save { name: String, overwrite: bool, notes: CheckpointNotes },
     /// `save_weights_for_sampler` under a name.
     SaveSampler { name: String, notes: CheckpointNotes },
-    /// `save_weights_for_sampler` without a name: `sampler` is the id of the sampler that gets the weights.
-    Export { sampler: String, session: String },
+    /// `save_weights_for_sampler` without a name: `sampler` is the id of the sampler that gets the weights. With
+    /// `in_flight_of`, the id of the model, all its in-flight samplers get them.
+    Export { sampler: String, session: String, in_flight_of: Option<String> },
     /// `load_weights`, with the optimizer moments if `optimizer` is set.
     Load { path: String, optimizer: bool },
     /// `unload_model`: the last operation of a model. Its result repeats the request.
@@ -98,10 +99,16 @@ impl ModelOperation {
                 }
                 Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse { path, ..Default::default() }))
             }
-            Self::Export { sampler: id, session } => {
+            Self::Export { sampler: id, session, in_flight_of } => {
                 let sampler = training.export_sampler(None).await?.sampler;
                 // Under the lock of the sessions: a sampler added after its session ended would never be removed.
-                let added = sessions.with(&session, |_| Ok(samplers.add_exported(&id, &session, sampler)?));
+                let added = sessions.with(&session, |_| {
+                    match &in_flight_of {
+                        Some(model) => samplers.add_in_flight(&id, &session, model, sampler)?,
+                        None => samplers.add_exported(&id, &session, sampler)?,
+                    }
+                    Ok(())
+                });
                 added.map_err(|error| BackendError::Rejected(error.detail))?;
                 let sampling_session_id = Some(id);
                 Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse {

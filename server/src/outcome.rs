@@ -55,11 +55,13 @@ impl RequestOutcome {
                     + response.topk_prompt_logprobs.as_ref().map_or(0, |lists| {
                         topk(lists.len(), lists.iter().flatten().map(Vec::len).max().unwrap_or(0))
                     });
+                let targets =
+                    response.target_prompt_logprobs.as_ref().map_or(0, |targets| targets.logprobs.len());
                 let samples = response.sequences.iter().map(|s| {
                     let lists = s.topk.as_deref().unwrap_or_default();
                     2 * s.tokens.len() + 24 + topk(lists.len(), lists.first().map_or(0, Vec::len))
                 });
-                prompt + samples.sum::<usize>()
+                prompt + targets + samples.sum::<usize>()
             }
             Self::Failed(failed) => failed.error.len() / 4,
         };

@@ -1,8 +1,9 @@
 //! Samplers and the weights behind them.
 //!
-//! A sampler is an id for weights that do not change. Weights in memory are bounded in bytes, and the least recently
-//! used are evicted first. Weights that were saved under a name are reloaded from disk on demand; exported ones are
-//! lost, and requests for them fail.
+//! A sampler is an id for weights that do not change, except those of in-flight samplers: all of one model share weights
+//! that each in-flight save replaces. A sample keeps the weights that it started with. Weights in memory are bounded in
+//! bytes, and the least recently used are evicted first. Weights that were saved under a name are reloaded from disk on
+//! demand; exported ones are lost, and requests for them fail.
 
 use crate::api_error::ApiError;
 use minds_core::service::{BackendError, SamplingBackend};
@@ -24,6 +25,8 @@ pub(crate) enum SamplerSource {
     Saved(String),
     /// Exported weights, which only this sampler has and which are not on disk.
     Exported,
+    /// The newest in-flight weights of this model, which are not on disk.
+    InFlight(String),
 }
 
 /// All samplers, and the weights of theirs that are in memory.
@@ -36,7 +39,8 @@ pub(crate) struct SamplerRegistry {
 #[derive(Default)]
 struct SamplerTable {
     samplers: HashMap<String, SamplerEntry>,
-    /// By the path of the checkpoint, or by the id of the sampler for exported ones.
+    /// By the path of the checkpoint, by the id of the sampler for exported ones, and by the id of the model for
+    /// in-flight ones.
     weights: HashMap<String, CachedWeights>,
     bytes: usize,
 }
@@ -85,6 +89,23 @@ impl SamplerRegistry {
         Ok(())
     }
 
+    /// Adds a sampler over the in-flight weights of a model, and replaces these weights.
+    pub(crate) fn add_in_flight(
+        &self,
+        id: &str,
+        session: &str,
+        model: &str,
+        weights: Arc<dyn SamplingBackend>,
+    ) -> Result<(), BackendError> {
+        let mut table = self.table.lock();
+        if table.samplers.contains_key(id) {
+            return Err(taken(id));
+        }
+        table.add(id, session, SamplerSource::InFlight(model.into()), self.max_samplers)?;
+        table.cache_weights(model, Arc::new(OnceCell::new_with(Some(weights))), self.max_bytes);
+        Ok(())
+    }
+
     /// Keeps weights in memory, and evicts others if the limit is exceeded.
     pub(crate) fn cache_weights(&self, key: &str, weights: Arc<dyn SamplingBackend>) {
         let cell = Arc::new(OnceCell::new_with(Some(weights)));
@@ -121,7 +142,7 @@ impl SamplerRegistry {
         Ok(request)
     }
 
-    /// Exported weights of a sampler; `None` if they were evicted.
+    /// Exported weights by the id of their sampler, or in-flight ones by that of their model; `None` if they were evicted.
     pub(crate) fn exported(&self, id: &str) -> Option<Arc<dyn SamplingBackend>> {
         let mut table = self.table.lock();
         let cached = table.weights.get_mut(id)?;
@@ -171,8 +192,12 @@ impl SamplerRegistry {
         let ended: Vec<String> =
             table.samplers.iter().filter(|(_, s)| s.session == session).map(|(id, _)| id.clone()).collect();
         for id in ended {
-            table.samplers.remove(&id);
+            let source = table.samplers.remove(&id).map(|sampler| sampler.source);
             table.drop_weights(&id);
+            // A model and its in-flight samplers belong to one session.
+            if let Some(SamplerSource::InFlight(model)) = source {
+                table.drop_weights(&model);
+            }
         }
     }
 }

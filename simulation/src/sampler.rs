@@ -4,7 +4,9 @@ use crate::request::{RequestProgress, ServiceRequest};
 use crate::state::{DrawKind, SimulationState};
 use async_trait::async_trait;
 use minds_core::ids::Token;
-use minds_core::sampling::{Completion, SampleRequest, SampleResponse, Stop, StopReason, TopK};
+use minds_core::sampling::{
+    Completion, SampleRequest, SampleResponse, Stop, StopReason, TargetLogprobs, TopK,
+};
 use minds_core::service::{BackendError, SamplingBackend};
 use rand::RngExt as _;
 use std::future::pending;
@@ -55,6 +57,9 @@ impl SamplingBackend for SimulatedSampler {
                 completion.logprobs[0] = f32::NAN;
                 not_finite += 1;
             }
+            if request.record_stability_info {
+                completion.sequence_id = Some(format!("sample-{number}-{n}").into());
+            }
             sequences.push(completion);
         }
         state.count(|counts| {
@@ -67,13 +72,25 @@ impl SamplingBackend for SimulatedSampler {
         let per_token = |at: usize| (at > 0).then(|| self.topk(topk));
         Ok(SampleResponse {
             sequences,
-            prompt_logprobs: request.prompt_logprobs.then(|| self.scores(request.prompt.len())),
+            prompt_logprobs: request.prompt_logprobs.then(|| self.scores(&request)),
             topk_prompt_logprobs: (topk > 0).then(|| (0..request.prompt.len()).map(per_token).collect()),
+            target_prompt_logprobs: request.target_prompt_logprobs.as_ref().map(|targets| TargetLogprobs {
+                logprobs: targets
+                    .tokens
+                    .iter()
+                    .map(|token| if token.is_some() { self.logprob() } else { 0.0 })
+                    .collect(),
+                k: targets.k,
+            }),
             cached_prompt_tokens: 0,
         })
     }
 
-    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
         let state = &*self.state;
         let options = &state.options;
         let reported = ServiceRequest::Logprobs(self.version, &tokens);
@@ -87,7 +104,7 @@ impl SamplingBackend for SimulatedSampler {
         if state.chance(DrawKind::QueryFault, case).random::<f64>() < options.failures {
             return state.fail(reported);
         }
-        let mut scores = self.scores(tokens.len());
+        let mut scores = self.scores(&SampleRequest::score_from(tokens.clone(), from));
         (options.on_query)(number, &mut scores)?;
         state.report(reported, RequestProgress::Answered(0.0));
         Ok(scores)
@@ -99,8 +116,9 @@ impl SimulatedSampler {
         SimulationState::logprob(self.version)
     }
 
-    fn scores(&self, tokens: usize) -> Vec<Option<f32>> {
-        (0..tokens).map(|at| (at > 0).then_some(self.logprob())).collect()
+    fn scores(&self, request: &SampleRequest) -> Vec<Option<f32>> {
+        let from = request.scored_from().unwrap_or(0).max(1);
+        (0..request.prompt.len()).map(|at| (at >= from).then_some(self.logprob())).collect()
     }
 
     /// The first `k` tokens of the vocabulary, with decreasing logprobs.
@@ -131,6 +149,6 @@ impl SimulatedSampler {
         }
         let k = request.topk_sample_logprobs;
         let topk = (k > 0).then(|| vec![self.topk(k); tokens.len()]);
-        Completion { logprobs: vec![self.logprob(); tokens.len()], tokens, stop, topk }
+        Completion { logprobs: vec![self.logprob(); tokens.len()], tokens, stop, topk, sequence_id: None }
     }
 }

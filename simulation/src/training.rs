@@ -131,21 +131,15 @@ impl SimulationState {
         for datum in data {
             self.check_tokens(datum.input())?;
             self.check_tokens(datum.targets())?;
-            let value = |sampled: f32, coefficient: f32| {
-                loss.value(f64::from(logprob), f64::from(sampled), f64::from(coefficient))
-            };
-            sum += match (datum.inputs(), loss) {
-                (LossInputs::Weights(weights), Loss::CrossEntropy) => {
-                    weights.iter().map(|weight| value(0.0, *weight)).sum::<f64>()
-                }
-                (LossInputs::Policy { logprobs, advantages }, loss) if loss != Loss::CrossEntropy => {
-                    logprobs.iter().zip(advantages).map(|(q, advantage)| value(*q, *advantage)).sum()
-                }
-                _ => {
-                    let problem = format!("`{}` needs other tensors", loss.name());
-                    return Err(BackendError::Rejected(problem));
-                }
-            };
+            let weighted = matches!(datum.inputs(), LossInputs::Weights(_));
+            if weighted != (loss == Loss::CrossEntropy) {
+                let problem = format!("`{}` needs other tensors", loss.name());
+                return Err(BackendError::Rejected(problem));
+            }
+            let logprobs = vec![logprob; datum.len()];
+            // A stand-in where the formula is not public.
+            let public = loss.of_datum(datum, &logprobs);
+            sum += public.or(Loss::ImportanceSampling.of_datum(datum, &logprobs)).unwrap_or(0.0);
         }
         let logprobs = data.iter().map(|datum| vec![logprob; datum.len()]).collect();
         Ok(ForwardOutput { logprobs, metrics: [("loss:sum".into(), sum)].into() })

@@ -307,6 +307,7 @@ fn score(
                 tokens,
                 stop: StopReason::Stop,
                 topk: None,
+                sequence_id: None,
             },
             text: answer.to_owned(),
             complete: true,

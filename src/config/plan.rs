@@ -165,6 +165,7 @@ impl RunPlan {
         let envs = environments(&file)?;
         let service = ServicePlan::decide(&file, variables)?;
         let pipeline = pipeline::pipeline(&file, &service)?;
+        trainer::check_loss(pipeline.train.loss, &service)?;
         let lora = trainer::lora(&file.trainer, pipeline.seed)?;
         Ok(Self {
             origin: path.display().to_string(),

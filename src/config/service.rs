@@ -115,6 +115,12 @@ impl ServicePlan {
         }
     }
 
+    /// Whether it is Tinker's hosted service.
+    #[must_use]
+    pub fn is_hosted(&self) -> bool {
+        matches!(self, Self::Remote(server) if server.base_url == HOSTED_URL)
+    }
+
     /// Whether requests carry a key.
     #[must_use]
     pub fn has_key(&self) -> bool {

@@ -4,8 +4,10 @@ use super::choice::chosen;
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
 use super::optim::{self, bounded};
+use super::service::ServicePlan;
 use minds_core::advantage::Estimator;
 use minds_core::lora::{LoraSpec, LoraSpecError};
+use minds_core::loss::Loss;
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::batcher::{BatcherOptions, ConstantGroups, StalenessHandling};
 use minds_stages::trainer::TrainerOptions;
@@ -123,6 +125,23 @@ pub(super) fn train(file: &ConfigFile) -> Result<TrainerOptions, KeyProblem> {
     })
 }
 
+/// Refuses a loss that the service does not compute.
+pub(super) fn check_loss(loss: Loss, service: &ServicePlan) -> Result<(), KeyProblem> {
+    let name = loss.name();
+    let problem = match (loss, service) {
+        (Loss::StableReinforce { .. }, ServicePlan::Embedded(_)) => format!(
+            "is \"{name}\", which only Tinker's hosted service computes, for its formula is not public: set \
+             tinker.base_url to that service, or use \"gspo\" or \"cispo\""
+        ),
+        (Loss::MaskedImportanceSampling { .. }, service) if service.is_hosted() => format!(
+            "is \"{name}\", which Tinker's hosted service does not have: use \"truncated_importance_sampling\" or \
+             \"gspo\" there, or the embedded engine"
+        ),
+        _ => return Ok(()),
+    };
+    Err(KeyProblem::new("trainer.loss_fn", problem))
+}
+
 /// Steps between two publications of the weights.
 fn publish_every(trainer: &TrainerConfig) -> Result<NonZeroU64, KeyProblem> {
     let every = trainer.publish_every.unwrap_or(NonZeroU64::MIN);
@@ -237,7 +256,9 @@ pub(super) fn sampling(args: &SamplingConfig) -> Result<SamplingParams, KeyProbl
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::config::plan::tests::{SMALL, plan};
+    use crate::config::service::{EMBEDDED, HOSTED_URL};
 
     #[test]
     fn what_does_not_fit_together_names_its_key() {
@@ -270,6 +291,24 @@ mod tests {
             let error = plan(&text, &[], &[]).unwrap_err().to_string();
             assert!(error.contains(&format!(": `{key}` ")), "{text}\n{error}");
         }
+    }
+
+    #[test]
+    fn a_loss_that_the_service_does_not_compute_is_refused() {
+        let read = |loss: &str, service: &str| {
+            let table = format!("[trainer]\nloss_fn = \"{loss}\"\n[tinker]\nbase_url = \"{service}\"\n");
+            let set = if loss == "dro" { &["trainer.loss_fn_config.beta=0.1"][..] } else { &[] };
+            plan(&format!("{SMALL}{table}"), set, &[]).map(|plan| plan.pipeline.train.loss)
+        };
+        let error = |loss: &str, service: &str| read(loss, service).unwrap_err().to_string();
+        let embedded = error("stable_reinforce", EMBEDDED);
+        assert!(embedded.contains("`trainer.loss_fn` is \"stable_reinforce\", which only"), "{embedded}");
+        let hosted = error("masked_importance_sampling", HOSTED_URL);
+        assert!(hosted.contains("does not have"), "{hosted}");
+        assert!(error("custom", EMBEDDED).contains("must be one of: cispo, ppo"));
+        let stable = read("stable_reinforce", HOSTED_URL).unwrap();
+        assert_eq!(stable, Loss::StableReinforce { kl_coeff: None });
+        assert_eq!(read("dro", EMBEDDED).unwrap(), Loss::Dro { beta: 0.1 });
     }
 
     #[test]

@@ -116,6 +116,7 @@ mod tests {
             logprobs: vec![-0.5, f32::MIN_POSITIVE],
             stop: StopReason::Length,
             topk: Some(vec![vec![(5, -0.5)], vec![]]),
+            sequence_id: Some("a".into()),
         };
         let turn = Turn { prompt: [1, 2].into(), completion: answer, text: "ä".into(), complete: false };
         let group = GroupId(id);

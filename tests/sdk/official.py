@@ -18,6 +18,8 @@ from tinker import types
 warnings.filterwarnings("ignore", category=FutureWarning)
 
 MODEL = sys.argv[1]
+# Older SDKs refuse the names of losses that they do not know.
+NEWER = hasattr(types, "PromptProvenanceSpan")
 ADAM = types.AdamParams(learning_rate=1e-2)
 
 
@@ -112,17 +114,83 @@ for loss, config in [
     ("importance_sampling", None),
     ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
     ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    ("dro", {"beta": 0.05}),
+    ("gspo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    ("truncated_importance_sampling", {"clip_high_threshold": 2.0}),
+    ("masked_importance_sampling", {"clip_low_threshold": 0.5, "clip_high_threshold": 5.0}),
 ]:
+    if not NEWER and loss not in ("importance_sampling", "ppo", "cispo", "dro"):
+        continue
     fresh = service.create_lora_training_client(base_model=MODEL, rank=4, seed=2)
     q = fresh.save_weights_and_get_sampling_client(name="q").compute_logprobs(prompt(rollout)).result()
-    data = [datum(rollout, logprobs=pad + list(q[5:]), advantages=pad + [1.0] * 6)]
+    mask = {"sequence_ratio_mask": pad + [1.0] * 6} if loss == "gspo" else {}
+    data = [datum(rollout, logprobs=pad + list(q[5:]), advantages=pad + [1.0] * 6, **mask)]
     settings = {"loss_fn_config": config} if config else {}
     first = step(fresh, data, loss, **settings)
-    # On-policy every ratio is 1: the loss is -sum(A), for cispo -sum(lp A).
-    expected = -sum(q[5:]) if loss == "cispo" else -6.0
+    # On-policy every ratio is 1: the loss is -sum(A), or -sum(lp A) where the ratio is a constant weight.
+    expected = -6.0 if loss in ("importance_sampling", "ppo", "gspo") else -sum(q[5:])
     check(f"{loss} on policy has the loss of its definition", abs(first - expected) < 1e-3, first, expected)
     after = logprobs(fresh.forward(data, loss, **settings).result())[4:]
     check(f"a step along {loss} makes what was good more likely", sum(after) > sum(q[5:]), after, q)
+
+
+def newer():
+    """What SDKs since 0.38 send."""
+    text = prompt(b"hello world, hello world, hello world, hello world")
+    plain = types.SamplingParams(max_tokens=3, temperature=0.0, stop=[])
+
+    def ask(**extras):
+        return sampler.sample(prompt=text, num_samples=1, sampling_params=plain, **extras).result()
+
+    whole = ask(include_prompt_logprobs=True)
+    last = ask(include_prompt_logprobs=True, prompt_logprobs_last_n=4)
+    check("the last tokens alone are scored", last.prompt_logprobs[:-4] == [None] * (text.length - 4))
+    check("as in the whole prompt", last.prompt_logprobs[-4:] == whole.prompt_logprobs[-4:])
+    check("from the prefix cache", 0 < last.prompt_cache_hit_tokens < text.length, last.prompt_cache_hit_tokens)
+    top = ask(topk_sample_logprobs=3).sequences[0]
+    check("the likeliest tokens of a greedy sample lead its lists", [x[0][0] for x in top.topk_logprobs] == top.tokens)
+    check("with their logprobs", close([x[0][1] for x in top.topk_logprobs], top.logprobs, 1e-6))
+    tokens = list(text.to_ints())
+    rows = [[tokens[i + 1], -1] for i in range(text.length - 1)]
+    wanted = types.TensorData(data=[cell for row in rows for cell in row], dtype="int64", shape=[len(rows), 2])
+    targets = ask(target_prompt_logprobs=wanted).target_prompt_logprobs
+    check("targets have the shape of the request", list(targets.shape) == [len(rows), 2], targets.shape)
+    check("and the logprobs of the prompt", close(list(targets.data)[::2], whole.prompt_logprobs[1:], 1e-6))
+    check("cells of -1 are 0", set(list(targets.data)[1::2]) == {0.0})
+
+    recording = client.save_weights_and_get_sampling_client(record_stability_info=True)
+    answer = recording.sample(prompt=prompt(b"hello"), num_samples=2, sampling_params=params).result()
+    ids = [sequence.sequence_id for sequence in answer.sequences]
+    check("recorded samples have names of their own", len(set(ids)) == 2 and all(ids), ids)
+    sequence, count = answer.sequences[0], len(answer.sequences[0].tokens)
+    named = datum(
+        list(b"hello") + list(sequence.tokens),
+        logprobs=pad + list(sequence.logprobs),
+        advantages=pad + [1.0] * count,
+    ).with_provenance(
+        [
+            types.PromptProvenanceSpan(sequence_id=ids[0], length=5),
+            types.SampledProvenanceSpan(sequence_id=ids[0], length=count - 1),
+        ],
+        [
+            types.PromptProvenanceSpan(sequence_id=ids[0], offset=1, length=4),
+            types.SampledProvenanceSpan(sequence_id=ids[0], length=count),
+        ],
+    )
+    value = client.forward([named], "ppo").result().metrics["loss:sum"]
+    check("data with provenance are read by other losses", abs(value + count) < 1e-3, value)
+
+    flight = client.save_weights_and_get_sampling_client(kind="inflight")
+    before = flight.compute_logprobs(prompt(b"hello")).result()[1:]
+    step(client, texts(), "cross_entropy")
+    later = client.save_weights_and_get_sampling_client(kind="inflight")
+    after = later.compute_logprobs(prompt(b"hello")).result()[1:]
+    check("an in-flight sampler has the newest weights", flight.compute_logprobs(prompt(b"hello")).result()[1:] == after)
+    check("which are others", after != before)
+
+
+if NEWER:
+    newer()
 
 negative = [datum(b"hello world", weights=[-0.5] * 10)]
 value = client.forward(negative, "cross_entropy").result()
@@ -165,7 +233,12 @@ def fails(what, word, ask):
 
 
 fails("a token outside", "vocabulary", lambda: client.forward([datum([1, 2, 999999], weights=[1.0, 1.0])], "cross_entropy").result())
-fails("an unknown loss", "dro", lambda: client.forward_backward(negative, "dro").result())
+if NEWER:
+    # Older SDKs refuse it themselves, after they have numbered the request, so that the server would wait for it.
+    fails("an unknown loss", "nonsense", lambda: client.forward_backward(negative, "nonsense").result())
+    fails("a custom loss", "forward_backward_custom", lambda: client.forward_backward(negative, "custom").result())
+    stable = "stable_reinforce"
+    fails("a loss of the hosted service", "hosted service", lambda: client.forward_backward(data, stable).result())
 fails("a taken name", "taken", lambda: client.save_state(name).result())
 fails("a missing state", "no weights", lambda: client.load_state("tinker://nobody/weights/nothing").result())
 fails("no samples", "num_samples", lambda: base.sample(prompt=prompt(b"a"), num_samples=0, sampling_params=params).result())

@@ -143,11 +143,13 @@ fn serve() {
         logprobs: vec![-1.0; 64],
         stop: StopReason::Length,
         topk: None,
+        sequence_id: None,
     };
     let response = SampleResponse {
         sequences: vec![sampled],
         prompt_logprobs: None,
         topk_prompt_logprobs: None,
+        target_prompt_logprobs: None,
         cached_prompt_tokens: 0,
     };
     let result: Bytes = sample_response_to_proto(&response).encode_to_vec().into();

@@ -174,8 +174,12 @@ impl SamplingBackend for RemoteSampler {
         Ok(self.0.sample(&request).await?)
     }
 
-    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        Ok(self.0.logprobs(tokens).await?)
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
+        Ok(self.0.logprobs_from(tokens, from).await?)
     }
 }
 

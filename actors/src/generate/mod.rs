@@ -56,6 +56,8 @@ pub struct RolloutGenerator {
     pub activity: Activity,
     /// Counters of rollouts, rewards and tokens.
     pub meters: PipelineMeters,
+    /// Whether the service records of each sample what `stable_reinforce` trains on.
+    pub record_stability_info: bool,
 }
 
 impl RolloutGenerator {
@@ -186,7 +188,9 @@ impl RolloutGenerator {
         })?;
         let max_tokens = sampling.max_tokens.min(room);
         let params = SamplingParams { seed: Some(seed), max_tokens, ..sampling.clone() };
-        let request = SampleRequest::new(prompt, count as usize, params);
+        let record_stability_info = self.record_stability_info;
+        let request =
+            SampleRequest { record_stability_info, ..SampleRequest::new(prompt, count as usize, params) };
         let busy = self.activity.enter(ActivityKind::Sampling);
         let response = self.retry.run("sample", || task.policy.sampler.sample(request.clone())).await;
         drop(busy);

@@ -98,13 +98,18 @@ impl SamplingBackend for SessionSampler {
         let stream = [u64::from(member) + 1, self.asked.fetch_add(1, Relaxed)];
         let own = seed(self.generator.seed, group.0, stream);
         let params = SamplingParams { seed: Some(request.params.seed.unwrap_or(own)), ..request.params };
-        let request = SampleRequest { params, ..request };
+        let record_stability_info = self.generator.record_stability_info;
+        let request = SampleRequest { params, record_stability_info, ..request };
         let _busy = self.generator.activity.enter(ActivityKind::Sampling);
         self.generator.retry.run("sample", || self.inner.sample(request.clone())).await
     }
 
-    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        self.generator.retry.run("logprobs", || self.inner.logprobs(tokens.clone())).await
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
+        self.generator.retry.run("logprobs", || self.inner.logprobs_from(tokens.clone(), from)).await
     }
 }
 

@@ -141,9 +141,13 @@ impl<'a> SharedParts<'a> {
         Shadows { setup, checkpoints, origin }
     }
 
-    /// Opens groups that an earlier part of the run had collected, so that they are not sampled again.
+    /// Opens groups that an earlier part of the run had collected, so that they are not sampled again. They are sampled
+    /// again if the loss needs what the service recorded of them: that belongs to the session of the earlier part.
     fn restore(&self, saved_groups: Vec<SavedGroup>, skip: &mut SettledPositions) -> Vec<CompleteGroup> {
         let mut restored = Vec::new();
+        if self.options.train.loss.needs_provenance() {
+            return restored;
+        }
         for saved_group in saved_groups {
             let members = &saved_group.members;
             let Some(oldest) = members.iter().map(|member| member.rollout.policy).min() else {
@@ -167,6 +171,7 @@ impl<'a> SharedParts<'a> {
             retry: self.options.retry,
             activity: self.activity.clone(),
             meters: self.meters.clone(),
+            record_stability_info: self.options.train.loss.needs_provenance(),
         }
     }
 

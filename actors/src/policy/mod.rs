@@ -185,7 +185,7 @@ pub(crate) async fn target_logprobs(
     target: Arc<[Token]>,
 ) -> Result<Arc<[f32]>, BackendError> {
     let tokens: Arc<[Token]> = prefix.iter().chain(target.iter()).copied().collect();
-    let scored = sampler.logprobs(tokens).await?;
+    let scored = sampler.logprobs_from(tokens, prefix.len()).await?;
     scored
         .get(prefix.len()..)
         .filter(|tail| tail.len() == target.len())

@@ -202,9 +202,9 @@ impl<'a> RolloutAnswerer<'a> {
                 Ok(sampler) => sampler.sample(request).await,
                 Err(error) => Err(error),
             }),
-            Query::TokenLogprobs(tokens, weights) => {
+            Query::TokenLogprobs { tokens, from, weights } => {
                 Answer::TokenLogprobs(match self.sampler(weights).await {
-                    Ok(sampler) => sampler.logprobs(tokens).await,
+                    Ok(sampler) => sampler.logprobs_from(tokens, from).await,
                     Err(error) => Err(error),
                 })
             }

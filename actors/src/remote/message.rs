@@ -20,7 +20,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// Version of the encoding, in the first byte of each message.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Size from which messages are compressed, in bytes.
 const COMPRESSED_FROM: usize = 2048;
 /// Largest decompressed size of a message, in bytes.
@@ -123,7 +123,14 @@ pub enum Query {
     /// Samples from these weights.
     Sample(SampleRequest, SampledWeights),
     /// The logprob of each token under these weights.
-    TokenLogprobs(Arc<[Token]>, SampledWeights),
+    TokenLogprobs {
+        /// The tokens, the prefix included.
+        tokens: Arc<[Token]>,
+        /// First position to score.
+        from: usize,
+        /// The weights that score them.
+        weights: SampledWeights,
+    },
     /// A shadow adapter for the session, until the job ends.
     LeaseAdapter,
     /// A request to the session's adapter. The run executes it once, even if the question is repeated.

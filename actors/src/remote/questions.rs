@@ -309,8 +309,13 @@ impl SamplingBackend for RunSampler {
         }
     }
 
-    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        match self.questions.ask(self.session, Query::TokenLogprobs(tokens, self.weights.clone())).await {
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
+        let query = Query::TokenLogprobs { tokens, from, weights: self.weights.clone() };
+        match self.questions.ask(self.session, query).await {
             Answer::TokenLogprobs(answer) => answer,
             _ => Err(BackendError::Unavailable("the run sent an unexpected answer".into())),
         }

@@ -96,9 +96,13 @@ impl SamplingBackend for Timed<dyn SamplingBackend> {
         Ok(response)
     }
 
-    async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, BackendError> {
-        within(self.limits.sampling, &self.meters, ServiceOperation::Logprobs, self.inner.logprobs(tokens))
-            .await
+    async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, BackendError> {
+        let scored = self.inner.logprobs_from(tokens, from);
+        within(self.limits.sampling, &self.meters, ServiceOperation::Logprobs, scored).await
     }
 }
 

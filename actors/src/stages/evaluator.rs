@@ -67,7 +67,8 @@ impl Evaluator {
         // Separate meters keep its rollouts out of the counts of training.
         let activity = Activity::default();
         let meters = PipelineMeters::default();
-        let generator = RolloutGenerator { seed: seed ^ STREAM, retry, activity, meters };
+        let generator =
+            RolloutGenerator { seed: seed ^ STREAM, retry, activity, meters, record_stability_info: false };
         Self { options, components, generator, queries, oracles }
     }
 

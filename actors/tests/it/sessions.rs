@@ -149,6 +149,7 @@ async fn samplers_of_other_weights_are_created_once_and_queried_like_the_policy(
             retry,
             activity: Activity::default(),
             meters: PipelineMeters::default(),
+            record_stability_info: false,
         };
         let rollout = RolloutId { group: GroupId(1), member: 0 };
 

@@ -1,12 +1,14 @@
 //! The trainer: order of requests, refusals, batches without signal, the end.
 
-use crate::testkit::{Judge, World, local, reward_in_every, seconds};
+use crate::testkit::{Judge, World, local, reward_by_member, reward_in_every, seconds};
 use minds_core::advantage::Estimator;
-use minds_core::datum::LossInputs;
+use minds_core::datum::{LossInputs, SpanSource};
+use minds_core::loss::Loss;
 use minds_core::service::BackendError;
 use minds_simulation::RequestProgress;
 use minds_stages::batcher::ConstantGroups;
 use minds_stages::pipeline::ResumePoint;
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -218,6 +220,34 @@ async fn a_group_of_one_trains_only_without_a_baseline() {
                 let LossInputs::Policy { advantages, .. } = datum.inputs() else { panic!("{datum:?}") };
                 assert!(advantages.ends_with(&[0.5, 0.5]), "{advantages:?}");
             }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn samples_are_recorded_and_named_in_the_data_of_a_loss_that_needs_it() {
+    for loss in [Loss::StableReinforce { kl_coeff: None }, Loss::Gspo { low: 0.8, high: 1.2 }] {
+        local(async {
+            let mut world = World::new(1, 0, 2);
+            world.options.train.loss = loss;
+            world.environment.judge = reward_by_member();
+            let mut run = world.start();
+            assert_eq!(run.end().await, Ok(2));
+            let data = run.record.data();
+            assert!(data.iter().all(|data| !data.is_empty()), "{data:?}");
+            let mut names = BTreeSet::new();
+            for datum in data.iter().flatten() {
+                // `a.` is sampled.
+                let sampled = (0..datum.len()).filter(|t| datum.is_sampled(*t)).count();
+                assert_eq!((sampled, datum.provenance().is_some()), (2, loss.needs_provenance()), "{loss:?}");
+                let Some(provenance) = datum.provenance() else { continue };
+                let last = provenance.targets.last().unwrap();
+                assert_eq!((last.source, last.offset, last.length), (SpanSource::Sample, 0, 2));
+                names.insert(last.sequence_id.clone());
+            }
+            let expected = if loss.needs_provenance() { data.iter().flatten().count() } else { 0 };
+            assert_eq!(names.len(), expected, "every datum has a sample of its own");
         })
         .await;
     }

@@ -12,7 +12,7 @@ use crate::runtime::{AdapterSnapshot, Engine};
 use crate::train::{self, LogprobRows, PassOptions, PassOutput};
 use minds_core::architecture::Architecture;
 use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
-use minds_core::datum::{Datum, LossInputs};
+use minds_core::datum::Datum;
 use minds_core::hosting::HostedTraining as _;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
@@ -234,11 +234,10 @@ fn answer(out: PassOutput<f32>, data: &[Datum], rows: LogprobRows) -> ForwardOut
     let mut logprobs = out.logprobs;
     if rows == LogprobRows::Trained {
         for (logprobs, datum) in logprobs.iter_mut().zip(data) {
-            let skipped = |t: usize| match datum.inputs() {
-                LossInputs::Weights(weights) => weights[t] == 0.0,
-                LossInputs::Policy { logprobs, advantages } => logprobs[t] == 0.0 && advantages[t] == 0.0,
-            };
-            for (position, logprob) in logprobs.iter_mut().enumerate().filter(|(t, _)| skipped(*t)) {
+            for (position, logprob) in logprobs.iter_mut().enumerate() {
+                if train::is_read(datum, position) {
+                    continue;
+                }
                 debug_assert_eq!(*logprob, 0.0, "position {position} was computed");
                 *logprob = f32::NAN;
             }

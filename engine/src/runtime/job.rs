@@ -2,14 +2,16 @@
 
 use super::AdapterSnapshot;
 use super::budget::KvNeed;
-use super::prefix::PrefixHit;
+use super::prefix::{PrefixHit, PromptScores};
 use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::sample::{
     NonFiniteLogits, NormalizedLogits, SampleRng, StopRule, StopScanner, StopStatus, choose,
 };
 use minds_core::ids::Token;
-use minds_core::sampling::{Completion, SampleRequest, SampleResponse, StopReason};
+use minds_core::sampling::{
+    Completion, SampleRequest, SampleResponse, StopReason, TargetLogprobs, TargetTokens,
+};
 use minds_core::service::BackendError;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -32,9 +34,11 @@ impl QueuedSample {
         self.snapshot.as_ref().map_or(0, |s| s.id())
     }
 
-    /// Whether positions of the prompt are scored.
-    pub(crate) fn scored(&self) -> bool {
-        self.request.prompt_logprobs || self.request.topk_prompt_logprobs > 0
+    /// What is returned of the positions of the prompt; `None` for nothing.
+    pub(crate) fn scores(&self) -> Option<PromptScores> {
+        let from = self.request.scored_from()?;
+        let rows = self.request.topk_prompt_logprobs > 0 || self.request.target_prompt_logprobs.is_some();
+        Some(PromptScores { from, rows })
     }
 }
 
@@ -99,6 +103,8 @@ pub(crate) struct SampleJob {
     finished: Vec<Option<Completion>>,
     pub(crate) logprobs: Vec<Option<f32>>,
     topk: Vec<Option<Vec<(Token, f32)>>>,
+    /// Logprobs of the requested targets, position after position.
+    targets: Vec<f32>,
     cached: usize,
     /// Error that ends the request; `None` while it can continue.
     pub(crate) failed: Option<BackendError>,
@@ -108,13 +114,11 @@ impl SampleJob {
     /// Starts after the cached part of the prompt.
     pub(crate) fn new(model: &Model<f32>, queued: QueuedSample, hit: Option<PrefixHit>) -> Self {
         let samples = queued.request.num_samples;
-        let mut logprobs = Vec::new();
-        let mut topk = Vec::new();
-        if queued.scored() {
-            logprobs.push(None);
-            topk.push(None);
-        }
         let cached = hit.as_ref().map_or(0, |h| h.len);
+        // Of cached positions, no logprob is returned unless it is known.
+        let unscored = if queued.scores().is_some() { cached + 1 } else { 0 };
+        let mut logprobs = vec![None; unscored];
+        let topk = vec![None; unscored];
         let prompt = match hit {
             None => PromptState::Prefilling { kv: KvCache::root(model.architecture()) },
             Some(hit) => {
@@ -134,6 +138,7 @@ impl SampleJob {
             finished,
             logprobs,
             topk,
+            targets: Vec::new(),
             cached,
             failed: None,
         }
@@ -178,8 +183,13 @@ impl SampleJob {
         let begun = self.started..self.reserved;
         for index in begun.clone() {
             let topk = (self.queued.request.topk_sample_logprobs > 0).then(Vec::new);
-            let sampled =
-                Completion { tokens: Vec::new(), logprobs: Vec::new(), stop: StopReason::Length, topk };
+            let sampled = Completion {
+                tokens: Vec::new(),
+                logprobs: Vec::new(),
+                stop: StopReason::Length,
+                topk,
+                sequence_id: None,
+            };
             let mut row = SampleRow {
                 index,
                 kv: KvCache::child(prompt.clone()),
@@ -197,16 +207,31 @@ impl SampleJob {
         Ok(if self.queued.max_new == 0 { 0 } else { begun.len() })
     }
 
+    /// Records that nothing is returned of the token after this many more positions.
+    pub(crate) fn skip(&mut self, positions: usize) {
+        self.logprobs.resize(self.logprobs.len() + positions, None);
+        self.topk.resize(self.topk.len() + positions, None);
+    }
+
     /// Records the logprobs that one position of the prompt gives for the token after it.
     pub(crate) fn score(&mut self, position: usize, logits: &[f32]) -> Result<(), NonFiniteLogits> {
         let Some(&next) = self.queued.request.prompt.get(position + 1) else { return Ok(()) };
         let score = NormalizedLogits::new(logits)?;
         self.logprobs.push(Some(score.logprob(next)));
         let k = self.queued.request.topk_prompt_logprobs;
-        if k > 0 {
-            self.topk.push(Some(score.top(k)));
+        self.topk.push((k > 0).then(|| score.top(k)));
+        if let Some(TargetTokens { tokens, k }) = &self.queued.request.target_prompt_logprobs {
+            let row = &tokens[position * k..][..*k];
+            self.targets.extend(row.iter().map(|token| token.map_or(0.0, |token| score.logprob(token))));
         }
         Ok(())
+    }
+
+    /// The logprobs of all tokens of the prompt, if each is known.
+    pub(crate) fn known_logprobs(&self) -> Option<Arc<[Option<f32>]>> {
+        let complete = self.logprobs.len() == self.queued.request.prompt.len()
+            && self.logprobs[1..].iter().all(Option::is_some);
+        complete.then(|| self.logprobs.as_slice().into())
     }
 
     /// Moves ended rows to the finished samples and returns their number.
@@ -227,10 +252,16 @@ impl SampleJob {
     /// Sends the complete response.
     pub(crate) fn answer(self) {
         let request = &self.queued.request;
+        let mut logprobs = self.logprobs;
+        let hidden = request.prompt_logprobs_last_n.map_or(0, |last| logprobs.len().saturating_sub(last));
+        logprobs[..hidden].fill(None);
+        let targets = request.target_prompt_logprobs.as_ref();
         let response = SampleResponse {
             sequences: self.finished.into_iter().flatten().collect(),
-            prompt_logprobs: request.prompt_logprobs.then_some(self.logprobs),
+            prompt_logprobs: request.prompt_logprobs.then_some(logprobs),
             topk_prompt_logprobs: (request.topk_prompt_logprobs > 0).then_some(self.topk),
+            target_prompt_logprobs: targets
+                .map(|targets| TargetLogprobs { logprobs: self.targets, k: targets.k }),
             cached_prompt_tokens: self.cached,
         };
         self.queued.reply.send(Ok(response)).ok();

@@ -22,7 +22,7 @@ pub use stats::EngineStats;
 
 use crate::adapter::AdapterWeights;
 use crate::model::Model;
-use crate::sample::{NonFiniteLogits, RequestSeeds, StopRule};
+use crate::sample::{NonFiniteLogits, RequestSeeds, StopError, StopRule};
 use crate::train::TrainingWorkspace;
 use budget::KvBudget;
 use job::QueuedSample;
@@ -248,18 +248,23 @@ impl Engine {
                 request.num_samples
             ));
         }
-        let scores = request.prompt_logprobs || request.topk_prompt_logprobs > 0;
+        let targets = request.target_prompt_logprobs.iter().flat_map(|targets| targets.tokens.iter());
+        if let Some(token) = targets.flatten().find(|token| **token as usize >= vocab) {
+            return refuse(format!(
+                "target_prompt_logprobs has the token {token}, outside of the vocabulary of {vocab}"
+            ));
+        }
+        let scores = request.scored_from().is_some();
         let len = request.prompt.len();
         // A prompt that fills the context can be scored, though nothing can follow it.
         if len > context || (len == context && !scores) {
             return refuse(format!("a prompt of {len} tokens leaves no room in the context of {context}"));
         }
         let rule = StopRule::new(&request.params.stop, &self.stop_tokens, self.tokenizer.as_ref());
-        let Some(rule) = rule else {
-            return Err(BackendError::Unsupported(
-                "stop strings need a tokenizer, the engine has none".into(),
-            ));
-        };
+        let rule = rule.map_err(|error| match error {
+            StopError::NoTokenizer => BackendError::Unsupported(error.to_string()),
+            StopError::ControlWithin { .. } => BackendError::Rejected(error.to_string()),
+        })?;
         Ok((rule, request.params.max_tokens.min(context - len)))
     }
 }

@@ -7,7 +7,7 @@
 
 use super::budget::KvBudget;
 use super::job::{DrawRule, PromptState, QueuedSample, SampleJob, SampleRow};
-use super::prefix::{PrefixCache, reusable};
+use super::prefix::{PrefixCache, PromptScores, reusable};
 use super::stats::{EngineCounters, add, timed};
 use super::{AdapterSnapshot, catch_panic};
 use crate::model::{HiddenStates, Model, SequenceExtension, extend, logits};
@@ -103,11 +103,7 @@ impl SamplingLoop {
                 }
             }
             let Some(next) = self.waiting.front() else { return };
-            let hit = if next.request.topk_prompt_logprobs > 0 {
-                None
-            } else {
-                self.cache.find(next.snapshot_id(), &next.request.prompt, next.scored())
-            };
+            let hit = self.cache.find(next.snapshot_id(), &next.request.prompt, next.scores());
             if self.is_prefilling(next, hit.as_ref().map_or(0, |h| h.len))
                 || !self.budget.reserve_prompt(next.need)
             {
@@ -123,14 +119,15 @@ impl SamplingLoop {
     /// Whether a prompt in prefill will soon serve more of this request's prompt than `cached`. The request then
     /// waits, so that a group which arrives as single requests computes its common prompt once.
     fn is_prefilling(&self, next: &QueuedSample, cached: usize) -> bool {
-        next.request.topk_prompt_logprobs == 0
-            && self.running.iter().any(|job| {
-                job.prefill_left() > 0
-                    && job.queued.snapshot_id() == next.snapshot_id()
-                    && (job.queued.scored() || !next.scored())
-                    && self.cache.accepts(job.queued.need.prompt_bytes)
-                    && reusable(&job.queued.request.prompt, &next.request.prompt, next.scored()) > cached
-            })
+        self.running.iter().any(|job| {
+            // Its logprobs will be known if it returns all of them.
+            let known = job.queued.scores().is_some_and(|scores| scores.from == 0);
+            let prompt = &job.queued.request.prompt;
+            job.prefill_left() > 0
+                && job.queued.snapshot_id() == next.snapshot_id()
+                && self.cache.accepts(job.queued.need.prompt_bytes)
+                && reusable(prompt, &next.request.prompt, next.scores(), known) > cached
+        })
     }
 
     /// Draws first tokens, runs one batch, draws next tokens.
@@ -203,10 +200,14 @@ impl SamplingLoop {
             add(&self.counters.prefilled_tokens, len);
             let job = &mut self.running[job];
             let rows: Vec<usize> = hidden.rows(entry).collect();
-            if job.queued.scored() {
+            if let Some(PromptScores { from, .. }) = job.queued.scores() {
                 let vocab = model.architecture().vocab;
-                let positions: Vec<usize> = (at..at + len).collect();
-                for (rows, positions) in rows.chunks(SCORED_AT_ONCE).zip(positions.chunks(SCORED_AT_ONCE)) {
+                // The first position whose next token is returned.
+                let first = from.saturating_sub(1).clamp(at, at + len);
+                job.skip(first - at);
+                let positions: Vec<usize> = (first..at + len).collect();
+                let rows = rows[first - at..].chunks(SCORED_AT_ONCE);
+                for (rows, positions) in rows.zip(positions.chunks(SCORED_AT_ONCE)) {
                     let block = logits(model, hidden, rows);
                     for (row, position) in block.chunks(vocab).zip(positions) {
                         if let Err(error) = job.score(*position, row) {
@@ -218,7 +219,7 @@ impl SamplingLoop {
             if at + len == job.queued.request.prompt.len() && job.failed.is_none() {
                 let first = logits(model, hidden, &rows[len - 1..]);
                 if let Some(shared) = job.share_prompt(model, first) {
-                    let known = job.queued.scored().then(|| job.logprobs.as_slice().into());
+                    let known = job.queued.scores().and_then(|_| job.known_logprobs());
                     let queued = &job.queued;
                     self.cache.keep(queued.snapshot_id(), &queued.request.prompt, known, &shared);
                 }

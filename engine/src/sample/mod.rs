@@ -12,4 +12,4 @@ mod stop;
 pub use choose::choose;
 pub use normalized_logits::{NonFiniteLogits, NormalizedLogits};
 pub use rng::{RequestSeeds, SampleRng};
-pub use stop::{StopRule, StopScanner, StopStatus};
+pub use stop::{StopError, StopRule, StopScanner, StopStatus};

@@ -2,13 +2,15 @@
 //!
 //! The token that completes a stop is the sample's last; nothing after it is ever drawn. Text is decoded piece by
 //! piece: each token is decoded at most a bounded number of times, and a character whose bytes are spread over
-//! several tokens is seen whole.
+//! several tokens is seen whole. Decoded text leaves control tokens out, so a stop string that is the name of one stands
+//! for the token.
 
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
 use std::fmt;
 use std::sync::Arc;
+use thiserror::Error;
 
 /// Most tokens that are decoded again while the text ends within a character. Only a run of broken bytes is
 /// longer.
@@ -21,9 +23,9 @@ pub enum StopRule {
     Tokens(Arc<[Token]>),
     /// Any of these strings in the decoded text.
     Strings {
-        /// The strings; none is empty.
+        /// The strings; none is empty, none contains the name of a control token.
         strings: Arc<[String]>,
-        /// End tokens of the model, which also stop.
+        /// End tokens of the model and those that stop strings name, which also stop.
         ends: Arc<[Token]>,
         /// How tokens become text. Texts of consecutive tokens must concatenate, as those of byte-level
         /// vocabularies do.
@@ -41,20 +43,70 @@ impl fmt::Debug for StopRule {
 }
 
 impl StopRule {
-    /// Resolves a request's stop; `None` if it needs text and there is no tokenizer.
-    #[must_use]
-    pub fn new(stop: &Stop, default: &Arc<[Token]>, tokenizer: Option<&Arc<dyn Tokenizer>>) -> Option<Self> {
-        Some(match stop {
-            Stop::ModelDefault => Self::Tokens(default.clone()),
-            Stop::Tokens(tokens) => Self::Tokens(tokens.as_slice().into()),
-            Stop::Strings(strings) if strings.is_empty() => Self::Tokens(Arc::new([])),
-            Stop::Strings(strings) => Self::Strings {
-                strings: strings.as_slice().into(),
-                ends: default.clone(),
-                tokenizer: tokenizer?.clone(),
-            },
-        })
+    /// Resolves a request's stop.
+    ///
+    /// # Errors
+    /// A stop that no text can match.
+    pub fn new(
+        stop: &Stop,
+        default: &Arc<[Token]>,
+        tokenizer: Option<&Arc<dyn Tokenizer>>,
+    ) -> Result<Self, StopError> {
+        let strings = match stop {
+            Stop::ModelDefault => return Ok(Self::Tokens(default.clone())),
+            Stop::Tokens(tokens) => return Ok(Self::Tokens(tokens.as_slice().into())),
+            Stop::Strings(strings) if strings.is_empty() => return Ok(Self::Tokens(Arc::new([]))),
+            Stop::Strings(strings) => strings,
+        };
+        let tokenizer = tokenizer.ok_or(StopError::NoTokenizer)?;
+        let mut ends = default.to_vec();
+        let mut texts = Vec::new();
+        for string in strings {
+            match (tokenizer.control(string), control_within(string, &**tokenizer)) {
+                (Some(token), _) => ends.push(token),
+                (None, Some(control)) => {
+                    return Err(StopError::ControlWithin { stop: string.clone(), control: control.into() });
+                }
+                (None, None) => texts.push(string.clone()),
+            }
+        }
+        if texts.is_empty() {
+            return Ok(Self::Tokens(ends.into()));
+        }
+        Ok(Self::Strings { strings: texts.into(), ends: ends.into(), tokenizer: tokenizer.clone() })
     }
+}
+
+/// Why a stop cannot be matched.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StopError {
+    /// Text needs a tokenizer.
+    #[error("stop strings need a tokenizer, the engine has none")]
+    NoTokenizer,
+    /// Decoded text has no control tokens, so a string with one and more text never occurs.
+    #[error(
+        "the stop string {stop:?} contains the control token {control}, which is one token and no text: name it alone, \
+         or leave it out"
+    )]
+    ControlWithin {
+        /// The stop string, as given.
+        stop: String,
+        /// Name of the control token in it.
+        control: String,
+    },
+}
+
+/// Longest name of a control token that is found within a stop string, in bytes.
+const LONGEST_CONTROL: usize = 64;
+
+/// The first control token whose name is in the text.
+fn control_within<'a>(text: &'a str, tokenizer: &dyn Tokenizer) -> Option<&'a str> {
+    let starts = text.char_indices().map(|(start, _)| start);
+    let mut parts = starts.flat_map(|start| {
+        let ends = text[start..].char_indices().map(move |(at, c)| start + at + c.len_utf8());
+        ends.take_while(move |end| end - start <= LONGEST_CONTROL).map(move |end| &text[start..end])
+    });
+    parts.find(|part| tokenizer.control(part).is_some())
 }
 
 /// Whether a sample continues after its last token.
@@ -122,8 +174,8 @@ mod tests {
         fn encode(&self, text: &str) -> Vec<Token> {
             text.bytes().map(Token::from).collect()
         }
-        fn control(&self, _: &str) -> Option<Token> {
-            None
+        fn control(&self, name: &str) -> Option<Token> {
+            (name == "<end>").then_some(300)
         }
         fn decode(&self, tokens: &[Token]) -> String {
             *self.0.lock().unwrap() += tokens.len();
@@ -190,6 +242,27 @@ mod tests {
         assert_eq!(ending(Stop::Tokens(vec![]), &[9]), StopStatus::Running);
         assert_eq!(ending(Stop::Tokens(vec![1, 2]), &[2]), StopStatus::Stopped);
         assert_eq!(ending(Stop::Strings(vec![]), &[9]), StopStatus::Running);
-        assert!(StopRule::new(&Stop::Strings(vec!["x".into()]), &default, None).is_none());
+        let text = Stop::Strings(vec!["x".into()]);
+        assert_eq!(StopRule::new(&text, &default, None).unwrap_err(), StopError::NoTokenizer);
+    }
+
+    #[test]
+    fn the_name_of_a_control_token_stops_at_the_token_and_not_at_its_spelling() {
+        let tokenizer: Arc<dyn Tokenizer> = Arc::new(Bytes(Mutex::new(0)));
+        let default: Arc<[Token]> = Arc::new([9]);
+        let rule = |stops: &[&str]| {
+            let stop = Stop::Strings(stops.iter().map(|s| (*s).into()).collect());
+            StopRule::new(&stop, &default, Some(&tokenizer))
+        };
+        let spelled: Vec<Token> = "<end>".bytes().map(Token::from).collect();
+        for stops in [&["<end>"][..], &["<end>", "xyz"]] {
+            let mut scan = StopScanner::new(rule(stops).unwrap());
+            assert_eq!(scan.check(&spelled), StopStatus::Running, "{stops:?}");
+            assert_eq!(scan.check(&[&spelled[..], &[300]].concat()), StopStatus::Stopped, "{stops:?}");
+            let mut scan = StopScanner::new(rule(stops).unwrap());
+            assert_eq!(scan.check(&[9]), StopStatus::Stopped, "the model's own end stops too");
+        }
+        let error = rule(&["\n<end>"]).unwrap_err();
+        assert_eq!(error, StopError::ControlWithin { stop: "\n<end>".into(), control: "<end>".into() });
     }
 }

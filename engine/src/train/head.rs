@@ -7,7 +7,9 @@ use crate::kernel::gemm::{GemmThreads, MatrixView, MatrixViewMut, gemm};
 use crate::kernel::rows::{log_sum_exp, rms_norm_backward};
 use crate::kernel::vectorized;
 use crate::loss::token_loss;
+use crate::model::Model;
 use crate::real::Real;
+use minds_core::loss::Loss;
 use rayon::prelude::*;
 
 /// A target to look up in a row of logits.
@@ -17,8 +19,19 @@ pub(crate) struct TargetLookup<T> {
     pub(crate) datum: usize,
     pub(crate) position: usize,
     pub(crate) target: usize,
-    pub(crate) sampled: T,
+    /// Logprob at sampling time.
+    pub(crate) old: T,
     pub(crate) coefficient: T,
+    /// Whether the model sampled the target.
+    pub(crate) sampled: bool,
+    /// Log ratio of the whole sequence, where the loss has one ratio per sequence.
+    pub(crate) sequence_log_ratio: Option<T>,
+}
+
+impl<T: Real> TargetLookup<T> {
+    fn counts(&self, loss: Loss) -> bool {
+        loss.counts(self.coefficient.to_f64(), self.sampled)
+    }
 }
 
 /// Rows of logits in memory at a time: 128 rows of 49152 are 25 MB.
@@ -39,8 +52,7 @@ pub(crate) fn head<T: Real>(
     let vocab = arch.vocab;
     let mut d_last = vec![T::ZERO; trained * dim];
     let rows: Vec<&[TargetLookup<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
-    let carries =
-        |row: &&[TargetLookup<T>]| row[0].row < trained && row.iter().any(|p| p.coefficient != T::ZERO);
+    let carries = |row: &&[TargetLookup<T>]| row[0].row < trained && row.iter().any(|p| p.counts(pass.loss));
     let (carrying, plain): (Vec<_>, Vec<_>) = rows.into_iter().partition(carries);
     let chunks = carrying.chunks(ROWS).map(|c| (c, true)).chain(plain.chunks(ROWS).map(|c| (c, false)));
     for (rows, with_gradients) in chunks {
@@ -86,6 +98,39 @@ pub(crate) fn head<T: Real>(
     Ok(d_last)
 }
 
+/// Writes the logprob of each pick to `logprobs`, without losses.
+///
+/// # Errors
+/// A logprob that is not finite.
+pub(crate) fn read_logprobs<T: Real>(
+    model: &Model<T>,
+    picks: &[TargetLookup<T>],
+    last: &[T],
+    logits: &mut Vec<T>,
+    logprobs: &mut [Vec<T>],
+) -> Result<(), EngineError> {
+    let dim = model.architecture().dim;
+    let vocab = model.architecture().vocab;
+    let rows: Vec<&[TargetLookup<T>]> = picks.chunk_by(|a, b| a.row == b.row).collect();
+    for rows in rows.chunks(ROWS) {
+        let chosen = rows.iter().flat_map(|r| &last[r[0].row * dim..(r[0].row + 1) * dim]).copied();
+        let chosen: Vec<T> = chosen.collect();
+        logits.resize(rows.len() * vocab, T::ZERO);
+        model.head(&normed(model, &chosen), logits);
+        let norms: Vec<T> = logits.par_chunks(vocab).map(log_sum_exp).collect();
+        for ((logits, norm), picks) in logits.chunks(vocab).zip(norms).zip(rows) {
+            for pick in *picks {
+                let logprob = logits[pick.target] - norm;
+                if !logprob.is_finite() {
+                    return Err(EngineError::NotFinite { what: "logprob" });
+                }
+                logprobs[pick.datum][pick.position] = logprob;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Logprob and loss of each pick; turns the logits into their derivative if asked.
 fn row<T: Real>(
     pass: &TrainingPass<'_, T>,
@@ -98,7 +143,8 @@ fn row<T: Real>(
         .iter()
         .map(|p| {
             let logprob = logits[p.target] - lse;
-            let (loss, slope) = token_loss(pass.loss, logprob, p.sampled, p.coefficient);
+            let log_ratio = p.sequence_log_ratio.unwrap_or(logprob - p.old);
+            let (loss, slope) = token_loss(pass.loss, logprob, log_ratio, p.coefficient, p.sampled);
             (logprob, loss, slope)
         })
         .collect();

@@ -16,7 +16,7 @@ use minds_core::datum::Datum;
 use minds_core::loss::Loss;
 use pass::{TrainingPass, run};
 
-pub(crate) use pass::check_datum;
+pub(crate) use pass::{check_datum, is_read};
 
 /// For which positions logprobs are computed; the others are reported as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum LogprobRows {
     /// Every position of every datum.
     #[default]
     All,
-    /// Positions with a non-zero weight or advantage, or a non-zero sampling logprob.
+    /// Sampled targets, and positions with a non-zero weight.
     Trained,
 }
 

@@ -1,7 +1,7 @@
 //! One pass over all data, micro-batch by micro-batch.
 
 use super::backward::{SavedForward, backward};
-use super::head::{TargetLookup, head};
+use super::head::{TargetLookup, head, read_logprobs};
 use super::micro_batch::{DatumNeed, MicroBatch, plan};
 use super::{LogprobRows, PassOptions, PassOutput, TrainingWorkspace};
 use crate::adapter::{AdapterWeights, FusedProjection};
@@ -14,6 +14,7 @@ use crate::real::Real;
 use minds_core::architecture::Architecture;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::loss::Loss;
+use std::collections::HashMap;
 
 /// Inputs and settings of a pass.
 pub(crate) struct TrainingPass<'a, T> {
@@ -35,7 +36,7 @@ pub(crate) fn run<T: Real>(
 ) -> Result<PassOutput<T>, EngineError> {
     check(pass)?;
     let needs: Vec<DatumNeed<'_>> =
-        pass.data.iter().map(|d| need(d, pass.options.rows, grads.is_some())).collect();
+        pass.data.iter().map(|d| need(d, pass.loss, pass.options.rows, grads.is_some())).collect();
     let mut out =
         PassOutput { loss: 0.0, logprobs: pass.data.iter().map(|d| vec![T::ZERO; d.len()]).collect() };
     let TrainingWorkspace { tape, forward, backward: buffers, logits } = workspace;
@@ -46,7 +47,13 @@ pub(crate) fn run<T: Real>(
         }
         let (batch, last) = trunk(pass, &rows, tape, forward);
         let trained = grads.as_ref().map_or(0, |_| rows.trained_rows);
-        let picks = picks(pass, &rows);
+        let mut picks = picks(pass, &rows);
+        if pass.loss.has_sequence_ratio() {
+            // The derivative of a token needs the logprobs of its whole sequence, so the head runs twice.
+            let sampled: Vec<_> = picks.iter().filter(|pick| pick.sampled).copied().collect();
+            read_logprobs(pass.model, &sampled, &last, logits, &mut out.logprobs)?;
+            set_sequence_ratios(pass, &rows, &out.logprobs, &mut picks);
+        }
         let d_last = head(pass, picks, &last, trained, logits, &mut out)?;
         if let (Some(grads), Some(adapter), true) = (grads.as_deref_mut(), pass.adapter, trained > 0) {
             let forward = SavedForward { model: pass.model, adapter, rows: &rows, batch: &batch, tape };
@@ -113,15 +120,17 @@ fn picks<T: Real>(pass: &TrainingPass<'_, T>, rows: &MicroBatch) -> Vec<TargetLo
     for (member, prefix, own) in &rows.members {
         let datum = &pass.data[*member];
         for (position, row) in prefix.clone().chain(own.clone()).enumerate() {
-            let (sampled, coefficient) = tensors(datum, position);
-            if pass.options.rows == LogprobRows::All || sampled != 0.0 || coefficient != 0.0 {
+            if pass.options.rows == LogprobRows::All || is_read(datum, position) {
+                let (old, coefficient) = datum.loss_inputs_at(position);
                 picks.push(TargetLookup {
                     row,
                     datum: *member,
                     position,
                     target: datum.targets()[position] as usize,
-                    sampled: T::from_f64(f64::from(sampled)),
+                    old: T::from_f64(f64::from(old)),
                     coefficient: T::from_f64(f64::from(coefficient)),
+                    sampled: datum.is_sampled(position),
+                    sequence_log_ratio: None,
                 });
             }
         }
@@ -130,21 +139,37 @@ fn picks<T: Real>(pass: &TrainingPass<'_, T>, rows: &MicroBatch) -> Vec<TargetLo
     picks
 }
 
-/// Sampling logprob and coefficient (weight or advantage) of a position.
-fn tensors(datum: &Datum, position: usize) -> (f32, f32) {
-    match datum.inputs() {
-        LossInputs::Weights(weights) => (0.0, weights[position]),
-        LossInputs::Policy { logprobs, advantages } => (logprobs[position], advantages[position]),
+/// Gives each target the log ratio of its sequence under these logprobs.
+fn set_sequence_ratios<T: Real>(
+    pass: &TrainingPass<'_, T>,
+    rows: &MicroBatch,
+    logprobs: &[Vec<T>],
+    picks: &mut [TargetLookup<T>],
+) {
+    let of_member = |member: usize| {
+        let ratio = Loss::sequence_log_ratio(&pass.data[member], |t| logprobs[member][t].to_f64());
+        (member, T::from_f64(ratio))
+    };
+    let ratios: HashMap<usize, T> = rows.members.iter().map(|(member, ..)| of_member(*member)).collect();
+    for pick in picks {
+        pick.sequence_log_ratio = ratios.get(&pick.datum).copied();
     }
 }
 
-fn need(datum: &Datum, rows: LogprobRows, with_gradients: bool) -> DatumNeed<'_> {
-    let needed = |t: &usize| tensors(datum, *t) != (0.0, 0.0);
+/// Whether a loss or a report reads the logprob at a position.
+pub(crate) fn is_read(datum: &Datum, position: usize) -> bool {
+    datum.loss_inputs_at(position) != (0.0, 0.0) || datum.is_sampled(position)
+}
+
+fn need(datum: &Datum, loss: Loss, rows: LogprobRows, with_gradients: bool) -> DatumNeed<'_> {
     let len = match rows {
         LogprobRows::All => datum.len(),
-        LogprobRows::Trained => (0..datum.len()).rev().find(needed).map_or(0, |last| last + 1),
+        LogprobRows::Trained => {
+            (0..datum.len()).rev().find(|t| is_read(datum, *t)).map_or(0, |last| last + 1)
+        }
     };
-    DatumNeed { input: &datum.input()[..len], trained: with_gradients && datum.trained_tokens() > 0 }
+    let counts = |t: usize| loss.counts(f64::from(datum.loss_inputs_at(t).1), datum.is_sampled(t));
+    DatumNeed { input: &datum.input()[..len], trained: with_gradients && (0..datum.len()).any(counts) }
 }
 
 /// Rows of a micro-batch.
@@ -177,6 +202,9 @@ pub(crate) fn check_datum(
     check_tokens(arch, datum.targets())?;
     if datum.len() > arch.context {
         return Err(EngineError::TooLong { len: datum.len(), context: arch.context });
+    }
+    if loss.needs_provenance() {
+        return Err(EngineError::UnknownFormula { loss: loss.name() });
     }
     let is_weighted = matches!(datum.inputs(), LossInputs::Weights(_));
     if is_weighted != (loss == Loss::CrossEntropy) {

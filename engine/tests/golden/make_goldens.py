@@ -428,4 +428,5 @@ def main():
         path.chmod(0o644)
 
 
-main()
+if __name__ == "__main__":
+    main()

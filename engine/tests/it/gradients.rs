@@ -173,6 +173,25 @@ fn every_loss_has_the_gradient_of_its_value_on_qwen3() {
     LOSSES.iter().for_each(|&loss| check(name, arch, loss));
 }
 
+/// Golden gradients of torch are in `golden.rs`; here the order of rows and shared prefixes change.
+#[test]
+fn gspo_has_one_gradient_however_its_data_are_arranged() {
+    let (_, arch) = &architectures()[0];
+    let model = Model::<f64>::random(arch.clone(), 3).unwrap();
+    let adapter = adapter::<f64>(arch, 3, 4);
+    let loss = Loss::Gspo { low: 0.9, high: 1.1 };
+    let data = data(&model, &adapter, loss);
+    let (value, grads) = gradients(&model, &adapter, &data, loss, SHARED);
+    assert!(grads.values().iter().any(|g| *g != 0.0));
+    for options in [APART, TRAINED] {
+        let (other, others) = gradients(&model, &adapter, &data, loss, options);
+        assert!((value - other).abs() < 1e-10 * value.abs().max(1.0), "{value} {other}");
+        for (a, b) in grads.values().iter().zip(others.values()) {
+            assert!((a - b).abs() < 1e-10 * a.abs().max(1.0), "{a} and {b}");
+        }
+    }
+}
+
 #[test]
 fn a_loss_that_overflows_leaves_the_gradients_alone() {
     let (_, arch) = &architectures()[0];

@@ -4,7 +4,7 @@ use crate::service::{Bytes, bits, engine, model, options, prompt, request, rollo
 use minds_core::chat::Tokenizer;
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
-use minds_core::sampling::{SampleRequest, SamplingParams, Stop, StopReason};
+use minds_core::sampling::{SampleRequest, SamplingParams, Stop, StopReason, TargetTokens};
 use minds_core::service::{BackendError, TrainingBackend};
 use minds_engine::runtime::{Engine, EngineOptions};
 use minds_engine::train::LogprobRows;
@@ -161,6 +161,56 @@ fn greedy_and_topk_lists_agree_with_the_logprobs() {
         assert!((whole - 1.0).abs() < 1e-4, "the probabilities sum to {whole}");
         assert_eq!(list.iter().find(|(t, _)| t == token).map(|(_, lp)| *lp), scores[position]);
     }
+}
+
+#[test]
+fn the_last_tokens_of_a_prompt_are_scored_from_the_prefix_cache() {
+    let engine = engine(&options());
+    let tokens = prompt(100, 1);
+    let all = wait(engine.sample(None, SampleRequest::score(tokens.clone())).unwrap()).unwrap();
+    let all = all.prompt_logprobs.unwrap();
+    for (last, cached) in [(3, 96), (4, 96), (99, 96)] {
+        let response = engine.sample(None, SampleRequest::score_from(tokens.clone(), 100 - last)).unwrap();
+        let response = wait(response).unwrap();
+        assert_eq!(response.cached_prompt_tokens, cached, "{last}");
+        let scores = response.prompt_logprobs.unwrap();
+        assert!(scores[..100 - last].iter().all(Option::is_none), "{last}");
+        assert_eq!(scores[100 - last..], all[100 - last..], "{last}");
+    }
+    // Another sequence with the same beginning, sampled: its logprobs are not known, only its keys and values.
+    let other = prompt(100, 2);
+    wait(engine.sample(None, request(other.clone(), 1, 1, 1)).unwrap()).unwrap();
+    for (last, cached) in [(3, 96), (4, 64), (99, 0)] {
+        let response = engine.sample(None, SampleRequest::score_from(other.clone(), 100 - last)).unwrap();
+        assert_eq!(wait(response).unwrap().cached_prompt_tokens, cached, "{last}");
+    }
+    let whole = SampleRequest::score_from(other, 1);
+    assert_eq!(whole.prompt_logprobs_last_n, None, "the first token has no logprob");
+}
+
+#[test]
+fn requested_targets_have_the_logprobs_of_the_whole_distribution() {
+    let engine = engine(&options());
+    let tokens = prompt(40, 1);
+    let rows = tokens.len() - 1;
+    let targets: Vec<Option<Token>> = (0..rows).flat_map(|row| [Some(row as Token), None]).collect();
+    let ask = SampleRequest {
+        target_prompt_logprobs: Some(TargetTokens { tokens: targets.into(), k: 2 }),
+        topk_prompt_logprobs: 259,
+        ..SampleRequest::score(tokens.clone())
+    };
+    let response = wait(engine.sample(None, ask.clone()).unwrap()).unwrap();
+    let found = response.target_prompt_logprobs.unwrap();
+    assert_eq!((found.k, found.logprobs.len()), (2, 2 * rows));
+    let lists = response.topk_prompt_logprobs.unwrap();
+    for (row, pair) in found.logprobs.chunks(2).enumerate() {
+        let list = lists[row + 1].as_ref().unwrap();
+        let expected = list.iter().find(|(token, _)| *token == row as Token).unwrap().1;
+        assert_eq!(pair, [expected, 0.0]);
+    }
+    let outside = TargetTokens { tokens: vec![Some(9999); rows].into(), k: 1 };
+    let ask = SampleRequest { target_prompt_logprobs: Some(outside), ..ask };
+    assert!(matches!(engine.sample(None, ask), Err(BackendError::Rejected(_))));
 }
 
 /// Bytes of 32 positions of the tiny model.

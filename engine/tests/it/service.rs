@@ -22,8 +22,8 @@ impl Tokenizer for Bytes {
     fn encode(&self, text: &str) -> Vec<Token> {
         text.bytes().map(Token::from).collect()
     }
-    fn control(&self, _: &str) -> Option<Token> {
-        None
+    fn control(&self, name: &str) -> Option<Token> {
+        (name == "<end>").then_some(257)
     }
     fn decode(&self, tokens: &[Token]) -> String {
         let bytes: Vec<u8> = tokens.iter().filter_map(|t| u8::try_from(*t).ok()).collect();

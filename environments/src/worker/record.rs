@@ -246,7 +246,13 @@ mod tests {
     }
 
     fn sampled(tokens: Vec<Token>) -> Completion {
-        Completion { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+        Completion {
+            logprobs: vec![-1.0; tokens.len()],
+            tokens,
+            stop: StopReason::Stop,
+            topk: None,
+            sequence_id: None,
+        }
     }
 
     /// Asks, is answered with these tokens, and gives the prompt of the next question.

@@ -38,6 +38,7 @@ impl SamplingBackend for ReplaySampler {
             sequences: vec![answer],
             prompt_logprobs: None,
             topk_prompt_logprobs: None,
+            target_prompt_logprobs: None,
             cached_prompt_tokens: 0,
         })
     }

@@ -120,7 +120,13 @@ pub fn renderer(name: &str, tokenizer: Arc<Bytes>) -> Arc<dyn Renderer> {
 }
 
 pub fn sampled(tokens: Vec<Token>) -> Completion {
-    Completion { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None }
+    Completion {
+        logprobs: vec![-1.0; tokens.len()],
+        tokens,
+        stop: StopReason::Stop,
+        topk: None,
+        sequence_id: None,
+    }
 }
 
 /// A question to the reader, spelled out.

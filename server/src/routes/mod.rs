@@ -57,6 +57,7 @@ pub(crate) fn router(server: Arc<ServerState>) -> Router {
         .route("/forward_backward", post(training::forward_backward))
         .route("/optim_step", post(training::optim_step))
         .route("/save_weights", post(weights::save))
+        .route("/create_custom_loss", post(training::refuse_custom_loss))
         .route("/save_weights_for_sampler", post(weights::save_for_sampler))
         .route("/load_weights", post(weights::load))
         .route("/weights_info", post(weights::info))

@@ -58,14 +58,14 @@ pub(super) async fn info(State(server): Server, PathParams(id): PathParams<Strin
     let source = server.samplers.source(&id).ok_or_else(|| unknown(&id))?;
     let model_path = match source {
         SamplerSource::Saved(path) => Some(path),
-        SamplerSource::Base | SamplerSource::Exported => None,
+        SamplerSource::Base | SamplerSource::Exported | SamplerSource::InFlight(_) => None,
     };
     Ok(json(&WireSampler { sampler_id: id, base_model: server.info.base_model.clone(), model_path }))
 }
 
 pub(super) async fn sample(State(server): Server, body: RequestBody) -> RouteResult {
     let bytes = body.bytes.len();
-    let mut request: types::WireSampleRequest = parse_blocking(body, RequestBody::json).await?;
+    let request: types::WireSampleRequest = parse_blocking(body, RequestBody::json).await?;
     let mut owner = String::new();
     let source = match (&request.sampling_session_id, &request.model_path, &request.base_model) {
         (Some(id), ..) => {
@@ -80,10 +80,9 @@ pub(super) async fn sample(State(server): Server, body: RequestBody) -> RouteRes
         (None, None, Some(name)) => check_base(&server, name).map(|()| SamplerSource::Base)?,
         (None, None, None) => return Err(ApiError::bad_request("sampling_session_id is missing")),
     };
-    let last = request.prompt_logprobs_last_n.take();
     let checked = sample_request_from_wire(&request, server.info.context);
     let checked = checked.map_err(BackendError::from)?;
-    check(&checked, last, server.info.context, server.options())?;
+    check(&checked, server.info.context, server.options())?;
     let samples = checked.num_samples;
 
     let sampler = request.sampling_session_id.clone().unwrap_or_default();
@@ -94,7 +93,7 @@ pub(super) async fn sample(State(server): Server, body: RequestBody) -> RouteRes
         let sampler = sampler.clone();
         promise.fulfill_with(async move {
             match draw(&server, &sampler, source, checked).await {
-                Ok(response) => RequestOutcome::Sample(only_last(response, last)),
+                Ok(response) => RequestOutcome::Sample(response),
                 Err(error) => RequestOutcome::failed(&error),
             }
         });
@@ -108,12 +107,7 @@ pub(super) async fn sample(State(server): Server, body: RequestBody) -> RouteRes
     Ok(json(&FutureHandle { request_id, model_id: None, sample_sequence_ids }))
 }
 
-fn check(
-    request: &SampleRequest,
-    last: Option<i64>,
-    context: usize,
-    options: &ServerOptions,
-) -> Result<(), ApiError> {
+fn check(request: &SampleRequest, context: usize, options: &ServerOptions) -> Result<(), ApiError> {
     let most = options.max_samples;
     if request.num_samples > most {
         return Err(ApiError::bad_request(format!(
@@ -135,12 +129,7 @@ fn check(
             options.sample_bytes
         )));
     }
-    match last {
-        Some(n) if n < 0 => {
-            Err(ApiError::bad_request(format!("prompt_logprobs_last_n is {n}, it must not be negative")))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Upper bound on the memory of the result, in bytes.
@@ -152,7 +141,10 @@ fn result_bytes(request: &SampleRequest, context: usize) -> usize {
     let sampled = request.params.max_tokens.min(context.saturating_sub(prompt));
     let samples = request.num_samples.saturating_mul(sampled);
     let samples = samples.saturating_mul(position(request.topk_sample_logprobs));
-    samples.saturating_add(prompt.saturating_mul(position(request.topk_prompt_logprobs)))
+    let targets = request.target_prompt_logprobs.as_ref().map_or(0, |targets| targets.tokens.len());
+    samples
+        .saturating_add(prompt.saturating_mul(position(request.topk_prompt_logprobs)))
+        .saturating_add(targets.saturating_mul(size_of::<f32>()))
 }
 
 async fn draw(
@@ -163,23 +155,19 @@ async fn draw(
 ) -> Result<SampleResponse, BackendError> {
     let weights = match source {
         SamplerSource::Base => server.base_sampler().await?,
-        SamplerSource::Saved(path) => server.samplers.saved(&path, || server.service.sampler_from(&path)).await?,
-        SamplerSource::Exported => server.samplers.exported(sampler).ok_or_else(|| {
-            BackendError::Rejected(format!(
-                "the weights of `{sampler}` had to give way to newer ones: save weights under a name to keep them"
-            ))
-        })?,
+        SamplerSource::Saved(path) => {
+            server.samplers.saved(&path, || server.service.sampler_from(&path)).await?
+        }
+        SamplerSource::Exported => server.samplers.exported(sampler).ok_or_else(|| evicted(sampler))?,
+        SamplerSource::InFlight(model) => server.samplers.exported(&model).ok_or_else(|| evicted(sampler))?,
     };
     weights.sample(request).await
 }
 
-/// Removes all prompt logprobs except those of the last `last` tokens; `None` keeps all.
-fn only_last(mut response: SampleResponse, last: Option<i64>) -> SampleResponse {
-    if let (Some(logprobs), Some(n)) = (&mut response.prompt_logprobs, last) {
-        let dropped = logprobs.len().saturating_sub(usize::try_from(n).unwrap_or(usize::MAX));
-        logprobs[..dropped].fill(None);
-    }
-    response
+fn evicted(sampler: &str) -> BackendError {
+    BackendError::Rejected(format!(
+        "the weights of `{sampler}` had to give way to newer ones: save weights under a name to keep them"
+    ))
 }
 
 fn unknown(id: &str) -> ApiError {

@@ -7,6 +7,7 @@ use crate::operation::{ModelOperation, kind};
 use crate::outcome::BodyFormat;
 use crate::state::ServerState;
 use axum::extract::State;
+use minds_core::loss::LossError;
 use minds_core::service::BackendError;
 use minds_tinker::convert::{CheckedPass, ConvertError, adam_from_wire, pass_from_json, pass_from_proto};
 use minds_tinker::types::{ForwardRequest, OptimStepRequest, WireForwardBackwardRequest, proto};
@@ -70,6 +71,11 @@ async fn submit(
     let request_id =
         handle.submit(&server.futures, sent.number, bytes, ModelOperation::or_invalid(kind, operation))?;
     Ok(future_response(request_id, handle.id()))
+}
+
+/// A custom loss as a graph that the server would rebuild.
+pub(super) async fn refuse_custom_loss() -> ApiError {
+    ApiError::bad_request(LossError::Custom.to_string())
 }
 
 pub(super) async fn optim_step(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {

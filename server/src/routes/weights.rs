@@ -14,7 +14,7 @@ use minds_core::hosting::HostedTraining;
 use minds_core::lora::{LoraSpec, Target};
 use minds_core::service::{BackendError, Pending};
 use minds_tinker::types::{
-    LoadWeightsRequest, LoadWeightsResponse, OptimizerConfig, SaveWeightsForSamplerRequest,
+    LoadWeightsRequest, LoadWeightsResponse, OptimizerConfig, SaveKind, SaveWeightsForSamplerRequest,
     SaveWeightsRequest, WeightsInfoRequest, WeightsInfoResponse,
 };
 use serde::Serialize;
@@ -37,7 +37,11 @@ pub(super) async fn save(State(server): Server, SmallBody(body): SmallBody) -> R
 pub(super) async fn save_for_sampler(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     let request: SaveWeightsForSamplerRequest = numbered(&server, &body, kind::SAVE_WEIGHTS_FOR_SAMPLER)?;
     let handle = server.model(&request.model_id)?;
+    let in_flight = request.kind == SaveKind::Inflight;
     let operation = match (request.path, request.sampling_session_seq_id) {
+        (Some(_), _) if in_flight => Err(BackendError::Rejected(
+            "weights of the kind `inflight` have no path: leave it out, or save a `snapshot`".into(),
+        )),
         (Some(path), _) => {
             let notes = notes(&server, request.ttl_seconds, request.user_metadata);
             name(Some(path)).and_then(|name| Ok(ModelOperation::SaveSampler { name, notes: notes? }))
@@ -49,7 +53,8 @@ pub(super) async fn save_for_sampler(State(server): Server, SmallBody(body): Sma
                 entry.samplers.insert(number, sampler.clone());
                 Ok(())
             })?;
-            Ok(ModelOperation::Export { sampler, session })
+            let in_flight_of = in_flight.then(|| handle.id().to_owned());
+            Ok(ModelOperation::Export { sampler, session, in_flight_of })
         }
         (None, None) => {
             Err(BackendError::Rejected("there is neither a path nor a sampling_session_seq_id".into()))

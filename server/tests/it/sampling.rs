@@ -84,6 +84,27 @@ fn a_sampler_keeps_the_weights_of_the_moment_of_the_save() {
     });
 }
 
+#[test]
+fn samplers_in_flight_share_the_newest_weights_of_their_model() {
+    run(async {
+        let server = Served::start(None, |_| {}).await;
+        let model = server.model().await;
+        let save = |number: i64, sampler: u64| json!({"model_id": model, "seq_id": number, "sampling_session_seq_id": sampler, "kind": "inflight"});
+        let early = server.ask("save_weights_for_sampler", &save(1, 0)).await["sampling_session_id"].clone();
+        let before = score(&server, &early).await;
+        server.post("forward_backward", &backward(&model, 2)).await;
+        server.post("optim_step", &step(&model, 3)).await;
+        let late = server.ask("save_weights_for_sampler", &save(4, 1)).await["sampling_session_id"].clone();
+        let after = score(&server, &late).await;
+        assert_ne!(before, after, "the step changed the weights");
+        assert_eq!(score(&server, &early).await, after);
+        let named = json!({"model_id": model, "seq_id": 5, "path": "x", "kind": "inflight"});
+        let refused = server.ask("save_weights_for_sampler", &named).await;
+        assert!(refused["error"].as_str().unwrap().contains("inflight"), "{refused}");
+        server.stop().await;
+    });
+}
+
 async fn score(server: &Served, sampler: &Value) -> Value {
     let body = json!({"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [3, 1, 4]}]},
         "sampling_params": {"max_tokens": 1}, "prompt_logprobs": true});

@@ -297,7 +297,8 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ("trainer.rollouts_per_example=-1", "is -1, it must be a non-negative whole number"),
         (
             "trainer.loss_fn=pop",
-            "is \"pop\", it must be one of: cispo, ppo, importance_sampling; did you mean \"ppo\"?",
+            "is \"pop\", it must be one of: cispo, ppo, importance_sampling, truncated_importance_sampling, \
+             masked_importance_sampling, gspo, dro, stable_reinforce; did you mean \"ppo\"?",
         ),
         ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1, it must be finite and not negative"),
         ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),

@@ -48,6 +48,13 @@ impl ModelLimits {
                 if matches!(datum.inputs(), LossInputs::Weights(_)) != (loss == Loss::CrossEntropy) {
                     return Err(format!("its tensors are not those of the loss {}", loss.name()));
                 }
+                if loss.needs_provenance() && datum.provenance().is_none() {
+                    return Err(format!(
+                        "the loss {} needs provenance: take the samples with record_stability_info, from a service that \
+                         names them",
+                        loss.name()
+                    ));
+                }
                 Ok(())
             };
             check().map_err(|e| ClientError::rejected(what, format!("datum {index}: {e}")))?;

@@ -27,7 +27,7 @@ pub use checks::ModelLimits;
 pub use error::ClientError;
 pub use metrics::ClientMetrics;
 pub use options::{API_KEY_ENV, ClientOptions, ClientTimeouts};
-pub use sampling_client::{SamplingClient, TargetLogprobs};
+pub use sampling_client::SamplingClient;
 pub use secret::Secret;
 pub use training_client::{ExportedSampler, TrainingClient};
 pub use transport::check_address;

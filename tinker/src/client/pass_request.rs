@@ -50,6 +50,10 @@ impl PassRequest {
                 let call = HttpRequest::post("forward_backward", body.into(), timeout);
                 Ok(HttpRequest { content_type: PROTOBUF, zstd, ..call })
             }
+            WireFormat::Json if self.loss.needs_provenance() => Err(ClientError::Unsupported {
+                what: format!("the loss {}", self.loss.name()),
+                detail: "it needs provenance, which a server of this age does not read".into(),
+            }),
             WireFormat::Json => {
                 let input = pass_to_json(data, self.loss);
                 let seq_id = Some(i64::from(seq_id));

@@ -1,6 +1,6 @@
 //! Samples from one set of weights.
 
-use super::checks::{self, ModelLimits};
+use super::checks::ModelLimits;
 use super::connection::{Connection, ResultError, ResultPayload, encode};
 use super::error::ClientError;
 use super::limiter::RequestPermit;
@@ -8,9 +8,7 @@ use super::retry::{NotFoundMeaning, ResponseOutcome, RetryReason};
 use super::transport::HttpRequest;
 use super::{ClientFuture, ClientSession, with_new_id};
 use crate::convert::{sample_request_to_wire, sample_response_from_json, sample_response_from_proto};
-use crate::types::{
-    self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, FutureHandle, numbers, proto,
-};
+use crate::types::{self, CreateSamplingSessionRequest, CreateSamplingSessionResponse, FutureHandle, proto};
 use minds_core::ids::Token;
 use minds_core::sampling::{SampleRequest, SampleResponse};
 use prost::Message as _;
@@ -27,15 +25,6 @@ pub struct SamplingClient {
     id: String,
     next: Arc<AtomicI64>,
     limits: ModelLimits,
-}
-
-/// Logprobs of chosen tokens at each prompt position.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TargetLogprobs {
-    /// Row after row, one row per position that predicts a token; NaN where no token was requested.
-    pub values: Vec<f32>,
-    /// Number of tokens per row.
-    pub k: usize,
 }
 
 impl SamplingClient {
@@ -88,7 +77,8 @@ impl SamplingClient {
                 .map_err(|e| e.to_string())
                 .and_then(|r| sample_response_from_json(&r, prompt_len).map_err(|e| e.to_string())),
         };
-        let response = self.draw(what, sample_request_to_wire(request), read).await?;
+        let (mut response, names) = self.draw(what, sample_request_to_wire(request), read).await?;
+        name_samples(&mut response, names, request).map_err(|why| self.failed(what, &why))?;
         self.limits.check_samples(&response, request).map_err(|why| self.failed(what, &why))?;
         complete(response, request)
     }
@@ -104,55 +94,23 @@ impl SamplingClient {
     /// # Errors
     /// As [`Self::sample`].
     pub async fn logprobs(&self, tokens: Arc<[Token]>) -> Result<Vec<Option<f32>>, ClientError> {
-        let response = self.sample(&SampleRequest::score(tokens)).await?;
+        self.logprobs_from(tokens, 0).await
+    }
+
+    /// Logprob of each token from position `from` on, given those before it. Earlier positions may have none.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub async fn logprobs_from(
+        &self,
+        tokens: Arc<[Token]>,
+        from: usize,
+    ) -> Result<Vec<Option<f32>>, ClientError> {
+        let response = self.sample(&SampleRequest::score_from(tokens, from)).await?;
         response.prompt_logprobs.ok_or_else(|| ClientError::Unsupported {
             what: "prompt logprobs".into(),
             detail: "the server left them out".into(),
         })
-    }
-
-    /// Logprobs of chosen tokens at each prompt position: `targets` has one row of `k` for each token of the prompt but
-    /// the first, `None` for no token. Only newer servers have it.
-    ///
-    /// # Errors
-    /// As [`Self::sample`], and a server that leaves them out.
-    pub async fn target_logprobs(
-        &self,
-        prompt: Arc<[Token]>,
-        targets: &[Option<Token>],
-        k: usize,
-    ) -> Result<TargetLogprobs, ClientError> {
-        let what = "target logprobs";
-        let request = SampleRequest::score(prompt);
-        self.limits.check_sample(what, &request)?;
-        let rows = request.prompt.len() - 1;
-        if k == 0 || rows.checked_mul(k) != Some(targets.len()) {
-            let detail = format!("{} targets are not {rows} rows of {k}", targets.len());
-            return Err(ClientError::rejected(what, detail));
-        }
-        let values = targets.iter().map(|target| target.map_or(-1, i64::from)).collect();
-        let mut tensor = types::TensorData::int64(values);
-        tensor.shape = Some(vec![rows as i64, k as i64]);
-        let mut wire = sample_request_to_wire(&request);
-        wire.target_prompt_logprobs = Some(tensor);
-        let absent =
-            || ClientError::Unsupported { what: what.into(), detail: "the server left them out".into() };
-        let read = |payload| match payload {
-            ResultPayload::Protobuf(body) => proto::ProtoSampleResponse::decode(body)
-                .map(|r| r.target_prompt_logprobs)
-                .map_err(|e| e.to_string()),
-            ResultPayload::Json(_) => Ok(None),
-        };
-        let tensor = self.draw(what, wire, read).await?.ok_or_else(absent)?;
-        let Some(proto::Encoding::Dense(bytes)) = &tensor.encoding else {
-            return Err(self.failed(what, "they arrived as a sparse tensor"));
-        };
-        let values = numbers::read::<f32>(bytes).map_err(|e| self.failed(what, &e.to_string()))?.into_owned();
-        if values.len() != targets.len() {
-            return Err(self.failed(what, &format!("{} values for {} targets", values.len(), targets.len())));
-        }
-        checks::check_logprobs(&values).map_err(|why| self.failed(what, &why))?;
-        Ok(TargetLogprobs { values, k })
     }
 
     async fn draw<T: Send + 'static>(
@@ -160,7 +118,7 @@ impl SamplingClient {
         what: &'static str,
         mut request: types::WireSampleRequest,
         read: impl Fn(ResultPayload) -> Result<T, String> + Send + Sync + 'static,
-    ) -> Result<T, ClientError> {
+    ) -> Result<(T, Option<Vec<String>>), ClientError> {
         request.sampling_session_id = Some(self.id.clone());
         let connection = self.session.connection.clone();
         connection.check_alive(what)?;
@@ -172,14 +130,15 @@ impl SamplingClient {
     }
 }
 
-/// Submits until accepted, waits for the result, and starts over if the server has lost it.
+/// Submits until accepted, waits for the result, and starts over if the server has lost it. Returns the result, and the
+/// names of its samples if the server names them.
 async fn fetch<T>(
     connection: &Arc<Connection>,
     what: &str,
     mut request: types::WireSampleRequest,
     next: &AtomicI64,
     read: impl Fn(ResultPayload) -> Result<T, String>,
-) -> Result<T, ClientError> {
+) -> Result<(T, Option<Vec<String>>), ClientError> {
     let mut resubmissions = 0;
     loop {
         // The number is the request's identity: the same over all attempts, another one for a new draw.
@@ -200,7 +159,7 @@ async fn fetch<T>(
         guard.request_id = None;
         drop(permit);
         match result {
-            Ok(result) => return Ok(result),
+            Ok(result) => return Ok((result, promise.sample_sequence_ids)),
             Err(ResultError::Error(error)) => return Err(error),
             Err(ResultError::Gone(why)) if resubmissions == RESUBMISSIONS => {
                 return Err(ClientError::Failed { what: what.into(), detail: why });
@@ -246,6 +205,25 @@ async fn submit<'a>(
     }
 }
 
+/// Gives the samples the names that the server promised, if it recorded them: later requests refer to them.
+fn name_samples(
+    response: &mut SampleResponse,
+    names: Option<Vec<String>>,
+    request: &SampleRequest,
+) -> Result<(), String> {
+    if !request.record_stability_info {
+        return Ok(());
+    }
+    let names = names.unwrap_or_default();
+    if names.len() != response.sequences.len() {
+        return Err(format!("it named {} of {} recorded samples", names.len(), response.sequences.len()));
+    }
+    for (sample, name) in response.sequences.iter_mut().zip(names) {
+        sample.sequence_id = Some(name.into());
+    }
+    Ok(())
+}
+
 /// Checks that all requested outputs are present.
 fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleResponse, ClientError> {
     let missing = |what: &str| {
@@ -256,6 +234,18 @@ fn complete(response: SampleResponse, request: &SampleRequest) -> Result<SampleR
     }
     if request.topk_prompt_logprobs > 0 && response.topk_prompt_logprobs.is_none() {
         return missing("the most likely tokens of the prompt");
+    }
+    if let Some(targets) = &request.target_prompt_logprobs {
+        match &response.target_prompt_logprobs {
+            None => return missing("logprobs of chosen tokens of the prompt"),
+            Some(found) if found.logprobs.len() != targets.tokens.len() => {
+                return Err(ClientError::Failed {
+                    what: "sample".into(),
+                    detail: format!("{} logprobs for {} targets", found.logprobs.len(), targets.tokens.len()),
+                });
+            }
+            Some(_) => {}
+        }
     }
     if request.topk_sample_logprobs > 0 && response.sequences.iter().any(|s| s.topk.is_none()) {
         return missing("the most likely tokens of samples");

@@ -111,7 +111,15 @@ impl TrainingClient {
             }
             // Some servers do not report it.
             if !forward.metrics.contains_key(LOSS_SUM) {
-                let sum = loss_sum(&data, &forward.logprobs, loss);
+                let sum =
+                    loss_sum(&data, &forward.logprobs, loss).ok_or_else(|| ClientError::Unreadable {
+                        what: what.into(),
+                        detail: format!(
+                            "the answer of {} has no `{LOSS_SUM}`, and the formula of {} is not public",
+                            connection.transport.server(),
+                            loss.name()
+                        ),
+                    })?;
                 forward.metrics.insert(LOSS_SUM.into(), sum);
             }
             Ok(forward)

@@ -4,7 +4,7 @@ use super::ConvertError;
 use super::tensors::TensorRow;
 use crate::types::proto::{self, ProtoDType};
 use crate::types::{self, TensorData, numbers};
-use minds_core::datum::{Datum, LossInputs};
+use minds_core::datum::Datum;
 use minds_core::loss::Loss;
 use minds_core::service::ForwardOutput;
 use std::collections::BTreeMap;
@@ -94,18 +94,10 @@ pub fn forward_from_json(output: &types::WireForwardBackwardOutput) -> Result<Fo
 }
 
 /// The summed loss by its definition, for servers that do not report it. Positions without a logprob count nothing.
+/// `None` if the formula of the loss is not public.
 #[must_use]
-pub fn loss_sum(data: &[Datum], logprobs: &[Vec<f32>], loss: Loss) -> f64 {
-    let of_datum = |(datum, row): (&Datum, &Vec<f32>)| -> f64 {
-        let lps = row.iter().map(|lp| f64::from(*lp)).enumerate().filter(|(_, lp)| !lp.is_nan());
-        match datum.inputs() {
-            LossInputs::Weights(w) => lps.map(|(t, lp)| loss.value(lp, 0.0, f64::from(w[t]))).sum(),
-            LossInputs::Policy { logprobs: q, advantages: a } => {
-                lps.map(|(t, lp)| loss.value(lp, f64::from(q[t]), f64::from(a[t]))).sum()
-            }
-        }
-    };
-    data.iter().zip(logprobs).map(of_datum).sum()
+pub fn loss_sum(data: &[Datum], logprobs: &[Vec<f32>], loss: Loss) -> Option<f64> {
+    data.iter().zip(logprobs).map(|(datum, logprobs)| loss.of_datum(datum, logprobs)).sum()
 }
 
 fn no_logprobs() -> ConvertError {

@@ -4,7 +4,7 @@ use super::ConvertError;
 use super::tensors::{TensorRow, tokens_of_bytes};
 use crate::types::proto::{self, Encoding, LossConfig, ProtoDType};
 use crate::types::{self, TensorData, numbers};
-use minds_core::datum::{Datum, LossInputs};
+use minds_core::datum::{Datum, LossInputs, Provenance, ProvenanceSpan, SpanSource};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ const TARGETS: &str = "target_tokens";
 const WEIGHTS: &str = "weights";
 const LOGPROBS: &str = "logprobs";
 const ADVANTAGES: &str = "advantages";
+const RATIO_MASK: &str = "sequence_ratio_mask";
 
 /// A pass whose data and loss are valid.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +24,9 @@ pub struct CheckedPass {
     pub loss: Loss,
 }
 
-/// A datum in protobuf. Tokens and floats are not copied.
+/// A datum in protobuf, with the tensors of a loss. Tokens and floats are not copied.
 #[must_use]
-pub fn datum_to_proto(datum: &Datum) -> proto::ProtoDatum {
+pub fn datum_to_proto(datum: &Datum, loss: Loss) -> proto::ProtoDatum {
     let tokens = numbers::share::<u32, _>(TokenBuffer(datum.clone()));
     let tensor = |bytes, dtype: ProtoDType| proto::ProtoTensor {
         encoding: Some(Encoding::Dense(bytes)),
@@ -39,19 +40,66 @@ pub fn datum_to_proto(datum: &Datum) -> proto::ProtoDatum {
     for (name, field) in fields(datum.inputs()) {
         inputs.insert((*name).to_owned(), floats(*field));
     }
+    if loss.has_sequence_ratio() {
+        let mask = numbers::collect(ratio_mask(datum));
+        inputs.insert(RATIO_MASK.to_owned(), tensor(mask, ProtoDType::Float32));
+    }
+    let spans = |spans: &[ProvenanceSpan]| spans.iter().map(span_to_proto).collect::<Vec<_>>();
+    let provenance = datum.provenance().filter(|_| loss.needs_provenance());
     proto::ProtoDatum {
         model_input: vec![proto::ProtoChunk { encoded_text: Some(proto::EncodedTextChunk { tokens }) }],
         loss_fn_inputs: inputs,
+        model_input_spans: provenance.map_or_else(Vec::new, |p| spans(&p.input)),
+        loss_fn_input_spans: provenance.map_or_else(Vec::new, |p| spans(&p.targets)),
     }
 }
 
-/// A datum in JSON.
+/// 1 for each target that the model sampled, 0 for the others.
+fn ratio_mask(datum: &Datum) -> impl ExactSizeIterator<Item = f32> + Clone {
+    (0..datum.len()).map(|position| if datum.is_sampled(position) { 1.0 } else { 0.0 })
+}
+
+fn span_to_proto(span: &ProvenanceSpan) -> proto::ProtoProvenanceSpan {
+    let range = proto::ProtoSequenceRange {
+        sequence_id: span.sequence_id.to_string(),
+        offset: span.offset as i64,
+        length: span.length as i64,
+    };
+    proto::ProtoProvenanceSpan {
+        span: Some(match span.source {
+            SpanSource::Prompt => proto::ProtoSpan::Prompt(range),
+            SpanSource::Sample => proto::ProtoSpan::Sampled(range),
+        }),
+    }
+}
+
+fn span_from_proto(span: &proto::ProtoProvenanceSpan) -> Result<ProvenanceSpan, ConvertError> {
+    let (source, range) = match &span.span {
+        Some(proto::ProtoSpan::Prompt(range)) => (SpanSource::Prompt, range),
+        Some(proto::ProtoSpan::Sampled(range)) => (SpanSource::Sample, range),
+        None => return Err(ConvertError::invalid("a span names neither a prompt nor a sample")),
+    };
+    let count = |name: &str, n: i64| {
+        usize::try_from(n).map_err(|_| ConvertError::Invalid(format!("the {name} of a span is {n}")))
+    };
+    Ok(ProvenanceSpan {
+        source,
+        sequence_id: range.sequence_id.as_str().into(),
+        offset: count("offset", range.offset)?,
+        length: count("length", range.length)?,
+    })
+}
+
+/// A datum in JSON, with the tensors of a loss. This form has no provenance.
 #[must_use]
-pub fn datum_to_json(datum: &Datum) -> types::WireDatum {
+pub fn datum_to_json(datum: &Datum, loss: Loss) -> types::WireDatum {
     let targets = TensorData::int64(datum.targets().iter().map(|t| i64::from(*t)).collect());
     let mut inputs = BTreeMap::from([(TARGETS.to_owned(), targets)]);
     for (name, field) in fields(datum.inputs()) {
         inputs.insert((*name).to_owned(), TensorData::float32(field(datum.inputs()).to_vec()));
+    }
+    if loss.has_sequence_ratio() {
+        inputs.insert(RATIO_MASK.to_owned(), TensorData::float32(ratio_mask(datum).collect()));
     }
     types::WireDatum { model_input: types::ModelInput::text(datum.input().to_vec()), loss_fn_inputs: inputs }
 }
@@ -70,7 +118,16 @@ pub fn datum_from_proto(datum: &proto::ProtoDatum, loss: Loss) -> Result<Datum, 
     for (name, tensor) in &datum.loss_fn_inputs {
         rows.insert(name.as_str(), TensorRow::of_proto(tensor).map_err(|e| e.at(name))?);
     }
-    join(tokens, rows, loss)
+    let read = join(tokens, rows, loss)?;
+    if datum.model_input_spans.is_empty() && datum.loss_fn_input_spans.is_empty() {
+        return Ok(read);
+    }
+    let spans = |spans: &[proto::ProtoProvenanceSpan]| {
+        spans.iter().map(span_from_proto).collect::<Result<Vec<_>, _>>()
+    };
+    let provenance =
+        Provenance { input: spans(&datum.model_input_spans)?, targets: spans(&datum.loss_fn_input_spans)? };
+    read.with_provenance(provenance).map_err(|e| ConvertError::invalid(e.to_string()))
 }
 
 /// Reads a datum with the tensors of one loss.
@@ -107,12 +164,13 @@ pub fn pass_to_proto(
     loss: Loss,
     forward_only: bool,
 ) -> proto::ProtoForwardBackwardRequest {
+    let loss = loss.in_tinker_api();
     let config = loss.settings();
     let number = |v: &f64| proto::LossConfigValue { value: Some(LossConfig::Number(*v)) };
     proto::ProtoForwardBackwardRequest {
         model_id,
         seq_id,
-        data: data.iter().map(datum_to_proto).collect(),
+        data: data.iter().map(|datum| datum_to_proto(datum, loss)).collect(),
         loss_fn: loss.name().into(),
         loss_fn_config_v2: config.iter().map(|(k, v)| (k.clone(), number(v))).collect(),
         loss_fn_config: config,
@@ -143,9 +201,10 @@ pub fn pass_from_proto(request: &proto::ProtoForwardBackwardRequest) -> Result<C
 /// A pass in JSON.
 #[must_use]
 pub fn pass_to_json(data: &[Datum], loss: Loss) -> types::PassInput {
+    let loss = loss.in_tinker_api();
     let config = loss.settings();
     types::PassInput {
-        data: data.iter().map(datum_to_json).collect(),
+        data: data.iter().map(|datum| datum_to_json(datum, loss)).collect(),
         loss_fn: loss.name().into(),
         loss_fn_config: (!config.is_empty()).then_some(config),
     }
@@ -195,11 +254,20 @@ fn join(
     } else {
         LossInputs::Policy { logprobs: take(LOGPROBS)?.floats(), advantages: take(ADVANTAGES)?.floats() }
     };
+    let mask = match loss.has_sequence_ratio() {
+        true => Some(take(RATIO_MASK)?.floats().iter().map(|marked| *marked != 0.0).collect()),
+        false => None,
+    };
     if let Some(name) = rows.keys().next() {
         let text = format!("the loss {} has no tensor `{name}`", loss.name());
         return Err(ConvertError::Unsupported(text));
     }
-    Datum::new(tokens, targets, inputs).map_err(|e| ConvertError::invalid(e.to_string()))
+    let datum = Datum::new(tokens, targets, inputs);
+    let datum = match mask {
+        Some(mask) => datum.and_then(|datum| datum.with_sampled(mask)),
+        None => datum,
+    };
+    datum.map_err(|e| ConvertError::invalid(e.to_string()))
 }
 
 fn not_text() -> ConvertError {

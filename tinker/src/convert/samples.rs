@@ -6,7 +6,8 @@ use super::{ConvertError, seed_to_wire};
 use crate::types::proto::{self, TopkLogprobs};
 use crate::types::{self, numbers};
 use minds_core::sampling::{
-    Completion, SampleRequest, SampleResponse, SamplingParams, Stop, StopReason, TopK,
+    Completion, SampleRequest, SampleResponse, SamplingParams, Stop, StopReason, TargetLogprobs,
+    TargetTokens, TopK,
 };
 
 /// A request as it is sent; the sampler and the request's number are the caller's to add.
@@ -34,8 +35,36 @@ pub fn sample_request_to_wire(request: &SampleRequest) -> types::WireSampleReque
         prompt_logprobs: request.prompt_logprobs,
         topk_prompt_logprobs: signed(request.topk_prompt_logprobs),
         topk_sample_logprobs: signed(request.topk_sample_logprobs),
+        prompt_logprobs_last_n: request.prompt_logprobs_last_n.map(signed),
+        target_prompt_logprobs: request.target_prompt_logprobs.as_ref().map(targets_to_wire),
+        record_stability_info: request.record_stability_info,
         ..types::WireSampleRequest::default()
     }
+}
+
+fn targets_to_wire(targets: &TargetTokens) -> types::TensorData {
+    let values = targets.tokens.iter().map(|token| token.map_or(-1, i64::from)).collect();
+    let rows = targets.tokens.len() / targets.k.max(1);
+    types::TensorData { shape: Some(vec![rows as i64, targets.k as i64]), ..types::TensorData::int64(values) }
+}
+
+fn targets_from_wire(tensor: &types::TensorData) -> Result<TargetTokens, ConvertError> {
+    if tensor.sparse_crow_indices.is_some() || tensor.sparse_col_indices.is_some() {
+        return Err(ConvertError::unsupported("sparse tensors are not supported: send it dense"));
+    }
+    let (types::TensorValues::Int64(values), Some([_, k])) = (&tensor.data, tensor.shape.as_deref()) else {
+        return Err(ConvertError::invalid("it must be an int64 tensor of the shape [prompt tokens - 1, k]"));
+    };
+    let token = |value: &i64| match *value {
+        -1 => Ok(None),
+        value => u32::try_from(value)
+            .map(Some)
+            .map_err(|_| ConvertError::Invalid(format!("{value} is neither a token nor -1"))),
+    };
+    Ok(TargetTokens {
+        tokens: values.iter().map(token).collect::<Result<_, _>>()?,
+        k: usize::try_from(*k).unwrap_or(0),
+    })
 }
 
 /// Reads a request. Without `max_tokens` it may fill the context.
@@ -52,15 +81,11 @@ pub fn sample_request_from_wire(
         usize::try_from(n)
             .map_err(|_| ConvertError::Invalid(format!("{key} is {n}, it must not be negative")))
     };
-    let extras = [
-        ("target_prompt_logprobs", request.target_prompt_logprobs.is_some()),
-        ("prompt_alt_tokens_k", request.prompt_alt_tokens_k != 0),
-        ("prompt_logprobs_last_n", request.prompt_logprobs_last_n.is_some()),
-        ("record_stability_info", request.record_stability_info),
-    ];
-    if let Some((key, _)) = extras.iter().find(|(_, asked)| *asked) {
-        return Err(ConvertError::Unsupported(format!("`{key}` is not supported")));
+    if request.prompt_alt_tokens_k != 0 {
+        return Err(ConvertError::unsupported("`prompt_alt_tokens_k` is not supported"));
     }
+    let targets = request.target_prompt_logprobs.as_ref().map(targets_from_wire).transpose();
+    let last = request.prompt_logprobs_last_n.map(|n| unsigned("prompt_logprobs_last_n", n)).transpose()?;
     let stop = match &params.stop {
         None => Stop::ModelDefault,
         Some(types::WireStop::Tokens(tokens)) => Stop::Tokens(tokens.clone()),
@@ -96,6 +121,9 @@ pub fn sample_request_from_wire(
         prompt_logprobs: request.prompt_logprobs,
         topk_prompt_logprobs: unsigned("topk_prompt_logprobs", request.topk_prompt_logprobs)?,
         topk_sample_logprobs: unsigned("topk_sample_logprobs", request.topk_sample_logprobs)?,
+        prompt_logprobs_last_n: last,
+        target_prompt_logprobs: targets.map_err(|e| e.at("target_prompt_logprobs"))?,
+        record_stability_info: request.record_stability_info,
     };
     wire.check().map_err(|e| ConvertError::invalid(e.to_string()))?;
     Ok(wire)
@@ -122,8 +150,27 @@ pub fn sample_response_to_proto(response: &SampleResponse) -> proto::ProtoSample
             .as_ref()
             .map(|rows| pack_topk(rows.iter().map(|row| row.as_deref().unwrap_or(&[])))),
         prompt_cache_hit_tokens: i32::try_from(response.cached_prompt_tokens).unwrap_or(i32::MAX),
-        ..proto::ProtoSampleResponse::default()
+        target_prompt_logprobs: response.target_prompt_logprobs.as_ref().map(targets_to_proto),
     }
+}
+
+fn targets_to_proto(targets: &TargetLogprobs) -> proto::ProtoTensor {
+    let rows = targets.logprobs.len() / targets.k.max(1);
+    proto::ProtoTensor {
+        encoding: Some(proto::Encoding::Dense(numbers::share::<f32, _>(targets.logprobs.clone()))),
+        dtype: proto::ProtoDType::Float32.into(),
+        shape: vec![rows as i64, targets.k as i64],
+    }
+}
+
+fn targets_from_proto(tensor: &proto::ProtoTensor) -> Result<TargetLogprobs, ConvertError> {
+    let (Some(proto::Encoding::Dense(bytes)), [_, k]) = (&tensor.encoding, &tensor.shape[..]) else {
+        return Err(ConvertError::invalid("target_prompt_logprobs is not a dense matrix"));
+    };
+    Ok(TargetLogprobs {
+        logprobs: numbers::read::<f32>(bytes)?.into_owned(),
+        k: usize::try_from(*k).unwrap_or(0),
+    })
 }
 
 /// Reads an answer about a prompt of `prompt_len` tokens. Some servers leave the first prompt logprob out.
@@ -162,6 +209,11 @@ pub fn sample_response_from_proto(
         sequences: response.sequences.iter().map(sequence).collect::<Result<_, _>>()?,
         prompt_logprobs,
         topk_prompt_logprobs: topk.map(|rows| padded(rows, prompt_len)).transpose()?,
+        target_prompt_logprobs: response
+            .target_prompt_logprobs
+            .as_ref()
+            .map(targets_from_proto)
+            .transpose()?,
         cached_prompt_tokens: usize::try_from(response.prompt_cache_hit_tokens).unwrap_or(0),
     })
 }
@@ -211,6 +263,7 @@ pub fn sample_response_from_json(
             .clone()
             .map(|rows| padded(rows, prompt_len))
             .transpose()?,
+        target_prompt_logprobs: None,
         cached_prompt_tokens: 0,
     })
 }
@@ -232,7 +285,7 @@ fn sampled(
         let text = format!("a sample has {} tokens and {} lists of likely ones", tokens.len(), rows.len());
         return Err(ConvertError::Invalid(text));
     }
-    Ok(Completion { tokens, logprobs, stop, topk })
+    Ok(Completion { tokens, logprobs, stop, topk, sequence_id: None })
 }
 
 /// One entry per prompt token, the first without a value.

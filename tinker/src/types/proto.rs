@@ -231,6 +231,45 @@ pub struct ProtoDatum {
     /// Tensors that the loss reads, by name.
     #[prost(btree_map = "string, message", tag = "2")]
     pub loss_fn_inputs: BTreeMap<String, ProtoTensor>,
+    /// Which samples the input tokens come from, in order.
+    #[prost(message, repeated, tag = "3")]
+    pub model_input_spans: Vec<ProtoProvenanceSpan>,
+    /// Which samples the targets come from, in order.
+    #[prost(message, repeated, tag = "4")]
+    pub loss_fn_input_spans: Vec<ProtoProvenanceSpan>,
+}
+
+/// A run of consecutive positions, and the tokens that it repeats.
+#[derive(Clone, PartialEq, Message)]
+pub struct ProtoProvenanceSpan {
+    /// The tokens, of a prompt or of a sample.
+    #[prost(oneof = "ProtoSpan", tags = "1, 2")]
+    pub span: Option<ProtoSpan>,
+}
+
+/// Tokens that a span repeats.
+#[derive(Clone, PartialEq, Oneof)]
+pub enum ProtoSpan {
+    /// Tokens of the prompt that a sample continued.
+    #[prost(message, tag = "1")]
+    Prompt(ProtoSequenceRange),
+    /// Tokens of a sample.
+    #[prost(message, tag = "2")]
+    Sampled(ProtoSequenceRange),
+}
+
+/// A range of the tokens of a sample, or of its prompt.
+#[derive(Clone, PartialEq, Message)]
+pub struct ProtoSequenceRange {
+    /// Name of the sample.
+    #[prost(string, tag = "1")]
+    pub sequence_id: String,
+    /// Position of the first token.
+    #[prost(int64, tag = "2")]
+    pub offset: i64,
+    /// Number of tokens in the range.
+    #[prost(int64, tag = "3")]
+    pub length: i64,
 }
 
 /// One chunk of a prompt.

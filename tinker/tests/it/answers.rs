@@ -2,9 +2,11 @@
 
 use crate::kit::server::{Kind, Server};
 use crate::kit::{MODEL, datum, limits, options};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::sampling::{SampleRequest, SamplingParams};
+use minds_core::sampling::{SampleRequest, SamplingParams, TargetTokens};
 use minds_core::service::BackendError;
 use minds_tinker::client::{
     Client, ClientError, ClientOptions, ClientTimeouts, SamplingClient, TrainingClient, WireFormat,
@@ -357,16 +359,59 @@ async fn an_adapter_resumes_from_a_saved_state() {
 #[tokio::test]
 async fn logprobs_of_chosen_tokens_arrive_row_by_row() {
     let (_server, sampler) = sampling().await;
-    let targets = [Some(2), Some(9), Some(3), None];
-    let chosen = sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 2).await.unwrap();
-    let scores = sampler.logprobs(Arc::new([1, 2, 3])).await.unwrap();
+    let tokens: Arc<[Token]> = Arc::new([1, 2, 3]);
+    let targets = |k| {
+        let targets = TargetTokens { tokens: Arc::new([Some(2), Some(9), Some(3), None]), k };
+        SampleRequest { target_prompt_logprobs: Some(targets), ..SampleRequest::score(tokens.clone()) }
+    };
+    let chosen = sampler.sample(&targets(2)).await.unwrap().target_prompt_logprobs.unwrap();
+    let scores = sampler.logprobs(tokens.clone()).await.unwrap();
     // The first of each row is the prompt's own next token.
-    assert_eq!([Some(chosen.values[0]), Some(chosen.values[2])], [scores[1], scores[2]]);
-    assert!(chosen.values[1].is_finite() && chosen.values[3].is_nan());
-    assert!(matches!(
-        sampler.target_logprobs(Arc::new([1, 2, 3]), &targets, 3).await,
-        Err(ClientError::Rejected { .. })
-    ));
+    assert_eq!([Some(chosen.logprobs[0]), Some(chosen.logprobs[2])], [scores[1], scores[2]]);
+    assert!(chosen.logprobs[1] < 0.0 && chosen.logprobs[3] == 0.0);
+    assert!(matches!(sampler.sample(&targets(3)).await, Err(ClientError::Rejected { .. })));
+}
+
+#[tokio::test]
+async fn recorded_samples_have_the_names_that_the_server_promised() {
+    let record = SampleRequest { num_samples: 2, record_stability_info: true, ..request() };
+    let (server, sampler) = sampling().await;
+    let samples = sampler.sample(&record).await.unwrap().sequences;
+    let names: Vec<String> =
+        samples.iter().map(|sample| sample.sequence_id.as_deref().unwrap().to_owned()).collect();
+    assert!(names[0].ends_with("/0") && names[1].ends_with("/1") && names[0] != names[1], "{names:?}");
+    let plain = sampler.sample(&request()).await.unwrap();
+    assert_eq!(plain.sequences[0].sequence_id, None, "nothing was recorded");
+    let sent: Vec<bool> = server
+        .seen
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|seen| seen.path == "asample")
+        .map(|seen| {
+            let body: serde_json::Value = serde_json::from_slice(&seen.body).unwrap();
+            body["record_stability_info"].as_bool().unwrap()
+        })
+        .collect();
+    assert_eq!(sent, [true, false]);
+
+    let (_server, client) = start(Kind { names_samples: false, ..Kind::default() }).await;
+    let sampler = client.base_sampler(MODEL, limits()).await.unwrap();
+    let error = sampler.sample(&record).await.unwrap_err().to_string();
+    assert!(error.contains("it named 0 of 2 recorded samples"), "{error}");
+    sampler.sample(&request()).await.unwrap();
+}
+
+#[tokio::test]
+async fn stable_reinforce_without_provenance_is_not_sent() {
+    let (server, _client, training) = trained(Kind::default()).await;
+    let inputs = LossInputs::Policy { logprobs: vec![-1.0], advantages: vec![1.0] };
+    let datum = Datum::new(vec![1], vec![2], inputs).unwrap();
+    let before = server.seen.lock().unwrap().len();
+    let loss = Loss::StableReinforce { kl_coeff: None };
+    let error = training.forward_backward(vec![datum], loss).await.unwrap_err().to_string();
+    assert!(error.contains("datum 0") && error.contains("record_stability_info"), "{error}");
+    assert_eq!(server.seen.lock().unwrap().len(), before);
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
 //! Protobuf bytes written by the official SDK 0.38.0.
 
 use bytes::Bytes;
-use minds_core::datum::LossInputs;
+use minds_core::datum::{Datum, LossInputs, Provenance, ProvenanceSpan, SpanSource};
 use minds_core::loss::Loss;
 use minds_core::sampling::StopReason;
 use minds_tinker::convert::{
-    forward_from_proto, forward_to_proto, pass_from_proto, sample_response_from_proto,
+    forward_from_proto, forward_to_proto, pass_from_proto, pass_to_proto, sample_response_from_proto,
     sample_response_to_proto,
 };
 use minds_tinker::types::proto::{
@@ -19,6 +19,21 @@ const REQUEST: &str = "0a016d10011a380a0c0a0a0a08010000000200000012280a0d7461726
 const SAMPLE: &str = "0a160801120805000000060000001a08000080bf000000c012080000c07f000000bf";
 const OUTPUT: &str = "0a0b41727261795265636f7264123a12360a086c6f6770726f6273122a0a0c000080bf000000c0000040c0121800000\
     0000000000008000000000000000c00000000000000180118021a130a086c6f73733a73756d110000000000001840";
+
+/// Input 1, 2, 3 and targets 2, 3, 4, of which 3 and 4 are the sample `q`; the loss has the settings 0.9 and 1.1.
+const GSPO: &str = "0a016d10011ab4010a100a0e0a0c01000000020000000300000012210a0a616476616e746167657312130a0c000000000\
+    000003f0000003f1801220103121f0a086c6f6770726f627312130a0c00000000000080bf000000c01801220103122a0a1373657175656e\
+    63655f726174696f5f6d61736b12130a0c000000000000803f0000803f180122010312300a0d7461726765745f746f6b656e73121f0a180\
+    2000000000000000300000000000000040000000000000018022201032204\
+    6773706f2a1e0a13636c69705f686967685f7468726573686f6c64119a9999999999f13f2a1d0a12636c69705f6c6f775f7468726573686\
+    f6c6411cdccccccccccec3f3a200a13636c69705f686967685f7468726573686f6c641209099a9999999999f13f3a1f0a12636c69705f6c6\
+    f775f7468726573686f6c64120909cdccccccccccec3f";
+/// The same with provenance instead of the mask, and a `kl_coeff` of 0.1.
+const STABLE_REINFORCE: &str = "0a016d10011aae010a100a0e0a0c01000000020000000300000012210a0a616476616e74616765731213\
+    0a0c000000000000003f0000003f1801220103121f0a086c6f6770726f627312130a0c00000000000080bf000000c0180122010312300a0\
+    d7461726765745f746f6b656e73121f0a1802000000000000000300000000000000040000000000000018022201031a070a050a01711802\
+    1a0712050a0171180122090a070a017110011801220712050a017118022210737461626c655f7265696e666f7263652a130a086b6c5f636\
+    f656666119a9999999999b93f3a150a086b6c5f636f6566661209099a9999999999b93f";
 
 fn bytes(hex: &str) -> Bytes {
     let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
@@ -54,6 +69,39 @@ fn a_request_of_the_sdk_is_read_and_written_byte_for_byte() {
     assert_eq!(pass.loss, Loss::CrossEntropy);
     assert_eq!((pass.data[0].input(), pass.data[0].targets()), (&[1, 2][..], &[2, 3][..]));
     assert_eq!(pass.data[0].inputs(), &LossInputs::Weights(vec![0.5, -1.0]));
+}
+
+#[test]
+fn masks_and_provenance_are_written_as_the_sdk_writes_them() {
+    let span = |source, offset, length| ProvenanceSpan { source, sequence_id: "q".into(), offset, length };
+    let inputs = LossInputs::Policy { logprobs: vec![0.0, -1.0, -2.0], advantages: vec![0.0, 0.5, 0.5] };
+    let datum = Datum::new(vec![1, 2, 3], vec![2, 3, 4], inputs).unwrap();
+    let datum = datum.with_sampled(vec![false, true, true]).unwrap();
+    let provenance = Provenance {
+        input: vec![span(SpanSource::Prompt, 0, 2), span(SpanSource::Sample, 0, 1)],
+        targets: vec![span(SpanSource::Prompt, 1, 1), span(SpanSource::Sample, 0, 2)],
+    };
+    let datum = datum.with_provenance(provenance).unwrap();
+    for (loss, hex) in [
+        (Loss::Gspo { low: 0.9, high: 1.1 }, GSPO),
+        (Loss::StableReinforce { kl_coeff: Some(0.1) }, STABLE_REINFORCE),
+    ] {
+        let request = pass_to_proto("m".into(), 1, std::slice::from_ref(&datum), loss, false);
+        assert_eq!(request.encode_to_vec(), bytes(hex), "{loss:?}");
+        let read = pass_from_proto(&check(hex)).unwrap();
+        assert_eq!((read.loss, read.data[0].is_sampled(0), read.data[0].is_sampled(2)), (loss, false, true));
+        let spans = read.data[0].provenance().map(|provenance| provenance.targets.len());
+        assert_eq!(spans, loss.needs_provenance().then_some(2));
+    }
+    let mut gap: ProtoForwardBackwardRequest = check(STABLE_REINFORCE);
+    gap.data[0].loss_fn_input_spans.pop();
+    let error = pass_from_proto(&gap).unwrap_err().to_string();
+    assert!(error.contains("`loss_fn_input_spans` cover 1 positions"), "{error}");
+    let mut bare: ProtoForwardBackwardRequest = check(GSPO);
+    bare.data[0].loss_fn_inputs.remove("sequence_ratio_mask");
+    assert!(
+        pass_from_proto(&bare).unwrap_err().to_string().contains("`sequence_ratio_mask`, which is missing")
+    );
 }
 
 #[test]

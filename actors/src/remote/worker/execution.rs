@@ -167,6 +167,7 @@ impl Worker {
             retry: Retry { retries: 0, ..Retry::default() },
             activity: Activity::default(),
             meters: PipelineMeters::default(),
+            record_stability_info: false,
         };
         match job.work {
             Work::Score { item, rollout } => {

@@ -140,10 +140,8 @@ fn data(
         let earned = if constant { 0.0 } else { member.advantage };
         let turns = &member.rollout.turns;
         let trusted = |turn: usize, token: usize| turns[turn].completion.logprobs[token] >= LEAST_LOGPROB;
-        let advantage = |turn, token| match trusted(turn, token) {
-            true => weight * (earned + penalty(member, turn, token)),
-            false => 0.0,
-        };
+        let advantage =
+            |turn, token| trusted(turn, token).then(|| weight * (earned + penalty(member, turn, token)));
         data.extend(member.rollout.data(advantage)?);
         let logprobs = turns.iter().flat_map(|turn| &turn.completion.logprobs);
         masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;

@@ -115,11 +115,13 @@ impl SamplingBackend for Scripted {
             tokens,
             stop: if cut { StopReason::Length } else { StopReason::Stop },
             topk: None,
+            sequence_id: None,
         };
         Ok(SampleResponse {
             sequences: vec![sampled; request.num_samples],
             prompt_logprobs: None,
             topk_prompt_logprobs: None,
+            target_prompt_logprobs: None,
             cached_prompt_tokens: 0,
         })
     }

@@ -4,7 +4,9 @@ use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::sampling::{Completion, SampleRequest, SampleResponse, Stop, StopReason, TopK};
+use minds_core::sampling::{
+    Completion, SampleRequest, SampleResponse, Stop, StopReason, TargetLogprobs, TopK,
+};
 use minds_core::service::ForwardOutput;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -70,6 +72,13 @@ impl Weights {
             prompt_logprobs: request.prompt_logprobs.then(|| prompt.iter().enumerate().map(score).collect()),
             topk_prompt_logprobs: (request.topk_prompt_logprobs > 0)
                 .then(|| (0..prompt.len()).map(|i| likely(request.topk_prompt_logprobs, i)).collect()),
+            target_prompt_logprobs: request.target_prompt_logprobs.as_ref().map(|targets| {
+                let score = |(i, token): (usize, &Option<Token>)| {
+                    token.map_or(0.0, |token| self.likely(prompt[i / targets.k], token))
+                };
+                let logprobs = targets.tokens.iter().enumerate().map(score).collect();
+                TargetLogprobs { logprobs, k: targets.k }
+            }),
             cached_prompt_tokens: 0,
         }
     }
@@ -85,6 +94,7 @@ impl Weights {
             logprobs: vec![],
             stop: StopReason::Length,
             topk: (k > 0).then(Vec::new),
+            sequence_id: None,
         };
         while out.tokens.len() < params.max_tokens && request.prompt.len() + out.tokens.len() < CONTEXT {
             let all = self.logprobs(last);

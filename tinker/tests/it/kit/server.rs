@@ -11,7 +11,7 @@ use bytes::Bytes;
 use minds_tinker::convert::{
     forward_to_json, forward_to_proto, sample_response_to_json, sample_response_to_proto,
 };
-use minds_tinker::types::{self, ClientConfig, JSON, PROTOBUF, numbers, proto};
+use minds_tinker::types::{self, ClientConfig, JSON, PROTOBUF};
 use prost::Message as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,6 +33,8 @@ pub struct Kind {
     pub cancels: bool,
     /// Whether it falls over a pass on the other wire, and over the request after it.
     pub falls: bool,
+    /// Whether it names samples.
+    pub names_samples: bool,
 }
 
 impl Default for Kind {
@@ -43,6 +45,7 @@ impl Default for Kind {
             early_polls: 1,
             cancels: false,
             falls: false,
+            names_samples: true,
         }
     }
 }
@@ -171,7 +174,17 @@ impl Server {
                 Some(id) => json_answer(&json!({"sampling_session_id": id})),
                 None => missing(),
             },
-            ("POST", "asample") => promise(world.sample(&read(body))),
+            ("POST", "asample") => {
+                let request = read::<types::WireSampleRequest>(body);
+                match world.sample(&request) {
+                    Some(id) if self.kind.names_samples => {
+                        let names: Vec<String> =
+                            (0..request.num_samples).map(|number| format!("{id}/{number}")).collect();
+                        json_answer(&json!({"request_id": id, "sample_sequence_ids": names}))
+                    }
+                    id => promise(id),
+                }
+            }
             ("POST", "cancel_future") => {
                 world.cancelled.push(read::<types::CancelFutureRequest>(body).request_id);
                 json_answer(&json!({}))
@@ -220,16 +233,10 @@ impl Server {
                 protobuf(forward_to_proto(forward).encode_to_vec())
             }
             Outcome::Pass(forward) => json_answer(&forward_to_json(forward)),
-            Outcome::Sample(response, targets) if self.kind.protobuf => {
-                let mut response = sample_response_to_proto(response);
-                response.target_prompt_logprobs = targets.as_ref().map(|targets| proto::ProtoTensor {
-                    encoding: Some(proto::Encoding::Dense(numbers::share::<f32, _>(targets.clone()))),
-                    dtype: proto::ProtoDType::Float32.into(),
-                    shape: vec![],
-                });
-                protobuf(response.encode_to_vec())
+            Outcome::Sample(response) if self.kind.protobuf => {
+                protobuf(sample_response_to_proto(response).encode_to_vec())
             }
-            Outcome::Sample(response, _) => json_answer(&sample_response_to_json(response)),
+            Outcome::Sample(response) => json_answer(&sample_response_to_json(response)),
         }
     }
 }

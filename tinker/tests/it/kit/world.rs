@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Pass(ForwardOutput),
-    Sample(SampleResponse, Option<Vec<f32>>),
+    Sample(SampleResponse),
     Json(Value),
     Failed(RequestFailed),
 }
@@ -183,28 +183,11 @@ impl World {
         let sampler = request.sampling_session_id.clone()?;
         let weights = self.samplers.get(&sampler)?.clone();
         let seq_id = request.seq_id.expect("the client numbers its requests");
-        Some(self.once(format!("{sampler}#{seq_id}"), |_| {
-            let targets = request.target_prompt_logprobs.clone();
-            let plain = types::WireSampleRequest { target_prompt_logprobs: None, ..request.clone() };
-            match sample_request_from_wire(&plain, CONTEXT) {
-                Ok(core) if core.prompt.len() <= CONTEXT => {
-                    let targets = targets.map(|targets| {
-                        let types::TensorValues::Int64(targets) = targets.data else {
-                            panic!("targets are tokens")
-                        };
-                        let k = targets.len() / (core.prompt.len() - 1);
-                        let score = |(i, target): (usize, &i64)| match u32::try_from(*target) {
-                            Err(_) => f32::NAN,
-                            Ok(token) => weights.likely(core.prompt[i / k], token),
-                        };
-                        targets.iter().enumerate().map(score).collect()
-                    });
-                    Outcome::Sample(weights.sample(&core, seq_id as u64), targets)
-                }
-                other => {
-                    let error = format!("a prompt that cannot be served: {other:?}");
-                    Outcome::Failed(RequestFailed { error, category: FailureCategory::User })
-                }
+        Some(self.once(format!("{sampler}#{seq_id}"), |_| match sample_request_from_wire(request, CONTEXT) {
+            Ok(core) if core.prompt.len() <= CONTEXT => Outcome::Sample(weights.sample(&core, seq_id as u64)),
+            other => {
+                let error = format!("a prompt that cannot be served: {other:?}");
+                Outcome::Failed(RequestFailed { error, category: FailureCategory::User })
             }
         }))
     }
