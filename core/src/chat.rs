@@ -3,6 +3,7 @@
 use crate::ids::Token;
 use crate::sampling::{Completion, Stop};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,6 +74,45 @@ pub trait Tokenizer: Send + Sync {
 
     /// Token that starts every sequence, where the model wants one.
     fn bos(&self) -> Option<Token>;
+
+    /// All control tokens; their spelling in a rendered chat template becomes their token. None for tokenizers that
+    /// cannot list them.
+    fn controls(&self) -> Vec<ControlToken> {
+        Vec::new()
+    }
+
+    /// Whether a text around control tokens has the tokens of its parts, each encoded alone. Some SentencePiece
+    /// tokenizers begin every text with a space, and have to be given the whole.
+    fn splits_at_controls(&self) -> bool {
+        true
+    }
+
+    /// The chat template that comes with the tokenizer.
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        None
+    }
+}
+
+/// A control token as a chat template spells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlToken {
+    /// The spelling, for example `<|im_end|>`.
+    pub name: String,
+    /// The token.
+    pub token: Token,
+    /// Whether whitespace before the spelling is part of it.
+    pub takes_space_before: bool,
+    /// Whether whitespace after the spelling is part of it.
+    pub takes_space_after: bool,
+}
+
+/// The Jinja template that turns a conversation into the text that a model was trained on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatTemplate {
+    /// The template.
+    pub source: String,
+    /// Texts of the tokens that the template reads as variables, for example `bos_token`.
+    pub special_tokens: BTreeMap<String, String>,
 }
 
 /// How a sampled turn ended.
@@ -96,13 +136,28 @@ pub struct ParsedCompletion {
     pub termination: Termination,
 }
 
+/// A conversation that has no tokens: the model's chat template refuses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptError(pub String);
+
+impl std::fmt::Display for PromptError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "failed to render the conversation: {}", self.0)
+    }
+}
+
+impl std::error::Error for PromptError {}
+
 /// Turns conversations into tokens the way one family of models was trained to read them.
 pub trait Renderer: Send + Sync {
     /// The renderer's name, as used in configs.
     fn name(&self) -> &str;
 
     /// Tokens up to where the assistant's next turn begins.
-    fn prompt(&self, messages: &[Message]) -> Vec<Token>;
+    ///
+    /// # Errors
+    /// The model's chat template refuses the conversation, for example one without a user message.
+    fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError>;
 
     /// Tokens of an assistant's turn without its stop: what follows [`Renderer::prompt`] when `text` is the completion.
     fn answer(&self, text: &str) -> Vec<Token>;

@@ -6,8 +6,10 @@ use crate::error::ModelError;
 use crate::safetensors::SafetensorsShards;
 use crate::tokenizer::ModelTokenizer;
 use minds_core::architecture::Architecture;
+use minds_core::chat::ChatTemplate;
 use minds_core::ids::Token;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// tokenizer.json of a 256k vocabulary takes some 35 MB.
@@ -79,14 +81,23 @@ fn tokenizer(folder: &Path, stops: Vec<Token>, bos: Option<Token>) -> Result<Mod
         ));
     }
     let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
-    let config = optional_json(&folder.join("tokenizer_config.json"))?;
-    let wants_bos = config.and_then(|c| c["add_bos_token"].as_bool());
+    let config = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let wants_bos = config["add_bos_token"].as_bool();
     let bos = match (wants_bos, tokenizer.declared_bos()) {
         (Some(false), _) => None,
         (Some(true), declared) => declared.or(bos),
         (None, declared) => declared,
     };
-    Ok(tokenizer.with_ids(stops, bos))
+    let template = chat_template(folder)?
+        .map(|source| ChatTemplate { source, special_tokens: special_tokens(&config) });
+    Ok(tokenizer.with_ids(stops, bos).with_template(template))
+}
+
+/// The texts that transformers gives a template by name: `bos_token`, `eos_token` and the other roles of a vocabulary.
+fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    let fields = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
+    fields.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
 }
 
 fn generation_stops(folder: &Path) -> Result<Vec<Token>, ModelError> {

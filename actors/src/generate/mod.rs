@@ -68,7 +68,7 @@ impl RolloutGenerator {
         task: GenerationTask<'_>,
         members: u32,
     ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutError> {
-        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt)?.into();
         let answers = self.answer(task, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
     }
@@ -83,7 +83,7 @@ impl RolloutGenerator {
         member: u32,
         again: u32,
     ) -> Result<Rollout, RolloutError> {
-        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt)?.into();
         // Turns count from 1, and no rollout has enough turns to collide with these streams.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
         let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
@@ -125,7 +125,7 @@ impl RolloutGenerator {
                 EnvironmentReply::Done => break,
                 EnvironmentReply::Continue(messages) => conversation.extend(messages),
             }
-            prompt = component.renderer.prompt(&conversation).into();
+            prompt = component.renderer.prompt(&conversation)?.into();
             if prompt.len() >= component.context {
                 let tokens = prompt.len();
                 debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");

@@ -25,6 +25,7 @@ mod llama3;
 mod marker_renderer;
 mod qwen3;
 mod role_colon;
+pub mod template;
 mod think_tags;
 
 use minds_core::chat::{Renderer, Tokenizer};
@@ -46,6 +47,9 @@ pub const NAMES: [&str; 12] = [
     "gpt_oss_medium_reasoning",
     "gpt_oss_high_reasoning",
 ];
+
+/// Name of the renderer over the model's own chat template.
+pub const TEMPLATE: &str = "template";
 
 /// A renderer that cannot be made.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

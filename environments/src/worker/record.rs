@@ -5,7 +5,7 @@
 //! those do that drop thoughts, the prompt is the renderer's, and the rollout becomes more than one datum.
 
 use super::model_profile::ModelProfile;
-use minds_core::chat::{Message, Termination};
+use minds_core::chat::{Message, PromptError, Termination};
 use minds_core::ids::Token;
 use minds_core::rollout::Turn;
 use minds_core::sampling::Completion;
@@ -62,18 +62,24 @@ impl RolloutRecord {
     }
 
     /// The prompt for a conversation.
-    pub(super) fn prompt(&self, profile: &ModelProfile, messages: &[Message]) -> Vec<Token> {
-        let written = profile.renderer.prompt(messages);
+    ///
+    /// # Errors
+    /// The renderer refuses the conversation.
+    pub(super) fn prompt(
+        &self,
+        profile: &ModelProfile,
+        messages: &[Message],
+    ) -> Result<Vec<Token>, PromptError> {
+        let written = profile.renderer.prompt(messages)?;
         let longest = self
             .turns
             .iter()
             .filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation))
             .max_by_key(|turn| turn.conversation.len());
-        longest
-            .and_then(|before| {
-                continued(profile, &before.turn, before.conversation.len(), messages, &written)
-            })
-            .unwrap_or(written)
+        let continued = longest.and_then(|before| {
+            continued(profile, &before.turn, before.conversation.len(), messages, &written)
+        });
+        Ok(continued.unwrap_or(written))
     }
 
     /// Records a completion and returns its text.
@@ -137,7 +143,7 @@ fn continued(
     messages: &[Message],
     written: &[Token],
 ) -> Option<Vec<Token>> {
-    let tail = after_answer(profile, messages, answered - 1);
+    let tail = after_answer(profile, messages, answered - 1).ok()?;
     let sampled = &before.completion.tokens;
     // The completion ends with its stop, which is also the start of what follows.
     let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
@@ -147,16 +153,20 @@ fn continued(
 }
 
 /// What a renderer writes after the content of message `at`: the part that does not change with that content.
-fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Vec<Token> {
+fn after_answer(
+    profile: &ModelProfile,
+    messages: &[Message],
+    at: usize,
+) -> Result<Vec<Token>, PromptError> {
     let with = |content: &str| {
         let mut changed = messages.to_vec();
         changed[at].content = content.into();
         profile.renderer.prompt(&changed)
     };
-    let one = with("a");
-    let other = with("b");
+    let one = with("a")?;
+    let other = with("b")?;
     let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
-    one[one.len() - common..].to_vec()
+    Ok(one[one.len() - common..].to_vec())
 }
 
 #[cfg(test)]
@@ -208,7 +218,7 @@ mod tests {
         fn name(&self) -> &str {
             "plain"
         }
-        fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+        fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
             let mut tokens = Vec::new();
             for Message { role, content } in messages {
                 let content = if *role == Role::Assistant && self.forgets {
@@ -220,7 +230,7 @@ mod tests {
                 tokens.push(STOP);
             }
             tokens.extend(Letters.encode("a:"));
-            tokens
+            Ok(tokens)
         }
         fn answer(&self, text: &str) -> Vec<Token> {
             Letters.encode(text)
@@ -258,12 +268,13 @@ mod tests {
         let profile = profile(forgets);
         let mut record = RolloutRecord::default();
         let mut messages = vec![Message::user("why")];
-        let first = record.prompt(&profile, &messages);
+        let first = record.prompt(&profile, &messages).unwrap();
         let said =
             record.add(&profile, "x-0".into(), messages.clone(), first.clone(), sampled(answer.clone()));
         messages.push(Message::assistant(retold.unwrap_or(&said)));
         messages.push(Message::user("more"));
-        (record.prompt(&profile, &messages), [first, answer].concat(), profile.renderer.prompt(&messages))
+        let prompt = record.prompt(&profile, &messages).unwrap();
+        (prompt, [first, answer].concat(), profile.renderer.prompt(&messages).unwrap())
     }
 
     /// `t`, `h` as two tokens, where the tokenizer would write one.

@@ -2,7 +2,7 @@
 //! [`RequestHandler`](super::request_handler::RequestHandler).
 
 use super::message::{ChatMessage, SamplingOverrides};
-use minds_core::chat::Message;
+use minds_core::chat::{Message, PromptError};
 use minds_core::environment::AdapterLease;
 use minds_core::ids::Token;
 use minds_core::reward::RewardError;
@@ -28,6 +28,12 @@ pub(super) enum WorkerRequestError {
     Declined(RewardError),
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<PromptError> for WorkerRequestError {
+    fn from(error: PromptError) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 impl From<SamplingError> for WorkerRequestError {

@@ -132,7 +132,7 @@ impl<'a> RequestHandler<'a> {
                     )));
                 }
                 let conversation = tools::messages(&messages, &tools, |call| self.record.text_of_call(call));
-                let prompt = self.record.prompt(self.profile, &conversation);
+                let prompt = self.record.prompt(self.profile, &conversation)?;
                 (conversation, prompt, draw, !tools.is_empty())
             }
             CompletionRequest::Text { text, draw } => {

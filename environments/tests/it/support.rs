@@ -1,7 +1,7 @@
 //! Fakes: a tokenizer over bytes, a reader whose logprobs a test scripts, and episodes of one answer.
 
 use async_trait::async_trait;
-use minds_core::chat::{Message, Renderer, Tokenizer};
+use minds_core::chat::{ControlToken, Message, Renderer, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::environment::{Environment, EnvironmentReply, Item, LogprobDelta, Oracle, ScoringContext};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId, Token};
@@ -112,6 +112,16 @@ impl Tokenizer for Bytes {
 
     fn bos(&self) -> Option<Token> {
         self.bos.map(|name| self.named(name))
+    }
+
+    fn controls(&self) -> Vec<ControlToken> {
+        let control = |(token, name): (Token, &&'static str)| ControlToken {
+            name: (*name).to_owned(),
+            token,
+            takes_space_before: false,
+            takes_space_after: false,
+        };
+        (1000..).zip(&self.controls).map(control).collect()
     }
 }
 

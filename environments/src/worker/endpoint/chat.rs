@@ -111,7 +111,7 @@ pub(super) async fn tokenize(
         _ => {
             let tools = asked.tools.unwrap_or_default();
             let messages = super::super::tools::messages(&asked.messages, &tools, |_| None);
-            endpoint.profile.renderer.prompt(&messages)
+            endpoint.profile.renderer.prompt(&messages)?
         }
     };
     let found = json!({ "count": tokens.len(), "max_model_len": endpoint.profile.context, "tokens": tokens });
