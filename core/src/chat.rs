@@ -3,6 +3,7 @@
 use crate::ids::Token;
 use crate::sampling::{Completion, Stop};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Author of a message.
@@ -98,7 +99,7 @@ pub trait Tokenizer: Send + Sync {
 pub struct ControlToken {
     /// The spelling, for example `<|im_end|>`.
     pub name: String,
-    /// The token.
+    /// The id that the spelling stands for.
     pub token: Token,
     /// Whether whitespace before the spelling is part of it.
     pub takes_space_before: bool,
@@ -109,7 +110,7 @@ pub struct ControlToken {
 /// The Jinja template that turns a conversation into the text that a model was trained on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatTemplate {
-    /// The template.
+    /// The template in Jinja.
     pub source: String,
     /// Texts of the tokens that the template reads as variables, for example `bos_token`.
     pub special_tokens: BTreeMap<String, String>,
@@ -167,4 +168,57 @@ pub trait Renderer: Send + Sync {
 
     /// Decodes a sampled turn and classifies how it ended.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion;
+
+    /// Tools in the form that the model was trained with; `None` where they have to be described in ordinary messages.
+    fn tools(&self) -> Option<&dyn ToolRenderer> {
+        None
+    }
+}
+
+/// A tool call as a model wrote it. Neither the name nor the arguments need be valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedCall {
+    /// Name of the tool; empty if none could be read.
+    pub name: String,
+    /// Arguments, as a JSON text if they could be read.
+    pub arguments: String,
+}
+
+impl RequestedCall {
+    /// A call of a tool by its name.
+    pub fn new(name: impl Into<String>, arguments: impl Into<String>) -> Self {
+        Self { name: name.into(), arguments: arguments.into() }
+    }
+}
+
+/// A sampled turn of a conversation with tools.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolTurn {
+    /// The turn without its stop, control tokens spelled out.
+    pub text: String,
+    /// The answer, without thoughts and calls.
+    pub content: String,
+    /// The thoughts, if there are any.
+    pub reasoning: Option<String>,
+    /// The calls, in their order.
+    pub calls: Vec<RequestedCall>,
+    /// How the turn ended.
+    pub termination: Termination,
+}
+
+/// Tools in the form of one family of models. Messages and tools have the form that chat templates read: JSON with `role`,
+/// `content`, `reasoning_content`, `tool_calls` (arguments as objects), `tool_call_id` and `name`.
+pub trait ToolRenderer: Send + Sync {
+    /// Tokens up to where the assistant's next turn begins.
+    ///
+    /// # Errors
+    /// The chat template refuses the conversation.
+    fn prompt(&self, messages: &[Value], tools: &[Value]) -> Result<Vec<Token>, PromptError>;
+
+    /// Tokens of the same prompt from the token on that ends the assistant's message `at`. `None` if that token cannot be
+    /// told.
+    fn after_turn(&self, messages: &[Value], tools: &[Value], at: usize) -> Option<Vec<Token>>;
+
+    /// Reads a sampled turn. `tools` are those that were offered.
+    fn parse(&self, sampled: &Completion, tools: &[Value]) -> ToolTurn;
 }

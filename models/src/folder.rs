@@ -88,8 +88,8 @@ fn tokenizer(folder: &Path, stops: Vec<Token>, bos: Option<Token>) -> Result<Mod
         (Some(true), declared) => declared.or(bos),
         (None, declared) => declared,
     };
-    let template = chat_template(folder)?
-        .map(|source| ChatTemplate { source, special_tokens: special_tokens(&config) });
+    let template =
+        chat_template(folder)?.map(|source| ChatTemplate { source, special_tokens: special_tokens(&config) });
     Ok(tokenizer.with_ids(stops, bos).with_template(template))
 }
 

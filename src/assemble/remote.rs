@@ -13,6 +13,7 @@ use crate::run_folder::{BrokerIdentity, RunFolder};
 use anyhow::Context as _;
 use async_trait::async_trait;
 use minds_core::environment::Environment;
+use minds_environments::render::TEMPLATE;
 use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::remote::message::Offer;
@@ -120,6 +121,7 @@ fn offer(
     let at = plan.envs.iter().position(|other| other.name == env.name).unwrap_or_default();
     let written = written.into_iter().nth(at).cloned().unwrap_or_default();
     let sampling = &plan.sampling;
+    let written_args = plan.resolved.model.as_ref().map(|model| model.template_args.clone());
     let config = ConfigFile {
         env: Some(EnvConfig { name: Some(env.name.clone()), weight: None, ..written }),
         trainer: file::TrainerConfig {
@@ -135,6 +137,8 @@ fn offer(
         model: Some(file::BaseModelConfig {
             base_model: plan.base_model.clone(),
             renderer_name: Some(renderer.to_owned()),
+            // A renderer without a template writes what the template writes with these arguments.
+            template_args: written_args.filter(|_| renderer == TEMPLATE).unwrap_or_default(),
         }),
         tinker: file::TinkerConfig {
             base_url: Some(crate::config::plan::EMBEDDED.into()),

@@ -1,4 +1,6 @@
-use crate::support::{Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, renderer, sampled};
+use crate::support::{
+    Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, Templated, renderer, sampled,
+};
 use minds_core::chat::{Message, ParsedCompletion, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
@@ -97,8 +99,25 @@ fn prompts_read_as_the_family_was_trained() {
     }
 }
 
+/// The chat template of SmolLM2.
+const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+    {{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}\
+    {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+fn smollm2() -> Arc<dyn Tokenizer> {
+    Templated::new(&CHATML, SMOLLM2)
+}
+
+#[test]
+fn chatml_has_no_system_line_without_a_template() {
+    let tokenizer = Bytes::chatml();
+    let prompt = renderer("chatml", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
+    assert_eq!(tokenizer.spell(&prompt), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
 /// SmolLM2's template, written out.
-fn smollm2_template(messages: &[Message]) -> String {
+fn smollm2_text(messages: &[Message]) -> String {
     let mut text = String::new();
     for (i, message) in messages.iter().enumerate() {
         if i == 0 && message.role != Role::System {
@@ -114,12 +133,12 @@ fn smollm2_template(messages: &[Message]) -> String {
 }
 
 #[test]
-fn chatml_brings_the_default_system_line_only_where_none_comes_first() {
+fn chatml_brings_the_system_line_of_the_template_only_where_none_comes_first() {
     let tokenizer = Bytes::chatml();
-    let renderer = renderer("chatml", tokenizer.clone());
+    let renderer = minds_environments::render::renderer("chatml", smollm2()).unwrap();
     let late = [Message::user("Hi"), Message::system("Be brief."), Message::user("Why?")];
     for messages in [&conversation()[..], &conversation()[1..], &late, &[]] {
-        let expected = tokenizer.encode_with_controls(&smollm2_template(messages));
+        let expected = tokenizer.encode_with_controls(&smollm2_text(messages));
         assert_eq!(renderer.prompt(messages).unwrap(), expected, "{messages:?}");
     }
 }
@@ -137,7 +156,8 @@ fn chatml_encodes_header_and_content_in_one_piece_and_the_others_apart() {
 #[test]
 fn think_tags_that_are_ordinary_tokens_are_written_as_text() {
     let tokenizer = Bytes::with(&CHATML);
-    let tokens = renderer("qwen3_disable_thinking", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
+    let tokens =
+        renderer("qwen3_disable_thinking", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
     assert!(tokens.ends_with(&tokenizer.encode("assistant\n<think>\n\n</think>\n\n")));
 }
 
@@ -279,8 +299,9 @@ fn gpt_oss_answers_in_the_channel_final_after_any_number_of_thoughts() {
 #[test]
 fn the_default_line_of_kimi_comes_only_where_no_system_line_comes_first() {
     let tokenizer = Bytes::with(&KIMI);
-    let prompt =
-        |messages: &[Message]| tokenizer.spell(&renderer("kimi_k2", tokenizer.clone()).prompt(messages).unwrap());
+    let prompt = |messages: &[Message]| {
+        tokenizer.spell(&renderer("kimi_k2", tokenizer.clone()).prompt(messages).unwrap())
+    };
     assert_eq!(
         prompt(&[Message::user("Hi")]),
         "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>\
@@ -359,8 +380,9 @@ proptest! {
     fn chatml_is_the_template_for_any_content_without_markers(texts in prop::collection::vec("[a-z\n ]{0,8}", 0..4)) {
         let tokenizer = Bytes::chatml();
         let messages: Vec<Message> = texts.into_iter().map(Message::user).collect();
-        let expected = tokenizer.encode_with_controls(&smollm2_template(&messages));
-        prop_assert_eq!(renderer("chatml", tokenizer).prompt(&messages).unwrap(), expected);
+        let expected = tokenizer.encode_with_controls(&smollm2_text(&messages));
+        let chatml = render::renderer("chatml", smollm2()).unwrap();
+        prop_assert_eq!(chatml.prompt(&messages).unwrap(), expected);
     }
 
     #[test]

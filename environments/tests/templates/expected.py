@@ -87,7 +87,7 @@ CASES = [
     ("raw", "{% raw %}{{ x }}{% endraw %}", {}),
     ("filter block", "{% filter upper %}abc{{ messages[0].role }}{% endfilter %}", {}),
     ("with", "{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}", {}),
-    ("for else and filter", "{% for m in messages if m.role == 'nobody' %}x{% else %}none{% endfor %}{% for m in messages if m.role == 'user' %}{{ loop.index }}{% endfor %}", {}),
+    ("for else and filter", "{% for m in messages if m.role == 'critic' %}x{% else %}none{% endfor %}{% for m in messages if m.role == 'user' %}{{ loop.index }}{% endfor %}", {}),
     ("recursion over schemas", "{% macro kind(s) %}{% if s is mapping %}{{ '{' }}{% for k, v in s.items() %}{{ k }}:{{ kind(v) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
                                "{% elif s is sequence and s is not string %}[{{ s | length }}]{% else %}{{ s }}{% endif %}{% endmacro %}{{ kind(tools[0]) }}", {}),
     ("a refusal", "{{ raise_exception('Only user messages: ' + messages[0].role) }}", {}),

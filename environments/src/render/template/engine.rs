@@ -83,15 +83,11 @@ impl TemplateEngine {
         environment.add_filter("tojson", python_json::tojson);
         environment.add_filter("trim", python_methods::trim);
         environment.add_filter("string", |value: &Value| python_json::printed(value));
-        environment.set_formatter(|out, _, value| {
-            out.write_str(&python_json::printed(value)).map_err(Error::from)
-        });
+        environment
+            .set_formatter(|out, _, value| out.write_str(&python_json::printed(value)).map_err(Error::from));
         // As in Python: texts and mappings have a length and an index, and there is nothing in `None` to go through.
         environment.add_test("sequence", |value: &Value| {
-            matches!(
-                value.kind(),
-                ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined
-            )
+            matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
         });
         environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
@@ -111,6 +107,27 @@ impl TemplateEngine {
         Ok(Self { environment, arguments, source: template.source.clone() })
     }
 
+    /// Names that the template reads without setting them, sorted: what its arguments may be, and what every rendering
+    /// sets.
+    #[must_use]
+    pub fn variables(&self) -> Vec<String> {
+        let known =
+            ["raise_exception", "namespace", "range", "dict", "loop", "caller", "cycler", "joiner", "lipsum"];
+        let names = self.environment.get_template("chat").map(|chat| chat.undeclared_variables(false));
+        let names = names.unwrap_or_default().into_iter();
+        let mut names: Vec<String> =
+            names.filter(|name| !known.contains(&name.as_str()) && !self.is_own(name)).collect();
+        names.sort();
+        names
+    }
+
+    /// Whether the template sets a variable itself, other than as a default of one that was not given.
+    fn is_own(&self, name: &str) -> bool {
+        let tests = ["is defined", "is not defined", "is undefined", "| default", "|default"];
+        let may_be_given = tests.iter().any(|test| self.mentions(&format!("{name} {test}")));
+        self.mentions(&format!("set {name} =")) && !may_be_given
+    }
+
     /// Whether the template's source contains a text.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
@@ -123,7 +140,8 @@ impl TemplateEngine {
     pub fn render(&self, input: TemplateInput<'_>) -> Result<String, TemplateError> {
         let TemplateInput { messages, tools, add_generation_prompt } = input;
         let messages: Vec<Value> = messages.iter().map(message).collect();
-        let tools = if tools.is_empty() { Value::from(()) } else { Value::from_iter(tools.iter().map(value)) };
+        let tools =
+            if tools.is_empty() { Value::from(()) } else { Value::from_iter(tools.iter().map(value)) };
         let variables = context! {
             messages, tools, add_generation_prompt,
             documents => (),
@@ -196,10 +214,11 @@ fn without_generation_tags(source: &str) -> String {
         text.push_str(before);
         let inner = tag.trim_start_matches(['-', '+']);
         let name = inner.trim_start();
-        let replacement = [("generation", "with"), ("endgeneration", "endwith")].into_iter().find(|(word, _)| {
-            let after = name.strip_prefix(word);
-            after.is_some_and(|after| after.trim_start().trim_start_matches(['-', '+']).starts_with("%}"))
-        });
+        let replacement =
+            [("generation", "with"), ("endgeneration", "endwith")].into_iter().find(|(word, _)| {
+                let after = name.strip_prefix(word);
+                after.is_some_and(|after| after.trim_start().trim_start_matches(['-', '+']).starts_with("%}"))
+            });
         let Some((word, instead)) = replacement else {
             rest = tag;
             continue;

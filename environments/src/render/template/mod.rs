@@ -10,13 +10,15 @@ mod probes;
 mod python_json;
 mod python_methods;
 mod spellings;
+mod tool_calls;
+mod tool_renderer;
 
 pub use engine::{TemplateEngine, TemplateError, TemplateInput};
 pub use probes::HistoryForm;
 
 use super::think_tags::ThinkTags;
 use minds_core::chat::{
-    Message, ParsedCompletion, PromptError, Renderer, Role, Termination, Tokenizer,
+    Message, ParsedCompletion, PromptError, Renderer, Role, Termination, Tokenizer, ToolRenderer,
 };
 use minds_core::ids::Token;
 use minds_core::sampling::{Completion, Stop};
@@ -25,6 +27,7 @@ use serde_json::{Map, Value, json};
 use spellings::ControlSpellings;
 use std::sync::Arc;
 use thiserror::Error;
+use tool_calls::{ToolForm, channels};
 
 /// Separates the letters of a control token's spelling within a message. Unicode reserves this character for use within
 /// programs.
@@ -52,7 +55,9 @@ pub enum TemplateRendererError {
     #[error("the chat template refuses a conversation of one user message: {0}")]
     RefusesUser(TemplateError),
     /// Sampling would not know where a turn ends.
-    #[error("no control token follows the assistant's turns in the chat template, and the model declares none that ends a turn")]
+    #[error(
+        "no control token follows the assistant's turns in the chat template, and the model declares none that ends a turn"
+    )]
     NoStop,
 }
 
@@ -63,6 +68,8 @@ pub struct TemplateRenderer {
     spellings: ControlSpellings,
     thoughts: ThinkTags,
     shape: TurnShape,
+    tool_form: Option<ToolForm>,
+    offers_tools: bool,
 }
 
 impl TemplateRenderer {
@@ -83,13 +90,22 @@ impl TemplateRenderer {
         let spellings = ControlSpellings::new(tokenizer.controls());
         let shape = TurnShape::find(&engine, &spellings, &*tokenizer)?;
         let thoughts = ThinkTags::new(&*tokenizer);
-        Ok(Self { tokenizer, engine, spellings, thoughts, shape })
+        // A template that writes calls and never reads the tools leaves their description to a message.
+        let reads_tools = engine.variables().iter().any(|name| name == "tools");
+        let tool_form = ToolForm::of_template(&template.source);
+        let offers_tools = reads_tools && tool_form.is_some();
+        Ok(Self { thoughts, tool_form, offers_tools, engine, spellings, shape, tokenizer })
     }
 
     /// What a growing conversation does to the tokens before it.
     #[must_use]
     pub fn history(&self) -> &HistoryForm {
         &self.shape.history
+    }
+
+    /// Whether parsed turns are without their thoughts.
+    pub(super) fn cuts_thoughts(&self) -> bool {
+        self.shape.opens_thinking || self.shape.thinks
     }
 
     /// Tokens of a conversation in the form of transformers, with tools; see [`TemplateInput`].
@@ -102,10 +118,26 @@ impl TemplateRenderer {
 
     /// The text of a conversation, in which what messages say is marked where it spells control tokens.
     fn text(&self, input: TemplateInput<'_>) -> Result<String, TemplateError> {
-        let guard = |values: &[Value]| values.iter().map(|value| self.spellings.guard(value)).collect::<Vec<_>>();
+        let guard =
+            |values: &[Value]| values.iter().map(|value| self.spellings.guard(value)).collect::<Vec<_>>();
         let messages = guard(input.messages);
         let tools = guard(input.tools);
         self.engine.render(TemplateInput { messages: &messages, tools: &tools, ..input })
+    }
+
+    /// A sampled turn without its stop, and how it ended.
+    fn turn<'a>(&self, tokens: &'a [Token]) -> (&'a [Token], Termination) {
+        let TurnShape { stops, structure, .. } = &self.shape;
+        // A turn in channels has several parts, each with control tokens.
+        let in_channels = self.tool_form == Some(ToolForm::Channels);
+        let is_marker = |token: &Token| stops.contains(token) || (!in_channels && structure.contains(token));
+        match tokens.split_last() {
+            Some((last, turn)) if stops.contains(last) && !turn.iter().any(is_marker) => {
+                (turn, Termination::Stop)
+            }
+            _ if tokens.iter().any(is_marker) => (tokens, Termination::Malformed),
+            _ => (tokens, Termination::Truncated),
+        }
     }
 
     /// A message in the form of transformers. A leading think block is the message's reasoning where its tags are control
@@ -145,23 +177,26 @@ impl Renderer for TemplateRenderer {
     /// One stop alone at the end is a [`Termination::Stop`]; a control token that structures conversations makes a turn
     /// [`Termination::Malformed`], because decoding leaves it out and the text would look right.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
-        let TurnShape { stops, structure, .. } = &self.shape;
-        let tokens = &sampled.tokens[..];
-        let is_marker = |token: &Token| stops.contains(token) || structure.contains(token);
-        let (turn, termination) = match tokens.split_last() {
-            Some((last, turn)) if stops.contains(last) && !turn.iter().any(is_marker) => {
-                (turn, Termination::Stop)
-            }
-            _ if tokens.iter().any(is_marker) => (tokens, Termination::Malformed),
-            _ => (tokens, Termination::Truncated),
-        };
+        let (turn, termination) = self.turn(&sampled.tokens);
+        if termination == Termination::Stop && self.tool_form == Some(ToolForm::Channels) {
+            let turn_in_channels = channels(&self.spellings.spell(&*self.tokenizer, turn));
+            return match turn_in_channels.filter(|turn| turn.is_answer && turn.said.calls.is_empty()) {
+                Some(turn) => ParsedCompletion { text: turn.said.content, termination },
+                None => {
+                    let text = self.tokenizer.decode(turn);
+                    ParsedCompletion { text, termination: Termination::Malformed }
+                }
+            };
+        }
         let text = match termination {
-            Termination::Stop if self.shape.opens_thinking => {
-                self.thoughts.skip_open(&*self.tokenizer, turn)
-            }
+            Termination::Stop if self.shape.opens_thinking => self.thoughts.skip_open(&*self.tokenizer, turn),
             Termination::Stop if self.shape.thinks => self.thoughts.skip(&*self.tokenizer, turn),
             _ => self.tokenizer.decode(turn),
         };
         ParsedCompletion { text, termination }
+    }
+
+    fn tools(&self) -> Option<&dyn ToolRenderer> {
+        self.offers_tools.then_some(self)
     }
 }

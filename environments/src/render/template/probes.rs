@@ -30,7 +30,9 @@ pub enum HistoryForm {
 
 /// How one template writes a turn.
 pub(super) struct TurnShape {
-    /// Tokens that end a turn; the first is the one that the template writes.
+    /// Tokens that stand at the end of a turn in a conversation, the sampled stops among them.
+    pub(super) ends: Vec<Token>,
+    /// Tokens that end a turn during sampling; the first is the one that the template writes.
     pub(super) stops: Vec<Token>,
     /// Other control tokens of a plain conversation, which no turn may contain.
     pub(super) structure: Vec<Token>,
@@ -76,11 +78,14 @@ impl TurnShape {
         let history = match &continued {
             Err(error) => HistoryForm::Refuses(error.clone()),
             Ok(continued) => match history(&prompt, continued, &opening, opens_thinking, &stops, spellings) {
-                HistoryForm::Extends if thinks => HistoryForm::DropsThoughts,
+                HistoryForm::Extends if thinks || !opening.is_empty() => HistoryForm::DropsThoughts,
                 form => form,
             },
         };
+        let end = continued.as_deref().ok().and_then(|text| after_answer(text, spellings));
+        let ends = stops.iter().copied().chain(end).collect();
         Ok(Self {
+            ends,
             structure: structure_tokens(structure, spellings, &stops),
             thinks,
             stops,
@@ -91,6 +96,12 @@ impl TurnShape {
     }
 }
 
+/// The control token that follows the answer of a probe.
+fn after_answer(text: &str, spellings: &ControlSpellings) -> Option<Token> {
+    let (_, rest) = text.split_once(ANSWER)?;
+    spellings.first(rest).map(|(_, token)| token)
+}
+
 /// The control token that follows an answer, then those that the model's files declare.
 fn stops(
     closed: Option<&str>,
@@ -98,10 +109,7 @@ fn stops(
     spellings: &ControlSpellings,
     tokenizer: &dyn Tokenizer,
 ) -> Vec<Token> {
-    let after_answer = |text: &str| {
-        let (_, rest) = text.split_once(ANSWER)?;
-        spellings.first(rest).map(|(_, token)| token)
-    };
+    let after_answer = |text: &str| after_answer(text, spellings);
     // Where the last turn is left open, the start of the next turn ends it.
     let written = closed.and_then(after_answer).or_else(|| continued.and_then(after_answer));
     let tools = TOOL_STOPS.iter().filter_map(|name| spellings.token(name));
@@ -138,23 +146,26 @@ fn history(
     spellings: &ControlSpellings,
 ) -> HistoryForm {
     if opens_thinking {
-        let reason = "prompts open a think block, and the thoughts of earlier turns are left out or written otherwise";
+        let reason =
+            "prompts open a think block, and the thoughts of earlier turns are left out or written otherwise";
         return HistoryForm::Rewrites(reason.into());
     }
     let Some(turn) = continued.strip_prefix(prompt) else {
-        return HistoryForm::Rewrites("the start of an earlier turn differs from the end of its prompt".into());
+        return HistoryForm::Rewrites(
+            "the start of an earlier turn differs from the end of its prompt".into(),
+        );
     };
-    let Some(after) = turn.strip_prefix(ANSWER) else {
-        let written = turn.split_once(ANSWER).map_or(turn, |(before, _)| before);
-        let reason = if opening.is_empty() || written == opening {
-            format!("earlier answers follow {written:?}, which the model does not sample")
-        } else {
-            format!("earlier answers follow {written:?}, the last one {opening:?}")
-        };
+    let Some((before, after)) = turn.split_once(ANSWER) else {
+        return HistoryForm::Rewrites("earlier answers are left out".into());
+    };
+    // What stands between a prompt and an answer is sampled if the last turn has it as well: an empty think block, or the
+    // name of a channel.
+    if !before.is_empty() && before != opening {
+        let reason = format!("earlier answers follow {before:?}, which the model does not sample");
         return HistoryForm::Rewrites(reason);
-    };
+    }
     match spellings.first(after) {
         Some((0, token)) if stops.contains(&token) => HistoryForm::Extends,
-        _ => HistoryForm::Rewrites("earlier answers end otherwise than sampled ones".into()),
+        _ => HistoryForm::Rewrites("earlier turns end otherwise than sampled ones".into()),
     }
 }

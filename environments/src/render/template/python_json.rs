@@ -5,11 +5,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 /// The filter, with the options of transformers: `ensure_ascii`, `indent`, `separators` and `sort_keys`.
-pub(super) fn tojson(
-    value: &Value,
-    ensure_ascii: Option<bool>,
-    options: Kwargs,
-) -> Result<String, Error> {
+pub(super) fn tojson(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<String, Error> {
     let indent = options.get::<Option<Value>>("indent")?.filter(|indent| !indent.is_none());
     let separators = options.get::<Option<Value>>("separators")?.filter(|pair| !pair.is_none());
     let ensure_ascii = ensure_ascii.or(options.get("ensure_ascii")?).unwrap_or(false);
@@ -36,9 +32,9 @@ fn indent_unit(indent: &Value) -> Result<String, Error> {
 
 fn separator_pair(pair: &Value) -> Result<[String; 2], Error> {
     let texts: Vec<String> = pair.try_iter()?.filter_map(|part| part.as_str().map(str::to_owned)).collect();
-    texts.try_into().map_err(|_| {
-        Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair of texts")
-    })
+    texts
+        .try_into()
+        .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair of texts"))
 }
 
 struct JsonWriter {
@@ -46,7 +42,7 @@ struct JsonWriter {
     ensure_ascii: bool,
     sort_keys: bool,
     indent: Option<String>,
-    /// Separator between items.
+    /// Separator between two items of a list or object.
     item: String,
     /// Separator between a key and its value.
     key: String,

@@ -8,7 +8,12 @@ use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
 /// Calls a method on a value that has no such method of its own.
-pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn call(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let own = match value.kind() {
         ValueKind::String => string(value.as_str().unwrap_or_default(), method, args),
         ValueKind::Seq => sequence(value, method, args),
@@ -21,7 +26,7 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args:
     }
 }
 
-/// The filter `trim`.
+/// The filter `trim`: what `str.strip` leaves.
 pub(super) fn trim(value: &Value, chars: Option<String>) -> String {
     let text = value.to_string();
     stripped(&text, chars.as_deref(), true, true).to_owned()
@@ -104,7 +109,11 @@ fn string(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Err
             let (width, fill): (usize, Option<&str>) = from_args(args)?;
             let missing = bounded(width)?.saturating_sub(text.chars().count());
             let padding = fill.unwrap_or(" ").repeat(missing);
-            Value::from(if method == "ljust" { format!("{text}{padding}") } else { format!("{padding}{text}") })
+            Value::from(if method == "ljust" {
+                format!("{text}{padding}")
+            } else {
+                format!("{padding}{text}")
+            })
         }
         _ => return Ok(None),
     }))
@@ -186,11 +195,20 @@ fn split_at_spaces(text: &str, limit: Option<usize>, from_end: bool) -> Vec<&str
 
 /// `str.splitlines`, with all line breaks of Unicode.
 fn lines(text: &str, keep: bool) -> Vec<&str> {
-    let is_break = |c: char| matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let is_break = |c: char| {
+        matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
+    };
     let mut found = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(is_break) {
-        let width = if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(1, char::len_utf8) };
+        let width = if rest[at..].starts_with("\r\n") {
+            2
+        } else {
+            rest[at..].chars().next().map_or(1, char::len_utf8)
+        };
         found.push(&rest[..if keep { at + width } else { at }]);
         rest = &rest[at + width..];
     }

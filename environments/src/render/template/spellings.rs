@@ -14,6 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 /// The control tokens of one tokenizer, by spelling.
 pub(super) struct ControlSpellings {
     tokens: HashMap<String, ControlToken>,
+    names: HashMap<Token, String>,
     /// Lengths of spellings in bytes, longest first.
     lengths: Vec<usize>,
     first_bytes: [bool; 256],
@@ -24,16 +25,17 @@ pub(super) struct ControlSpellings {
 impl ControlSpellings {
     pub(super) fn new(controls: Vec<ControlToken>) -> Self {
         let mut first_bytes = [false; 256];
-        let names = || controls.iter().map(|control| &*control.name).filter(|name| !name.is_empty());
-        for byte in names().filter_map(|name| name.bytes().next()) {
+        let spellings = || controls.iter().map(|control| &*control.name).filter(|name| !name.is_empty());
+        for byte in spellings().filter_map(|name| name.bytes().next()) {
             first_bytes[usize::from(byte)] = true;
         }
-        let lengths: BTreeSet<usize> = names().map(str::len).collect();
-        let first_chars = names().filter_map(|name| name.chars().next()).collect();
-        let last_chars = names().filter_map(|name| name.chars().next_back()).collect();
+        let lengths: BTreeSet<usize> = spellings().map(str::len).collect();
+        let first_chars = spellings().filter_map(|name| name.chars().next()).collect();
+        let last_chars = spellings().filter_map(|name| name.chars().next_back()).collect();
         let lengths = lengths.into_iter().rev().collect();
+        let names = controls.iter().map(|control| (control.token, control.name.clone())).collect();
         let tokens = controls.into_iter().map(|control| (control.name.clone(), control)).collect();
-        Self { tokens, lengths, first_bytes, first_chars, last_chars }
+        Self { tokens, names, lengths, first_bytes, first_chars, last_chars }
     }
 
     /// The control token of this exact spelling.
@@ -90,7 +92,8 @@ impl ControlSpellings {
     fn may_end_a_spelling(&self, text: &str) -> bool {
         let Some(longest) = self.lengths.first() else { return false };
         let ends = text.char_indices().take_while(|(at, _)| at < longest);
-        let ends = ends.filter(|(_, c)| self.last_chars.contains(c)).map(|(at, c)| &text[..at + c.len_utf8()]);
+        let ends =
+            ends.filter(|(_, c)| self.last_chars.contains(c)).map(|(at, c)| &text[..at + c.len_utf8()]);
         let mut ends = ends.filter(|end| !end.is_empty());
         if ends.any(|end| self.tokens.keys().any(|name| name.ends_with(end))) {
             return true;
@@ -108,6 +111,17 @@ impl ControlSpellings {
             return None;
         }
         self.lengths.iter().find_map(|length| self.tokens.get(text.get(..*length)?))
+    }
+
+    /// The text of tokens, control tokens spelled out.
+    pub(super) fn spell(&self, tokenizer: &dyn Tokenizer, tokens: &[Token]) -> String {
+        let name = |token: &Token| self.names.get(token).map(String::as_str);
+        let runs = tokens.chunk_by(|a, b| name(a).is_some() == name(b).is_some());
+        let spelled = runs.map(|run| match run.first().and_then(name) {
+            Some(_) => run.iter().filter_map(name).collect(),
+            None => tokenizer.decode(run),
+        });
+        spelled.collect()
     }
 
     /// The first control token that a template wrote in a text, with where it starts.
