@@ -14,16 +14,19 @@ use std::collections::HashMap;
 /// The turns of a rollout, by the ids of their completions.
 #[derive(Default)]
 pub(super) struct RolloutRecord {
-    turns: Vec<RecordedTurn>,
+    pub(super) turns: Vec<RecordedTurn>,
     /// Index of the completion that contains each tool call.
-    calls: HashMap<String, usize>,
+    pub(super) calls: HashMap<String, usize>,
 }
 
-struct RecordedTurn {
-    id: String,
+/// A completion with its prompt.
+pub(super) struct RecordedTurn {
+    pub(super) id: String,
     /// The conversation up to and including the completion; empty if the prompt was given as tokens.
-    conversation: Vec<Message>,
-    turn: Turn,
+    pub(super) conversation: Vec<Message>,
+    pub(super) turn: Turn,
+    /// Thoughts that are not in the conversation, of a turn with tools.
+    pub(super) reasoning: Option<String>,
 }
 
 impl RecordedTurn {
@@ -71,12 +74,7 @@ impl RolloutRecord {
         messages: &[Message],
     ) -> Result<Vec<Token>, PromptError> {
         let written = profile.renderer.prompt(messages)?;
-        let longest = self
-            .turns
-            .iter()
-            .filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation))
-            .max_by_key(|turn| turn.conversation.len());
-        let continued = longest.and_then(|before| {
+        let continued = self.longest_part_of(messages).and_then(|before| {
             continued(profile, &before.turn, before.conversation.len(), messages, &written)
         });
         Ok(continued.unwrap_or(written))
@@ -101,8 +99,16 @@ impl RolloutRecord {
             text: parsed.text.clone(),
             complete: parsed.termination == Termination::Stop,
         };
-        self.turns.push(RecordedTurn { id, conversation, turn });
+        self.turns.push(RecordedTurn { id, conversation, turn, reasoning: None });
         parsed.text
+    }
+
+    /// The turn whose conversation is the longest beginning of this one.
+    pub(super) fn longest_part_of(&self, messages: &[Message]) -> Option<&RecordedTurn> {
+        let turns = self.turns.iter();
+        let parts =
+            turns.filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation));
+        parts.max_by_key(|turn| turn.conversation.len())
     }
 
     /// Takes the turns of these completions, in sampling order, with the conversation before the first of them; all
@@ -153,11 +159,7 @@ fn continued(
 }
 
 /// What a renderer writes after the content of message `at`: the part that does not change with that content.
-fn after_answer(
-    profile: &ModelProfile,
-    messages: &[Message],
-    at: usize,
-) -> Result<Vec<Token>, PromptError> {
+fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Result<Vec<Token>, PromptError> {
     let with = |content: &str| {
         let mut changed = messages.to_vec();
         changed[at].content = content.into();

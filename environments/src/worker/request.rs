@@ -89,10 +89,21 @@ pub(super) struct CompletedRequest {
     pub result: Result<RequestOutput, WorkerRequestError>,
 }
 
+/// Tools of a request for a completion.
+#[derive(Debug)]
+pub(super) enum OfferedTools {
+    /// The request offers no tools.
+    None,
+    /// They are described in ordinary messages.
+    InMessages,
+    /// They have the form of the model's chat template.
+    InTemplate(Vec<Value>),
+}
+
 /// Output of a successful request.
 pub(super) enum RequestOutput {
     /// A completion of the policy.
-    Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, has_tools: bool },
+    Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, tools: OfferedTools },
     /// A leased shadow adapter.
     Adapter(AdapterLease),
     /// Weights exported from a leased adapter.
