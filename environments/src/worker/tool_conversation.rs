@@ -119,7 +119,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            recorded_messages(&[said.clone()])[0],
+            recorded_messages(std::slice::from_ref(&said))[0],
             recorded_answer(String::new(), &said.tool_calls.unwrap())
         );
     }

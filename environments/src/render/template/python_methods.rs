@@ -92,7 +92,7 @@ fn string(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Err
         }
         "isdecimal" => {
             let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(|c| c.is_numeric() && c.to_digit(10).is_some()))
+            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
         }
         "isspace" => {
             let () = from_args(args)?;

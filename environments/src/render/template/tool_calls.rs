@@ -140,7 +140,7 @@ fn xml_call(inside: &str, tools: &[Value]) -> RequestedCall {
         arguments.insert(key.trim().to_owned(), typed(value, name.trim(), key.trim(), tools));
         rest = after;
     }
-    RequestedCall::new(name.trim(), &Value::Object(arguments).to_string())
+    RequestedCall::new(name.trim(), Value::Object(arguments).to_string())
 }
 
 fn glm_call(inside: &str, tools: &[Value]) -> RequestedCall {
@@ -157,7 +157,7 @@ fn glm_call(inside: &str, tools: &[Value]) -> RequestedCall {
         arguments.insert(key.trim().to_owned(), typed(value, name, key.trim(), tools));
         rest = after;
     }
-    RequestedCall::new(name, &Value::Object(arguments).to_string())
+    RequestedCall::new(name, Value::Object(arguments).to_string())
 }
 
 /// A value that is written without quotes: a text if the tool's schema says so or if it is no JSON.
@@ -195,7 +195,7 @@ fn list(text: &str, open: &str, close: &str) -> ToolText {
     let calls = match serde_json::from_str::<Vec<Value>>(inside.trim()) {
         Ok(values) => values
             .iter()
-            .map(|value| object_call(value).unwrap_or_else(|| RequestedCall::new("", &value.to_string())))
+            .map(|value| object_call(value).unwrap_or_else(|| RequestedCall::new("", value.to_string())))
             .collect(),
         Err(_) => vec![RequestedCall::new(name_in(inside), inside.trim())],
     };
