@@ -4,6 +4,7 @@ use crate::bounded_file::read_small;
 use crate::config::{HuggingFaceConfig, OneOrMany};
 use crate::error::ModelError;
 use crate::safetensors::SafetensorsShards;
+use crate::tiktoken;
 use crate::tokenizer::ModelTokenizer;
 use minds_core::architecture::Architecture;
 use minds_core::chat::ChatTemplate;
@@ -73,15 +74,18 @@ pub(crate) fn tokenizer_only(path: &Path) -> Result<ModelTokenizer, ModelError> 
 }
 
 fn tokenizer(folder: &Path, stops: Vec<Token>, bos: Option<Token>) -> Result<ModelTokenizer, ModelError> {
-    let path = folder.join("tokenizer.json");
-    if !path.is_file() {
-        return Err(ModelError::missing(
-            &path,
-            "the folder has no fast tokenizer; save one with transformers",
-        ));
-    }
-    let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
     let config = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let path = folder.join("tokenizer.json");
+    let ranks = folder.join("tiktoken.model");
+    let tokenizer = if path.is_file() {
+        ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?
+    } else if ranks.is_file() {
+        let parts = tiktoken::parts(&ranks, &read_small(&ranks, MAX_JSON)?, &config)?;
+        ModelTokenizer::from_parts(&ranks, parts)?
+    } else {
+        let hint = "the folder has no fast tokenizer; save one with transformers";
+        return Err(ModelError::missing(&path, hint));
+    };
     let wants_bos = config["add_bos_token"].as_bool();
     let bos = match (wants_bos, tokenizer.declared_bos()) {
         (Some(false), _) => None,

@@ -24,6 +24,7 @@ mod safetensors;
 mod shape;
 mod source;
 mod tensor_type;
+mod tiktoken;
 mod tokenizer;
 mod weights;
 

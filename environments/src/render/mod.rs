@@ -99,8 +99,8 @@ pub enum RenderError {
     },
     /// A renderer that reads no template was given arguments for one.
     #[error(
-        "model.template_args are variables of the model's chat template, which the renderer `{renderer}` does not run: \
-         leave `renderer_name` out, or set it to `template`"
+        "the renderer `{renderer}` does not run the model's chat template, whose variables these are: leave them out, or set \
+         renderer_name to `template`"
     )]
     ArgumentsWithoutTemplate {
         /// The renderer asked for.

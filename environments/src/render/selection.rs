@@ -57,7 +57,7 @@ pub fn select(request: &RendererRequest<'_>) -> Result<SelectedRenderer, RenderE
     }
     let is_path = Path::new(base_model).exists();
     if !is_path && recommended(base_model) == Some("role_colon") {
-        return written_here("role_colon", tokenizer.clone(), Vec::new());
+        return named(request, "role_colon");
     }
     let template = match TemplateRenderer::new(tokenizer.clone(), arguments) {
         Ok(template) => template,

@@ -296,7 +296,7 @@ fn a_model_without_template_and_family_is_refused_by_what_is_missing() {
         "{none}"
     );
     let unused = error(Some("chatml"), json!({"enable_thinking": true}), Bytes::chatml());
-    assert!(unused.contains("model.template_args") && unused.contains("`chatml`"), "{unused}");
+    assert!(unused.contains("`template`") && unused.contains("`chatml`"), "{unused}");
     let refused = error(Some("template"), json!({}), Bytes::chatml());
     assert!(refused.contains("chat_template.jinja"), "{refused}");
 }
