@@ -166,6 +166,9 @@ pub trait Renderer: Send + Sync {
     /// What ends the assistant's turn during sampling.
     fn stop(&self) -> Stop;
 
+    /// The text of tokens, control tokens left out.
+    fn text(&self, tokens: &[Token]) -> String;
+
     /// Decodes a sampled turn and classifies how it ended.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion;
 

@@ -16,6 +16,7 @@ use crate::service::retry::Retry;
 use crate::telemetry::activity::{Activity, ActivityKind};
 use crate::telemetry::meters::PipelineMeters;
 use minds_core::chat::{Message, Termination};
+use minds_core::continuation::next_prompt;
 use minds_core::environment::{EnvironmentReply, Item, Oracle, ScoringContext};
 use minds_core::ids::{GroupId, ItemKey, RolloutId, Token};
 use minds_core::random::seeded_rng;
@@ -110,6 +111,7 @@ impl RolloutGenerator {
         loop {
             let parsed = component.renderer.parse(&answer);
             conversation.push(Message::assistant(parsed.text.clone()));
+            let answered = conversation.len();
             let complete = parsed.termination == Termination::Stop;
             rollout.turns.push(Turn { prompt, completion: answer, text: parsed.text, complete });
             let turns = rollout.turns.len();
@@ -125,7 +127,11 @@ impl RolloutGenerator {
                 EnvironmentReply::Done => break,
                 EnvironmentReply::Continue(messages) => conversation.extend(messages),
             }
-            prompt = component.renderer.prompt(&conversation)?.into();
+            // The environment may have added messages after the completion, and none before it.
+            prompt = match rollout.turns.last() {
+                Some(before) => next_prompt(&*component.renderer, before, answered, &conversation)?.into(),
+                None => component.renderer.prompt(&conversation)?.into(),
+            };
             if prompt.len() >= component.context {
                 let tokens = prompt.len();
                 debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");

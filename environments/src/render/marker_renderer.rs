@@ -69,6 +69,10 @@ impl<D: ChatDialect> Renderer for MarkerRenderer<D> {
         Stop::Tokens([&[self.ends.stop], self.dialect.halts()].concat())
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
+    }
+
     /// One stop alone at the end is a [`Termination::Stop`], no marker at all a [`Termination::Truncated`].
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
         let (turn, termination) = self.ends.split(&sampled.tokens);

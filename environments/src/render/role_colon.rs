@@ -52,6 +52,10 @@ impl Renderer for RoleColon {
         Stop::Strings(vec![STOP.into()])
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
+    }
+
     /// The stop is either the text `\n\nUser:`, complete only with the last token, or one stop token of the model.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
         let tokens = &sampled.tokens[..];

@@ -1,11 +1,10 @@
 //! Every prompt and completion of the policy within one rollout.
 //!
-//! Tokens are never made from text twice: a prompt that continues a completion holds its tokens as they were
-//! sampled, provided that its text is what the renderer would write anyway. Where the renderer rewrites history, as
-//! those do that drop thoughts, the prompt is the renderer's, and the rollout becomes more than one datum.
+//! A prompt that continues a completion holds its tokens as they were sampled ([`next_prompt`]).
 
 use super::model_profile::ModelProfile;
 use minds_core::chat::{Message, PromptError, Termination};
+use minds_core::continuation::next_prompt;
 use minds_core::ids::Token;
 use minds_core::rollout::Turn;
 use minds_core::sampling::Completion;
@@ -73,11 +72,11 @@ impl RolloutRecord {
         profile: &ModelProfile,
         messages: &[Message],
     ) -> Result<Vec<Token>, PromptError> {
-        let written = profile.renderer.prompt(messages)?;
-        let continued = self.longest_part_of(messages).and_then(|before| {
-            continued(profile, &before.turn, before.conversation.len(), messages, &written)
-        });
-        Ok(continued.unwrap_or(written))
+        let renderer = &*profile.renderer;
+        match self.longest_part_of(messages) {
+            Some(before) => next_prompt(renderer, &before.turn, before.conversation.len(), messages),
+            None => renderer.prompt(messages),
+        }
     }
 
     /// Records a completion and returns its text.
@@ -139,36 +138,6 @@ impl RolloutRecord {
     pub(super) fn into_turns(self) -> Vec<Turn> {
         self.turns.into_iter().map(|recorded| recorded.turn).collect()
     }
-}
-
-/// The prompt `messages` as a continuation of a completion, token for token; `None` if its text would not be `written`.
-fn continued(
-    profile: &ModelProfile,
-    before: &Turn,
-    answered: usize,
-    messages: &[Message],
-    written: &[Token],
-) -> Option<Vec<Token>> {
-    let tail = after_answer(profile, messages, answered - 1).ok()?;
-    let sampled = &before.completion.tokens;
-    // The completion ends with its stop, which is also the start of what follows.
-    let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
-    let tokens = [&before.prompt[..], sampled, &tail[overlap..]].concat();
-    let same = tokens == written || profile.tokenizer.decode(&tokens) == profile.tokenizer.decode(written);
-    same.then_some(tokens)
-}
-
-/// What a renderer writes after the content of message `at`: the part that does not change with that content.
-fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Result<Vec<Token>, PromptError> {
-    let with = |content: &str| {
-        let mut changed = messages.to_vec();
-        changed[at].content = content.into();
-        profile.renderer.prompt(&changed)
-    };
-    let one = with("a")?;
-    let other = with("b")?;
-    let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
-    Ok(one[one.len() - common..].to_vec())
 }
 
 #[cfg(test)]
@@ -239,6 +208,9 @@ mod tests {
         }
         fn stop(&self) -> Stop {
             Stop::Tokens(vec![STOP])
+        }
+        fn text(&self, tokens: &[Token]) -> String {
+            Letters.decode(tokens)
         }
         fn parse(&self, sampled: &Completion) -> ParsedCompletion {
             let termination =

@@ -234,9 +234,12 @@ impl Renderer for PlainRenderer {
         Stop::ModelDefault
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        tokens.iter().filter_map(|token| char::from_u32(*token)).collect()
+    }
+
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
-        let text = sampled.tokens.iter().filter_map(|token| char::from_u32(*token)).collect();
-        ParsedCompletion { text, termination: Termination::Stop }
+        ParsedCompletion { text: self.text(&sampled.tokens), termination: Termination::Stop }
     }
 }
 

@@ -214,8 +214,11 @@ impl Renderer for ScriptedRenderer {
         Stop::ModelDefault
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        tokens.iter().map(|token| char::from(*token as u8)).collect()
+    }
+
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
-        let text = sampled.tokens.iter().map(|t| char::from(*t as u8)).collect();
-        ParsedCompletion { text, termination: Termination::Stop }
+        ParsedCompletion { text: self.text(&sampled.tokens), termination: Termination::Stop }
     }
 }

@@ -174,6 +174,10 @@ impl Renderer for TemplateRenderer {
         Stop::Tokens(self.shape.stops.clone())
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
+    }
+
     /// One stop alone at the end is a [`Termination::Stop`]; a control token that structures conversations makes a turn
     /// [`Termination::Malformed`], because decoding leaves it out and the text would look right.
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
