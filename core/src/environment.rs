@@ -130,7 +130,7 @@ impl ScoringContext<'_> {
         messages: &[Message],
         answer: &str,
     ) -> Result<(f64, usize), RewardError> {
-        let prefix = self.renderer.prompt(messages);
+        let prefix = self.renderer.prompt(messages)?;
         let target = self.renderer.answer(answer);
         let tokens = target.len();
         if tokens == 0 {
@@ -155,7 +155,7 @@ impl ScoringContext<'_> {
         messages: &[Message],
         answer: &str,
     ) -> Result<LogprobDelta, RewardError> {
-        let prefix = self.renderer.prompt(messages);
+        let prefix = self.renderer.prompt(messages)?;
         let target = self.renderer.answer(answer);
         if target.is_empty() {
             return Err(RewardError::Environment(format!("the answer {answer:?} has no tokens")));

@@ -9,6 +9,7 @@ pub mod architecture;
 pub mod chat;
 pub mod checkpoint;
 pub mod choice;
+pub mod continuation;
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;

@@ -1,5 +1,6 @@
 //! Rewards: a number within bounds, or the error that explains why there is none. A failure never becomes a number.
 
+use crate::chat::PromptError;
 use crate::service::BackendError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -100,6 +101,12 @@ pub enum RewardError {
     /// The reward came out NaN, infinite or too large.
     #[error("the reward is not valid: {0}")]
     NotFinite(String),
+}
+
+impl From<PromptError> for RewardError {
+    fn from(error: PromptError) -> Self {
+        Self::Environment(error.to_string())
+    }
 }
 
 impl RewardError {

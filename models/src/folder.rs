@@ -4,10 +4,13 @@ use crate::bounded_file::read_small;
 use crate::config::{HuggingFaceConfig, OneOrMany};
 use crate::error::ModelError;
 use crate::safetensors::SafetensorsShards;
+use crate::tiktoken;
 use crate::tokenizer::ModelTokenizer;
 use minds_core::architecture::Architecture;
+use minds_core::chat::ChatTemplate;
 use minds_core::ids::Token;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// tokenizer.json of a 256k vocabulary takes some 35 MB.
@@ -71,22 +74,34 @@ pub(crate) fn tokenizer_only(path: &Path) -> Result<ModelTokenizer, ModelError> 
 }
 
 fn tokenizer(folder: &Path, stops: Vec<Token>, bos: Option<Token>) -> Result<ModelTokenizer, ModelError> {
+    let config = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
     let path = folder.join("tokenizer.json");
-    if !path.is_file() {
-        return Err(ModelError::missing(
-            &path,
-            "the folder has no fast tokenizer; save one with transformers",
-        ));
-    }
-    let tokenizer = ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?;
-    let config = optional_json(&folder.join("tokenizer_config.json"))?;
-    let wants_bos = config.and_then(|c| c["add_bos_token"].as_bool());
+    let ranks = folder.join("tiktoken.model");
+    let tokenizer = if path.is_file() {
+        ModelTokenizer::from_json(&path, &read_small(&path, MAX_JSON)?)?
+    } else if ranks.is_file() {
+        let parts = tiktoken::parts(&ranks, &read_small(&ranks, MAX_JSON)?, &config)?;
+        ModelTokenizer::from_parts(&ranks, parts)?
+    } else {
+        let hint = "the folder has no fast tokenizer; save one with transformers";
+        return Err(ModelError::missing(&path, hint));
+    };
+    let wants_bos = config["add_bos_token"].as_bool();
     let bos = match (wants_bos, tokenizer.declared_bos()) {
         (Some(false), _) => None,
         (Some(true), declared) => declared.or(bos),
         (None, declared) => declared,
     };
-    Ok(tokenizer.with_ids(stops, bos))
+    let template =
+        chat_template(folder)?.map(|source| ChatTemplate { source, special_tokens: special_tokens(&config) });
+    Ok(tokenizer.with_ids(stops, bos).with_template(template))
+}
+
+/// The texts that transformers gives a template by name: `bos_token`, `eos_token` and the other roles of a vocabulary.
+fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    let fields = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
+    fields.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
 }
 
 fn generation_stops(folder: &Path) -> Result<Vec<Token>, ModelError> {

@@ -6,8 +6,10 @@ use crate::shape::check_architecture;
 use crate::tokenizer::ByteLevelParts;
 use crate::weights::{HalfSplit, gguf_name};
 use minds_core::architecture::{Architecture, RopeScaling};
+use minds_core::chat::ChatTemplate;
 use minds_core::ids::Token;
 use minds_core::tensor::Tensor;
+use std::collections::BTreeMap;
 
 /// Reads the architecture from the metadata and the tensors that are there.
 pub(crate) fn architecture(gguf: &GgufFile) -> Result<Architecture, ModelError> {
@@ -112,6 +114,23 @@ pub(crate) fn token_id(gguf: &GgufFile, key: &str) -> Result<Option<Token>, Mode
             .map(Some)
             .map_err(|_| ModelError::damaged(gguf.bytes().path(), format!("`{key}` is {id}"))),
     }
+}
+
+/// The chat template, with the texts of the tokens that it may name. `tokens` is the vocabulary.
+pub(crate) fn chat_template(gguf: &GgufFile, tokens: &[String]) -> Result<Option<ChatTemplate>, ModelError> {
+    let Some(source) = gguf.string("tokenizer.chat_template")? else { return Ok(None) };
+    let mut special_tokens = BTreeMap::new();
+    for (name, key) in [
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+        ("unk_token", "tokenizer.ggml.unknown_token_id"),
+        ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ] {
+        if let Some(text) = token_id(gguf, key)?.and_then(|id| tokens.get(id as usize)) {
+            special_tokens.insert(name.to_owned(), text.clone());
+        }
+    }
+    Ok(Some(ChatTemplate { source: source.to_owned(), special_tokens }))
 }
 
 /// The byte-level BPE that the file carries.

@@ -23,8 +23,8 @@ mod registry;
 mod safetensors;
 mod shape;
 mod source;
-mod template;
 mod tensor_type;
+mod tiktoken;
 mod tokenizer;
 mod weights;
 
@@ -38,6 +38,5 @@ pub use registry::{KNOWN_MODELS, KnownModel, PythonPackage, TINY_RANDOM, known_m
 pub use source::{
     ModelAvailability, ModelSource, local_tokenizer, model_availability, resolve, resolve_from, tokenizer,
 };
-pub use template::{TemplateError, render_template};
 pub use tokenizer::ModelTokenizer;
 pub use weights::expected_tensors;

@@ -84,7 +84,9 @@ impl ModelFiles {
                 let wants_bos = gguf.get("tokenizer.ggml.add_bos_token") == Some(&GgufValue::Bool(true));
                 let bos = gguf_model::token_id(gguf, "tokenizer.ggml.bos_token_id")?.filter(|_| wants_bos);
                 let stops = eos.into_iter().chain(eot).collect();
-                Ok(ModelTokenizer::from_parts(self.path(), parts)?.with_ids(stops, bos))
+                let template = gguf_model::chat_template(gguf, &parts.tokens)?;
+                let tokenizer = ModelTokenizer::from_parts(self.path(), parts)?;
+                Ok(tokenizer.with_ids(stops, bos).with_template(template))
             }
         }
     }

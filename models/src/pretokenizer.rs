@@ -1,4 +1,4 @@
-//! The pre-tokenizers of GGUF files by their `tokenizer.ggml.pre` name.
+//! The pre-tokenizers of GGUF files by their `tokenizer.ggml.pre` name, which serve files of tiktoken as well.
 //!
 //! Only those whose splits are known to equal the model's own tokenizer are built; another name is an error, since
 //! a wrong split gives ids that look right and are not.
@@ -16,6 +16,9 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior}
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Llama 3, from its tokenizer.json.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Kimi K2, from its tokenization_kimi.py: runs of Han characters are pieces of their own.
+const KIMI_K2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How text is normalized and split before BPE.
 pub(crate) struct PreTokenization {
@@ -44,9 +47,10 @@ pub(crate) fn pre_tokenization(path: &Path, pre: &str) -> Result<PreTokenization
         "llama-bpe" | "llama3" | "llama-v3" => {
             Ok(PreTokenization { ignore_merges: true, ..plain(split(path, LLAMA3)?) })
         }
+        "kimi-k2" => Ok(PreTokenization { ignore_merges: true, ..plain(split(path, KIMI_K2)?) }),
         other => {
             let reason = format!(
-                "its pre-tokenizer is `{other}`; built are smollm, gpt-2, qwen2 and llama-bpe; use the model's \
+                "its pre-tokenizer is `{other}`; built are smollm, gpt-2, qwen2, llama-bpe and kimi-k2; use the model's \
                  Hugging Face folder with tokenizer.json"
             );
             Err(ModelError::unsupported(path, reason))

@@ -2,7 +2,8 @@
 //!
 //! Text never becomes a control token: the text `<|im_end|>` is encoded as ordinary tokens, and control tokens are
 //! created by name only. Added tokens that are not control tokens (Qwen3's `<think>`) are recognized in text, as in the
-//! training of the models.
+//! training of the models. A rendered chat template is text of another kind: [`chat::Tokenizer::controls`] lists the spellings
+//! that stand for control tokens there.
 
 use crate::error::ModelError;
 use crate::pretokenizer::{PreTokenization, pre_tokenization};
@@ -23,6 +24,9 @@ pub struct ModelTokenizer {
     vocab: usize,
     stop: Vec<Token>,
     bos: Option<Token>,
+    spellings: Vec<chat::ControlToken>,
+    splits_at_controls: bool,
+    chat_template: Option<chat::ChatTemplate>,
 }
 
 /// A byte-level BPE as a GGUF file carries it.
@@ -60,9 +64,12 @@ impl ModelTokenizer {
         inner.with_normalizer(normalizer).map_err(damaged)?;
         inner.with_pre_tokenizer(Some(pre_tokenizer));
         inner.with_decoder(Some(ByteLevel::default()));
+        let (unmarked, added): (Vec<String>, Vec<String>) =
+            parts.added.into_iter().partition(|text| reads_as_control(text));
+        let control: Vec<String> = parts.control.into_iter().chain(unmarked).collect();
         let token = |special: bool| move |text: String| AddedToken::from(text, special).normalized(false);
-        inner.add_special_tokens(parts.control.into_iter().map(token(true))).map_err(damaged)?;
-        inner.add_tokens(parts.added.into_iter().map(token(false))).map_err(damaged)?;
+        inner.add_special_tokens(control.into_iter().map(token(true))).map_err(damaged)?;
+        inner.add_tokens(added.into_iter().map(token(false))).map_err(damaged)?;
         Ok(Self::finish(inner))
     }
 
@@ -70,11 +77,9 @@ impl ModelTokenizer {
     pub(crate) fn from_json(path: &Path, json: &[u8]) -> Result<Self, ModelError> {
         let damaged = |reason: String| ModelError::damaged(path, reason);
         let mut value: Value = serde_json::from_slice(json).map_err(|e| damaged(e.to_string()))?;
-        // Some files leave `<|…|>` tokens unmarked; a text could then spell them.
+        // Some files leave `<|…|>` tokens unmarked, DeepSeek's `<｜User｜>` among them; a text could then spell them.
         for token in value["added_tokens"].as_array_mut().into_iter().flatten() {
-            let is_control =
-                token["content"].as_str().is_some_and(|s| s.starts_with("<|") && s.ends_with("|>"));
-            if is_control {
+            if token["content"].as_str().is_some_and(reads_as_control) {
                 token["special"] = Value::Bool(true);
             }
         }
@@ -87,16 +92,38 @@ impl ModelTokenizer {
     }
 
     fn finish(mut inner: tokenizers::Tokenizer) -> Self {
-        inner.set_encode_special_tokens(true);
         let mut control = BTreeMap::new();
+        let mut spellings = Vec::new();
         for (id, token) in inner.get_added_tokens_decoder() {
             if token.special {
+                spellings.push(chat::ControlToken {
+                    name: token.content.clone(),
+                    token: id,
+                    takes_space_before: token.lstrip,
+                    takes_space_after: token.rstrip,
+                });
                 control.insert(token.content, id);
             }
         }
+        let splits_at_controls = splits_at_controls(&mut inner, &control);
+        inner.set_encode_special_tokens(true);
         // Ids may have gaps and the embedding may be padded: one past the largest is what an id must stay below.
         let vocab = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        Self { inner, control, vocab, stop: Vec::new(), bos: None }
+        Self {
+            inner,
+            control,
+            vocab,
+            stop: Vec::new(),
+            bos: None,
+            spellings,
+            splits_at_controls,
+            chat_template: None,
+        }
+    }
+
+    /// Adds the chat template that comes with the tokenizer.
+    pub(crate) fn with_template(self, chat_template: Option<chat::ChatTemplate>) -> Self {
+        Self { chat_template, ..self }
     }
 
     /// Adds the ids that the model's files declare.
@@ -158,5 +185,34 @@ impl chat::Tokenizer for ModelTokenizer {
 
     fn bos(&self) -> Option<Token> {
         self.bos
+    }
+
+    fn controls(&self) -> Vec<chat::ControlToken> {
+        self.spellings.clone()
+    }
+
+    fn splits_at_controls(&self) -> bool {
+        self.splits_at_controls
+    }
+
+    fn chat_template(&self) -> Option<&chat::ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+}
+
+/// Whether an added token is a control token by its spelling, whatever the file says.
+fn reads_as_control(text: &str) -> bool {
+    let brackets = [("<|", "|>"), ("<｜", "｜>")];
+    brackets.iter().any(|(open, close)| text.starts_with(open) && text.ends_with(close))
+}
+
+/// Whether the text after a control token has the tokens that it has alone.
+fn splits_at_controls(inner: &mut tokenizers::Tokenizer, control: &BTreeMap<String, Token>) -> bool {
+    let Some((name, token)) = control.first_key_value() else { return true };
+    inner.set_encode_special_tokens(false);
+    let encode = |text: &str| inner.encode_fast(text, false).map(|found| found.get_ids().to_vec());
+    match (encode("a"), encode(&format!("a{name}a"))) {
+        (Ok(alone), Ok(whole)) => whole == [&alone[..], &[*token], &alone].concat(),
+        _ => false,
     }
 }

@@ -14,4 +14,4 @@ pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
 pub use remote::{WorkerLoader, probe_broker, remote};
-pub use service::{ModelService, check_key, no_model, probe_service, renderer, renderer_name, service};
+pub use service::{ModelService, check_key, no_model, probe_service, renderer, service};

@@ -14,6 +14,7 @@ use crate::run_folder::{BrokerIdentity, EnvironmentFingerprint, RunFolder};
 use anyhow::Context as _;
 use async_trait::async_trait;
 use minds_environments::native::is_path;
+use minds_environments::render::TEMPLATE;
 use minds_models::{FetchSources, ModelCache};
 use minds_stages::messages::MixtureComponent;
 use minds_stages::remote::message::Offer;
@@ -137,6 +138,7 @@ fn offer(
     fingerprint: &EnvironmentFingerprint,
 ) -> anyhow::Result<Offer> {
     let sampling = &plan.sampling;
+    let written_args = plan.resolved.model.as_ref().map(|model| model.template_args.clone());
     let config = ConfigFile {
         env: Some(EnvConfig { name: Some(env.name.clone()), weight: None, ..env.written.clone() }),
         trainer: file::TrainerConfig {
@@ -152,6 +154,8 @@ fn offer(
         model: Some(file::BaseModelConfig {
             base_model: plan.base_model.clone(),
             renderer_name: Some(renderer.to_owned()),
+            // A renderer without a template writes what the template writes with these arguments.
+            template_args: written_args.filter(|_| renderer == TEMPLATE).unwrap_or_default(),
         }),
         tinker: file::TinkerConfig {
             base_url: Some(crate::config::plan::EMBEDDED.into()),

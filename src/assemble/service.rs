@@ -10,6 +10,8 @@ use minds_core::service::{Service, ServiceInfo};
 use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
 use minds_engine::runtime::EngineOptions;
+use minds_environments::render::template::{TemplateError, TemplateRendererError};
+use minds_environments::render::{self, RenderError, RendererRequest};
 use minds_models::{ByteTokenizer, FetchSources, ModelCache, ModelError};
 use minds_stages::service::deadlines::Deadlines;
 use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
@@ -256,45 +258,31 @@ pub fn no_model(plan: &RunPlan, error: ModelError) -> CommandError {
     }
 }
 
-/// The renderer that the config names, else the one that belongs to the model, else the plainest; with warnings for
+/// The renderer that the config names, else the one that the model's tokenizer and chat template call for; with warnings for
 /// the user.
 ///
 /// # Errors
-/// The tokenizer belongs to another family of models.
+/// The named renderer does not fit the model, its template does not work, or it has none and is of no known family.
 pub fn renderer(
     plan: &RunPlan,
     tokenizer: Arc<dyn Tokenizer>,
 ) -> Result<(Arc<dyn Renderer>, Vec<String>), ConfigError> {
-    let (name, warnings) = renderer_name(plan);
-    let renderer = minds_environments::render::renderer(name, tokenizer)
-        .map_err(|error| plan.wrong("model.renderer_name", format!("is wrong: {error}")))?;
-    Ok((renderer, warnings))
-}
-
-/// Name of the chosen renderer, with warnings for the user.
-#[must_use]
-pub fn renderer_name(plan: &RunPlan) -> (&str, Vec<String>) {
-    let recommended = minds_environments::render::recommended(&plan.base_model);
-    let mut warnings = Vec::new();
-    let name = match (&plan.renderer, recommended) {
-        (Some(name), Some(right)) if !minds_environments::render::alike(name, right) => {
-            warnings.push(format!(
-                "model.renderer_name: {} was trained with {right}, not {name}",
-                plan.base_model
-            ));
-            name.as_str()
-        }
-        (Some(name), _) => name.as_str(),
-        (None, Some(right)) => right,
-        (None, None) => {
-            if plan.base_model != minds_models::TINY_RANDOM {
-                warnings.push(format!(
-                    "model.renderer_name: none is known for {}: role_colon is used",
-                    plan.base_model
-                ));
-            }
-            "role_colon"
-        }
+    let request = RendererRequest {
+        base_model: &plan.base_model,
+        name: plan.renderer.as_deref(),
+        arguments: &plan.template_args,
+        tokenizer,
     };
-    (name, warnings)
+    let selected = render::select(&request).map_err(|error| {
+        let key = match &error {
+            RenderError::NoneFits { .. } if plan.renderer.is_none() => "model.base_model",
+            RenderError::ArgumentsWithoutTemplate { .. } => "model.template_args",
+            RenderError::Template(TemplateRendererError::Template(TemplateError::Date(_))) => {
+                "model.template_args"
+            }
+            _ => "model.renderer_name",
+        };
+        plan.wrong(key, format!("is wrong: {error}"))
+    })?;
+    Ok((selected.renderer, selected.warnings))
 }

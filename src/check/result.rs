@@ -87,7 +87,7 @@ impl CheckResult {
                     assemble::renderer(&plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
                 (Some(renderer), warnings)
             }
-            None => (None, assemble::renderer_name(&plan).1),
+            None => (None, Vec::new()),
         };
         let mut context = model.architecture.as_ref().map(|shape| shape.context);
         let probed = if offline { None } else { assemble::probe_service(&plan)? };
@@ -127,7 +127,7 @@ impl CheckResult {
         warnings.extend(concerns(&plan, context, &tokens, &memory));
         warnings.extend(run_folder::lock_warning(&place));
         Ok(Self {
-            renderer: assemble::renderer_name(&plan).0.to_owned(),
+            renderer: renderer_name(&plan, renderer.as_deref()),
             model: model.place,
             context,
             requests: requests(&plan, habits),
@@ -140,6 +140,12 @@ impl CheckResult {
             plan,
         })
     }
+}
+
+/// The name of the renderer, or what it depends on while the model's tokenizer is not here.
+fn renderer_name(plan: &RunPlan, renderer: Option<&dyn Renderer>) -> String {
+    let named = || plan.renderer.clone().unwrap_or_else(|| "as the model's tokenizer says".into());
+    renderer.map_or_else(named, |renderer| renderer.name().to_owned())
 }
 
 /// Loads a Python package with what is on this machine, and runs one rollout against a stand-in for the model.

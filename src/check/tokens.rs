@@ -53,7 +53,8 @@ fn lengths(seed: u64, environment: &dyn Environment, renderer: &dyn Renderer) ->
     let schedule = Schedule::of_one(seed, environment.items(), environment.strata());
     (0..MEASURED.min(environment.items().get()))
         .map(|position| environment.item(schedule.item(position).item))
-        .map(|item| renderer.prompt(&item.prompt).len() as u64)
+        .filter_map(|item| renderer.prompt(&item.prompt).ok())
+        .map(|tokens| tokens.len() as u64)
         .collect()
 }
 
@@ -76,7 +77,7 @@ mod tests {
         // 4 groups of 4, 2048 tokens each: the defaults.
         assert_eq!(tokens.sampled_at_most, 4 * 4 * 2048);
         // It has one item only, and a byte is a token.
-        let prompt = renderer.prompt(&environment.item(0).prompt).len() as u64;
+        let prompt = renderer.prompt(&environment.item(0).prompt).unwrap().len() as u64;
         assert_eq!(tokens.prompts, Some(PromptLengths { items: 1, mean: prompt as f64, longest: prompt }));
         assert_eq!(TokenEstimate::of(&plan, &[&*environment], None).prompts, None);
     }

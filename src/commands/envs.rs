@@ -300,7 +300,7 @@ fn score(
         let item = environment.item(index);
         let tokens = ready.renderer.answer(answer);
         let turn = Turn {
-            prompt: ready.renderer.prompt(&item.prompt).into(),
+            prompt: ready.renderer.prompt(&item.prompt).or_exit(ProcessExit::Config)?.into(),
             // The completion was not sampled, so it has no logprobs.
             completion: Completion {
                 logprobs: vec![0.0; tokens.len()],

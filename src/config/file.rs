@@ -212,6 +212,10 @@ pub struct BaseModelConfig {
     /// Renderer of conversations into tokens of the model.
     #[serde(alias = "renderer")]
     pub renderer_name: Option<String>,
+    /// Variables for the model's chat template, such as `enable_thinking`.
+    #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
+    #[schemars(with = "BTreeMap<String, serde_json::Value>")]
+    pub template_args: toml::Table,
 }
 
 /// Keys of the `[tinker]` table.

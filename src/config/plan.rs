@@ -26,6 +26,7 @@ use minds_stages::pipeline::PipelineOptions;
 use minds_stages::policy::QueryLimits;
 use minds_stages::remote::BrokerOptions;
 use minds_stages::shadow::ShadowTrainerOptions;
+use serde_json::{Map, Value};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,6 +52,8 @@ pub struct RunPlan {
     pub base_model: String,
     /// Name of the renderer, if the config sets it.
     pub renderer: Option<String>,
+    /// Variables for the model's chat template.
+    pub template_args: Map<String, Value>,
     /// Shape and seed of the trained adapter.
     pub lora: LoraSpec,
     /// The service that samples and trains.
@@ -119,6 +122,7 @@ impl RunPlan {
             model: Some(file::BaseModelConfig {
                 base_model: base_model.into(),
                 renderer_name: renderer.map(str::to_owned),
+                template_args: toml::Table::new(),
             }),
             tinker: file::TinkerConfig { base_url: Some(EMBEDDED.into()), ..file::TinkerConfig::default() },
             ..ConfigFile::default()
@@ -160,7 +164,7 @@ impl RunPlan {
         path: &Path,
         variables: &ProcessVariables,
     ) -> Result<Self, KeyProblem> {
-        let (base_model, renderer) = model(&file)?;
+        let ModelChoice { base_model, renderer, template_args } = model(&file)?;
         file.simulate.check(chosen(file.scorer.transport))?;
         let envs = environments(&file)?;
         let service = ServicePlan::decide(&file, variables)?;
@@ -177,6 +181,7 @@ impl RunPlan {
             sampling: trainer::sampling(&file.trainer.args)?,
             base_model,
             renderer,
+            template_args,
             evaluation: pipeline::evaluation(&file)?,
             kl_reference: file.trainer.kl_reference.clone().unwrap_or_default(),
             oracle: file.scorer.policy.clone().unwrap_or_default(),
@@ -343,16 +348,24 @@ impl RunPlan {
     }
 }
 
-/// The base model, and the renderer if one is named.
-fn model(file: &ConfigFile) -> Result<(String, Option<String>), KeyProblem> {
+/// The table `model` with its values checked.
+struct ModelChoice {
+    base_model: String,
+    renderer: Option<String>,
+    template_args: Map<String, Value>,
+}
+
+fn model(file: &ConfigFile) -> Result<ModelChoice, KeyProblem> {
     let missing = || KeyProblem::new("model.base_model", "is missing: name the model to train");
-    let BaseModelConfig { base_model, renderer_name } = file.model.clone().ok_or_else(missing)?;
-    match renderer_name.as_deref().filter(|name| !render::NAMES.contains(name)) {
-        Some(name) => {
-            Err(KeyProblem::new("model.renderer_name", is_none_of(name, render::NAMES.into_iter())))
-        }
-        None => Ok((base_model, renderer_name)),
+    let BaseModelConfig { base_model, renderer_name: renderer, template_args } =
+        file.model.clone().ok_or_else(missing)?;
+    if let Some(name) = renderer.as_deref().filter(|name| !render::names().any(|known| known == *name)) {
+        return Err(KeyProblem::new("model.renderer_name", is_none_of(name, render::names())));
     }
+    let unreadable = |error| KeyProblem::new("model.template_args", format!("cannot be handed on: {error}"));
+    let template_args = serde_json::to_value(&template_args).map_err(unreadable)?;
+    let template_args = template_args.as_object().cloned().unwrap_or_default();
+    Ok(ModelChoice { base_model, renderer, template_args })
 }
 
 /// A stretch of time such as `90m`, `6h` or `1d 12h`.

@@ -21,7 +21,7 @@ pub fn schema() -> Value {
     let ids: Vec<&str> = native::list().iter().map(|info| info.id).collect();
     schema["$defs"]["EnvConfig"]["properties"]["id"]["examples"] = ids.into();
     schema["$defs"]["BaseModelConfig"]["properties"]["renderer_name"]["examples"] =
-        render::NAMES.as_slice().into();
+        render::names().collect::<Vec<_>>().into();
     add_other_names(&mut schema);
     schema
 }

@@ -1,7 +1,10 @@
 //! Our rendering of a conversation equals the model's own chat template, token for token.
 
 use minds_core::chat::{Message, Tokenizer};
-use minds_models::{FetchSources, ModelCache, ModelFiles, render_template, resolve_from};
+use minds_environments::render::template::{TemplateEngine, TemplateInput, TemplateRenderer};
+use minds_models::{FetchSources, ModelCache, ModelFiles, ModelTokenizer, local_tokenizer, resolve_from};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,15 +21,18 @@ pub fn smollm2() -> ModelFiles {
     resolve_from(name, &cache, &sources, &(Arc::new(|_| ()) as _)).unwrap().open().unwrap().unwrap()
 }
 
+fn smollm2_tokenizer() -> Arc<ModelTokenizer> {
+    Arc::new(smollm2().tokenizer().unwrap())
+}
+
 #[test]
 fn online_smollm2_chatml_equals_the_template_of_the_model() {
-    let files = smollm2();
-    let template = files.chat_template().unwrap().to_owned();
-    let tokenizer = Arc::new(files.tokenizer().unwrap());
-    let renderer = minds_environments::render::renderer("chatml", tokenizer.clone()).unwrap();
+    let tokenizer = smollm2_tokenizer();
+    let template = TemplateRenderer::new(tokenizer.clone(), &Map::new()).unwrap();
+    let chatml = minds_environments::render::renderer("chatml", tokenizer).unwrap();
     let check = |messages: &[Message]| {
-        let text = render_template(&template, messages, true, "<|im_start|>", "<|im_end|>").unwrap();
-        assert_eq!(renderer.prompt(messages), by_markers(&*tokenizer, &text), "{text:?}");
+        use minds_core::chat::Renderer;
+        assert_eq!(chatml.prompt(messages), template.prompt(messages), "{messages:?}");
     };
     let texts =
         ["Hi", "\n\nHi  ", "  two\n\n\n", "", " ", "12 + 345 = ?", "été ∥ 日本語 🙂", "[0.8]", "a\tb\r\n"];
@@ -36,27 +42,73 @@ fn online_smollm2_chatml_equals_the_template_of_the_model() {
             check(&[Message::system(a), Message::assistant(b), Message::user(a)]);
         }
     }
-    for args in [serde_json::json!({}), serde_json::json!({"task": "surprise", "shots": 4})] {
+    for args in [json!({}), json!({"task": "surprise", "shots": 4})] {
         let args = args.as_object().unwrap();
         let environment = minds_environments::native::load("gradient_prophet", args, 0).unwrap();
         for index in 0..environment.items().get() {
             let prompt = environment.item(index).prompt;
             check(&prompt);
-            assert!(renderer.prompt(&prompt).len() < 1500, "item {index} of {args:?}");
+            assert!(chatml.prompt(&prompt).unwrap().len() < 1500, "item {index} of {args:?}");
         }
     }
 }
 
-/// Tokens of a rendered text in which `<|im_start|>` and `<|im_end|>` are control tokens.
-fn by_markers(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find("<|im_") {
-        tokens.extend(tokenizer.encode(&rest[..at]));
-        let end = at + rest[at..].find("|>").unwrap() + 2;
-        tokens.push(tokenizer.control(&rest[at..end]).unwrap());
-        rest = &rest[end..];
+/// Jinja2 wrote the texts.
+#[test]
+fn online_smollm2s_template_gives_the_text_of_jinja2() {
+    let tokenizer = smollm2_tokenizer();
+    let engine = TemplateEngine::new(tokenizer.chat_template().unwrap(), Map::new()).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(include_str!("../templates/smollm2-chat.json")).unwrap();
+    for case in &cases {
+        let input = TemplateInput {
+            messages: case["messages"].as_array().unwrap(),
+            tools: &[],
+            add_generation_prompt: case["add_generation_prompt"] == true,
+        };
+        assert_eq!(engine.render(input).as_deref().ok(), case["text"].as_str());
     }
-    tokens.extend(tokenizer.encode(rest));
-    tokens
+}
+
+/// Templates of some twenty families, which `just templates` fetches with conversations and their tokens.
+#[test]
+#[ignore = "needs the folder that `just templates` makes"]
+fn online_templates_of_real_models_give_the_tokens_that_transformers_gives() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../chat-templates");
+    let mut families = 0;
+    for family in std::fs::read_dir(&root).expect("`just templates` makes the folder") {
+        let family = family.unwrap().path();
+        let cases = check_family(&family);
+        assert_eq!(cases, 200, "{}", family.display());
+        families += 1;
+    }
+    assert!(families >= 12, "{families} families");
+}
+
+/// Compares all conversations of a family and returns their number.
+fn check_family(family: &Path) -> usize {
+    let tokenizer = local_tokenizer(family.to_str().unwrap(), &models()).unwrap().unwrap();
+    let mut renderers: HashMap<String, TemplateRenderer> = HashMap::new();
+    let cases = std::fs::read_to_string(family.join("cases.jsonl")).unwrap();
+    for (number, line) in cases.lines().enumerate() {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let mut arguments = case["arguments"].as_object().unwrap().clone();
+        arguments.insert("strftime_now".into(), json!("2026-01-31"));
+        let renderer = renderers
+            .entry(case["arguments"].to_string())
+            .or_insert_with(|| TemplateRenderer::new(tokenizer.clone(), &arguments).unwrap());
+        let input = TemplateInput {
+            messages: case["messages"].as_array().unwrap(),
+            tools: case["tools"].as_array().unwrap(),
+            add_generation_prompt: case["add_generation_prompt"] == true,
+        };
+        let tokens = renderer.tokens(input);
+        match case["tokens"].as_array() {
+            Some(expected) => {
+                let tokens = json!(tokens.unwrap());
+                assert_eq!(tokens.as_array(), Some(expected), "case {number} of {}", family.display());
+            }
+            None => assert!(tokens.is_err(), "case {number} of {} is refused", family.display()),
+        }
+    }
+    cases.lines().count()
 }

@@ -16,6 +16,7 @@ use crate::service::retry::Retry;
 use crate::telemetry::activity::{Activity, ActivityKind};
 use crate::telemetry::meters::PipelineMeters;
 use minds_core::chat::{Message, Termination};
+use minds_core::continuation::next_prompt;
 use minds_core::environment::{EnvironmentReply, Item, Oracle, ScoringContext};
 use minds_core::ids::{GroupId, ItemKey, RolloutId, Token};
 use minds_core::random::seeded_rng;
@@ -70,7 +71,7 @@ impl RolloutGenerator {
         task: GenerationTask<'_>,
         members: u32,
     ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutError> {
-        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt)?.into();
         let answers = self.answer(task, prompt.clone(), members, [0, 0]).await?;
         Ok((prompt, answers))
     }
@@ -85,7 +86,7 @@ impl RolloutGenerator {
         member: u32,
         again: u32,
     ) -> Result<Rollout, RolloutError> {
-        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt).into();
+        let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt)?.into();
         // Turns count from 1, and no rollout has enough turns to collide with these streams.
         let stream = [u64::from(member) + 1, u64::MAX - u64::from(again)];
         let mut answers = self.answer(task, prompt.clone(), 1, stream).await?;
@@ -112,6 +113,7 @@ impl RolloutGenerator {
         loop {
             let parsed = component.renderer.parse(&answer);
             conversation.push(Message::assistant(parsed.text.clone()));
+            let answered = conversation.len();
             let complete = parsed.termination == Termination::Stop;
             rollout.turns.push(Turn { prompt, completion: answer, text: parsed.text, complete });
             let turns = rollout.turns.len();
@@ -127,7 +129,11 @@ impl RolloutGenerator {
                 EnvironmentReply::Done => break,
                 EnvironmentReply::Continue(messages) => conversation.extend(messages),
             }
-            prompt = component.renderer.prompt(&conversation).into();
+            // The environment may have added messages after the completion, and none before it.
+            prompt = match rollout.turns.last() {
+                Some(before) => next_prompt(&*component.renderer, before, answered, &conversation)?.into(),
+                None => component.renderer.prompt(&conversation)?.into(),
+            };
             if prompt.len() >= component.context {
                 let tokens = prompt.len();
                 debug!(%group, member, tokens, turns, "the context is full: the rollout ends with the answers it has");

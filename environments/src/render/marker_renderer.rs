@@ -4,7 +4,7 @@
 //! looked up by name, once; a [`PromptBuilder`] takes markers as tokens and content as text, so content can never become a marker.
 
 use super::RenderError;
-use minds_core::chat::{Message, ParsedCompletion, Renderer, Termination, Tokenizer};
+use minds_core::chat::{Message, ParsedCompletion, PromptError, Renderer, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::{Completion, Stop};
 use std::sync::Arc;
@@ -55,10 +55,10 @@ impl<D: ChatDialect> Renderer for MarkerRenderer<D> {
         self.dialect.name()
     }
 
-    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+    fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
         let mut builder = PromptBuilder { tokenizer: &*self.tokenizer, tokens: Vec::new() };
         self.dialect.prompt(messages, &mut builder);
-        builder.tokens
+        Ok(builder.tokens)
     }
 
     fn answer(&self, text: &str) -> Vec<Token> {
@@ -67,6 +67,10 @@ impl<D: ChatDialect> Renderer for MarkerRenderer<D> {
 
     fn stop(&self) -> Stop {
         Stop::Tokens([&[self.ends.stop], self.dialect.halts()].concat())
+    }
+
+    fn text(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
     }
 
     /// One stop alone at the end is a [`Termination::Stop`], no marker at all a [`Termination::Truncated`].

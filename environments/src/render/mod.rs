@@ -7,7 +7,8 @@
 //! | name | prompt | stop |
 //! |---|---|---|
 //! | `role_colon` | `User: …\n\nAssistant:` | the text `\n\nUser:`, or the model's own stop |
-//! | `chatml` | `<\|im_start\|>user\n…<\|im_end\|>\n` with SmolLM2's default system line | `<\|im_end\|>` |
+//! | `template` | what the model's own chat template writes | the control token after an answer |
+//! | `chatml` | `<\|im_start\|>user\n…<\|im_end\|>\n` with the default system line of the model's template | `<\|im_end\|>` |
 //! | `qwen3` | ChatML without a default system line | `<\|im_end\|>` |
 //! | `qwen3_disable_thinking` | the same, the answer after an empty think block | `<\|im_end\|>` |
 //! | `qwen3_instruct` | as `qwen3`; answers have no think block | `<\|im_end\|>` |
@@ -25,13 +26,18 @@ mod llama3;
 mod marker_renderer;
 mod qwen3;
 mod role_colon;
+mod selection;
+pub mod template;
 mod think_tags;
+
+pub use selection::{RendererRequest, SelectedRenderer, select};
 
 use minds_core::chat::{Renderer, Tokenizer};
 use std::sync::Arc;
+use template::{TemplateRenderer, TemplateRendererError};
 use thiserror::Error;
 
-/// Names that [`renderer`] knows.
+/// Names of the renderers that are written here. [`renderer`] knows [`TEMPLATE`] as well.
 pub const NAMES: [&str; 12] = [
     "role_colon",
     "chatml",
@@ -47,11 +53,19 @@ pub const NAMES: [&str; 12] = [
     "gpt_oss_high_reasoning",
 ];
 
+/// Name of the renderer over the model's own chat template.
+pub const TEMPLATE: &str = "template";
+
+/// Names of all renderers.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    NAMES.into_iter().chain([TEMPLATE])
+}
+
 /// A renderer that cannot be made.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum RenderError {
     /// No renderer has this name.
-    #[error("there is no renderer `{name}`; this version knows {}", NAMES.join(", "))]
+    #[error("there is no renderer `{name}`; this version knows {TEMPLATE}, {}", NAMES.join(", "))]
     Unknown {
         /// The name asked for.
         name: String,
@@ -69,6 +83,29 @@ pub enum RenderError {
         /// Family of models that has the token.
         family: &'static str,
     },
+    /// The model's own template does not make a renderer.
+    #[error(transparent)]
+    Template(#[from] TemplateRendererError),
+    /// The model has no usable chat template, and its control tokens are of no known family.
+    #[error(
+        "how {base_model} reads conversations is not known: {reason}. Its control tokens do not tell it either. Name a \
+         renderer as model.renderer_name: `role_colon` for a base model, else one of {}", NAMES.join(", ")
+    )]
+    NoneFits {
+        /// Name or path of the model.
+        base_model: String,
+        /// What its chat template lacks.
+        reason: TemplateRendererError,
+    },
+    /// A renderer that reads no template was given arguments for one.
+    #[error(
+        "the renderer `{renderer}` does not run the model's chat template, whose variables these are: leave them out, or set \
+         renderer_name to `template`"
+    )]
+    ArgumentsWithoutTemplate {
+        /// The renderer asked for.
+        renderer: String,
+    },
 }
 
 /// The renderer of this name over a model's tokenizer.
@@ -79,6 +116,7 @@ pub fn renderer(name: &str, tokenizer: Arc<dyn Tokenizer>) -> Result<Arc<dyn Ren
     use gpt_oss::ReasoningEffort;
     use qwen3::ThinkingMode;
     Ok(match name {
+        TEMPLATE => Arc::new(TemplateRenderer::new(tokenizer, &serde_json::Map::new())?),
         "role_colon" => Arc::new(role_colon::RoleColon::new(tokenizer)),
         "chatml" => Arc::new(chatml::renderer(tokenizer)?),
         "qwen3" => Arc::new(qwen3::renderer(tokenizer, ThinkingMode::Thinking)?),
@@ -196,6 +234,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
         let error = RenderError::Unknown { name: "kimi_k3".into() }.to_string();
-        assert_eq!(error, format!("there is no renderer `kimi_k3`; this version knows {}", NAMES.join(", ")));
+        let known = NAMES.join(", ");
+        assert_eq!(error, format!("there is no renderer `kimi_k3`; this version knows template, {known}"));
     }
 }

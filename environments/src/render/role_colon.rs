@@ -3,7 +3,7 @@
 //! Nothing but the sequence's start is a control token, so a message that spells a role line is read as one: use it
 //! only with content that the environment wrote itself.
 
-use minds_core::chat::{Message, ParsedCompletion, Renderer, Role, Termination, Tokenizer};
+use minds_core::chat::{Message, ParsedCompletion, PromptError, Renderer, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::{Completion, Stop};
 use std::sync::Arc;
@@ -34,14 +34,14 @@ impl Renderer for RoleColon {
         "role_colon"
     }
 
-    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+    fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
         let mut tokens: Vec<Token> = self.tokenizer.bos().into_iter().collect();
         for message in messages {
             tokens.extend(self.tokenizer.encode(label(message.role)));
             tokens.extend(self.tokenizer.encode(&format!(" {}\n\n", message.content)));
         }
         tokens.extend(self.tokenizer.encode(label(Role::Assistant)));
-        tokens
+        Ok(tokens)
     }
 
     fn answer(&self, text: &str) -> Vec<Token> {
@@ -50,6 +50,10 @@ impl Renderer for RoleColon {
 
     fn stop(&self) -> Stop {
         Stop::Strings(vec![STOP.into()])
+    }
+
+    fn text(&self, tokens: &[Token]) -> String {
+        self.tokenizer.decode(tokens)
     }
 
     /// The stop is either the text `\n\nUser:`, complete only with the last token, or one stop token of the model.

@@ -20,6 +20,28 @@ impl ThinkTags {
         Self { tags: tags.map(|(open, close)| [open, close]) }
     }
 
+    /// Whether both tags are control tokens.
+    pub(super) fn are_controls(&self) -> bool {
+        self.tags.is_some()
+    }
+
+    /// The thoughts of a leading think block, and the text after it.
+    pub(super) fn split(text: &str) -> Option<(&str, &str)> {
+        let (thoughts, answer) = text.trim_start().strip_prefix("<think>")?.split_once("</think>")?;
+        Some((thoughts.trim_matches('\n'), answer.trim_start_matches('\n')))
+    }
+
+    /// The text after the end of the think block that the prompt has opened; all of it where the block does not end.
+    pub(super) fn skip_open(&self, tokenizer: &dyn Tokenizer, turn: &[Token]) -> String {
+        let Some([_, close]) = self.tags else {
+            let text = tokenizer.decode(turn);
+            let rest = text.split_once("</think>").map(|(_, rest)| rest.trim_start_matches('\n').to_owned());
+            return rest.unwrap_or(text);
+        };
+        let end = turn.iter().position(|token| *token == close).map_or(0, |at| at + 1);
+        tokenizer.decode(&turn[end..]).trim_start_matches('\n').to_owned()
+    }
+
     /// A think block without thoughts, `gap` between its tags and after it.
     pub(super) fn empty(&self, tokenizer: &dyn Tokenizer, gap: &str) -> Vec<Token> {
         let Some([open, close]) = self.tags else {

@@ -25,6 +25,8 @@ mod request;
 mod request_handler;
 mod rollout;
 mod setup;
+mod tool_conversation;
+mod tool_record;
 mod tools;
 mod unreachable;
 mod variety;

@@ -2,7 +2,7 @@
 
 use super::message::{ModelInfo, SamplingOverrides, StopOverride, WorkerRequest};
 use super::tools;
-use minds_core::chat::{Renderer, Termination, Tokenizer};
+use minds_core::chat::{PromptError, Renderer, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::{Completion, SamplingParams, Stop, StopReason};
 use serde_json::{Value, json};
@@ -39,16 +39,19 @@ impl ModelProfile {
         }
     }
 
-    /// The response to a request that needs no weights.
-    pub(super) fn answer_text_request(&self, op: &WorkerRequest) -> Option<Value> {
-        Some(match op {
+    /// The response to a request that needs no weights; `None` for a request that needs them.
+    pub(super) fn answer_text_request(&self, op: &WorkerRequest) -> Option<Result<Value, PromptError>> {
+        Some(Ok(match op {
             WorkerRequest::Encode { text, special } => {
                 let bos = self.tokenizer.bos().filter(|_| *special);
                 json!(bos.into_iter().chain(self.tokenizer.encode(text)).collect::<Vec<Token>>())
             }
             WorkerRequest::Decode { tokens } => json!(self.tokenizer.decode(tokens)),
             WorkerRequest::Render { messages } => {
-                json!(self.renderer.prompt(&tools::messages(messages, &[], |_| None)))
+                match self.renderer.prompt(&tools::messages(messages, &[], |_| None)) {
+                    Ok(tokens) => json!(tokens),
+                    Err(error) => return Some(Err(error)),
+                }
             }
             WorkerRequest::Parse { tokens } => {
                 let logprobs = vec![0.0; tokens.len()];
@@ -63,7 +66,7 @@ impl ModelProfile {
                 json!({ "text": parsed.text, "complete": parsed.termination == Termination::Stop })
             }
             _ => return None,
-        })
+        }))
     }
 
     /// Sampling parameters of a completion. `room` is the number of tokens left in the context.

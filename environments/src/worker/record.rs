@@ -1,11 +1,10 @@
 //! Every prompt and completion of the policy within one rollout.
 //!
-//! Tokens are never made from text twice: a prompt that continues a completion holds its tokens as they were
-//! sampled, provided that its text is what the renderer would write anyway. Where the renderer rewrites history, as
-//! those do that drop thoughts, the prompt is the renderer's, and the rollout becomes more than one datum.
+//! A prompt that continues a completion holds its tokens as they were sampled ([`next_prompt`]).
 
 use super::model_profile::ModelProfile;
-use minds_core::chat::{Message, Termination};
+use minds_core::chat::{Message, PromptError, Termination};
+use minds_core::continuation::next_prompt;
 use minds_core::ids::Token;
 use minds_core::rollout::Turn;
 use minds_core::sampling::Completion;
@@ -14,16 +13,19 @@ use std::collections::HashMap;
 /// The turns of a rollout, by the ids of their completions.
 #[derive(Default)]
 pub(super) struct RolloutRecord {
-    turns: Vec<RecordedTurn>,
+    pub(super) turns: Vec<RecordedTurn>,
     /// Index of the completion that contains each tool call.
-    calls: HashMap<String, usize>,
+    pub(super) calls: HashMap<String, usize>,
 }
 
-struct RecordedTurn {
-    id: String,
+/// A completion with its prompt.
+pub(super) struct RecordedTurn {
+    pub(super) id: String,
     /// The conversation up to and including the completion; empty if the prompt was given as tokens.
-    conversation: Vec<Message>,
-    turn: Turn,
+    pub(super) conversation: Vec<Message>,
+    pub(super) turn: Turn,
+    /// Thoughts that are not in the conversation, of a turn with tools.
+    pub(super) reasoning: Option<String>,
 }
 
 impl RecordedTurn {
@@ -62,18 +64,19 @@ impl RolloutRecord {
     }
 
     /// The prompt for a conversation.
-    pub(super) fn prompt(&self, profile: &ModelProfile, messages: &[Message]) -> Vec<Token> {
-        let written = profile.renderer.prompt(messages);
-        let longest = self
-            .turns
-            .iter()
-            .filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation))
-            .max_by_key(|turn| turn.conversation.len());
-        longest
-            .and_then(|before| {
-                continued(profile, &before.turn, before.conversation.len(), messages, &written)
-            })
-            .unwrap_or(written)
+    ///
+    /// # Errors
+    /// The renderer refuses the conversation.
+    pub(super) fn prompt(
+        &self,
+        profile: &ModelProfile,
+        messages: &[Message],
+    ) -> Result<Vec<Token>, PromptError> {
+        let renderer = &*profile.renderer;
+        match self.longest_part_of(messages) {
+            Some(before) => next_prompt(renderer, &before.turn, before.conversation.len(), messages),
+            None => renderer.prompt(messages),
+        }
     }
 
     /// Records a completion and returns its text.
@@ -95,8 +98,16 @@ impl RolloutRecord {
             text: parsed.text.clone(),
             complete: parsed.termination == Termination::Stop,
         };
-        self.turns.push(RecordedTurn { id, conversation, turn });
+        self.turns.push(RecordedTurn { id, conversation, turn, reasoning: None });
         parsed.text
+    }
+
+    /// The turn whose conversation is the longest beginning of this one.
+    pub(super) fn longest_part_of(&self, messages: &[Message]) -> Option<&RecordedTurn> {
+        let turns = self.turns.iter();
+        let parts =
+            turns.filter(|turn| !turn.conversation.is_empty() && messages.starts_with(&turn.conversation));
+        parts.max_by_key(|turn| turn.conversation.len())
     }
 
     /// Takes the turns of these completions, in sampling order, with the conversation before the first of them; all
@@ -127,36 +138,6 @@ impl RolloutRecord {
     pub(super) fn into_turns(self) -> Vec<Turn> {
         self.turns.into_iter().map(|recorded| recorded.turn).collect()
     }
-}
-
-/// The prompt `messages` as a continuation of a completion, token for token; `None` if its text would not be `written`.
-fn continued(
-    profile: &ModelProfile,
-    before: &Turn,
-    answered: usize,
-    messages: &[Message],
-    written: &[Token],
-) -> Option<Vec<Token>> {
-    let tail = after_answer(profile, messages, answered - 1);
-    let sampled = &before.completion.tokens;
-    // The completion ends with its stop, which is also the start of what follows.
-    let overlap = (0..=tail.len().min(sampled.len())).rev().find(|n| sampled.ends_with(&tail[..*n]))?;
-    let tokens = [&before.prompt[..], sampled, &tail[overlap..]].concat();
-    let same = tokens == written || profile.tokenizer.decode(&tokens) == profile.tokenizer.decode(written);
-    same.then_some(tokens)
-}
-
-/// What a renderer writes after the content of message `at`: the part that does not change with that content.
-fn after_answer(profile: &ModelProfile, messages: &[Message], at: usize) -> Vec<Token> {
-    let with = |content: &str| {
-        let mut changed = messages.to_vec();
-        changed[at].content = content.into();
-        profile.renderer.prompt(&changed)
-    };
-    let one = with("a");
-    let other = with("b");
-    let common = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
-    one[one.len() - common..].to_vec()
 }
 
 #[cfg(test)]
@@ -208,7 +189,7 @@ mod tests {
         fn name(&self) -> &str {
             "plain"
         }
-        fn prompt(&self, messages: &[Message]) -> Vec<Token> {
+        fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
             let mut tokens = Vec::new();
             for Message { role, content } in messages {
                 let content = if *role == Role::Assistant && self.forgets {
@@ -220,13 +201,16 @@ mod tests {
                 tokens.push(STOP);
             }
             tokens.extend(Letters.encode("a:"));
-            tokens
+            Ok(tokens)
         }
         fn answer(&self, text: &str) -> Vec<Token> {
             Letters.encode(text)
         }
         fn stop(&self) -> Stop {
             Stop::Tokens(vec![STOP])
+        }
+        fn text(&self, tokens: &[Token]) -> String {
+            Letters.decode(tokens)
         }
         fn parse(&self, sampled: &Completion) -> ParsedCompletion {
             let termination =
@@ -264,12 +248,13 @@ mod tests {
         let profile = profile(forgets);
         let mut record = RolloutRecord::default();
         let mut messages = vec![Message::user("why")];
-        let first = record.prompt(&profile, &messages);
+        let first = record.prompt(&profile, &messages).unwrap();
         let said =
             record.add(&profile, "x-0".into(), messages.clone(), first.clone(), sampled(answer.clone()));
         messages.push(Message::assistant(retold.unwrap_or(&said)));
         messages.push(Message::user("more"));
-        (record.prompt(&profile, &messages), [first, answer].concat(), profile.renderer.prompt(&messages))
+        let prompt = record.prompt(&profile, &messages).unwrap();
+        (prompt, [first, answer].concat(), profile.renderer.prompt(&messages).unwrap())
     }
 
     /// `t`, `h` as two tokens, where the tokenizer would write one.

@@ -2,7 +2,7 @@
 //! [`RequestHandler`](super::request_handler::RequestHandler).
 
 use super::message::{ChatMessage, SamplingOverrides};
-use minds_core::chat::Message;
+use minds_core::chat::{Message, PromptError};
 use minds_core::environment::AdapterLease;
 use minds_core::ids::Token;
 use minds_core::reward::RewardError;
@@ -28,6 +28,12 @@ pub(super) enum WorkerRequestError {
     Declined(RewardError),
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<PromptError> for WorkerRequestError {
+    fn from(error: PromptError) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 impl From<SamplingError> for WorkerRequestError {
@@ -83,10 +89,21 @@ pub(super) struct CompletedRequest {
     pub result: Result<RequestOutput, WorkerRequestError>,
 }
 
+/// Tools of a request for a completion.
+#[derive(Debug)]
+pub(super) enum OfferedTools {
+    /// The request offers no tools.
+    None,
+    /// They are described in ordinary messages.
+    InMessages,
+    /// They have the form of the model's chat template.
+    InTemplate(Vec<Value>),
+}
+
 /// Output of a successful request.
 pub(super) enum RequestOutput {
     /// A completion of the policy.
-    Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, has_tools: bool },
+    Turn { conversation: Vec<Message>, prompt: Vec<Token>, answer: Completion, tools: OfferedTools },
     /// A leased shadow adapter.
     Adapter(AdapterLease),
     /// Weights exported from a leased adapter.

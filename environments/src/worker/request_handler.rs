@@ -6,7 +6,10 @@
 use super::message::{WeightsSource, WorkerDatum, WorkerRequest};
 use super::model_profile::ModelProfile;
 use super::record::{CountedTurns, RolloutRecord};
-use super::request::{CompletedRequest, CompletionRequest, RequestOutput, Requester, WorkerRequestError};
+use super::request::{
+    CompletedRequest, CompletionRequest, OfferedTools, RequestOutput, Requester, WorkerRequestError,
+};
+use super::tool_conversation;
 use super::tools;
 use super::unreachable::ServiceFaults;
 use futures::FutureExt as _;
@@ -124,23 +127,36 @@ impl<'a> RequestHandler<'a> {
         if self.record.len() >= MOST_TURNS {
             return Err(WorkerRequestError::Invalid(format!("a rollout has at most {MOST_TURNS} answers")));
         }
-        let (conversation, prompt, draw, has_tools) = match question {
+        let (conversation, prompt, draw, tools) = match question {
             CompletionRequest::Chat { messages, tools, draw } => {
                 if let Some(kind) = tools::no_text(&messages) {
                     return Err(WorkerRequestError::Invalid(format!(
                         "a message has a part of type {kind}: only text is read"
                     )));
                 }
-                let conversation = tools::messages(&messages, &tools, |call| self.record.text_of_call(call));
-                let prompt = self.record.prompt(self.profile, &conversation);
-                (conversation, prompt, draw, !tools.is_empty())
+                let own = self.profile.renderer.tools();
+                match own.filter(|_| tool_conversation::uses_tools(&messages, &tools)) {
+                    Some(own) => {
+                        let conversation = tool_conversation::recorded_messages(&messages);
+                        let prompt = self.record.prompt_with_tools(own, self.profile, &messages, &tools)?;
+                        (conversation, prompt, draw, OfferedTools::InTemplate(tools))
+                    }
+                    None => {
+                        let said = |call: &str| self.record.text_of_call(call);
+                        let conversation = tools::messages(&messages, &tools, said);
+                        let prompt = self.record.prompt(self.profile, &conversation)?;
+                        let has_none = tools.is_empty();
+                        let tools = if has_none { OfferedTools::None } else { OfferedTools::InMessages };
+                        (conversation, prompt, draw, tools)
+                    }
+                }
             }
             CompletionRequest::Text { text, draw } => {
                 let tokenizer = &self.profile.tokenizer;
                 let prompt = tokenizer.bos().into_iter().chain(tokenizer.encode(&text)).collect();
-                (Vec::new(), prompt, draw, false)
+                (Vec::new(), prompt, draw, OfferedTools::None)
             }
-            CompletionRequest::Tokens { tokens, draw } => (Vec::new(), tokens, draw, false),
+            CompletionRequest::Tokens { tokens, draw } => (Vec::new(), tokens, draw, OfferedTools::None),
         };
         let context = self.profile.context;
         if prompt.len() >= context {
@@ -153,7 +169,7 @@ impl<'a> RequestHandler<'a> {
         request.check()?;
         Ok(async move {
             let answer = checked(sampler.sample(request).await?, 1)?.remove(0);
-            Ok(RequestOutput::Turn { conversation, prompt, answer, has_tools })
+            Ok(RequestOutput::Turn { conversation, prompt, answer, tools })
         }
         .boxed())
     }
@@ -273,7 +289,7 @@ impl<'a> RequestHandler<'a> {
                 self.weights.insert(handle, sampler);
                 Ok(json!(handle))
             }
-            RequestOutput::Turn { conversation, prompt, answer, has_tools } => {
+            RequestOutput::Turn { conversation, prompt, answer, tools } => {
                 let id = format!("{}-{}", self.rollout, self.record.len());
                 let cut = answer.stop == StopReason::Length;
                 let mut told = json!({
@@ -282,9 +298,24 @@ impl<'a> RequestHandler<'a> {
                     "tokens": answer.tokens,
                     "logprobs": answer.logprobs,
                 });
-                let text = self.record.add(self.profile, id.clone(), conversation, prompt, answer);
-                let (content, calls) =
-                    if has_tools { tools::calls(&text, &id) } else { (text.clone(), Vec::new()) };
+                let (text, content, calls) = match (tools, self.profile.renderer.tools()) {
+                    (OfferedTools::InTemplate(tools), Some(own)) => {
+                        let turn = own.parse(&answer, &tools);
+                        let calls = tool_conversation::numbered(turn.calls.clone(), &id);
+                        self.record.add_tool_turn(id.clone(), conversation, prompt, answer, &turn, &calls);
+                        (turn.text, turn.content, calls)
+                    }
+                    (tools, _) => {
+                        let text = self.record.add(self.profile, id.clone(), conversation, prompt, answer);
+                        match tools {
+                            OfferedTools::None => (text.clone(), text, Vec::new()),
+                            _ => {
+                                let (content, calls) = tools::calls(&text, &id);
+                                (text, content, calls)
+                            }
+                        }
+                    }
+                };
                 for call in &calls {
                     self.record.remember_call(&call.id);
                 }

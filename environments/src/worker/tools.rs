@@ -1,7 +1,8 @@
 //! Tools as text: how the prompt describes them, how calls are parsed, and how results come back.
 //!
 //! The form is the one that Qwen's models were trained with (`<tools>`, `<tool_call>`, `<tool_response>`); written into
-//! ordinary messages, it works under every renderer.
+//! ordinary messages, it works under every renderer. It serves where the renderer has no form of its own
+//! ([`Renderer::tools`](minds_core::chat::Renderer::tools)).
 
 use super::message::{ChatMessage, ToolCall, ToolFunction};
 use minds_core::chat::{Message, Role};
@@ -91,10 +92,11 @@ pub(super) fn messages(
     found
 }
 
-fn with_calls(content: String, calls: &[ToolCall]) -> String {
+pub(super) fn with_calls(content: String, calls: &[ToolCall]) -> String {
     calls.iter().fold(content, |text, call| {
         let ToolFunction { name, arguments } = &call.function;
-        let arguments: Value = serde_json::from_str(arguments).unwrap_or(Value::Null);
+        // What is no JSON stays the text that the model wrote.
+        let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments));
         let call = spaced(&json!({ "name": name, "arguments": arguments }));
         let gap = if text.is_empty() { "" } else { "\n" };
         format!("{text}{gap}{OPEN}\n{call}\n{CLOSE}")
@@ -102,7 +104,7 @@ fn with_calls(content: String, calls: &[ToolCall]) -> String {
 }
 
 /// The text of a content: a text, or the texts of its parts.
-fn text(content: &Value) -> String {
+pub(super) fn text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => {
@@ -119,8 +121,8 @@ pub(super) fn no_text(all: &[ChatMessage]) -> Option<&str> {
     Some(part["type"].as_str().unwrap_or("unknown"))
 }
 
-/// The calls in a completion, and the text before them. An unreadable call stays text. `id` names
-/// the completion, and so its calls.
+/// The calls in a completion, and the text before them. An unreadable call is a call with its text as arguments, which the
+/// environment answers with an error; one that does not end stays text. `id` names the completion, and so its calls.
 pub(super) fn calls(answer: &str, id: &str) -> (String, Vec<ToolCall>) {
     let mut calls = Vec::new();
     let mut rest = answer;
@@ -128,12 +130,8 @@ pub(super) fn calls(answer: &str, id: &str) -> (String, Vec<ToolCall>) {
     while let Some((before, (inside, after))) =
         rest.split_once(OPEN).and_then(|(before, rest)| Some((before, rest.split_once(CLOSE)?)))
     {
-        let Some(function) = call(inside) else {
-            let end = rest.len() - after.len();
-            content.push_str(&rest[..end]);
-            rest = after;
-            continue;
-        };
+        let unreadable = || ToolFunction { name: String::new(), arguments: inside.trim().to_owned() };
+        let function = call(inside).unwrap_or_else(unreadable);
         content.push_str(before);
         calls.push(ToolCall { id: format!("call_{id}_{}", calls.len()), kind: "function".into(), function });
         rest = after;
@@ -211,15 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn malformed_calls_stay_text() {
-        for answer in
-            ["<tool_call>add 2</tool_call>", "<tool_call>\n{\"name\": \"add\"", "</tool_call> <tool_call>"]
-        {
+    fn malformed_calls_are_calls_and_unfinished_ones_stay_text() {
+        for answer in ["<tool_call>\n{\"name\": \"add\"", "</tool_call> <tool_call>"] {
             assert_eq!(calls(answer, "r"), (answer.to_owned(), vec![]));
         }
         let mixed = "<tool_call>x</tool_call> then <tool_call>{\"name\": \"f\"}</tool_call>";
         let (content, found) = calls(mixed, "r");
-        assert_eq!((&*content, found.len()), ("<tool_call>x</tool_call> then", 1));
-        assert_eq!(found[0].function.arguments, "{}");
+        assert_eq!((&*content, found.len()), ("then", 2));
+        assert_eq!((&*found[0].function.name, &*found[0].function.arguments), ("", "x"));
+        assert_eq!(found[1].function.arguments, "{}");
     }
 }

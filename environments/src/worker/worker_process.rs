@@ -344,7 +344,11 @@ impl WorkerProcess {
     /// Requests about text are answered here; requests to the weights by their rollout.
     async fn handle_request(&self, call: u64, rollout: Option<&str>, op: WorkerRequest) {
         if let Some(answer) = self.profile.answer_text_request(&op) {
-            self.send(&ToWorker::Answer { call, ok: Some(answer), error: None }).await;
+            let (ok, error) = match answer {
+                Ok(answer) => (Some(answer), None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+            self.send(&ToWorker::Answer { call, ok, error }).await;
             return;
         }
         let known = match rollout {

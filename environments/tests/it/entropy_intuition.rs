@@ -145,7 +145,7 @@ fn e4_the_reader_is_queried_where_the_policy_writes_its_number() {
     let reader = Reader::new().continuing(choosing(even(1..=100)));
     let item = find(&*env(), "uniform");
     scored(&reader, &item, "?");
-    let prompt = reader.tokenizer.spell(&reader.renderer.prompt(&item.prompt));
+    let prompt = reader.tokenizer.spell(&reader.renderer.prompt(&item.prompt).unwrap());
     for query in reader.asked() {
         let Query::NextTokens { prefix, .. } = query else { panic!("{query:?}") };
         assert!(prefix.starts_with(&format!("{prompt}NUMBER: ")), "{prefix}");

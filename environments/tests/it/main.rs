@@ -13,5 +13,6 @@ mod render;
 mod self_prediction;
 mod support;
 mod target_number;
+mod templates;
 #[path = "../../../tests/it/venv.rs"]
 mod venv;

@@ -224,7 +224,7 @@ fn p9_probes_are_sent_as_chat() {
     reader.score(&*env, &item, "[1]").expect("scored");
     let (lesson, probe) = (line(&item, "Lesson:"), line(&item, "Probe:"));
     let (question, answer) = lesson.split_once("? ").expect("a question and its answer");
-    let spelled = |messages: &[Message]| reader.tokenizer.spell(&reader.renderer.prompt(messages));
+    let spelled = |messages: &[Message]| reader.tokenizer.spell(&reader.renderer.prompt(messages).unwrap());
     let alone = spelled(&[Message::user(probe)]);
     let after =
         spelled(&[Message::user(format!("{question}?")), Message::assistant(answer), Message::user(probe)]);

@@ -1,4 +1,6 @@
-use crate::support::{Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, renderer, sampled};
+use crate::support::{
+    Bytes, CHATML, DEEPSEEK, GPT_OSS, KIMI, LLAMA, TWO_BREAKS, Templated, renderer, sampled,
+};
 use minds_core::chat::{Message, ParsedCompletion, Role, Termination, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
@@ -90,15 +92,32 @@ fn prompts_read_as_the_family_was_trained() {
         let (_, tokenizer) = all().into_iter().find(|(known, _)| *known == name).expect(name);
         let renderer = renderer(name, tokenizer.clone());
         assert_eq!(renderer.name(), name);
-        let tokens = renderer.prompt(&conversation());
+        let tokens = renderer.prompt(&conversation()).unwrap();
         assert_eq!(tokenizer.spell(&tokens), prompt, "{name}");
         // Markers are control tokens, not their spelling.
         assert_eq!(tokens, tokenizer.encode_with_controls(prompt), "{name}");
     }
 }
 
+/// The chat template of SmolLM2.
+const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
+    {{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}\
+    {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+fn smollm2() -> Arc<dyn Tokenizer> {
+    Templated::new(&CHATML, SMOLLM2)
+}
+
+#[test]
+fn chatml_has_no_system_line_without_a_template() {
+    let tokenizer = Bytes::chatml();
+    let prompt = renderer("chatml", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
+    assert_eq!(tokenizer.spell(&prompt), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
 /// SmolLM2's template, written out.
-fn smollm2_template(messages: &[Message]) -> String {
+fn smollm2_text(messages: &[Message]) -> String {
     let mut text = String::new();
     for (i, message) in messages.iter().enumerate() {
         if i == 0 && message.role != Role::System {
@@ -114,20 +133,20 @@ fn smollm2_template(messages: &[Message]) -> String {
 }
 
 #[test]
-fn chatml_brings_the_default_system_line_only_where_none_comes_first() {
+fn chatml_brings_the_system_line_of_the_template_only_where_none_comes_first() {
     let tokenizer = Bytes::chatml();
-    let renderer = renderer("chatml", tokenizer.clone());
+    let renderer = minds_environments::render::renderer("chatml", smollm2()).unwrap();
     let late = [Message::user("Hi"), Message::system("Be brief."), Message::user("Why?")];
     for messages in [&conversation()[..], &conversation()[1..], &late, &[]] {
-        let expected = tokenizer.encode_with_controls(&smollm2_template(messages));
-        assert_eq!(renderer.prompt(messages), expected, "{messages:?}");
+        let expected = tokenizer.encode_with_controls(&smollm2_text(messages));
+        assert_eq!(renderer.prompt(messages).unwrap(), expected, "{messages:?}");
     }
 }
 
 #[test]
 fn chatml_encodes_header_and_content_in_one_piece_and_the_others_apart() {
     let breaks = |name: &str, tokenizer: Arc<Bytes>| {
-        let tokens = renderer(name, tokenizer).prompt(&[Message::system("\nHi")]);
+        let tokens = renderer(name, tokenizer).prompt(&[Message::system("\nHi")]).unwrap();
         tokens.iter().filter(|t| **t == TWO_BREAKS).count()
     };
     assert_eq!(breaks("chatml", Bytes::chatml()), 1);
@@ -137,14 +156,15 @@ fn chatml_encodes_header_and_content_in_one_piece_and_the_others_apart() {
 #[test]
 fn think_tags_that_are_ordinary_tokens_are_written_as_text() {
     let tokenizer = Bytes::with(&CHATML);
-    let tokens = renderer("qwen3_disable_thinking", tokenizer.clone()).prompt(&[Message::user("Hi")]);
+    let tokens =
+        renderer("qwen3_disable_thinking", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
     assert!(tokens.ends_with(&tokenizer.encode("assistant\n<think>\n\n</think>\n\n")));
 }
 
 #[test]
 fn role_colon_starts_with_the_models_own_start_where_it_has_one() {
     let tokenizer = Arc::new(Bytes { controls: vec!["<s>"], stops: vec![], bos: Some("<s>") });
-    let tokens = renderer("role_colon", tokenizer.clone()).prompt(&[Message::user("Hi")]);
+    let tokens = renderer("role_colon", tokenizer.clone()).prompt(&[Message::user("Hi")]).unwrap();
     assert_eq!(tokenizer.spell(&tokens), "<s>User: Hi\n\nAssistant:");
 }
 
@@ -279,8 +299,9 @@ fn gpt_oss_answers_in_the_channel_final_after_any_number_of_thoughts() {
 #[test]
 fn the_default_line_of_kimi_comes_only_where_no_system_line_comes_first() {
     let tokenizer = Bytes::with(&KIMI);
-    let prompt =
-        |messages: &[Message]| tokenizer.spell(&renderer("kimi_k2", tokenizer.clone()).prompt(messages));
+    let prompt = |messages: &[Message]| {
+        tokenizer.spell(&renderer("kimi_k2", tokenizer.clone()).prompt(messages).unwrap())
+    };
     assert_eq!(
         prompt(&[Message::user("Hi")]),
         "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>\
@@ -294,7 +315,7 @@ fn the_system_lines_of_deepseek_come_first_wherever_they_stand() {
     let tokenizer = Bytes::with(&DEEPSEEK);
     let messages = [Message::user("Hi"), Message::system("Be brief."), Message::system("Be kind.")];
     assert_eq!(
-        tokenizer.spell(&renderer("deepseekv3", tokenizer.clone()).prompt(&messages)),
+        tokenizer.spell(&renderer("deepseekv3", tokenizer.clone()).prompt(&messages).unwrap()),
         "<｜begin▁of▁sentence｜>Be brief.\n\nBe kind.<｜User｜>Hi<｜Assistant｜></think>"
     );
 }
@@ -347,8 +368,8 @@ proptest! {
             let renderer = renderer(name, tokenizer);
             let opening = controls(&renderer.answer("x"));
             let bland = messages.iter().map(|m| Message { role: m.role, content: "x".into() });
-            let expected = controls(&renderer.prompt(&bland.collect::<Vec<_>>()));
-            prop_assert_eq!(controls(&renderer.prompt(&messages)), expected, "{}", name);
+            let expected = controls(&renderer.prompt(&bland.collect::<Vec<_>>()).unwrap());
+            prop_assert_eq!(controls(&renderer.prompt(&messages).unwrap()), expected, "{}", name);
             for message in &messages {
                 prop_assert_eq!(&controls(&renderer.answer(&message.content)), &opening, "{}", name);
             }
@@ -359,8 +380,9 @@ proptest! {
     fn chatml_is_the_template_for_any_content_without_markers(texts in prop::collection::vec("[a-z\n ]{0,8}", 0..4)) {
         let tokenizer = Bytes::chatml();
         let messages: Vec<Message> = texts.into_iter().map(Message::user).collect();
-        let expected = tokenizer.encode_with_controls(&smollm2_template(&messages));
-        prop_assert_eq!(renderer("chatml", tokenizer).prompt(&messages), expected);
+        let expected = tokenizer.encode_with_controls(&smollm2_text(&messages));
+        let chatml = render::renderer("chatml", smollm2()).unwrap();
+        prop_assert_eq!(chatml.prompt(&messages).unwrap(), expected);
     }
 
     #[test]
@@ -395,7 +417,7 @@ proptest! {
         for (name, tokenizer) in all().into_iter().filter(|(name, _)| extends(name)) {
             let renderer = renderer(name, tokenizer.clone());
             let mut messages = vec![Message::user("Hi")];
-            let mut history = renderer.prompt(&messages);
+            let mut history = renderer.prompt(&messages).unwrap();
             history.extend(renderer.answer(&answer));
             match renderer.stop() {
                 Stop::Tokens(stops) => history.push(stops[0]),
@@ -403,7 +425,7 @@ proptest! {
                 Stop::ModelDefault => unreachable!("every renderer names its stop"),
             }
             messages.extend([Message::assistant(answer.clone()), Message::user("Why?")]);
-            prop_assert!(renderer.prompt(&messages).starts_with(&history), "{}", name);
+            prop_assert!(renderer.prompt(&messages).unwrap().starts_with(&history), "{}", name);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Fakes: a tokenizer over bytes, a reader whose logprobs a test scripts, and episodes of one answer.
 
 use async_trait::async_trait;
-use minds_core::chat::{Message, Renderer, Tokenizer};
+use minds_core::chat::{ChatTemplate, ControlToken, Message, Renderer, Tokenizer};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::environment::{Environment, EnvironmentReply, Item, LogprobDelta, Oracle, ScoringContext};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId, Token};
@@ -10,6 +10,7 @@ use minds_core::rollout::{Rollout, Turn};
 use minds_core::sampling::{Completion, StopReason};
 use minds_environments::native;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 /// One token per byte, except that two line breaks are one token; control tokens from 1000 on.
@@ -112,6 +113,56 @@ impl Tokenizer for Bytes {
 
     fn bos(&self) -> Option<Token> {
         self.bos.map(|name| self.named(name))
+    }
+
+    fn controls(&self) -> Vec<ControlToken> {
+        let control = |(token, name): (Token, &&'static str)| ControlToken {
+            name: (*name).to_owned(),
+            token,
+            takes_space_before: false,
+            takes_space_after: false,
+        };
+        (1000..).zip(&self.controls).map(control).collect()
+    }
+}
+
+/// A tokenizer over bytes with a chat template.
+pub struct Templated {
+    bytes: Arc<Bytes>,
+    template: ChatTemplate,
+}
+
+impl Templated {
+    pub fn new(controls: &[&'static str], template: &str) -> Arc<Self> {
+        let template = ChatTemplate { source: template.into(), special_tokens: BTreeMap::new() };
+        Arc::new(Self { bytes: Bytes::with(controls), template })
+    }
+}
+
+impl Tokenizer for Templated {
+    fn encode(&self, text: &str) -> Vec<Token> {
+        self.bytes.encode(text)
+    }
+    fn control(&self, name: &str) -> Option<Token> {
+        self.bytes.control(name)
+    }
+    fn decode(&self, tokens: &[Token]) -> String {
+        self.bytes.decode(tokens)
+    }
+    fn vocab(&self) -> usize {
+        self.bytes.vocab()
+    }
+    fn stop_tokens(&self) -> Vec<Token> {
+        self.bytes.stop_tokens()
+    }
+    fn bos(&self) -> Option<Token> {
+        None
+    }
+    fn controls(&self) -> Vec<ControlToken> {
+        self.bytes.controls()
+    }
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        Some(&self.template)
     }
 }
 

@@ -25,8 +25,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time without data, not for the whole transfer.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const CONFIG: &str = "config.json";
-const TEXT_FILES: [&str; 5] =
-    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+const TEXT_FILES: [&str; 6] = [
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tiktoken.model",
+    "chat_template.jinja",
+];
 const NETWORK_ADVICE: &str = "check the network, or set HF_ENDPOINT to a mirror that is reachable";
 
 /// Fetches the model and returns its snapshot folder.

@@ -11,5 +11,4 @@ mod hub;
 mod make;
 mod pip;
 mod smollm2;
-mod template;
 mod tokenizer;

@@ -124,17 +124,3 @@ fn online_the_prompts_of_the_engine_goldens_are_encoded_alike() {
     let greedy: Vec<u32> = serde_json::from_value(prompt["greedy"].clone()).unwrap();
     assert_eq!(tokenizer.decode_with_control(&greedy), prompt["greedy_text"].as_str().unwrap());
 }
-
-#[test]
-fn online_its_chat_template_renders_as_jinja2_does() {
-    let checkpoint = open();
-    let template = checkpoint.chat_template().unwrap();
-    for case in json(&golden("smollm2-chat.json")).as_array().unwrap() {
-        let messages: Vec<minds_core::chat::Message> =
-            serde_json::from_value(case["messages"].clone()).unwrap();
-        let add = case["add_generation_prompt"].as_bool().unwrap();
-        let text =
-            minds_models::render_template(template, &messages, add, "<|im_start|>", "<|im_end|>").unwrap();
-        assert_eq!(text, case["text"].as_str().unwrap());
-    }
-}

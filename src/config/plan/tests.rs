@@ -99,6 +99,15 @@ fn every_key_of_the_original_harness_and_its_aliases_are_read() {
 }
 
 #[test]
+fn variables_of_the_chat_template_are_handed_on_with_their_types() {
+    let args = "[model.template_args]\nenable_thinking = false\nreasoning_effort = \"high\"\nn = [1, 2.5]\n";
+    let plan = plan(&format!("{SMALL}{args}"), &[], &[]).unwrap();
+    let expected = serde_json::json!({"enable_thinking": false, "reasoning_effort": "high", "n": [1, 2.5]});
+    assert_eq!(serde_json::Value::from(plan.template_args), expected);
+    assert!(plan.resolved.model.unwrap().template_args.contains_key("n"), "the run folder keeps them");
+}
+
+#[test]
 fn logprob_queries_use_the_weights_that_the_config_names() {
     let oracle = |policy: &str| plan(&format!("{SMALL}[scorer]\npolicy = \"{policy}\""), &[], &[]);
     assert_eq!(plan(SMALL, &[], &[]).unwrap().oracle, WeightsChoice::Named(OracleWeights::Sampled));

@@ -1,7 +1,7 @@
 //! A NATS server, a dispatcher, workers with threads of their own, and an environment to score, all inside the test.
 
 use async_trait::async_trait;
-use minds_core::chat::{Message, ParsedCompletion, Renderer, Termination};
+use minds_core::chat::{Message, ParsedCompletion, PromptError, Renderer, Termination};
 use minds_core::environment::{
     Environment, Item, Oracle, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionRollout,
 };
@@ -222,8 +222,8 @@ impl Renderer for PlainRenderer {
         "plain"
     }
 
-    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
-        messages.iter().flat_map(|message| message.content.bytes().map(Token::from)).collect()
+    fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
+        Ok(messages.iter().flat_map(|message| message.content.bytes().map(Token::from)).collect())
     }
 
     fn answer(&self, text: &str) -> Vec<Token> {
@@ -234,9 +234,12 @@ impl Renderer for PlainRenderer {
         Stop::ModelDefault
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        tokens.iter().filter_map(|token| char::from_u32(*token)).collect()
+    }
+
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
-        let text = sampled.tokens.iter().filter_map(|token| char::from_u32(*token)).collect();
-        ParsedCompletion { text, termination: Termination::Stop }
+        ParsedCompletion { text: self.text(&sampled.tokens), termination: Termination::Stop }
     }
 }
 

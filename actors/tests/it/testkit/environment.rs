@@ -1,7 +1,7 @@
 //! A scripted environment and a renderer of bytes.
 
 use async_trait::async_trait;
-use minds_core::chat::{Message, ParsedCompletion, Renderer, Role, Termination};
+use minds_core::chat::{Message, ParsedCompletion, PromptError, Renderer, Role, Termination};
 use minds_core::datum::Datum;
 use minds_core::environment::{
     Environment, EnvironmentReply, Item, RolloutSession, ScoringContext, SelfDrivenEnvironment, SessionError,
@@ -163,7 +163,7 @@ impl SelfDrivenEnvironment for ScriptedEnvironment {
     async fn run_rollouts(&self, item: &Item, sessions: Vec<RolloutSession>) {
         for session in sessions {
             let mut turns = Vec::new();
-            let mut prompt = ScriptedRenderer.prompt(&item.prompt);
+            let mut prompt = ScriptedRenderer.prompt(&item.prompt).unwrap();
             while turns.len() < self.turns {
                 let request = SampleRequest::new(prompt.clone().into(), 1, SamplingParams::plain(8));
                 let answer = session.sampler.sample(request).await.unwrap().sequences.remove(0);
@@ -202,8 +202,8 @@ impl Renderer for ScriptedRenderer {
         "bytes"
     }
 
-    fn prompt(&self, messages: &[Message]) -> Vec<Token> {
-        messages.iter().flat_map(|m| m.content.bytes()).map(Token::from).collect()
+    fn prompt(&self, messages: &[Message]) -> Result<Vec<Token>, PromptError> {
+        Ok(messages.iter().flat_map(|m| m.content.bytes()).map(Token::from).collect())
     }
 
     fn answer(&self, text: &str) -> Vec<Token> {
@@ -214,8 +214,11 @@ impl Renderer for ScriptedRenderer {
         Stop::ModelDefault
     }
 
+    fn text(&self, tokens: &[Token]) -> String {
+        tokens.iter().map(|token| char::from(*token as u8)).collect()
+    }
+
     fn parse(&self, sampled: &Completion) -> ParsedCompletion {
-        let text = sampled.tokens.iter().map(|t| char::from(*t as u8)).collect();
-        ParsedCompletion { text, termination: Termination::Stop }
+        ParsedCompletion { text: self.text(&sampled.tokens), termination: Termination::Stop }
     }
 }

@@ -51,7 +51,7 @@ pub fn spread(logprobs: &[f64]) -> Option<ChoiceSpread> {
 
 /// Asks the reader how it would choose, in place of the policy's answer to the item.
 pub(super) async fn ask(scene: &ScoringContext<'_>, allowed: &[i64]) -> Result<ChoiceSpread, RewardError> {
-    let prompt = scene.renderer.prompt(&scene.item.prompt);
+    let prompt = scene.renderer.prompt(&scene.item.prompt)?;
     let answers: Vec<Vec<Token>> = ALL.map(|n| scene.renderer.answer(&format!("NUMBER: {n}\n"))).collect();
     let shared = shared_prefix(&answers);
     let mut tree = NumberNode::default();

@@ -142,7 +142,7 @@ impl GradientIntuition {
                 if let Stop::Tokens(stops) = scene.renderer.stop() {
                     answer.extend(stops.first());
                 }
-                Datum::supervised(&scene.renderer.prompt(&inner.prompt), &answer)
+                Datum::supervised(&scene.renderer.prompt(&inner.prompt)?, &answer)
             }
         };
         datum.map_err(|e| RewardError::Environment(format!("the text to learn: {e}")))

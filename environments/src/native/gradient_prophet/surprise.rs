@@ -75,7 +75,7 @@ async fn next(scene: &ScoringContext<'_>, messages: &[Message]) -> Result<Arc<[(
              with a service that returns top-k logprobs, or use the task `in_context`, which needs none"
         ))
     };
-    match scene.oracle.next_tokens(scene.renderer.prompt(messages).into(), TOP).await {
+    match scene.oracle.next_tokens(scene.renderer.prompt(messages)?.into(), TOP).await {
         Ok(top) if top.is_empty() => Err(instead("the list is empty")),
         Ok(top) => Ok(top),
         Err(RewardError::Unsupported(why) | RewardError::Refused(why)) => Err(instead(&why)),

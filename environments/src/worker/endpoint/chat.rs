@@ -4,6 +4,7 @@
 
 use super::super::message::{ChatMessage, SamplingOverrides, StopOverride};
 use super::super::request::{CompletionRequest, WorkerRequestError};
+use super::super::{tool_conversation, tools};
 use super::{EndpointCaller, ModelEndpoint, reply};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -110,8 +111,13 @@ pub(super) async fn tokenize(
         Value::String(text) => endpoint.profile.tokenizer.encode(text),
         _ => {
             let tools = asked.tools.unwrap_or_default();
-            let messages = super::super::tools::messages(&asked.messages, &tools, |_| None);
-            endpoint.profile.renderer.prompt(&messages)
+            let renderer = &endpoint.profile.renderer;
+            match renderer.tools().filter(|_| tool_conversation::uses_tools(&asked.messages, &tools)) {
+                Some(own) => {
+                    own.prompt(&tool_conversation::template_messages(&asked.messages, |_| None), &tools)?
+                }
+                None => renderer.prompt(&tools::messages(&asked.messages, &tools, |_| None))?,
+            }
         }
     };
     let found = json!({ "count": tokens.len(), "max_model_len": endpoint.profile.context, "tokens": tokens });

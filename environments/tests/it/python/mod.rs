@@ -228,7 +228,7 @@ pub fn answers(env: &PythonEnvironment, item: u64, all: &[&str]) -> Vec<Outcome>
 
 /// Asserts that the first reported conversation renders to the prompt that was sent.
 pub fn opens_with_what_was_sent(performance: &SessionRollout) {
-    let rendered = profile().renderer.prompt(&performance.opening);
+    let rendered = profile().renderer.prompt(&performance.opening).unwrap();
     assert_eq!(rendered, *performance.turns[0].prompt, "{:?}", performance.opening);
 }
 

@@ -1,4 +1,6 @@
-//! `minds-actors models`: lists the cache, and fetches models ahead of a run.
+//! `minds-actors models`: lists the cache, fetches models ahead of a run, and shows how one reads conversations.
+
+mod show;
 
 use super::print_line;
 use crate::cli::ModelsCommand;
@@ -36,6 +38,7 @@ pub fn run(command: &ModelsCommand) -> Result<(), CommandError> {
         ModelsCommand::Fetch { name } => {
             resolve(name, &cache, &progress::bars()).or_exit(ProcessExit::Unavailable)?;
         }
+        ModelsCommand::Show(asked) => show::run(asked, &cache)?,
     }
     Ok(())
 }
