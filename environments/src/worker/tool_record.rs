@@ -177,6 +177,7 @@ mod tests {
             tokens: sampled.clone(),
             stop: StopReason::Stop,
             topk: None,
+            sequence_id: None,
         };
         let read = own.parse(&answer, &tools);
         let calls = numbered(read.calls.clone(), "r-0");
@@ -226,8 +227,13 @@ mod tests {
         let own = profile.renderer.tools().unwrap();
         let tokens =
             [profile.tokenizer.encode("<tool_call>{\"name\": \"add\", </tool_call>"), vec![1001]].concat();
-        let answer =
-            Completion { logprobs: vec![-1.0; tokens.len()], tokens, stop: StopReason::Stop, topk: None };
+        let answer = Completion {
+            logprobs: vec![-1.0; tokens.len()],
+            tokens,
+            stop: StopReason::Stop,
+            topk: None,
+            sequence_id: None,
+        };
         let read = own.parse(&answer, &[]);
         let function = ToolFunction { name: "add".into(), arguments: "{\"name\": \"add\",".into() };
         assert_eq!(numbered(read.calls, "r-0")[0].function, function);
