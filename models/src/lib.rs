@@ -36,7 +36,8 @@ pub use lock::{FileLock, LockError, check_lock, has_locks};
 pub use model_files::ModelFiles;
 pub use registry::{KNOWN_MODELS, KnownModel, PythonPackage, TINY_RANDOM, known_model};
 pub use source::{
-    ModelAvailability, ModelSource, local_tokenizer, model_availability, resolve, resolve_from, tokenizer,
+    ModelAvailability, ModelSource, local_tokenizer, model_availability, resolve, resolve_from,
+    split_variant, tokenizer,
 };
 pub use tokenizer::ModelTokenizer;
 pub use weights::expected_tensors;

@@ -154,7 +154,8 @@ fn locate(name_or_path: &str) -> Result<ParsedModelName<'_>, ModelError> {
             "a model is a folder, a .gguf file, or a name such as owner/model",
         ));
     }
-    let name = known_model(name_or_path).map_or(name_or_path, |model| model.name);
+    let (name, _) = split_variant(name_or_path);
+    let name = known_model(name).map_or(name, |model| model.name);
     if !is_name(name) {
         let known: Vec<&str> = KNOWN_MODELS.iter().map(|model| model.name).chain([TINY_RANDOM]).collect();
         let hint = format!("give a path, a name owner/model of the hub, or one of {}", known.join(", "));
@@ -180,7 +181,8 @@ pub fn tokenizer(
     if path.is_dir() {
         return Ok(Arc::new(tokenizer_only(path)?));
     }
-    let name = known_model(name_or_path).map_or(name_or_path, |model| model.name);
+    let (name, _) = split_variant(name_or_path);
+    let name = known_model(name).map_or(name, |model| model.name);
     if is_name(name)
         && !path.is_file()
         && let Some(folder) = fetch_text(name, cache, sources, progress)?
@@ -188,6 +190,22 @@ pub fn tokenizer(
         return Ok(Arc::new(tokenizer_only(&folder)?));
     }
     resolve_from(name_or_path, cache, sources, progress)?.tokenizer()
+}
+
+/// Splits a name as the Tinker API has it into the model and its variant, if there is one: `owner/name` and
+/// `peft:131072` of `owner/name:peft:131072`. A path, or another string, has no variant.
+///
+/// ```
+/// # use minds_models::split_variant;
+/// assert_eq!(split_variant("Qwen/Qwen3.5-4B:peft:131072"), ("Qwen/Qwen3.5-4B", Some("peft:131072")));
+/// assert_eq!(split_variant("./models:old"), ("./models:old", None));
+/// ```
+#[must_use]
+pub fn split_variant(name: &str) -> (&str, Option<&str>) {
+    match name.split_once(':') {
+        Some((model, variant)) if is_name(model) && !Path::new(name).exists() => (model, Some(variant)),
+        _ => (name, None),
+    }
 }
 
 /// Whether this is a valid `owner/name` of the hub; such a name cannot leave the folder of the cache.
@@ -226,5 +244,17 @@ mod tests {
         assert!(matches!(model_availability("no name at all", &cache), Err(ModelError::UnknownName { .. })));
         assert!(matches!(model_availability("./no/folder", &cache), Err(ModelError::Missing { .. })));
         assert!(!cache.root().unwrap().exists(), "looking writes nothing");
+    }
+
+    #[test]
+    fn a_variant_is_no_part_of_the_name_on_the_hub() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = ModelCache::at(dir.path().join("cache"));
+        let found = model_availability("Qwen/Qwen3.5-4B:peft:131072", &cache).unwrap();
+        assert_eq!(found, ModelAvailability::Absent { name: "Qwen/Qwen3.5-4B".into(), package: None });
+        let folder = dir.path().join("a:b");
+        std::fs::create_dir(&folder).unwrap();
+        let folder = folder.to_str().unwrap();
+        assert_eq!(split_variant(folder), (folder, None));
     }
 }

@@ -152,7 +152,8 @@ fn offer(
             ..file::TrainerConfig::default()
         },
         model: Some(file::BaseModelConfig {
-            base_model: plan.base_model.clone(),
+            // A worker needs the tokenizer, which all variants of a model share.
+            base_model: minds_models::split_variant(&plan.base_model).0.to_owned(),
             renderer_name: Some(renderer.to_owned()),
             // A renderer without a template writes what the template writes with these arguments.
             template_args: written_args.filter(|_| renderer == TEMPLATE).unwrap_or_default(),

@@ -10,6 +10,7 @@ pub mod error;
 pub mod file;
 pub mod latency;
 mod layers;
+mod line_up;
 mod locations;
 pub mod mask;
 pub mod metrics;

@@ -5,6 +5,7 @@ use super::environments::{EnvPlan, environments};
 use super::error::{ConfigError, KeyProblem};
 use super::file::{self, BaseModelConfig, ConfigFile};
 use super::layers;
+use super::line_up::{RetiredModel, retired_model};
 use super::locations::ConfigLocations;
 use super::metrics::MetricsPlan;
 use super::nats::NatsPlan;
@@ -170,6 +171,13 @@ impl RunPlan {
         let service = ServicePlan::decide(&file, variables)?;
         let pipeline = pipeline::pipeline(&file, &service)?;
         trainer::check_loss(pipeline.train.loss, &service)?;
+        if let (name, Some(variant)) = minds_models::split_variant(&base_model)
+            && service.engine().is_some()
+        {
+            let problem =
+                format!("is {base_model:?}: the embedded engine has no variant {variant}: name {name} alone");
+            return Err(KeyProblem::new("model.base_model", problem));
+        }
         let lora = trainer::lora(&file.trainer, pipeline.seed)?;
         Ok(Self {
             origin: path.display().to_string(),
@@ -260,6 +268,7 @@ impl RunPlan {
         let PipelineOptions { max_staleness, ref batch, ref train, .. } = self.pipeline;
         let SamplingParams { temperature, top_k, top_p, .. } = self.sampling;
         let warmup = train.rate.warmup;
+        let retired = retired_model(&self.base_model);
         let general = [
             (
                 self.pipeline.evaluate.is_some() && self.envs.iter().all(|env| env.weight > 0.0),
@@ -291,6 +300,12 @@ impl RunPlan {
             (
                 warmup >= train.max_steps,
                 format!("optim.warmup_steps: the run ends before the {warmup} steps of its warm-up do"),
+            ),
+            (
+                self.service.is_hosted() && retired.is_some(),
+                retired.map_or_else(String::new, |RetiredModel { name, date, successor }| {
+                    format!("model.base_model: Tinker's hosted service retired {name} on {date}; {successor} takes its place")
+                }),
             ),
             (
                 self.resolved.trainer.args.max_new_tokens.is_none(),

@@ -149,6 +149,8 @@ pub fn alike(name: &str, other: &str) -> bool {
 #[must_use]
 pub fn recommended(base_model_name: &str) -> Option<&'static str> {
     let name = base_model_name.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    // A variant such as `:peft:131072` is the same model.
+    let name = name.split(':').next().unwrap_or_default();
     let has = |part: &str| name.split('-').any(|p| p == part);
     if name == "tiny-random" || has("base") {
         return Some("role_colon");
@@ -194,6 +196,7 @@ mod tests {
             ("smollm2-135m-instruct", Some("chatml")),
             ("HuggingFaceTB/SmolLM2-135M", Some("role_colon")),
             ("Qwen/Qwen3-8B", Some("qwen3")),
+            ("Qwen/Qwen3-8B-Base:peft:131072", Some("role_colon")),
             ("Qwen/Qwen3-30B-A3B", Some("qwen3")),
             ("Qwen/Qwen3-8B-Base", Some("role_colon")),
             ("Qwen/Qwen3-4B-Instruct-2507", Some("qwen3_instruct")),
