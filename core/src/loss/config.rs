@@ -22,7 +22,7 @@ pub enum PolicyLoss {
     TruncatedImportanceSampling,
     /// [`Loss::MaskedImportanceSampling`], with the bounds 0.5 and 5.
     MaskedImportanceSampling,
-    /// [`Loss::Gspo`], with the bounds 0.8 and 1.2. Those of its paper, 0.9997 and 1.0004, drop most stale sequences.
+    /// [`Loss::Gspo`], with the bounds 0.8 and 1.2. Stale rollouts teach less with 0.9997 and 1.0004, those of its paper.
     Gspo,
     /// [`Loss::Dro`], with a beta of 0.05.
     Dro,
