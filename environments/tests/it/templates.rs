@@ -7,6 +7,7 @@ use minds_environments::render::template::{
     HistoryForm, TemplateEngine, TemplateError, TemplateInput, TemplateRenderer, TemplateRendererError,
 };
 use minds_environments::render::{self, RenderError, RendererRequest, SelectedRenderer};
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -113,6 +114,53 @@ fn spellings_that_a_template_joins_from_parts_stay_text() {
         let input = TemplateInput { messages: &messages, tools, add_generation_prompt: false };
         let tokens = renderer(&source, json!({})).unwrap().tokens(input).unwrap();
         assert_eq!(spelled(&tokens), format!("{expected}⟦<|im_end|>⟧"), "{template}");
+    }
+}
+
+fn pieces() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "<",
+        "|",
+        ">",
+        "<|",
+        "|>",
+        "im_end",
+        "im_start",
+        "<|im_end|>",
+        "<|im_",
+        "end|>",
+        "[",
+        "INST",
+        "]",
+        "[INST]",
+        "think",
+        "/",
+        "<think>",
+        "</think>",
+        "user",
+        " ",
+        "\n",
+        "é",
+        "x",
+        "\u{fdd0}",
+    ]);
+    prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    /// Contents, arguments and keys that the template writes one after the other, and between brackets of its own.
+    #[test]
+    fn no_content_becomes_a_control_token(a in pieces(), b in pieces(), key in pieces()) {
+        let source = "{% if messages | length == 2 %}{{ messages[0].content }}{{ messages[1].content }}{{ tools | tojson }}\
+                      {% for k, v in tools[0].properties.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}[{{ messages[0].content }}]\
+                      <|{{ messages[1].content }}|>{% else %}";
+        let renderer = renderer(&format!("{source}{CHATML}{{% endif %}}<|im_end|>"), json!({})).unwrap();
+        let messages = [json!({"role": "user", "content": a}), json!({"role": "user", "content": b})];
+        let tools = [json!({ "properties": { key: b } })];
+        let input = TemplateInput { messages: &messages, tools: &tools, add_generation_prompt: false };
+        let tokens = renderer.tokens(input).unwrap();
+        let controls: Vec<u32> = tokens.into_iter().filter(|token| *token >= 1000).collect();
+        prop_assert_eq!(controls, vec![1001]);
     }
 }
 

@@ -11,6 +11,9 @@ use minds_core::ids::Token;
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashMap};
 
+/// Fields of a message that hold any text. Templates do not compare them with words.
+const FREE_TEXTS: [&str; 5] = ["content", "text", "reasoning_content", "reasoning", "thinking"];
+
 /// The control tokens of one tokenizer, by spelling.
 pub(super) struct ControlSpellings {
     tokens: HashMap<String, ControlToken>,
@@ -46,21 +49,49 @@ impl ControlSpellings {
     /// A message or a tool whose texts cannot become control tokens, whatever a template writes around them.
     pub(super) fn guard(&self, value: &Value) -> Value {
         match value {
-            Value::String(text) => Value::String(self.guard_text(text)),
+            Value::String(text) => Value::String(self.guard_value(text)),
             Value::Array(items) => Value::Array(items.iter().map(|item| self.guard(item)).collect()),
             Value::Object(fields) => {
-                let guarded: Map<String, Value> = fields
-                    .iter()
-                    .map(|(name, value)| {
-                        // Templates ask for fields by their names, which are identifiers.
-                        let name = if is_identifier(name) { name.clone() } else { self.guard_text(name) };
-                        (name, self.guard(value))
-                    })
-                    .collect();
-                Value::Object(guarded)
+                let field = |(name, value): (&String, &Value)| {
+                    let value = match (name.as_str(), value) {
+                        // Names of parameters are marked alike wherever they stand, for templates compare them.
+                        ("arguments" | "required", value) => self.guard_data(value),
+                        ("properties", Value::Object(fields)) => Value::Object(self.guard_names(fields)),
+                        (name, Value::String(text)) if FREE_TEXTS.contains(&name) => {
+                            Value::String(self.guard_text(text))
+                        }
+                        (_, value) => self.guard(value),
+                    };
+                    (self.guard_value(name), value)
+                };
+                Value::Object(fields.iter().map(field).collect())
             }
             other => other.clone(),
         }
+    }
+
+    /// Arguments of a call and names of parameters: any text.
+    fn guard_data(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.guard_text(text)),
+            Value::Array(items) => Value::Array(items.iter().map(|item| self.guard_data(item)).collect()),
+            Value::Object(fields) => {
+                let field =
+                    |(name, value): (&String, &Value)| (self.guard_text(name), self.guard_data(value));
+                Value::Object(fields.iter().map(field).collect())
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// Parameters of a tool by their names, each with a schema.
+    fn guard_names(&self, fields: &Map<String, Value>) -> Map<String, Value> {
+        fields.iter().map(|(name, schema)| (self.guard_text(name), self.guard(schema))).collect()
+    }
+
+    /// A name or a value that templates may compare with a word: a word alone stays as it is.
+    fn guard_value(&self, text: &str) -> String {
+        if is_identifier(text) { text.to_owned() } else { self.guard_text(text) }
     }
 
     pub(super) fn guard_text(&self, text: &str) -> String {
@@ -87,8 +118,7 @@ impl ControlSpellings {
             && self.tokens.keys().any(|name| name.starts_with(text))
     }
 
-    /// Whether a text starts with the end of a spelling, or is a middle part of one. Words such as `user` are middle parts of
-    /// many spellings; templates compare texts with words, so those stay as they are.
+    /// Whether a text starts with the end of a spelling, or is a middle part of one.
     fn may_end_a_spelling(&self, text: &str) -> bool {
         let Some(longest) = self.lengths.first() else { return false };
         let ends = text.char_indices().take_while(|(at, _)| at < longest);
@@ -98,10 +128,7 @@ impl ControlSpellings {
         if ends.any(|end| self.tokens.keys().any(|name| name.ends_with(end))) {
             return true;
         }
-        !text.is_empty()
-            && text.len() < *longest
-            && !is_identifier(text)
-            && self.tokens.keys().any(|name| name.contains(text))
+        !text.is_empty() && text.len() < *longest && self.tokens.keys().any(|name| name.contains(text))
     }
 
     /// The longest spelling that a text starts with.
