@@ -27,9 +27,17 @@ pub enum LockError {
 /// A lock on a file, held until this is dropped.
 #[derive(Debug)]
 pub struct FileLock {
-    _file: File,
+    file: File,
     /// File that replaces the lock; `None` if the system's lock is held.
     stand_in: Option<StandInFile>,
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Closing the file would not suffice: a child process has a copy of it until it starts its program. Fails only
+        // where there are no locks.
+        drop(self.file.unlock());
+    }
 }
 
 #[derive(Debug)]
@@ -56,7 +64,7 @@ impl FileLock {
     fn take_by(path: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Self, LockError> {
         let file = File::create(path).map_err(LockError::Io)?;
         match try_lock(&file) {
-            Ok(()) => Ok(Self { _file: file, stand_in: None }),
+            Ok(()) => Ok(Self { file, stand_in: None }),
             Err(TryLockError::WouldBlock) => Err(LockError::Held(None)),
             Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                 let stand_in = take_stand_in(&stand_in(path))?;
@@ -65,7 +73,7 @@ impl FileLock {
                     %error,
                     "the file system has no locks: this file replaces the lock"
                 );
-                Ok(Self { _file: file, stand_in: Some(stand_in) })
+                Ok(Self { file, stand_in: Some(stand_in) })
             }
             Err(TryLockError::Error(error)) => Err(LockError::Io(error)),
         }
@@ -88,7 +96,7 @@ impl FileLock {
             } else {
                 let file = File::create(path)?;
                 file.lock()?;
-                return Ok(Self { _file: file, stand_in: None });
+                return Ok(Self { file, stand_in: None });
             }
         }
     }
