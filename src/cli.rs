@@ -441,7 +441,7 @@ pub enum DeadLettersCommand {
         /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of jobs.
+        /// Ids of the jobs of these letters.
         #[arg(required_unless_present = "all")]
         jobs: Vec<String>,
         /// Deletes all dead letters, or all of the run.

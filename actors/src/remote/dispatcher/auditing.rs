@@ -1,4 +1,4 @@
-//! What a run does periodically: looks for lost jobs, announces itself, and warns about jobs that nobody takes.
+//! What a run does periodically: looks for lost jobs, announces itself, and warns about jobs that no worker takes.
 
 use super::state::{Shared, WaitingJob};
 use crate::remote::message::{Announcement, encode};
