@@ -5,6 +5,7 @@
 //! keeps its prefix are found by rendering short conversations when the renderer is made, and an error then says what the
 //! template lacks.
 
+mod channels;
 mod engine;
 mod probes;
 mod python_json;
@@ -17,6 +18,7 @@ pub use engine::{TemplateEngine, TemplateError, TemplateInput};
 pub use probes::HistoryForm;
 
 use super::think_tags::ThinkTags;
+use channels::channels;
 use minds_core::chat::{
     Message, ParsedCompletion, PromptError, Renderer, Role, Termination, Tokenizer, ToolRenderer,
 };
@@ -27,7 +29,7 @@ use serde_json::{Map, Value, json};
 use spellings::ControlSpellings;
 use std::sync::Arc;
 use thiserror::Error;
-use tool_calls::{ToolForm, channels};
+use tool_calls::ToolForm;
 
 /// Separates the letters of a control token's spelling within a message. Unicode reserves this character for use within
 /// programs.

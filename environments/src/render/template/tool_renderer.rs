@@ -1,6 +1,7 @@
 //! Conversations with tools, in the form of the model's template.
 
-use super::tool_calls::{ToolForm, ToolText, channels};
+use super::channels::channels;
+use super::tool_calls::{ToolForm, ToolText};
 use super::{TemplateInput, TemplateRenderer};
 use minds_core::chat::{PromptError, Termination, ToolRenderer, ToolTurn};
 use minds_core::ids::Token;
