@@ -65,7 +65,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
             if !broker.has_jetstream() {
                 warn!(broker = broker.address(), "the server has no JetStream of its own, which jobs need");
             }
-            Ok(run_worker(broker, loader, options, stopped).await)
+            run_worker(broker, loader, options, stopped).await.or_exit(ProcessExit::Unavailable)
         };
         tokio::pin!(working);
         loop {

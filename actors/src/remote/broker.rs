@@ -11,8 +11,11 @@ use async_nats::jetstream::context::{
 use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
-use async_nats::{Client, ConnectOptions, Event, HeaderMap};
+use async_nats::{
+    Client, ConnectOptions, Event, HeaderMap, ServerAddr, SubscribeError, SubscribeErrorKind, Subscriber,
+};
 use bytes::Bytes;
+use percent_encoding::percent_decode_str;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::io::AsyncReadExt as _;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Largest part of an object in one message, in bytes.
@@ -81,6 +85,19 @@ impl BrokerOptions {
             _ => url.to_owned(),
         };
         self.url.split(',').map(|url| bare(url.trim())).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl BrokerOptions {
+    /// User and password of the first address that has them, else those given apart. The client ignores those in
+    /// addresses.
+    fn login_to_use(&self) -> Option<(String, String)> {
+        let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let in_addresses = self.url.split(',').find_map(|url| {
+            let address: ServerAddr = url.trim().parse().ok()?;
+            Some((decoded(address.username()?), decoded(address.password()?)))
+        });
+        in_addresses.or_else(|| self.login.clone())
     }
 }
 
@@ -155,6 +172,12 @@ pub enum BrokerError {
         address: String,
         /// Error of the NATS client.
         source: async_nats::ConnectError,
+    },
+    /// The broker refused the credentials when the client reconnected.
+    #[error("{address} refused the credentials when the client reconnected: the connection has ended")]
+    Closed {
+        /// Addresses of the broker, without credentials.
+        address: String,
     },
     /// The broker did not answer in time.
     #[error("{address} did not answer within {} s", .limit.as_secs())]
@@ -250,6 +273,7 @@ pub struct Broker {
 pub struct BrokerState {
     connected: AtomicBool,
     reconnects: AtomicU64,
+    closed: watch::Sender<bool>,
 }
 
 impl BrokerState {
@@ -263,6 +287,12 @@ impl BrokerState {
     #[must_use]
     pub fn reconnects(&self) -> u64 {
         self.reconnects.load(Relaxed).saturating_sub(1)
+    }
+
+    /// Waits until the connection has ended for good, because the broker refused its credentials when it reconnected.
+    pub async fn closed(&self) {
+        // The sender lives as long as this.
+        drop(self.closed.subscribe().wait_for(|closed| *closed).await);
     }
 
     fn note(&self, event: &Event, address: &str) {
@@ -324,7 +354,7 @@ impl Broker {
             Some(inbox) => connect.custom_inbox_prefix(inbox),
             None => connect,
         };
-        let connect = match &options.login {
+        let connect = match options.login_to_use() {
             Some((user, password)) => connect.user_and_password(user.clone(), password.clone()),
             None => connect,
         };
@@ -470,6 +500,15 @@ impl Broker {
         };
         let created = self.jetstream.create_object_store(config).await;
         created.map_err(|error| BrokerError::refused(format!("create the object store `{bucket}`"), error))
+    }
+
+    /// Subscribes to messages that the stream does not store. Notes if the connection has ended for good.
+    pub(super) async fn subscribe(&self, subject: String) -> Result<Subscriber, SubscribeError> {
+        let subscribed = self.client.subscribe(subject).await;
+        if subscribed.as_ref().is_err_and(|error| error.kind() == SubscribeErrorKind::Other) {
+            self.state.closed.send_replace(true);
+        }
+        subscribed
     }
 
     /// Packs these bytes into a message. A body above the payload limit is stored in the run's bucket as `object`.
@@ -624,6 +663,11 @@ mod tests {
             ..BrokerOptions::new("nats://me:s3cret@a:4222, tls://b:4222,c:pw@d:1", "test")
         };
         assert_eq!(options.address(), "nats://a:4222,tls://b:4222,d:1");
+        assert_eq!(options.login_to_use(), Some(("me".into(), "s3cret".into())));
+        let escaped = BrokerOptions { url: "nats://a:1,nats://me:p%40ss@b:1".into(), ..options.clone() };
+        assert_eq!(escaped.login_to_use(), Some(("me".into(), "p@ss".into())));
+        let apart = BrokerOptions { url: "nats://a:4222".into(), ..options.clone() };
+        assert_eq!(apart.login_to_use(), options.login);
         let told = format!("{options:?}");
         assert!(["s3cret", "hunter2", "pw@"].iter().all(|secret| !told.contains(secret)), "{told}");
     }

@@ -72,7 +72,8 @@ impl WorkerTable {
             seen: Instant::now(),
         });
         worker.results += 1;
-        worker.took += took;
+        // A worker may report any time.
+        worker.took = worker.took.saturating_add(took);
     }
 
     /// Forgets workers without a report for [`SILENT`].

@@ -7,12 +7,13 @@ use crate::commands::{eval, print_line};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::{self, ProgressBars};
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord, environment_key};
 use minds_observe::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use minds_stages::ledger::one_line;
 use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
+use minds_stages::remote::{BrokerError, Dispatcher};
 use minds_stages::trainer::SavedCheckpoint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,6 +151,12 @@ impl<'a> RunMonitor<'a> {
                     }
                     SignalRequest::Stop => self.stop("stopping     after the current step; a second signal exits at once"),
                 },
+                () = broker_closed(self.view.workers.as_ref()) => {
+                    let address = self.view.workers.iter().map(|dispatcher| dispatcher.broker().address()).collect();
+                    return Err(BrokerError::Closed { address })
+                        .context("the run resumes from its last checkpoint when it is started again")
+                        .or_exit(ProcessExit::Unavailable);
+                }
                 () = &mut deadline, if self.stopping.is_none() => {
                     self.stop("stopping     after the current step: deadline reached");
                 }
@@ -305,4 +312,12 @@ fn show(record: &StepRecord) {
         overlap = record.overlap_share,
         "step"
     );
+}
+
+/// Waits until the connection to the broker has ended for good; forever without a broker.
+async fn broker_closed(workers: Option<&Dispatcher>) {
+    match workers {
+        Some(dispatcher) => dispatcher.broker().state().closed().await,
+        None => std::future::pending().await,
+    }
 }

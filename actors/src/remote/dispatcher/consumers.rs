@@ -135,6 +135,11 @@ impl Shared {
         }
         warn!(environment, "the broker does not deliver queued jobs: their consumer is recreated");
         self.make_job_consumer(environment).await?;
+        // A new consumer counts deliveries from 1.
+        for waiting in self.jobs().waiting.values_mut() {
+            waiting.delivery = 0;
+            waiting.handed_back = 0;
+        }
         Ok(())
     }
 }

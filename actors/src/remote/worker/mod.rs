@@ -7,7 +7,7 @@
 
 mod execution;
 
-use super::broker::Broker;
+use super::broker::{Broker, BrokerError};
 use super::message::{Announcement, MessageError, Offer, WorkerReport, decode, encode};
 use crate::messages::MixtureComponent;
 use async_nats::jetstream::consumer::PullConsumer;
@@ -78,12 +78,15 @@ pub struct WorkerSummary {
 }
 
 /// Runs a worker until `stop` becomes true, then for at most its grace period.
+///
+/// # Errors
+/// The connection to the broker has ended for good. Jobs in progress are redelivered to other workers.
 pub async fn run_worker(
     broker: Broker,
     loader: Arc<dyn EnvironmentLoader>,
     options: WorkerOptions,
     mut stop: watch::Receiver<bool>,
-) -> WorkerSummary {
+) -> Result<WorkerSummary, BrokerError> {
     let (hand_back, handed_back) = watch::channel(false);
     let worker = Arc::new(Worker {
         permits: Arc::new(Semaphore::new(options.concurrency.get())),
@@ -103,7 +106,12 @@ pub async fn run_worker(
     tasks.spawn(worker.clone().follow_runs());
     tasks.spawn(worker.clone().follow_cancellations());
     tasks.spawn(worker.clone().report());
-    is_true(&mut stop).await;
+    tokio::select! {
+        () = is_true(&mut stop) => {}
+        () = worker.broker.state().closed() => {
+            return Err(BrokerError::Closed { address: worker.broker.address().to_owned() });
+        }
+    }
     tasks.shutdown().await;
     worker.report_end().await;
     worker.stop_pulling();
@@ -116,7 +124,7 @@ pub async fn run_worker(
         drop(tokio::time::timeout(PAUSE * 5, finished).await);
     }
     drop(tokio::time::timeout(PAUSE * 5, worker.broker.client.flush()).await);
-    WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) }
+    Ok(WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) })
 }
 
 struct Worker {
@@ -179,7 +187,7 @@ impl Worker {
         let mut damage = DamagedAnnouncements::default();
         let mut is_told = false;
         loop {
-            match self.broker.client.subscribe(subject.clone()).await {
+            match self.broker.subscribe(subject.clone()).await {
                 Ok(mut announcements) => loop {
                     match tokio::time::timeout(SILENT_RUN / 60, announcements.next()).await {
                         Ok(Some(message)) => match decode(&message.payload) {
@@ -376,7 +384,7 @@ impl Worker {
     async fn follow_cancellations(self: Arc<Self>) {
         let subject = self.broker.names.cancellations(self.options.run.as_deref().unwrap_or("*"));
         loop {
-            if let Ok(mut cancellations) = self.broker.client.subscribe(subject.clone()).await {
+            if let Ok(mut cancellations) = self.broker.subscribe(subject.clone()).await {
                 while let Some(message) = cancellations.next().await {
                     let id = String::from_utf8_lossy(&message.payload);
                     if let Some(job) = lock(&self.running).get(&*id) {
