@@ -14,6 +14,8 @@ pub enum ProcessExit {
     Config = 2,
     /// The model or the service was unavailable.
     Unavailable = 3,
+    /// The run was stopped below `[budget] max_usd` and has saved a checkpoint.
+    Budget = 4,
     /// Interrupted a second time: exited at once, without saving.
     Interrupted = 130,
 }

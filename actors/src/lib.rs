@@ -17,7 +17,9 @@ mod stages;
 /// Time limits and retries of requests to the service.
 pub mod service {
     pub mod deadlines;
+    pub mod metered;
     pub mod retry;
+    pub mod usage_meter;
 }
 
 /// Metrics of a pipeline: counters and busy times.

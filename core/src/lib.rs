@@ -33,3 +33,4 @@ pub mod schedule;
 pub mod service;
 pub mod telemetry;
 pub mod tensor;
+pub mod usage;

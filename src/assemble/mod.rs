@@ -4,6 +4,7 @@ mod environments;
 mod fingerprint;
 mod hosted;
 mod pipeline;
+mod prices;
 mod remote;
 mod service;
 
@@ -13,5 +14,6 @@ pub use hosted::hosted;
 pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
+pub use prices::{ModelPrices, prices};
 pub use remote::{WorkerLoader, probe_broker, remote};
 pub use service::{ModelService, check_key, no_model, probe_service, renderer, service};

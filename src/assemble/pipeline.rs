@@ -59,7 +59,8 @@ pub async fn parts(
 ) -> anyhow::Result<PipelineParts> {
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
-    let meters = PipelineMeters::default();
+    let mut meters = PipelineMeters::default();
+    meters.usage = ready.usage.clone();
     let frozen = plan.pipeline.retry.deadlines.service(ready.service.clone(), &meters.service);
     let queries = Arc::new(QueryBudget::new(plan.queries).with_service(frozen));
     let pool = CpuPool::start(1).context("failed to start a thread")?;
@@ -92,7 +93,7 @@ pub fn shadow<'a>(
 ) -> Option<ShadowSetup> {
     environments.into_iter().any(Environment::needs_shadow_adapters).then(|| ShadowSetup {
         options: plan.shadow.clone(),
-        service: ready.service.clone(),
+        service: ready.for_shadows(),
         from,
     })
 }

@@ -14,6 +14,8 @@ use minds_environments::render::template::{TemplateError, TemplateRendererError}
 use minds_environments::render::{self, RenderError, RendererRequest};
 use minds_models::{ByteTokenizer, FetchSources, ModelCache, ModelError};
 use minds_stages::service::deadlines::Deadlines;
+use minds_stages::service::metered::{PassReservation, metered};
+use minds_stages::service::usage_meter::UsageMeter;
 use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
@@ -32,6 +34,8 @@ const PROBE_OUTAGE_LIMIT: Duration = Duration::from_secs(30);
 pub struct ModelService {
     /// The service that samples and trains.
     pub service: Arc<dyn Service>,
+    /// The same without a count of its tokens.
+    unmetered: Arc<dyn Service>,
     /// Model and limits that the service reports.
     pub info: ServiceInfo,
     /// Converts text to the model's tokens and back.
@@ -44,6 +48,8 @@ pub struct ModelService {
     pub keeps_samplers: bool,
     /// Metrics of the client, if the service is a server.
     pub client_meters: ClientMetrics,
+    /// Tokens that the service bills; counts nothing until [`ModelService::meter`].
+    pub usage: UsageMeter,
     remote: Option<RemoteClient>,
 }
 
@@ -54,6 +60,23 @@ struct RemoteClient {
 }
 
 impl ModelService {
+    /// Counts the tokens of all further requests with this meter, if the service bills any.
+    pub fn meter(&mut self, usage: UsageMeter) {
+        if self.remote.is_some() {
+            self.service = metered(self.unmetered.clone(), usage.clone(), PassReservation::ByTrainer);
+            self.usage = usage;
+        }
+    }
+
+    /// The same service for adapters whose passes the trainer does not reserve.
+    #[must_use]
+    pub fn for_shadows(&self) -> Arc<dyn Service> {
+        match self.usage.counts() {
+            Some(_) => metered(self.unmetered.clone(), self.usage.clone(), PassReservation::ByPass),
+            None => self.service.clone(),
+        }
+    }
+
     /// Reports to the server how the run ended, so that it can free the resources of the session.
     pub fn close(self, reason: FinishReason) {
         if let Some(remote) = self.remote {
@@ -97,9 +120,19 @@ fn remote(plan: &RunPlan, server: &RemotePlan) -> Result<ModelService, CommandEr
     let (service, remote) = connect(plan, server, Some(tokenizer.vocab()), &client_meters)?;
     let info = service.info();
     let keeps_samplers = service.keeps_samplers();
-    let service = Arc::new(service);
-    let remote = Some(remote);
-    Ok(ModelService { info, service, tokenizer, renderer, warnings, keeps_samplers, client_meters, remote })
+    let service: Arc<dyn Service> = Arc::new(service);
+    Ok(ModelService {
+        info,
+        unmetered: service.clone(),
+        service,
+        tokenizer,
+        renderer,
+        warnings,
+        keeps_samplers,
+        client_meters,
+        usage: UsageMeter::default(),
+        remote: Some(remote),
+    })
 }
 
 /// Rejects a service that needs a key when none is set.
@@ -212,12 +245,14 @@ fn embedded(
     let client_meters = ClientMetrics::default();
     Ok(ModelService {
         info,
+        unmetered: service.clone(),
         service,
         tokenizer,
         renderer,
         warnings,
         keeps_samplers,
         client_meters,
+        usage: UsageMeter::default(),
         remote: None,
     })
 }

@@ -56,6 +56,10 @@ pub struct ConfigFile {
     /// The run as a whole.
     #[serde(default)]
     pub run: RunConfig,
+    /// Prices of the service's tokens, and a cap. A resumed run may change them, so no run folder keeps them.
+    #[serde(default, skip_serializing)]
+    pub budget: BudgetConfig,
+
     /// Formats in which the run's metrics are written.
     #[serde(default)]
     pub log: LogConfig,
@@ -78,6 +82,16 @@ pub struct RunConfig {
     pub deadline: Option<String>,
     /// How long groups may wait for a response from a service, for example one that a reward queries.
     pub give_up_after: Option<String>,
+}
+
+/// Keys of the `[budget]` table.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetConfig {
+    /// Most USD that the whole run may cost, the part before it was resumed included.
+    pub max_usd: Option<f64>,
+    /// File with the prices of models, in the form of Tinker's published list.
+    pub prices: Option<PathBuf>,
 }
 
 /// Keys of the `[log]` table.

@@ -4,6 +4,7 @@
 //! the meaning: resolved and checked, without an `Option` that stands for a default. An error names where the value
 //! was written ([`locations`]). A config that makes a plan starts.
 
+pub mod budget;
 pub mod choice;
 pub mod environments;
 pub mod error;

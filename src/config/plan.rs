@@ -1,5 +1,6 @@
 //! The meaning of a config: every value resolved and checked.
 
+use super::budget::BudgetPlan;
 use super::choice::{WeightsChoice, chosen, is_none_of};
 use super::environments::{EnvPlan, environments};
 use super::error::{ConfigError, KeyProblem};
@@ -77,6 +78,8 @@ pub struct RunPlan {
     pub shadow: ShadowTrainerOptions,
     /// Weights that shadow adapters start from.
     pub shadow_from: ShadowFrom,
+    /// Prices of the service's tokens, and the cap.
+    pub budget: BudgetPlan,
     /// Time after which the run stops and saves.
     pub deadline: Option<Duration>,
     /// Whether event files are written for TensorBoard.
@@ -198,6 +201,7 @@ impl RunPlan {
             nats: NatsPlan::decide(&file, variables)?,
             shadow: rewards::shadow(&file.shadow, &lora, pipeline.retry)?,
             shadow_from: chosen(file.shadow.from),
+            budget: BudgetPlan::decide(&file.budget, &service)?,
             deadline: time("run.deadline", file.run.deadline.as_deref())?,
             tensorboard: file.log.tensorboard.unwrap_or(true),
             keep_states: trainer::keep_states(&file.trainer)?,

@@ -4,7 +4,8 @@
 //! trained rollouts · `checkpoints.jsonl` one line per checkpoint · `spares/` groups that were ready at the last one ·
 //! `evals.jsonl` one line per evaluation · `quarantine.jsonl` one line per reward that failed for good · `weights/`
 //! checkpoints of the embedded engine · `events.out.tfevents.…` the same metrics for TensorBoard · `environments.json`
-//! fingerprints of the environments · `broker.json` who the run is on a broker. Only one process at a time uses a folder.
+//! fingerprints of the environments · `broker.json` who the run is on a broker · `usage.json`
+//! the tokens that the service billed. Only one process at a time uses a folder.
 
 mod admission;
 mod bounded_lines;
@@ -18,6 +19,7 @@ pub mod reading;
 mod rollout_choice;
 mod rollouts;
 mod saved_groups;
+mod usage;
 
 use crate::config::file::ConfigFile;
 use anyhow::{Context as _, anyhow, ensure};
@@ -27,6 +29,7 @@ use minds_observe::TensorBoardWriter;
 use minds_stages::ledger::GroupCounts;
 use minds_stages::messages::{CommittedStep, QuarantinedRollout};
 use minds_stages::pipeline::ResumePoint;
+use minds_stages::service::usage_meter::UsageCounts;
 use minds_stages::trainer::SavedCheckpoint;
 use std::fs;
 use std::num::NonZeroUsize;
@@ -203,6 +206,22 @@ impl RunFolder {
             gradient_norms: last.gradient_norms.clone(),
             evaluated: self.evaluated,
         }
+    }
+
+    /// Tokens that the service has billed to the run.
+    ///
+    /// # Errors
+    /// The file is damaged.
+    pub fn usage(&self) -> anyhow::Result<UsageCounts> {
+        usage::read(&self.path)
+    }
+
+    /// Writes the tokens that the service has billed to the run.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_usage(&self, counts: &UsageCounts) -> anyhow::Result<()> {
+        usage::write(&self.path, counts)
     }
 
     /// Writes the record and the rollouts of a step.

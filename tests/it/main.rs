@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod broken;
+mod budget;
 mod check;
 mod command;
 mod command_line;

@@ -5,6 +5,7 @@
 //! start at 0 for each value of their labels, so that `rate` sees the first event, too.
 
 use crate::messages::{TrainingGroup, TrainingRollout};
+use crate::service::usage_meter::UsageMeter;
 use minds_core::record::StepRecord;
 use minds_core::reward::RewardError;
 use minds_core::rollout::Rollout;
@@ -87,6 +88,8 @@ instruments! {
     PipelineMeters {
         /// Those of requests to the service.
         pub service: ServiceMeters = ServiceMeters::default(),
+        /// Tokens that the service bills, and the cap on their price.
+        pub usage: UsageMeter = UsageMeter::default(),
     }
     rollouts: IntCounterVec = SAMPLER_ROLLOUTS,
     tokens: IntCounterVec = SAMPLER_TOKENS,

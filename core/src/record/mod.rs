@@ -98,6 +98,20 @@ numbers! {
         /// Tokens left out of the loss because the service claims to have sampled them at a logprob below
         /// −16, one in nine million.
         tokens_masked: "tokens/masked" "tokens",
+        /// Prompt tokens that the service computed and bills since the end of the step before, over all requests
+        /// of the run: rollouts, logprob queries, evaluations and measurements. Absent on the embedded engine,
+        /// as are the numbers below.
+        billed_prefill_uncached: "tokens/billed/prefill_uncached" "tokens",
+        /// Prompt tokens that the service bills at the price of its prefix cache, likewise.
+        billed_prefill_cached: "tokens/billed/prefill_cached" "tokens",
+        /// Sampled tokens that the service bills, likewise, those of rollouts that were not trained included.
+        billed_sampled: "tokens/billed/sampled" "tokens",
+        /// Tokens of training passes that the service bills, likewise.
+        billed_trained: "tokens/billed/trained" "tokens",
+        /// Price of these tokens; absent if the prices of the model are unknown.
+        cost_step: "cost/step_usd" "USD",
+        /// Price of all billed tokens of the run, those before it was resumed included.
+        cost_cumulative: "cost/cumulative_usd" "USD",
         /// Time since the end of the step before.
         time_total: "time/total" "s",
         /// Passes and optimizer step, from submission to result.

@@ -92,6 +92,33 @@ where
     })
 }
 
+/// Longest wait for a small file.
+const TEXT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Largest small file in bytes.
+const TEXT_BYTES: usize = 4 << 20;
+
+/// Fetches a small text file within a few seconds.
+pub(super) fn text(url: &str) -> Result<String, String> {
+    let fetched = blocking(|| async { small_text(url).await.map_err(|error| failed(&error)) });
+    match fetched {
+        Ok(text) if text.len() <= TEXT_BYTES => Ok(text),
+        Ok(text) => Err(format!("it has {} bytes, the limit is {TEXT_BYTES}", text.len())),
+        Err(FetchFailure::Next(failure)) => Err(failure.reason),
+        Err(FetchFailure::Final(error)) => Err(error.to_string()),
+    }
+}
+
+async fn small_text(url: &str) -> reqwest::Result<String> {
+    // An error means that the process has installed a provider already.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let client = Client::builder()
+        .timeout(TEXT_TIMEOUT)
+        .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
+        .build()?;
+    client.get(url).send().await?.error_for_status()?.text().await
+}
+
 /// A model of the hub at its newest commit.
 struct HubModel<'a> {
     client: Client,

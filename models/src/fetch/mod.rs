@@ -168,6 +168,14 @@ pub(crate) fn kept_text(name: &str, cache: &ModelCache) -> Option<PathBuf> {
     folder.join("tokenizer.json").is_file().then_some(folder)
 }
 
+/// Fetches a small text file, if this build can and `HF_HUB_OFFLINE` is not set.
+pub(crate) fn text(url: &str) -> Result<String, String> {
+    if !FetchSources::from_env().hub {
+        return Err("HF_HUB_OFFLINE is set".into());
+    }
+    hub::text(url)
+}
+
 /// Folder of a model in the layout of the hub's own client.
 fn hub_folder(name: &str, root: &Path) -> PathBuf {
     root.join("hub").join(format!("models--{}", name.replace('/', "--")))

@@ -23,3 +23,7 @@ pub(super) fn fetch_text(
 }
 
 pub(super) fn forget(_name: &str, _root: &Path) {}
+
+pub(super) fn text(_url: &str) -> Result<String, String> {
+    Err("this build sends no requests: build with the feature `hub`".into())
+}

@@ -2,10 +2,11 @@
 
 mod monitor;
 mod retention;
+mod spending;
 mod summary;
 
 use super::{print_line, resume};
-use crate::assemble::{self, ModelService};
+use crate::assemble::{self, ModelPrices, ModelService};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::metrics::MetricsPlan;
@@ -17,9 +18,11 @@ use anyhow::Context as _;
 use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
 use minds_stages::remote::Dispatcher;
+use minds_stages::service::usage_meter::UsageMeter;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
+use spending::Spending;
 use std::sync::Arc;
 use summary::RunSummary;
 use tokio::task::JoinSet;
@@ -40,7 +43,11 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     let MetricsPlan { addr, is_written, token } = plan.metrics.clone();
     let listening = addr.map(|addr| DashboardListener::bind(addr, is_written, token));
     let listening = listening.transpose().or_exit(ProcessExit::Unavailable)?;
-    let ready = assemble::service(&plan, Some(folder.weights()))?;
+    let ModelPrices { prices, note } = assemble::prices(&plan, false).or_exit(ProcessExit::Config)?;
+    plan.warnings.extend(note);
+    let mut ready = assemble::service(&plan, Some(folder.weights()))?;
+    let used = folder.usage().or_exit(ProcessExit::Config)?;
+    ready.meter(UsageMeter::new(used, prices, plan.budget.max_usd));
     if let Err(error) = assemble::check_samplers(&plan, &ready.info.name, ready.keeps_samplers) {
         ready.close(FinishReason::Errored);
         return Err(error).or_exit(ProcessExit::Config);
@@ -107,7 +114,9 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             deletions: JoinSet::new(),
         };
         let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.run_info.first_step);
-        let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary);
+        let spending = Spending::new(ready.usage.clone(), plan.budget.max_usd);
+        let follower =
+            RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary, spending);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
             tracing::debug!("temporary weights on the service were not deleted in time");
@@ -123,7 +132,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     });
     ready.close(match &result {
         Ok(()) => FinishReason::Success,
-        Err(fault) if fault.exit == ProcessExit::Interrupted => FinishReason::Interrupted,
+        Err(fault) if matches!(fault.exit, ProcessExit::Interrupted | ProcessExit::Budget) => FinishReason::Interrupted,
         Err(_) => FinishReason::Errored,
     });
     result

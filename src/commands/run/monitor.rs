@@ -1,6 +1,7 @@
 //! Follows a pipeline to its end: records and shows its events, and stops it on request.
 
 use super::retention::CheckpointRetention;
+use super::spending::Spending;
 use super::summary::{RunSummary, WINDOW, step_line};
 use crate::commands::signals::{SignalRequest, Signals};
 use crate::commands::{eval, print_line};
@@ -42,6 +43,9 @@ pub(super) struct RunMonitor<'a> {
     pub(super) view: Arc<RunView>,
     pub(super) bars: Option<ProgressBars>,
     pub(super) summary: RunSummary,
+    spending: Spending,
+    /// Whether the run is being stopped because of its cap.
+    over_budget: bool,
     begun: Instant,
     stopping: Option<Instant>,
 }
@@ -54,20 +58,31 @@ impl<'a> RunMonitor<'a> {
         view: Arc<RunView>,
         bars: Option<ProgressBars>,
         summary: RunSummary,
+        spending: Spending,
     ) -> Self {
         let begun = Instant::now();
-        Self { pipeline, folder, retention, view, bars, summary, begun, stopping: None }
+        let over_budget = false;
+        let stopping = None;
+        Self { pipeline, folder, retention, view, bars, summary, spending, over_budget, begun, stopping }
     }
 
     /// Runs until the pipeline has ended.
     pub(super) async fn follow(mut self, limit: Option<Duration>) -> Result<(), CommandError> {
         let result = self.run_until_end(limit).await;
         self.bars = None;
-        match result {
+        // What is in flight is billed, so its responses are counted.
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.spending.meter.finish()).await.is_err() {
+            tracing::debug!("requests in flight were not answered in time and are counted at their most");
+        }
+        let written = self.spending.write(self.folder);
+        match result.and_then(|step| written.map(|()| step)) {
             Ok(step) => {
                 self.view.finish(step);
+                self.spending.print();
+                let stopped = self.over_budget && step < self.view.run_info.steps;
+                let ended = if stopped { self.spending.cap_reached(self.folder, step) } else { Ok(()) };
                 self.print_summary(step).await;
-                Ok(())
+                ended
             }
             Err(fault) => {
                 self.view.set_state(RunState::Failed, EventLevel::Error, fault.to_string());
@@ -130,6 +145,9 @@ impl<'a> RunMonitor<'a> {
             }
         };
         tokio::pin!(deadline);
+        let meter = self.spending.meter.clone();
+        let over_budget = async move { meter.reached().await };
+        tokio::pin!(over_budget);
         let mut ticks = interval(Duration::from_millis(500));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_event = Instant::now();
@@ -160,7 +178,14 @@ impl<'a> RunMonitor<'a> {
                 () = &mut deadline, if self.stopping.is_none() => {
                     self.stop("stopping     after the current step: deadline reached");
                 }
-                _ = ticks.tick(), if self.bars.is_some() => self.show_progress(),
+                () = over_budget.as_mut(), if self.stopping.is_none() => {
+                    self.over_budget = true;
+                    self.stop("stopping     after the current step: the next requests could pass `[budget] max_usd`");
+                }
+                _ = ticks.tick() => {
+                    self.spending.write(self.folder)?;
+                    self.show_progress();
+                }
                 () = tokio::time::sleep_until(last_event + silence) => {
                     last_event = Instant::now();
                     if self.stopping.is_some_and(|since| since.elapsed() > LONGEST_STOP) {
@@ -211,6 +236,7 @@ impl<'a> RunMonitor<'a> {
 
     fn step(&mut self, done: CommittedStep) -> Result<(), CommandError> {
         self.summary.add(&done);
+        self.spending.write(self.folder)?;
         self.folder.add_step(&done).or_exit(ProcessExit::Failed)?;
         if let Some(bars) = &self.bars {
             bars.step(done.record.step);

@@ -155,6 +155,7 @@ impl StepCommitter {
             queries_budget: self.links.queries.per_step(),
             has_shadow: self.links.queries.has_shadow(),
             busy: busy.since(&std::mem::replace(&mut self.busy, busy)),
+            billed: self.links.meters.usage.next_step(),
         };
         let record = measurements.record(&self.options);
         self.links.meters.step(&record, &accumulated.groups);

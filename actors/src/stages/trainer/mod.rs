@@ -19,6 +19,7 @@ use crate::ledger::Ledger;
 use crate::mailbox::StageMessage;
 use crate::messages::{Batch, MixtureComponent, TrainingGroup};
 use crate::policy::{Policy, QueryBudget, ShadowCheckpoints};
+use crate::service::usage_meter::UsageReservation;
 use crate::stages::event::PipelineEvent;
 pub use crate::stages::event::SavedCheckpoint;
 use crate::telemetry::StageBoard;
@@ -35,6 +36,7 @@ use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
 use minds_core::service::{BackendError, ForwardOutput, TrainingBackend};
+use minds_core::usage::TokenUsage;
 pub use staleness::StalenessHistogram;
 use std::future::Future;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -189,7 +191,11 @@ impl Handler<StageMessage<Batch>> for Trainer {
         }
         self.links.board.update(NAME, |s| s.busy = 1);
         let training = async move {
-            let outcome = work.train(batch, accumulated).await;
+            let needed = TokenUsage::of_pass(batch.groups.iter().flat_map(|group| &group.data));
+            let outcome = match work.links.meters.usage.reserve(needed).await {
+                Some(reserved) => work.train(batch, accumulated, reserved).await,
+                None => BatchOutcome::OverBudget { batch, accumulated: Box::new(accumulated) },
+            };
             drop(permit);
             (outcome, work.clip, work.agreement)
         };
@@ -216,6 +222,10 @@ impl Trainer {
     fn record(&mut self, outcome: BatchOutcome, ctx: &mut Context<Self>) {
         match outcome {
             BatchOutcome::Accumulating(accumulated) => self.accumulated = *accumulated,
+            BatchOutcome::OverBudget { batch, accumulated } => {
+                self.accumulated = *accumulated;
+                self.parked.push(batch);
+            }
             BatchOutcome::Stepped => {
                 self.step += 1;
                 self.refused = 0;
@@ -267,6 +277,9 @@ enum LogprobAgreement {
 enum BatchOutcome {
     /// More minibatches of the step will follow.
     Accumulating(Box<GradientAccumulation>),
+    /// The pass could cost more than what is left below the cap: the batch was not sent. The owner of the pipeline stops
+    /// the run.
+    OverBudget { batch: Batch, accumulated: Box<GradientAccumulation> },
     Stepped,
     Refused(BackendError),
     Fatal(PipelineError),
@@ -285,7 +298,12 @@ struct StepInProgress {
 }
 
 impl StepInProgress {
-    async fn train(&mut self, batch: Batch, mut accumulated: GradientAccumulation) -> BatchOutcome {
+    async fn train(
+        &mut self,
+        batch: Batch,
+        mut accumulated: GradientAccumulation,
+        reserved: UsageReservation,
+    ) -> BatchOutcome {
         let Batch { groups, minibatch, minibatches, .. } = batch;
         let version = PolicyVersion(self.step);
         if groups.iter().any(|group| version.staleness(group.oldest).is_none()) {
@@ -310,6 +328,8 @@ impl StepInProgress {
         let teaches = accumulated.gradients || !data.is_empty();
         let mut forward =
             (!data.is_empty()).then(|| training.forward_backward(data.clone(), self.options.loss));
+        // The pass has been submitted and is counted by itself.
+        reserved.release();
         // A gap means a wrong service or template: the weights must stay unchanged.
         if let LogprobAgreement::Unknown { since } = self.agreement
             && let Some(pending) = forward.take()

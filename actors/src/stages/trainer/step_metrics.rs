@@ -5,6 +5,7 @@ use super::gradient_accumulation::GradientAccumulation;
 use super::staleness::StalenessHistogram;
 use crate::messages::{TrainingGroup, TrainingRollout};
 use crate::policy::QueryCounts;
+use crate::service::usage_meter::BilledTokens;
 use crate::telemetry::activity::BusyTimes;
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::optim::AdamParams;
@@ -32,6 +33,8 @@ pub(super) struct StepMeasurements<'a> {
     pub(super) has_shadow: bool,
     /// Busy times since the step before.
     pub(super) busy: BusyTimes,
+    /// Billed tokens since the step before, if the service bills any.
+    pub(super) billed: Option<BilledTokens>,
 }
 
 impl StepMeasurements<'_> {
@@ -52,6 +55,7 @@ impl StepMeasurements<'_> {
         self.add_staleness(&mut record);
         self.add_times(&mut record);
         self.add_queries(&mut record);
+        self.add_cost(&mut record);
         // Last: a number of the service never replaces one of the run.
         for (name, value) in accumulated.optim.iter().flat_map(|optim| &optim.metrics) {
             record.add_of_service(&format!("optim/{name}"), *value);
@@ -136,6 +140,16 @@ impl StepMeasurements<'_> {
         record.time_waits_for_both = Some(busy.idle.both);
         record.time_waits_for_export = Some(busy.idle.exporting);
         record.overlap_share = Some(busy.overlap_share());
+    }
+
+    fn add_cost(&self, record: &mut StepRecord) {
+        let Some(billed) = &self.billed else { return };
+        record.billed_prefill_uncached = Some(billed.step.prefill_uncached as f64);
+        record.billed_prefill_cached = Some(billed.step.prefill_cached as f64);
+        record.billed_sampled = Some(billed.step.sampled as f64);
+        record.billed_trained = Some(billed.step.trained as f64);
+        record.cost_step = billed.prices.map(|prices| prices.usd(&billed.step));
+        record.cost_cumulative = billed.prices.map(|prices| prices.usd(&billed.total));
     }
 
     fn add_queries(&self, record: &mut StepRecord) {
