@@ -116,7 +116,8 @@ impl TokenPrices {
             serde_json::from_str(list).map_err(|error| format!("is not a JSON list of models: {error}"))?;
         let Some(entry) = entries.iter().find(|entry| entry["tinker_id"] == model) else { return Ok(None) };
         let price = |key: &str| {
-            price(&entry[key]).ok_or_else(|| format!("has no valid price `{key}` for {model}: {}", entry[key]))
+            price(&entry[key])
+                .ok_or_else(|| format!("has no valid price `{key}` for {model}: {}", entry[key]))
         };
         Ok(Some(Self {
             prefill: price("prefill")?,
@@ -143,7 +144,7 @@ fn price(written: &Value) -> Option<f64> {
         Value::String(text) => text.trim().trim_start_matches('$').replace(',', "").parse().ok()?,
         number => number.as_f64()?,
     };
-    (price >= 0.0 && price < f64::INFINITY).then_some(price)
+    (0.0..f64::INFINITY).contains(&price).then_some(price)
 }
 
 #[cfg(test)]

@@ -32,9 +32,8 @@ pub fn prices(plan: &RunPlan, offline: bool) -> Result<ModelPrices, ConfigError>
     let found = match &plan.budget.prices {
         Some(path) => {
             let text = std::fs::read_to_string(path).context("cannot be read");
-            let prices = text.and_then(|text| {
-                TokenPrices::in_list(&text, &plan.base_model).map_err(anyhow::Error::msg)
-            });
+            let prices = text
+                .and_then(|text| TokenPrices::in_list(&text, &plan.base_model).map_err(anyhow::Error::msg));
             match prices {
                 Ok(Some(prices)) => Ok(prices),
                 Ok(None) => Err(format!("{} has no entry for {}", path.display(), plan.base_model)),
@@ -45,7 +44,10 @@ pub fn prices(plan: &RunPlan, offline: bool) -> Result<ModelPrices, ConfigError>
             }
         }
         None if plan.service.is_hosted() => published(plan, offline),
-        None => Err("the prices of this server are not published: name a file with them in `budget.prices`".into()),
+        None => {
+            Err("the prices of this server are not published: name a file with them in `budget.prices`"
+                .into())
+        }
     };
     match (found, plan.budget.max_usd) {
         (Ok(prices), _) => Ok(ModelPrices { prices: Some(prices), note: None }),

@@ -182,7 +182,7 @@ fn connect(
     let options = ClientOptions {
         api_key: server.api_key.clone(),
         allow_insecure: server.allow_insecure,
-        tags: vec![plan.stem.clone()],
+        tags: std::iter::once(plan.stem.clone()).chain(server.tags.iter().cloned()).collect(),
         seed: plan.pipeline.seed,
         timeouts: client_timeouts(server),
         metrics: metrics.clone(),

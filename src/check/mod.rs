@@ -3,6 +3,7 @@
 //! Sizes come from the code that sets them: credits and mailboxes from the pipeline's options, the memory from the
 //! engine. Values that cannot be known beforehand are left out or reported as a bound.
 
+mod forecast;
 pub mod machine;
 mod model;
 mod requests;
@@ -10,6 +11,7 @@ mod result;
 mod stub_model;
 mod tokens;
 
+pub use forecast::CostForecast;
 pub use requests::{EnvironmentUsage, StepRequest, requests};
 pub use result::{CheckResult, try_package};
 pub use tokens::TokenEstimate;

@@ -2,8 +2,8 @@
 
 use super::model::LocalModel;
 use super::{
-    EnvironmentUsage, MemoryUse, StepRequest, TokenEstimate, machine, memory as memory_of, requests,
-    stub_model, total_bytes,
+    CostForecast, EnvironmentUsage, MemoryUse, StepRequest, TokenEstimate, machine, memory as memory_of,
+    requests, stub_model, total_bytes,
 };
 use crate::assemble;
 use crate::config::environments::EnvPlan;
@@ -34,6 +34,8 @@ pub struct CheckResult {
     pub context: Option<usize>,
     /// Estimated tokens of one step.
     pub tokens: TokenEstimate,
+    /// Most cost of the steps left, on a server, where the prompts are known.
+    pub forecast: Option<CostForecast>,
     /// Requests of a step to the service.
     pub requests: Vec<StepRequest>,
     /// Memory use of the embedded engine, by part.
@@ -73,6 +75,7 @@ impl CheckResult {
             .collect();
         pythons.iter().try_for_each(|env| assemble::find_python(&plan, env)).or_exit(ProcessExit::Config)?;
         assemble::check_key(&plan).or_exit(ProcessExit::Config)?;
+        let prices = assemble::prices(&plan, offline).or_exit(ProcessExit::Config)?;
         let mut tried = Vec::new();
         if !offline {
             tried.extend(assemble::probe_broker(&plan)?);
@@ -119,6 +122,21 @@ impl CheckResult {
             evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
         };
         let tokens = TokenEstimate::of(&plan, &played, renderer.as_deref());
+        let done = match &folder {
+            Some(FolderOutlook::Resumes { step }) => *step,
+            _ => 0,
+        };
+        let steps = plan.pipeline.train.max_steps.saturating_sub(done);
+        let forecast = CostForecast::of(&plan, &tokens, steps, prices.prices.as_ref());
+        warnings.extend(prices.note);
+        if let (Some(max_usd), Some(usd)) = (plan.budget.max_usd, forecast.and_then(|cost| cost.usd_total))
+            && usd > max_usd
+        {
+            warnings.push(format!(
+                "budget.max_usd: the run may stop before its last step, for its steps can cost {usd:.2} USD and the cap is \
+                 {max_usd}"
+            ));
+        }
         let memory = model
             .architecture
             .as_ref()
@@ -132,6 +150,7 @@ impl CheckResult {
             context,
             requests: requests(&plan, habits),
             tokens,
+            forecast,
             memory,
             folder,
             warnings: plan.warnings.iter().cloned().chain(warnings).collect(),

@@ -93,6 +93,9 @@ impl CheckResult {
                 prompts.items
             );
         }
+        if let Some(forecast) = &self.forecast {
+            print_line!("cost         {}", forecast.line());
+        }
         for request in &self.requests {
             let count = request.count.map(|n| format!("{n} × ")).unwrap_or_default();
             let often = if request.every == 1 {
@@ -181,6 +184,7 @@ impl CheckResult {
             "loss": plan.pipeline.train.loss.name(),
             "optim": plan.pipeline.train.adam,
             "tokens": self.tokens,
+            "forecast": self.forecast,
             "requests": self.requests,
             "memory": self.memory,
             "steps": plan.pipeline.train.max_steps,

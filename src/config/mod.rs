@@ -6,6 +6,7 @@
 
 pub mod budget;
 pub mod choice;
+mod credentials;
 pub mod environments;
 pub mod error;
 pub mod file;

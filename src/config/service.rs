@@ -1,5 +1,6 @@
 //! The service that samples and trains: the engine in this process, or a Tinker server.
 
+use super::credentials;
 use super::error::{KeyProblem, at_most};
 use super::file::{ConfigFile, EngineConfig, TinkerConfig};
 use super::plan::time;
@@ -43,6 +44,8 @@ pub struct RemotePlan {
     pub api_key: Option<Secret>,
     /// The environment variable that should hold a key but is not set.
     pub missing_key: Option<String>,
+    /// Tags of the session besides the name of the config: those of `TINKER_TAGS`.
+    pub tags: Vec<String>,
     /// Whether plain http to other machines is allowed.
     pub allow_insecure: bool,
     /// Longest wait for a server that does not respond.
@@ -205,12 +208,19 @@ fn remote(
     let given = |key: &String| !key.is_empty();
     let written = tinker.api_key.clone().filter(given);
     let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
+    let api_key = match api_key {
+        // The stored key belongs to the hosted service, so no other server is sent it.
+        None if named.is_none() && base_url == HOSTED_URL => credentials::stored_key(variables)?,
+        key => key,
+    };
+    let tags = variables.get("TINKER_TAGS").unwrap_or_default();
     // A missing key is reported when the run starts: a config is valid or invalid on every machine alike.
     let needs_key = named.is_some() || base_url == HOSTED_URL;
     Ok(RemotePlan {
         base_url: base_url.to_owned(),
         missing_key: (api_key.is_none() && needs_key).then(|| variable.to_owned()),
         api_key,
+        tags: tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(str::to_owned).collect(),
         allow_insecure: tinker.allow_insecure.unwrap_or(false),
         outage: time("tinker.outage", tinker.outage.as_deref())?.unwrap_or(OUTAGE),
         any_model: tinker.any_model.unwrap_or(false),

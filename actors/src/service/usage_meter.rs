@@ -66,11 +66,7 @@ impl UsageMeter {
     /// A meter of a run that has used `before`, with the prices of its model and a cap in USD.
     #[must_use]
     pub fn new(before: UsageCounts, prices: Option<TokenPrices>, max_usd: Option<f64>) -> Self {
-        let counts = OpenCounts {
-            counts: before,
-            until_last_step: before.most(),
-            ..OpenCounts::default()
-        };
+        let counts = OpenCounts { counts: before, until_last_step: before.most(), ..OpenCounts::default() };
         Self(Some(Arc::new(MeterState {
             prices,
             max_usd,

@@ -115,8 +115,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         };
         let bars = ProgressBars::show(plan.pipeline.train.max_steps, view.run_info.first_step);
         let spending = Spending::new(ready.usage.clone(), plan.budget.max_usd);
-        let follower =
-            RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary, spending);
+        let follower = RunMonitor::new(&mut pipeline, &mut folder, retention, view, bars, summary, spending);
         let result = follower.follow(plan.deadline).await;
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, pipeline.close()).await.is_err() {
             tracing::debug!("temporary weights on the service were not deleted in time");
@@ -132,7 +131,9 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     });
     ready.close(match &result {
         Ok(()) => FinishReason::Success,
-        Err(fault) if matches!(fault.exit, ProcessExit::Interrupted | ProcessExit::Budget) => FinishReason::Interrupted,
+        Err(fault) if matches!(fault.exit, ProcessExit::Interrupted | ProcessExit::Budget) => {
+            FinishReason::Interrupted
+        }
         Err(_) => FinishReason::Errored,
     });
     result

@@ -33,7 +33,8 @@ impl Spending {
     pub(super) fn print(&self) {
         let Some(counts) = self.meter.counts() else { return };
         let tokens = counts.most();
-        let usd = self.meter.usd(&counts).map_or_else(|| "price unknown".into(), |usd| format!("{usd:.4} USD"));
+        let usd =
+            self.meter.usd(&counts).map_or_else(|| "price unknown".into(), |usd| format!("{usd:.4} USD"));
         print_line!(
             "cost         {usd}: {} tokens prefilled, {} cached, {} sampled, {} trained",
             tokens.prefill_uncached,

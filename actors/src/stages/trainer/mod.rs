@@ -279,7 +279,10 @@ enum BatchOutcome {
     Accumulating(Box<GradientAccumulation>),
     /// The pass could cost more than what is left below the cap: the batch was not sent. The owner of the pipeline stops
     /// the run.
-    OverBudget { batch: Batch, accumulated: Box<GradientAccumulation> },
+    OverBudget {
+        batch: Batch,
+        accumulated: Box<GradientAccumulation>,
+    },
     Stepped,
     Refused(BackendError),
     Fatal(PipelineError),
