@@ -19,7 +19,7 @@ pub struct TokenUsage {
     pub prefill_uncached: u64,
     /// Prompt tokens from the prefix cache.
     pub prefill_cached: u64,
-    /// Tokens of completions.
+    /// Tokens that the model sampled.
     pub sampled: u64,
     /// Input tokens of training passes.
     pub trained: u64,

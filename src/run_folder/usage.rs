@@ -15,7 +15,7 @@ pub(super) fn read(folder: &Path) -> anyhow::Result<UsageCounts> {
     serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 
-/// Replaces the counts.
+/// Replaces the counts in the run folder.
 pub(super) fn write(folder: &Path, counts: &UsageCounts) -> anyhow::Result<()> {
     super::write_whole(&folder.join(FILE), serde_json::to_string(counts)?)
 }
