@@ -179,6 +179,9 @@ pub enum BrokerError {
         /// Addresses of the broker, without credentials.
         address: String,
     },
+    /// A bug of the dispatcher.
+    #[error("a task that hands out jobs has panicked, which is a bug: its message is in the log")]
+    Panicked,
     /// The broker did not answer in time.
     #[error("{address} did not answer within {} s", .limit.as_secs())]
     Silent {

@@ -169,9 +169,8 @@ impl<'a> RunMonitor<'a> {
                     }
                     SignalRequest::Stop => self.stop("stopping     after the current step; a second signal exits at once"),
                 },
-                () = broker_closed(self.view.workers.as_ref()) => {
-                    let address = self.view.workers.iter().map(|dispatcher| dispatcher.broker().address()).collect();
-                    return Err(BrokerError::Closed { address })
+                why = workers_failed(self.view.workers.as_ref()) => {
+                    return Err(why)
                         .context("the run resumes from its last checkpoint when it is started again")
                         .or_exit(ProcessExit::Unavailable);
                 }
@@ -340,10 +339,10 @@ fn show(record: &StepRecord) {
     );
 }
 
-/// Waits until the connection to the broker has ended for good; forever without a broker.
-async fn broker_closed(workers: Option<&Dispatcher>) {
+/// Waits until jobs can no longer be handed out; forever without a broker.
+async fn workers_failed(workers: Option<&Dispatcher>) -> BrokerError {
     match workers {
-        Some(dispatcher) => dispatcher.broker().state().closed().await,
+        Some(dispatcher) => dispatcher.failed().await,
         None => std::future::pending().await,
     }
 }

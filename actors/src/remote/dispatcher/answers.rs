@@ -1,7 +1,7 @@
 //! The run's answers to the questions about one job.
 
 use super::state::Asked;
-use crate::remote::message::{Answer, Query};
+use crate::remote::message::{Answer, Query, Question};
 use async_nats::Subject;
 use async_trait::async_trait;
 use futures::StreamExt as _;
@@ -10,8 +10,22 @@ use futures::stream::FuturesUnordered;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Number of the delivery that asked, and number of its question.
-pub(super) type QuestionKey = (u64, u64);
+/// Identity of a question about a job. A repeated question has the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct QuestionKey {
+    /// The job's generation: see [`WaitingJob`](super::state::WaitingJob).
+    generation: u64,
+    /// Number of the delivery that asked.
+    pub(super) delivery: u64,
+    /// Number of the question within the delivery.
+    pub(super) number: u64,
+}
+
+impl QuestionKey {
+    pub(super) fn of(question: &Question, generation: u64) -> Self {
+        Self { generation, delivery: question.delivery, number: question.number }
+    }
+}
 
 /// Answers the questions of workers about one job.
 #[async_trait]
@@ -39,8 +53,8 @@ impl<'a> PendingAnswers<'a> {
 
     /// Starts to answer a question. If its answer is stored, returns it with the subject to send it to.
     pub(super) fn ask(&mut self, asked: Asked) -> Option<(QuestionKey, Subject, Answer)> {
-        let Asked { question, reply } = asked;
-        let key = (question.delivery, question.number);
+        let Asked { generation, question, reply } = asked;
+        let key = QuestionKey::of(&question, generation);
         if let Some(answer) = self.trained.get(&key) {
             return Some((key, reply, answer.clone()));
         }

@@ -47,9 +47,7 @@ impl Shared {
             if let Some(waiting) = jobs.waiting.get_mut(id) {
                 warn!(job = id, "the broker has lost a job: it is published again");
                 waiting.since = Instant::now();
-                // The new message counts its deliveries from 1.
-                waiting.delivery = 0;
-                waiting.handed_back = 0;
+                waiting.count_anew();
                 waiting.missing.notify_one();
             }
         }

@@ -1,6 +1,6 @@
 //! Opens and removes what a run has on the broker: the stream, the object store and the consumers.
 
-use super::state::Shared;
+use super::state::{Shared, WaitingJob};
 use crate::remote::broker::BrokerError;
 use crate::remote::message::{Query, Question, encode};
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
@@ -135,11 +135,7 @@ impl Shared {
         }
         warn!(environment, "the broker does not deliver queued jobs: their consumer is recreated");
         self.make_job_consumer(environment).await?;
-        // A new consumer counts deliveries from 1.
-        for waiting in self.jobs().waiting.values_mut() {
-            waiting.delivery = 0;
-            waiting.handed_back = 0;
-        }
+        self.jobs().of_environment(environment).for_each(WaitingJob::count_anew);
         Ok(())
     }
 }

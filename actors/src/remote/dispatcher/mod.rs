@@ -22,14 +22,16 @@ pub use options::DispatcherOptions;
 use super::broker::{Broker, BrokerError};
 use super::message::{Job, JobResult, Offer};
 use super::worker_table::SeenWorker;
+use crate::mailbox::catch_panic;
 use answers::PendingAnswers;
 use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use publishing::Withdrawal;
-use state::{AddedJob, Admission, PAUSE, Shared};
+use state::{AddedJob, JobAdmission, PAUSE, Shared};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
-use tracing::debug;
+use tracing::{debug, error};
 
 /// Publishes the jobs of a run and receives their results. Clones share their state.
 #[derive(Clone)]
@@ -58,12 +60,24 @@ impl Dispatcher {
         drop(shared.broker.jetstream.delete_consumer_from_stream(&consumer, names.stream()).await);
         let results = shared.make_consumers().await?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(shared.clone().take_results(results));
-        tasks.spawn(shared.clone().take_questions());
-        tasks.spawn(shared.clone().take_reports());
-        tasks.spawn(shared.clone().announce());
-        tasks.spawn(shared.clone().audit());
-        tasks.spawn(shared.clone().watch_fill());
+        let work: [BoxFuture<'static, ()>; 6] = [
+            shared.clone().take_results(results).boxed(),
+            shared.clone().take_questions().boxed(),
+            shared.clone().take_reports().boxed(),
+            shared.clone().announce().boxed(),
+            shared.clone().audit().boxed(),
+            shared.clone().watch_fill().boxed(),
+        ];
+        for task in work {
+            let shared = shared.clone();
+            tasks.spawn(async move {
+                // None of them ends by itself.
+                if let Err(why) = catch_panic(task).await {
+                    error!(why, "a task of the dispatcher has ended");
+                    shared.panicked.send_replace(true);
+                }
+            });
+        }
         Ok(Self { shared, tasks: Arc::new(Mutex::new(tasks)) })
     }
 
@@ -82,6 +96,17 @@ impl Dispatcher {
     #[must_use]
     pub fn broker(&self) -> &Broker {
         &self.shared.broker
+    }
+
+    /// Waits until the dispatcher cannot go on, and returns the reason. The jobs of the run stay on the broker.
+    pub async fn failed(&self) -> BrokerError {
+        let mut panicked = self.shared.panicked.subscribe();
+        tokio::select! {
+            () = self.shared.broker.state().closed() => {
+                BrokerError::Closed { address: self.shared.broker.address().to_owned() }
+            }
+            _ = panicked.wait_for(|panicked| *panicked) => BrokerError::Panicked,
+        }
     }
 
     pub(super) fn salt(&self) -> &str {
@@ -107,10 +132,10 @@ impl Dispatcher {
     /// Dropping the future cancels the job.
     pub(super) async fn submit(&self, id: &str, job: &Job<'_>, answerer: &dyn Answerer) -> JobResult {
         let shared = &self.shared;
-        let admission = shared.jobs().add(id);
+        let admission = shared.jobs().add(id, &job.environment);
         let AddedJob { id, result: mut awaited, questions: mut asked, missing } = match admission {
-            Admission::Added(added) => added,
-            Admission::Done(done) => {
+            JobAdmission::Added(added) => added,
+            JobAdmission::Done(done) => {
                 let (result, acker) = *done;
                 debug!(job = id, "using a result that arrived before its job was submitted");
                 shared.acknowledge(&acker).await;

@@ -1,5 +1,6 @@
 //! Receives results, the questions of workers and their reports.
 
+use super::answers::QuestionKey;
 use super::state::{Asked, PAUSE, Shared};
 use crate::remote::broker::{BrokerError, object_of};
 use crate::remote::message::{
@@ -155,7 +156,8 @@ impl Shared {
             self.broker.discard_object(&self.options.run, &object).await;
         }
         let Ok(question) = decode::<Question>(&body) else { return };
-        let key = (question.delivery, question.number);
+        // Only stored answers depend on the generation.
+        let key = QuestionKey::of(&question, 0);
         let id = question.job.clone();
         let answered = self.pass(question, message.reply.as_ref());
         if let (Some(answer), Some(reply)) = (answered, message.reply) {
@@ -191,7 +193,8 @@ impl Shared {
             (Query::HandedBack, _) => waiting.handed_back += 1,
             // If the queue is full, the question is dropped. The worker sends it again.
             (_, Some(reply)) => {
-                drop(waiting.questions.try_send(Box::new(Asked { question, reply: reply.clone() })));
+                let asked = Asked { generation: waiting.generation, question, reply: reply.clone() };
+                drop(waiting.questions.try_send(Box::new(asked)));
             }
             (_, None) => {}
         }
@@ -201,11 +204,11 @@ impl Shared {
     pub(super) async fn reply(
         &self,
         job: &str,
-        key: (u64, u64),
+        key: QuestionKey,
         reply: async_nats::Subject,
         answer: &Answer,
     ) {
-        let object = format!("{job}-a{}-{}", key.0, key.1);
+        let object = format!("{job}-a{}-{}", key.delivery, key.number);
         match self.broker.pack(&self.options.run, &object, encode(answer).into()).await {
             Ok(message) => {
                 let (headers, body) = message.into_parts();

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 /// Pause before a failed request of a background task is repeated.
@@ -32,6 +32,8 @@ pub(super) struct Shared {
     pub(super) buffer: Semaphore,
     /// Whether the run stops unfinished and leaves its jobs on the broker until it resumes.
     pub(super) leaving: AtomicBool,
+    /// Set when a background task has panicked.
+    pub(super) panicked: watch::Sender<bool>,
     fill: Mutex<StreamFill>,
     jobs: Mutex<JobTable>,
     workers: Mutex<WorkerTable>,
@@ -50,6 +52,10 @@ pub(super) struct WaitingJob {
     pub(super) result: oneshot::Sender<JobResult>,
     /// Boxed, because the queue reserves room for many questions when it is created.
     pub(super) questions: mpsc::Sender<Box<Asked>>,
+    /// Name of its environment.
+    environment: String,
+    /// Number of times that the broker began to count its deliveries from 1 again.
+    pub(super) generation: u64,
     /// The newest delivery from which a question arrived; 0 before the first.
     pub(super) delivery: u64,
     /// Number of deliveries that a worker returned to the queue because it had to stop.
@@ -62,6 +68,8 @@ pub(super) struct WaitingJob {
 
 /// A question and the subject for its answer.
 pub(super) struct Asked {
+    /// The job's generation when the question arrived.
+    pub(super) generation: u64,
     pub(super) question: Question,
     pub(super) reply: async_nats::Subject,
 }
@@ -75,7 +83,7 @@ pub(super) struct AddedJob {
 }
 
 /// What became of a new job.
-pub(super) enum Admission {
+pub(super) enum JobAdmission {
     /// Its result arrives later.
     Added(AddedJob),
     /// Its result was there already, from an earlier process of the run.
@@ -92,6 +100,7 @@ impl Shared {
             started: Instant::now(),
             counters: JobCounters::default(),
             leaving: AtomicBool::new(false),
+            panicked: watch::Sender::default(),
             fill: Mutex::default(),
             jobs: Mutex::default(),
             workers: Mutex::default(),
@@ -111,9 +120,26 @@ impl Shared {
     }
 }
 
+impl WaitingJob {
+    /// The broker counts deliveries from 1 again: the job has a new message, or its environment a new consumer.
+    pub(super) fn count_anew(&mut self) {
+        self.generation += 1;
+        self.delivery = 0;
+        self.handed_back = 0;
+    }
+}
+
 impl JobTable {
+    /// Waiting jobs of this environment.
+    pub(super) fn of_environment<'a>(
+        &'a mut self,
+        environment: &'a str,
+    ) -> impl Iterator<Item = &'a mut WaitingJob> {
+        self.waiting.values_mut().filter(move |waiting| waiting.environment == environment)
+    }
+
     /// Adds a job. A job that is submitted again gets a new id, so that messages of the earlier one do not reach it.
-    pub(super) fn add(&mut self, submitted: &str) -> Admission {
+    pub(super) fn add(&mut self, submitted: &str, environment: &str) -> JobAdmission {
         let mut id = submitted.to_owned();
         let mut again = 0_u32;
         while self.waiting.contains_key(&id) || self.settled.get(&id).is_some() {
@@ -122,7 +148,7 @@ impl JobTable {
         }
         if let Some(done) = self.early.take(&id) {
             self.settled.add(id, Settlement::Done);
-            return Admission::Done(Box::new(done));
+            return JobAdmission::Done(Box::new(done));
         }
         let (sender, result) = oneshot::channel();
         let (asks, questions) = mpsc::channel(QUESTIONS);
@@ -130,12 +156,14 @@ impl JobTable {
         let waiting = WaitingJob {
             result: sender,
             questions: asks,
+            environment: environment.to_owned(),
+            generation: 0,
             delivery: 0,
             handed_back: 0,
             since: Instant::now(),
             missing: missing.clone(),
         };
         self.waiting.insert(id.clone(), waiting);
-        Admission::Added(AddedJob { id, result, questions, missing })
+        JobAdmission::Added(AddedJob { id, result, questions, missing })
     }
 }
