@@ -159,7 +159,7 @@ fn notes_list_the_defaults_that_differ_for_a_config_of_the_original_harness() {
     let original = |id: &str, trainer: &str, model: &str| {
         let text = format!(
             "[env]\nid = \"{id}\"\n[trainer]\n{trainer}\nargs = {{ max_new_tokens = 512 }}\n\
-             [model]\nbase_model = \"Qwen/Qwen3-30B-A3B\"\n{model}\n[tinker]\napi_key_env = \"TINKER_API_KEY\"\n"
+             [model]\nbase_model = \"Qwen/Qwen3-8B\"\n{model}\n[tinker]\napi_key_env = \"TINKER_API_KEY\"\n"
         );
         plan(&text, &[], &[]).unwrap().warnings
     };
