@@ -17,8 +17,12 @@ mod stages;
 /// Time limits and retries of requests to the service.
 pub mod service {
     pub mod deadlines;
-    pub mod metered;
     pub mod retry;
+}
+
+/// Tokens that the service bills: counted around the whole service, with a cap on their price.
+pub mod usage {
+    pub mod metered;
     pub mod usage_meter;
 }
 

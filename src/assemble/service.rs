@@ -14,8 +14,8 @@ use minds_environments::render::template::{TemplateError, TemplateRendererError}
 use minds_environments::render::{self, RenderError, RendererRequest};
 use minds_models::{ByteTokenizer, FetchSources, ModelCache, ModelError};
 use minds_stages::service::deadlines::Deadlines;
-use minds_stages::service::metered::{PassReservation, metered};
-use minds_stages::service::usage_meter::UsageMeter;
+use minds_stages::usage::metered::{PassReservation, metered};
+use minds_stages::usage::usage_meter::UsageMeter;
 use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};

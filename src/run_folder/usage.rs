@@ -3,7 +3,7 @@
 //! Unlike metrics, they do not go back to a checkpoint: what a discarded step cost has been paid for.
 
 use anyhow::Context as _;
-use minds_stages::service::usage_meter::UsageCounts;
+use minds_stages::usage::usage_meter::UsageCounts;
 use std::path::Path;
 
 const FILE: &str = "usage.json";

@@ -90,8 +90,18 @@ fn every_number_that_a_run_writes_is_explained_and_is_there() {
     let (code, _, err) = output(&mut run(&config, &folder, &[]));
     assert_eq!(code, Some(0), "{err}");
     let rows = metrics(&folder);
-    // The embedded engine reports the listed metrics of its passes and steps.
-    check("metrics.json", rows.iter().flat_map(|row| row.keys()), &["<number>:<rule>", "optim/<number>"]);
+    // The embedded engine reports the listed metrics of its passes and steps, and bills nothing.
+    let elsewhere = [
+        "<number>:<rule>",
+        "cost/cumulative_usd",
+        "cost/step_usd",
+        "optim/<number>",
+        "tokens/billed/prefill_cached",
+        "tokens/billed/prefill_uncached",
+        "tokens/billed/sampled",
+        "tokens/billed/trained",
+    ];
+    check("metrics.json", rows.iter().flat_map(|row| row.keys()), &elsewhere);
     let evaluations = fs::read_to_string(folder.join("evals.jsonl")).unwrap();
     let rows = evaluations.lines().map(|line| serde_json::from_str(line).unwrap());
     let rows: Vec<serde_json::Map<String, serde_json::Value>> = rows.collect();

@@ -5,7 +5,7 @@
 //! start at 0 for each value of their labels, so that `rate` sees the first event, too.
 
 use crate::messages::{TrainingGroup, TrainingRollout};
-use crate::service::usage_meter::UsageMeter;
+use crate::usage::usage_meter::UsageMeter;
 use minds_core::record::StepRecord;
 use minds_core::reward::RewardError;
 use minds_core::rollout::Rollout;

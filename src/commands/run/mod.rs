@@ -18,7 +18,7 @@ use anyhow::Context as _;
 use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
 use minds_stages::remote::Dispatcher;
-use minds_stages::service::usage_meter::UsageMeter;
+use minds_stages::usage::usage_meter::UsageMeter;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};

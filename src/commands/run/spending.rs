@@ -4,7 +4,7 @@ use crate::commands::print_line;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use anyhow::anyhow;
-use minds_stages::service::usage_meter::{UsageCounts, UsageMeter};
+use minds_stages::usage::usage_meter::{UsageCounts, UsageMeter};
 
 /// Counts of a run, and its cap.
 pub(super) struct Spending {

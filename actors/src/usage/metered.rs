@@ -3,7 +3,7 @@
 //! The wrappers stand around the whole service, so that no sampler or adapter of a run escapes the count. A request that
 //! the cap does not allow waits until the run has ended: its group stays unsettled, and a resumed run samples it.
 
-use crate::service::usage_meter::{UsageMeter, UsageReservation};
+use crate::usage::usage_meter::{UsageMeter, UsageReservation};
 use async_trait::async_trait;
 use minds_core::datum::Datum;
 use minds_core::lora::LoraSpec;
