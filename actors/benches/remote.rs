@@ -65,7 +65,7 @@ async fn work(url: &str, name: &str, concurrency: usize, task: Task) {
         grace: Duration::ZERO,
     };
     let (_stop, stopped) = watch::channel(false);
-    run_worker(broker, Arc::new(Loader(Arc::new(task))), options, stopped).await.unwrap();
+    run_worker(broker, Arc::new(Loader(Arc::new(task))), options, stopped).await;
 }
 
 struct Worker(Child);

@@ -115,6 +115,8 @@ fn print_permissions(names: &StreamNames, run: &str) {
         format!("{stream}.job.{run}.>"),
         format!("{stream}.run.{run}"),
         format!("{stream}.cancel.{run}"),
+        // The run asks at its start whether another process is the same run.
+        format!("{stream}.ask.{run}"),
         format!("$JS.API.STREAM.*.{stream}"),
         format!("$JS.API.STREAM.MSG.*.{stream}"),
         format!("$JS.API.CONSUMER.*.{stream}.>"),

@@ -65,7 +65,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
             if !broker.has_jetstream() {
                 warn!(broker = broker.address(), "the server has no JetStream of its own, which jobs need");
             }
-            run_worker(broker, loader, options, stopped).await.or_exit(ProcessExit::Unavailable)
+            Ok(run_worker(broker, loader, options, stopped).await)
         };
         tokio::pin!(working);
         loop {

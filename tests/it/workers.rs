@@ -5,7 +5,6 @@ use crate::python::BORROWS;
 use crate::venv;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -400,23 +399,6 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
     for file in ["config.toml", "broker.json"] {
         assert!(!fs::read_to_string(folder.join(file)).unwrap().contains("password"), "{file}");
     }
-}
-
-#[test]
-fn a_worker_whose_password_no_longer_counts_ends_with_the_reason() {
-    let mut broker = TestBroker::start("{user: w, password: before}");
-    let mut command = program();
-    command.args(["worker", "--nats", &format!("nats://w:before@127.0.0.1:{}", broker.port)]);
-    let mut worker = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(worker.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().starts_with("broker ")), "the worker did not connect");
-    let config = broker.dir.path().join("nats.conf");
-    fs::write(&config, fs::read_to_string(&config).unwrap().replace("before", "after")).unwrap();
-    broker.crash();
-    let ended = worker.wait_with_output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(3), "{said}");
-    assert!(said.contains("refused the credentials when the client reconnected"), "{said}");
 }
 
 #[test]

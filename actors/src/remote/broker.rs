@@ -11,9 +11,7 @@ use async_nats::jetstream::context::{
 use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
-use async_nats::{
-    Client, ConnectOptions, Event, HeaderMap, ServerAddr, SubscribeError, SubscribeErrorKind, Subscriber,
-};
+use async_nats::{Client, ConnectOptions, Event, HeaderMap, ServerAddr};
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
 use std::fmt;
@@ -23,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::io::AsyncReadExt as _;
-use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Largest part of an object in one message, in bytes.
@@ -173,12 +170,6 @@ pub enum BrokerError {
         /// Error of the NATS client.
         source: async_nats::ConnectError,
     },
-    /// The broker refused the credentials when the client reconnected.
-    #[error("{address} refused the credentials when the client reconnected: the connection has ended")]
-    Closed {
-        /// Addresses of the broker, without credentials.
-        address: String,
-    },
     /// A bug of the dispatcher.
     #[error("a task that hands out jobs has panicked, which is a bug: its message is in the log")]
     Panicked,
@@ -276,7 +267,8 @@ pub struct Broker {
 pub struct BrokerState {
     connected: AtomicBool,
     reconnects: AtomicU64,
-    closed: watch::Sender<bool>,
+    /// Whether a refused connection was reported since the last one.
+    refused: AtomicBool,
 }
 
 impl BrokerState {
@@ -292,16 +284,11 @@ impl BrokerState {
         self.reconnects.load(Relaxed).saturating_sub(1)
     }
 
-    /// Waits until the connection has ended for good, because the broker refused its credentials when it reconnected.
-    pub async fn closed(&self) {
-        // The sender lives as long as this.
-        drop(self.closed.subscribe().wait_for(|closed| *closed).await);
-    }
-
     fn note(&self, event: &Event, address: &str) {
         match event {
             Event::Connected => {
                 self.connected.store(true, Relaxed);
+                self.refused.store(false, Relaxed);
                 if self.reconnects.fetch_add(1, Relaxed) > 0 {
                     info!(broker = address, "reconnected to the broker");
                 }
@@ -309,6 +296,9 @@ impl BrokerState {
             Event::Disconnected => {
                 self.connected.store(false, Relaxed);
                 warn!(broker = address, "lost the connection to the broker: jobs and results wait");
+            }
+            Event::ClientError(error) if !self.refused.swap(true, Relaxed) => {
+                warn!(broker = address, %error, "the broker does not accept the connection: trying again");
             }
             Event::ServerError(error) => warn!(broker = address, %error, "the broker rejected a request"),
             _ => {}
@@ -503,15 +493,6 @@ impl Broker {
         };
         let created = self.jetstream.create_object_store(config).await;
         created.map_err(|error| BrokerError::refused(format!("create the object store `{bucket}`"), error))
-    }
-
-    /// Subscribes to messages that the stream does not store. Notes if the connection has ended for good.
-    pub(super) async fn subscribe(&self, subject: String) -> Result<Subscriber, SubscribeError> {
-        let subscribed = self.client.subscribe(subject).await;
-        if subscribed.as_ref().is_err_and(|error| error.kind() == SubscribeErrorKind::Other) {
-            self.state.closed.send_replace(true);
-        }
-        subscribed
     }
 
     /// Packs these bytes into a message. A body above the payload limit is stored in the run's bucket as `object`.

@@ -100,13 +100,9 @@ impl Dispatcher {
 
     /// Waits until the dispatcher cannot go on, and returns the reason. The jobs of the run stay on the broker.
     pub async fn failed(&self) -> BrokerError {
-        let mut panicked = self.shared.panicked.subscribe();
-        tokio::select! {
-            () = self.shared.broker.state().closed() => {
-                BrokerError::Closed { address: self.shared.broker.address().to_owned() }
-            }
-            _ = panicked.wait_for(|panicked| *panicked) => BrokerError::Panicked,
-        }
+        // The sender lives as long as this.
+        drop(self.shared.panicked.subscribe().wait_for(|panicked| *panicked).await);
+        BrokerError::Panicked
     }
 
     pub(super) fn salt(&self) -> &str {

@@ -137,7 +137,7 @@ impl Shared {
     pub(super) async fn take_questions(self: Arc<Self>) {
         let subject = self.broker.names.questions(&self.options.run);
         loop {
-            match self.broker.subscribe(subject.clone()).await {
+            match self.broker.client.subscribe(subject.clone()).await {
                 Ok(mut questions) => {
                     while let Some(message) = questions.next().await {
                         self.take_question(message).await;
@@ -223,7 +223,7 @@ impl Shared {
     pub(super) async fn take_reports(self: Arc<Self>) {
         let subject = self.broker.names.reports(&self.options.run);
         loop {
-            if let Ok(mut reports) = self.broker.subscribe(subject.clone()).await {
+            if let Ok(mut reports) = self.broker.client.subscribe(subject.clone()).await {
                 while let Some(message) = reports.next().await {
                     if let Ok(report) = decode::<WorkerReport>(&message.payload) {
                         self.workers().report(report);

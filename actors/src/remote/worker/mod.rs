@@ -7,7 +7,7 @@
 
 mod execution;
 
-use super::broker::{Broker, BrokerError};
+use super::broker::Broker;
 use super::message::{Announcement, MessageError, Offer, WorkerReport, decode, encode};
 use crate::messages::MixtureComponent;
 use async_nats::jetstream::consumer::PullConsumer;
@@ -34,8 +34,6 @@ const PAUSED_RUN: Duration = Duration::from_secs(10);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Duration of one pull request of an idle worker.
 const LONG_POLL: Duration = Duration::from_secs(5);
-/// Heartbeat interval of pull requests. A request is renewed after missed heartbeats.
-const HEARTBEAT: Duration = Duration::from_secs(2);
 /// Rate limit of the warning about announcements that cannot be decoded.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Pause before a failed request to the broker is retried.
@@ -78,15 +76,12 @@ pub struct WorkerSummary {
 }
 
 /// Runs a worker until `stop` becomes true, then for at most its grace period.
-///
-/// # Errors
-/// The connection to the broker has ended for good. Jobs in progress are redelivered to other workers.
 pub async fn run_worker(
     broker: Broker,
     loader: Arc<dyn EnvironmentLoader>,
     options: WorkerOptions,
     mut stop: watch::Receiver<bool>,
-) -> Result<WorkerSummary, BrokerError> {
+) -> WorkerSummary {
     let (hand_back, handed_back) = watch::channel(false);
     let worker = Arc::new(Worker {
         permits: Arc::new(Semaphore::new(options.concurrency.get())),
@@ -106,16 +101,12 @@ pub async fn run_worker(
     tasks.spawn(worker.clone().follow_runs());
     tasks.spawn(worker.clone().follow_cancellations());
     tasks.spawn(worker.clone().report());
-    tokio::select! {
-        () = is_true(&mut stop) => {}
-        () = worker.broker.state().closed() => {
-            return Err(BrokerError::Closed { address: worker.broker.address().to_owned() });
-        }
-    }
+    is_true(&mut stop).await;
     tasks.shutdown().await;
     worker.report_end().await;
     worker.stop_pulling();
     let mut jobs = std::mem::take(&mut *lock(&worker.jobs));
+    while jobs.try_join_next().is_some() {}
     info!(jobs = jobs.len(), "stopping: no more jobs are pulled");
     let finished = async { while jobs.join_next().await.is_some() {} };
     if tokio::time::timeout(worker.options.grace, finished).await.is_err() {
@@ -124,7 +115,7 @@ pub async fn run_worker(
         drop(tokio::time::timeout(PAUSE * 5, finished).await);
     }
     drop(tokio::time::timeout(PAUSE * 5, worker.broker.client.flush()).await);
-    Ok(WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) })
+    WorkerSummary { done: worker.done.load(Relaxed), handed_back: worker.handed_back.load(Relaxed) }
 }
 
 struct Worker {
@@ -187,7 +178,7 @@ impl Worker {
         let mut damage = DamagedAnnouncements::default();
         let mut is_told = false;
         loop {
-            match self.broker.subscribe(subject.clone()).await {
+            match self.broker.client.subscribe(subject.clone()).await {
                 Ok(mut announcements) => loop {
                     match tokio::time::timeout(SILENT_RUN / 60, announcements.next()).await {
                         Ok(Some(message)) => match decode(&message.payload) {
@@ -341,8 +332,8 @@ impl Worker {
             }
             // An idle environment holds no permit.
             drop(permit);
-            let waiting =
-                consumer.batch().max_messages(1).expires(LONG_POLL).heartbeat(HEARTBEAT).messages().await;
+            // Without heartbeats: a batch of async-nats 0.51 does not wake up for the message after a heartbeat.
+            let waiting = consumer.batch().max_messages(1).expires(LONG_POLL).messages().await;
             let Ok(mut waiting) = waiting else { return };
             while let Some(message) = waiting.next().await {
                 let Ok(message) = message else { return };
@@ -384,7 +375,7 @@ impl Worker {
     async fn follow_cancellations(self: Arc<Self>) {
         let subject = self.broker.names.cancellations(self.options.run.as_deref().unwrap_or("*"));
         loop {
-            if let Ok(mut cancellations) = self.broker.subscribe(subject.clone()).await {
+            if let Ok(mut cancellations) = self.broker.client.subscribe(subject.clone()).await {
                 while let Some(message) = cancellations.next().await {
                     let id = String::from_utf8_lossy(&message.payload);
                     if let Some(job) = lock(&self.running).get(&*id) {

@@ -210,6 +210,21 @@ async fn a_consumer_that_hands_out_nothing_is_made_again() {
     check(&task, rewards, 5).await;
 }
 
+/// A worker that has waited for a while takes the next job at once.
+#[tokio::test]
+async fn an_idle_worker_misses_no_job() {
+    let broker = TestBroker::start().await;
+    let dispatcher = dispatcher(&broker, 100).await;
+    let task = Arc::new(Task::new(SHORT));
+    let _worker = TestWorker::start(&broker, "idle", &task, 2);
+    let remote = Arc::new(remote(&task, &dispatcher));
+    check(&task, submit(&remote, 1), 1).await;
+    // In the middle of a request for jobs, after the time of a heartbeat.
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    check(&task, submit(&remote, 2), 2).await;
+    assert_eq!(dispatcher.counts().redelivered, 0);
+}
+
 /// An operator, or a broker that lost part of its state, may remove the consumer alone.
 #[tokio::test]
 async fn a_consumer_that_was_deleted_is_made_again() {

@@ -161,7 +161,7 @@ impl TestWorker {
         let loader = Arc::new(Loader(task.clone()));
         let summary = runtime.spawn(async move {
             let broker = Broker::connect(&BrokerOptions::new(url, "worker"), names()).await.unwrap();
-            run_worker(broker, loader, options, stopped).await.unwrap()
+            run_worker(broker, loader, options, stopped).await
         });
         Self { runtime: Some(runtime), stop, summary }
     }
