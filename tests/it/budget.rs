@@ -197,7 +197,9 @@ fn a_run_stops_below_its_cap_resumes_above_it_and_counts_what_the_server_bills()
     assert!(sums.is_sorted() && *sums.last().unwrap() <= whole_bill as f64 / 1e6, "{sums:?}");
     // The first step of the resumed run includes what the first part spent after its last step.
     assert!(sums[before as usize] > first_bill as f64 / 1e6, "{sums:?} after {first_bill}");
-    assert!(rows.iter().all(|row| row["tokens/billed/trained"] > 0.0));
+    // A step's numbers are what was counted since the step before, so the pass of the next one may be among them.
+    let trained: f64 = rows.iter().map(|row| row["tokens/billed/trained"]).sum();
+    assert!(trained > 0.0, "{rows:?}");
 }
 
 #[test]
