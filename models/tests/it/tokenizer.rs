@@ -91,7 +91,10 @@ fn stops_are_the_declared_one_and_those_known_by_text() {
 #[test]
 fn an_unknown_pre_tokenizer_is_refused_by_name() {
     let said = from_gguf(|f| f.set("tokenizer.ggml.pre", Meta::Text("tekken"))).unwrap_err();
-    assert!(said.contains("`tekken`") && said.contains("smollm, gpt-2, qwen2 and llama-bpe"), "{said}");
+    assert!(
+        said.contains("`tekken`") && said.contains("smollm, gpt-2, qwen2, llama-bpe and kimi-k2"),
+        "{said}"
+    );
     let said = from_gguf(|f| f.set("tokenizer.ggml.model", Meta::Text("llama"))).unwrap_err();
     assert!(said.contains("`llama`") && said.contains("tokenizer.json"), "{said}");
     for pre in ["gpt-2", "qwen2", "llama-bpe"] {
