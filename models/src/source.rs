@@ -154,8 +154,7 @@ fn locate(name_or_path: &str) -> Result<ParsedModelName<'_>, ModelError> {
             "a model is a folder, a .gguf file, or a name such as owner/model",
         ));
     }
-    let (name, _) = split_variant(name_or_path);
-    let name = known_model(name).map_or(name, |model| model.name);
+    let name = hub_name(name_or_path);
     if !is_name(name) {
         let known: Vec<&str> = KNOWN_MODELS.iter().map(|model| model.name).chain([TINY_RANDOM]).collect();
         let hint = format!("give a path, a name owner/model of the hub, or one of {}", known.join(", "));
@@ -181,8 +180,7 @@ pub fn tokenizer(
     if path.is_dir() {
         return Ok(Arc::new(tokenizer_only(path)?));
     }
-    let (name, _) = split_variant(name_or_path);
-    let name = known_model(name).map_or(name, |model| model.name);
+    let name = hub_name(name_or_path);
     if is_name(name)
         && !path.is_file()
         && let Some(folder) = fetch_text(name, cache, sources, progress)?
@@ -190,6 +188,12 @@ pub fn tokenizer(
         return Ok(Arc::new(tokenizer_only(&folder)?));
     }
     resolve_from(name_or_path, cache, sources, progress)?.tokenizer()
+}
+
+/// Name on the hub: with its owner if the model is known without it, and without a variant.
+fn hub_name(name: &str) -> &str {
+    let (name, _) = split_variant(name);
+    known_model(name).map_or(name, |model| model.name)
 }
 
 /// Splits a name as the Tinker API has it into the model and its variant, if there is one: `owner/name` and

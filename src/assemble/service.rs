@@ -60,6 +60,27 @@ struct RemoteClient {
 }
 
 impl ModelService {
+    /// A service in this process, which keeps its samplers and bills nothing.
+    fn new(
+        service: Arc<dyn Service>,
+        tokenizer: Arc<dyn Tokenizer>,
+        renderer: Arc<dyn Renderer>,
+        warnings: Vec<String>,
+    ) -> Self {
+        Self {
+            info: service.info(),
+            unmetered: service.clone(),
+            service,
+            tokenizer,
+            renderer,
+            warnings,
+            keeps_samplers: true,
+            client_meters: ClientMetrics::default(),
+            usage: UsageMeter::default(),
+            remote: None,
+        }
+    }
+
     /// Counts the tokens of all further requests with this meter, if the service bills any.
     pub fn meter(&mut self, usage: UsageMeter) {
         if self.remote.is_some() {
@@ -118,20 +139,12 @@ fn remote(plan: &RunPlan, server: &RemotePlan) -> Result<ModelService, CommandEr
     let (renderer, warnings) = renderer(plan, tokenizer.clone()).or_exit(ProcessExit::Config)?;
     let client_meters = ClientMetrics::default();
     let (service, remote) = connect(plan, server, Some(tokenizer.vocab()), &client_meters)?;
-    let info = service.info();
     let keeps_samplers = service.keeps_samplers();
-    let service: Arc<dyn Service> = Arc::new(service);
     Ok(ModelService {
-        info,
-        unmetered: service.clone(),
-        service,
-        tokenizer,
-        renderer,
-        warnings,
         keeps_samplers,
         client_meters,
-        usage: UsageMeter::default(),
         remote: Some(remote),
+        ..ModelService::new(Arc::new(service), tokenizer, renderer, warnings)
     })
 }
 
@@ -239,22 +252,7 @@ fn embedded(
     };
     let service = EmbeddedService::start(model, Some(tokenizer.clone()), &settings)
         .or_exit(ProcessExit::Unavailable)?;
-    let service: Arc<dyn Service> = Arc::new(service);
-    let info = service.info();
-    let keeps_samplers = true;
-    let client_meters = ClientMetrics::default();
-    Ok(ModelService {
-        info,
-        unmetered: service.clone(),
-        service,
-        tokenizer,
-        renderer,
-        warnings,
-        keeps_samplers,
-        client_meters,
-        usage: UsageMeter::default(),
-        remote: None,
-    })
+    Ok(ModelService::new(Arc::new(service), tokenizer, renderer, warnings))
 }
 
 /// A model with its tokenizer.

@@ -272,7 +272,6 @@ impl RunPlan {
         let PipelineOptions { max_staleness, ref batch, ref train, .. } = self.pipeline;
         let SamplingParams { temperature, top_k, top_p, .. } = self.sampling;
         let warmup = train.rate.warmup;
-        let retired = retired_model(&self.base_model);
         let general = [
             (
                 self.pipeline.evaluate.is_some() && self.envs.iter().all(|env| env.weight > 0.0),
@@ -306,18 +305,26 @@ impl RunPlan {
                 format!("optim.warmup_steps: the run ends before the {warmup} steps of its warm-up do"),
             ),
             (
-                self.service.is_hosted() && retired.is_some(),
-                retired.map_or_else(String::new, |RetiredModel { name, date, successor }| {
-                    format!("model.base_model: Tinker's hosted service retired {name} on {date}; {successor} takes its place")
-                }),
-            ),
-            (
                 self.resolved.trainer.args.max_new_tokens.is_none(),
                 "trainer.args.max_new_tokens is not set: answers may be 2048 tokens long".into(),
             ),
         ];
         let true_ones = general.into_iter().filter_map(|(holds, warning)| holds.then_some(warning));
-        true_ones.chain(self.other_defaults()).chain(self.hidden_packages()).collect()
+        true_ones
+            .chain(self.retired_model())
+            .chain(self.other_defaults())
+            .chain(self.hidden_packages())
+            .collect()
+    }
+
+    /// The successor of a model that the hosted service no longer offers.
+    fn retired_model(&self) -> Option<String> {
+        let RetiredModel { name, date, successor } = retired_model(&self.base_model)?;
+        self.service.is_hosted().then(|| {
+            format!(
+                "model.base_model: Tinker's hosted service retired {name} on {date}; {successor} takes its place"
+            )
+        })
     }
 
     /// The environment variables that the config names.
