@@ -402,9 +402,12 @@ pub enum NatsCommand {
         /// Creates nothing. Prints the command that creates the stream instead.
         #[arg(long)]
         dry_run: bool,
-        /// Prints the permissions that the run with this name and its workers need, and exits.
+        /// Prints the authorization of a user for the run with this name, and of one for its workers, and exits.
         #[arg(long, value_name = "RUN")]
         permissions: Option<String>,
+        /// With `--permissions`: name of an environment of the run; may be repeated.
+        #[arg(long, value_name = "NAME", requires = "permissions")]
+        env: Vec<String>,
     },
 }
 
@@ -425,27 +428,30 @@ pub enum DeadLettersCommand {
         /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Id of the job.
+        /// Id of the job, or its first characters.
         job: String,
+        /// Prints a JSON object with the whole job.
+        #[arg(long)]
+        json: bool,
     },
     /// Queues jobs again. Their run uses the results if it still waits for them, or when it resumes.
     Replay {
         /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of jobs. Default: all.
+        /// Ids of jobs, or their first characters. Default: all.
         jobs: Vec<String>,
     },
     /// Deletes dead letters from the stream.
+    #[command(group = clap::ArgGroup::new("deleted").required(true).args(["jobs", "all"]))]
     Purge {
         /// Broker and run of the dead letters.
         #[command(flatten)]
         letters: DeadLettersArgs,
-        /// Ids of the jobs of these letters.
-        #[arg(required_unless_present = "all")]
+        /// Ids of the jobs of these letters, or their first characters.
         jobs: Vec<String>,
         /// Deletes all dead letters, or all of the run.
-        #[arg(long, conflicts_with = "jobs")]
+        #[arg(long)]
         all: bool,
     },
 }

@@ -9,7 +9,6 @@
 //! The framing is TFRecord, the messages are those of TensorFlow's `event.proto` and `summary.proto`, as far as scalars
 //! need them.
 
-use crc_fast::{CrcAlgorithm, checksum};
 use minds_core::reward::Metrics;
 use prost::{Message, Oneof};
 use std::fs::{File, OpenOptions};
@@ -90,7 +89,7 @@ fn record(bytes: &[u8]) -> Vec<u8> {
 
 /// Masked CRC-32C (rotated and offset), because the CRC of bytes that contain their own CRC is weak.
 fn masked(bytes: &[u8]) -> [u8; 4] {
-    let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
+    let crc = crc32c::crc32c(bytes);
     crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 

@@ -92,6 +92,10 @@ impl CheckResult {
             }
             None => (None, Vec::new()),
         };
+        if offline && plan.nats.is_some() {
+            warnings
+                .push("scorer.transport: the broker was not tried; `check` without --offline does".into());
+        }
         let mut context = model.architecture.as_ref().map(|shape| shape.context);
         let probed = if offline { None } else { assemble::probe_service(&plan)? };
         if let Some((info, keeps_samplers)) = probed {

@@ -22,6 +22,11 @@ macro_rules! print_line {
 }
 pub(crate) use print_line;
 
+/// A count with its noun, with a plural s unless it is 1.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The actor system, with threads for everything else. From here on, SIGUSR1 no longer ends the process.
 fn system() -> actix::SystemRunner {
     let system = actix::System::with_tokio_rt(|| {

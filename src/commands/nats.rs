@@ -1,7 +1,7 @@
 //! `minds-actors nats`: checks whether a broker is ready for jobs, and prints the setup that an operator needs.
 
-use super::print_line;
-use super::worker::broker_of;
+use super::worker::{BrokerAddress, broker_of};
+use super::{count, print_line};
 use crate::cli::NatsCommand;
 use crate::config::error::KeyProblem;
 use crate::config::file::NatsConfig;
@@ -21,7 +21,7 @@ const SMALL_PAYLOAD: usize = 256 << 10;
 /// # Errors
 /// The broker is unreachable or rejects a request (exit code 3), or an argument is invalid (2).
 pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
-    let NatsCommand::Check { url, broker, replicas, max_bytes, run, dry_run, permissions } = command;
+    let NatsCommand::Check { url, broker, replicas, max_bytes, run, dry_run, permissions, env } = command;
     let given = NatsConfig { replicas: *replicas, max_bytes: *max_bytes, ..NatsConfig::default() };
     let settings = nats::settings(&given)
         .map_err(|KeyProblem { key, problem }| {
@@ -31,10 +31,15 @@ pub fn run(command: &NatsCommand) -> Result<(), CommandError> {
     if let Some(run) = permissions {
         let names =
             nats::names(broker.stream.as_deref()).map_err(|error| anyhow!("--stream {}", error.problem));
-        print_permissions(&names.or_exit(ProcessExit::Config)?, run);
+        if let Some(env) = env.iter().find(|env| env.is_empty()) {
+            return Err(anyhow!("--env is {env:?}: give the name of an environment"))
+                .or_exit(ProcessExit::Config);
+        }
+        print_permissions(&names.or_exit(ProcessExit::Config)?, run, env);
         return Ok(());
     }
-    let (options, names) = broker_of(url.clone(), broker, run.as_deref(), "minds-actors nats check")?;
+    let address = BrokerAddress { url: url.clone(), argument: "the argument URL" };
+    let (options, names) = broker_of(address, broker, run.as_deref(), "minds-actors nats check")?;
     super::system().block_on(async {
         let broker = Broker::connect_within(CONNECT_TIMEOUT, &options, names).await;
         let broker = broker.or_exit(ProcessExit::Unavailable)?;
@@ -70,11 +75,15 @@ async fn check(
     let most = info.config.max_bytes;
     let most = if most > 0 { format!("{} MiB", most >> 20) } else { "no limit".into() };
     print_line!(
-        "stream       {}: {} messages, {} KiB of {most}, {} copies",
+        "stream       {}: {}, {} KiB of {most}, {} of each",
         info.config.name,
-        info.state.messages,
+        count(info.state.messages as usize, "message"),
         info.state.bytes >> 10,
-        info.config.num_replicas
+        if info.config.num_replicas == 1 {
+            "1 copy".into()
+        } else {
+            format!("{} copies", info.config.num_replicas)
+        }
     );
     if dry_run {
         return Ok(());
@@ -105,8 +114,9 @@ fn create_command(names: &StreamNames, settings: StreamSettings) -> String {
     )
 }
 
-/// Prints users with the least permissions, in the syntax of the server's configuration.
-fn print_permissions(names: &StreamNames, run: &str) {
+/// Prints the `authorization` of the server's configuration with a user for the run and one for its workers, which have
+/// the least permissions. `envs` are the names of the run's environments; empty for a placeholder.
+fn print_permissions(names: &StreamNames, run: &str, envs: &[String]) {
     let stream = names.stream();
     let bucket = names.bucket(run);
     let inbox = names.inbox(run);
@@ -131,16 +141,12 @@ fn print_permissions(names: &StreamNames, run: &str) {
         format!("{inbox}.>"),
     ];
     let run_hears = [format!("{stream}.ask.{run}"), format!("{stream}.worker.{run}"), format!("{inbox}.>")];
-    // The environment's name is one token of a subject, and part of its consumer's name.
-    let consumer = names.job_consumer(run, "ENVIRONMENT");
-    let worker_may = [
+    let placeholder = ["ENVIRONMENT".to_owned()];
+    let mut worker_may = vec![
         format!("{stream}.result.{run}.*"),
         format!("{stream}.dead.{run}.>"),
         format!("{stream}.ask.{run}"),
         format!("{stream}.worker.{run}"),
-        format!("$JS.API.CONSUMER.INFO.{stream}.{consumer}"),
-        format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"),
-        format!("$JS.ACK.{stream}.{consumer}.>"),
         format!("$JS.API.STREAM.INFO.OBJ_{bucket}"),
         format!("$JS.API.STREAM.PURGE.OBJ_{bucket}"),
         format!("$JS.API.STREAM.MSG.GET.OBJ_{bucket}"),
@@ -149,14 +155,30 @@ fn print_permissions(names: &StreamNames, run: &str) {
         format!("$O.{bucket}.>"),
         "$JS.FC.>".into(),
     ];
+    for env in if envs.is_empty() { &placeholder } else { envs } {
+        let consumer = names.job_consumer(run, env);
+        worker_may.extend([
+            format!("$JS.API.CONSUMER.INFO.{stream}.{consumer}"),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"),
+            format!("$JS.ACK.{stream}.{consumer}.>"),
+        ]);
+    }
     let worker_hears =
         [format!("{stream}.run.{run}"), format!("{stream}.cancel.{run}"), format!("{inbox}.>")];
+    print_line!(
+        "# For the configuration of nats-server, which reads the passwords from its environment variables."
+    );
+    print_line!("authorization {{ users: [");
     print_line!("# The run `{run}`. It can read and delete the jobs of other runs of the same stream.");
     print_user(&format!("{run}-run"), "RUN_PASSWORD", &run_may, &run_hears);
-    print_line!(
-        "# Its workers, started with `--run {run}`. Repeat the lines with ENVIRONMENT for the name of each environment."
-    );
+    print_line!("# Its workers, started with `--run {run}`.");
+    if envs.is_empty() {
+        print_line!(
+            "# Repeat the lines with ENVIRONMENT for each environment, or give their names with `--env`."
+        );
+    }
     print_user(&format!("{run}-worker"), "WORKER_PASSWORD", &worker_may, &worker_hears);
+    print_line!("] }}");
 }
 
 fn print_user(user: &str, password: &str, may: &[String], hears: &[String]) {

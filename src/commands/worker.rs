@@ -1,7 +1,7 @@
 //! `minds-actors worker`: computes rewards and runs environments for runs on other machines.
 
-use super::print_line;
 use super::signals::{SignalRequest, Signals};
+use super::{count, print_line};
 use crate::assemble::WorkerLoader;
 use crate::cli::{BrokerArgs, VERSION, WorkerArgs};
 use crate::config::error::KeyProblem;
@@ -36,7 +36,8 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let concurrency = command.concurrency.unwrap_or(cores);
     let name = command.name.clone().unwrap_or_else(own_name);
-    let (broker, names) = broker_of(command.nats.clone(), &command.broker, command.run.as_deref(), &name)?;
+    let address = BrokerAddress { url: command.nats.clone(), argument: "--nats" };
+    let (broker, names) = broker_of(address, &command.broker, command.run.as_deref(), &name)?;
     let (environments, paths) = environments(&command.env).or_exit(ProcessExit::Config)?;
     let options = WorkerOptions {
         name: name.clone(),
@@ -60,7 +61,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
         let working = async {
             let broker = connect(&broker, names).await?;
             connected.store(true, Relaxed);
-            print_line!("worker       {name}, {concurrency} jobs at a time");
+            print_line!("worker       {name}, {} at a time", count(concurrency.get(), "job"));
             print_line!("broker       {}", broker.address());
             if !broker.has_jetstream() {
                 warn!(broker = broker.address(), "the server has no JetStream of its own, which jobs need");
@@ -82,7 +83,7 @@ pub fn run(command: &WorkerArgs) -> Result<(), CommandError> {
     })?;
     runtime.shutdown_background();
     let WorkerSummary { done, handed_back } = summary;
-    print_line!("{done} jobs done, {handed_back} returned to the queue");
+    print_line!("{} done, {handed_back} returned to the queue", count(done as usize, "job"));
     Ok(())
 }
 
@@ -103,13 +104,21 @@ async fn connect(options: &BrokerOptions, names: StreamNames) -> Result<Broker, 
     }
 }
 
+/// The address of a broker as it was given.
+pub(super) struct BrokerAddress {
+    /// The address, or several; `None` for that of the variable `NATS_URL`.
+    pub url: Option<String>,
+    /// The argument that gives it.
+    pub argument: &'static str,
+}
+
 /// Reads the broker and the names on it from arguments and variables. With a run, replies arrive where the users of
 /// the run may read.
 ///
 /// # Errors
 /// No broker is given, or an argument is invalid.
 pub(super) fn broker_of(
-    url: Option<String>,
+    address: BrokerAddress,
     args: &BrokerArgs,
     run: Option<&str>,
     name: &str,
@@ -119,17 +128,16 @@ pub(super) fn broker_of(
         return Err(anyhow!("--run is {run:?}: {problem}")).or_exit(ProcessExit::Config);
     }
     let given = NatsConfig {
-        url,
+        url: address.url,
         credentials: args.credentials.clone(),
         tls_ca: args.tls_ca.clone(),
         tls_cert: args.tls_cert.clone(),
         tls_key: args.tls_key.clone(),
         ..NatsConfig::default()
     };
-    let argument = |KeyProblem { key, problem }: KeyProblem| {
-        let flag = key.trim_start_matches("nats.").replace('_', "-");
-        let flag = if flag == "url" { "nats" } else { &flag };
-        anyhow!("--{flag} {problem}")
+    let argument = |KeyProblem { key, problem }: KeyProblem| match key.trim_start_matches("nats.") {
+        "url" => anyhow!("{} {problem}", address.argument),
+        option => anyhow!("--{} {problem}", option.replace('_', "-")),
     };
     let broker = nats::broker(&given, name, &ProcessVariables::current());
     let broker = broker.map_err(argument).or_exit(ProcessExit::Config)?;

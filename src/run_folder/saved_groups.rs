@@ -6,7 +6,6 @@
 //! again. Only the last checkpoint keeps its file.
 
 use anyhow::{Context as _, ensure};
-use crc_fast::{CrcAlgorithm, checksum};
 use minds_stages::messages::SavedGroup;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -30,7 +29,7 @@ pub struct SavedGroupsFile {
 
 /// CRC-32/ISO-HDLC checksum, as in zip files.
 fn crc32(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32
+    crc32fast::hash(bytes)
 }
 
 /// Writes the groups for the checkpoint of this name; `None` if no group was written.

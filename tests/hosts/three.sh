@@ -47,14 +47,12 @@ openssl req -newkey rsa:2048 -nodes -subj "/CN=10.77.0.2" -keyout "$work/server.
 printf 'subjectAltName=IP:10.77.0.2\nbasicConstraints=CA:FALSE\n' >"$work/san"
 openssl x509 -req -in "$work/server.csr" -CA "$work/ca.pem" -CAkey "$work/ca.key" -CAcreateserial -days 2 \
   -extfile "$work/san" -out "$work/server.pem" 2>/dev/null
-users=$("$program" nats check --permissions far | sed 's/ENVIRONMENT/ghost_trace/g')
+authorization=$("$program" nats check --permissions far --env ghost_trace)
 cat >"$work/nats.conf" <<CONF
 listen: 127.0.0.1:4222
 jetstream { store_dir: "$work/js" }
 tls { cert_file: "$work/server.pem", key_file: "$work/server.key" }
-authorization { users: [
-$users
-] }
+$authorization
 CONF
 on broker env RUN_PASSWORD=run-password WORKER_PASSWORD=worker-password \
   nats-server --config "$work/nats.conf" >"$work/nats.log" 2>&1 &

@@ -343,12 +343,15 @@ fn through_kills_stops_and_crashes_each_group_is_trained_once() {
 
 #[test]
 fn users_with_the_least_permissions_are_enough_and_no_more() {
-    let (code, users, err) = output(program().args(["nats", "check", "--permissions", "mine"]));
-    assert_eq!(code, Some(0), "{err}");
-    let users = users.replace("ENVIRONMENT", "ghost_trace");
-    let (_, others, _) = output(program().args(["nats", "check", "--permissions", "theirs"]));
-    let others = others.replace("ENVIRONMENT", "ghost_trace");
-    let broker = TestBroker::start(&format!("{users}\n{others}"));
+    // The entries of the printed list of users: that of the server has those of two runs.
+    let users = |run: &str| {
+        let args = ["nats", "check", "--permissions", run, "--env", "ghost_trace"];
+        let (code, printed, err) = output(program().args(args));
+        assert_eq!(code, Some(0), "{err}");
+        let (_, list) = printed.split_once("authorization { users: [").unwrap();
+        list.trim_end().strip_suffix("] }").unwrap().to_owned()
+    };
+    let broker = TestBroker::start(&(users("mine") + &users("theirs")));
     let dir = TempDir::new().unwrap();
     let config = write(dir.path(), "crowd.toml", CROWD);
     let worker = |user: &str, run: &str, password: &str| {
@@ -361,7 +364,7 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
     // A wrong password, and a worker of another run.
     let (code, _, err) = output(&mut worker("mine-worker", "mine", "guessed"));
     assert_eq!(code, Some(3), "{err}");
-    assert!(err.contains("failed to connect") && !err.contains("guessed"), "{err}");
+    assert!(err.contains("does not accept the credentials") && !err.contains("guessed"), "{err}");
     let mut stranger = WorkerProcess(worker("theirs-worker", "mine", "worker-password").spawn().unwrap());
     let mut own = WorkerProcess(worker("mine-worker", "mine", "worker-password").spawn().unwrap());
     // The commands with the permissions of the run: its own user may use them, that of its workers may not.
@@ -384,6 +387,9 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
     assert_eq!((code, &*out), (Some(0), "there are no dead letters\n"), "{err}");
     let (code, _, err) = ask("mine-worker", "worker-password", &["nats", "check", "--run", "mine"]);
     assert_eq!(code, Some(3), "{err}");
+    let (code, _, err) = ask("mine-run", "run-password", &["dead-letters", "list"]);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("`--run RUN`"), "{err}");
     let url = format!("nats.url={}", broker.url());
     let folder = dir.path().join("run");
     let sets = ["--set", &url, "--set", "nats.run=mine", "--set", "trainer.total_batches=3"];
@@ -403,7 +409,7 @@ fn users_with_the_least_permissions_are_enough_and_no_more() {
 
 #[test]
 fn mistakes_are_named() {
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["worker", "--nats", "nats://127.0.0.1:1", "--run", "a.b"], 2, "--run is \"a.b\""),
         (&["worker"], 2, "--nats is missing: give the broker's address, or set NATS_URL"),
         (&["worker", "--nats", "nats://127.0.0.1:1", "--stream", "a.b"], 2, "--stream is \"a.b\""),
@@ -412,6 +418,8 @@ fn mistakes_are_named() {
             2,
             "--env a: /nowhere does not exist",
         ),
+        (&["nats", "check"], 2, "the argument URL is missing: give the broker's address, or set NATS_URL"),
+        (&["dead-letters", "purge", "--nats", "nats://127.0.0.1:1"], 2, "--all"),
         (&["nats", "check", "nats://127.0.0.1:1"], 3, "failed to connect to nats://127.0.0.1:1"),
         (
             &["dead-letters", "list", "--nats", "nats://u:hunter2@127.0.0.1:1"],

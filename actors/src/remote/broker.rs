@@ -170,6 +170,15 @@ pub enum BrokerError {
         /// Error of the NATS client.
         source: async_nats::ConnectError,
     },
+    /// The broker does not accept the user.
+    #[error(
+        "{address} does not accept the credentials: set NATS_USER and NATS_PASSWORD, or NATS_CREDS, to those of a user \
+         of the broker"
+    )]
+    Unauthorized {
+        /// Addresses of the broker, without credentials.
+        address: String,
+    },
     /// A bug of the dispatcher.
     #[error("a task that hands out jobs has panicked, which is a bug: its message is in the log")]
     Panicked,
@@ -235,12 +244,19 @@ impl BrokerError {
     /// Whether retrying cannot succeed, for example because the credentials or the address are wrong.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation, ServerParse, Tls};
+        use async_nats::ConnectErrorKind::{ServerParse, Tls};
         match self {
-            Self::Connect { source, .. } => {
-                matches!(source.kind(), Authentication | AuthorizationViolation | ServerParse | Tls)
-            }
+            Self::Connect { source, .. } => matches!(source.kind(), ServerParse | Tls),
             _ => true,
+        }
+    }
+
+    /// The error of a connection that was not established.
+    fn connect(address: String, source: async_nats::ConnectError) -> Self {
+        use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation};
+        match source.kind() {
+            Authentication | AuthorizationViolation => Self::Unauthorized { address },
+            _ => Self::Connect { address, source },
         }
     }
 
@@ -259,6 +275,8 @@ pub struct Broker {
     /// Names of the stream, its subjects and its consumers.
     pub names: StreamNames,
     address: String,
+    /// Whether replies arrive where only the users of one run may read.
+    has_own_inbox: bool,
     state: Arc<BrokerState>,
 }
 
@@ -361,7 +379,7 @@ impl Broker {
         };
         let addresses: Vec<&str> = options.url.split(',').map(str::trim).collect();
         let connected = connect.connect(addresses).await;
-        let client = connected.map_err(|source| BrokerError::Connect { address: address.clone(), source })?;
+        let client = connected.map_err(|source| BrokerError::connect(address.clone(), source))?;
         let limit = client.server_info().max_payload;
         if limit < LEAST_PAYLOAD {
             return Err(BrokerError::SmallPayload { address, limit });
@@ -371,7 +389,7 @@ impl Broker {
             .ack_timeout(ANSWER_TIMEOUT)
             .backpressure_on_inflight(true)
             .build(client.clone());
-        Ok(Self { client, jetstream, names, address, state })
+        Ok(Self { client, jetstream, names, address, has_own_inbox: options.inbox.is_some(), state })
     }
 
     /// As [`Broker::connect`], with a time limit.
@@ -443,6 +461,11 @@ impl Broker {
                 if why.contains("does not exist") {
                     return self.no_jetstream();
                 }
+                let hint = match self.has_own_inbox {
+                    false => "; a user with the permissions of one run must name it: `--run RUN`",
+                    true => "",
+                };
+                let why = format!("{why}{hint}");
                 BrokerError::refused(format!("describe the stream `{name}`"), why)
             }
             kind => BrokerError::refused(format!("describe the stream `{name}`"), kind),

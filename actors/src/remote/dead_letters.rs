@@ -7,6 +7,7 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::Message;
 use async_nats::jetstream::stream::Stream;
 use futures::TryStreamExt as _;
+use std::time::SystemTime;
 
 const ENVIRONMENT: &str = "Minds-Environment";
 const CAUSE: &str = "Minds-Cause";
@@ -29,8 +30,8 @@ pub struct DeadLetter {
 pub struct StoredLetter {
     /// The job and its cause.
     pub letter: DeadLetter,
-    /// Time at which it was stored, in RFC 3339.
-    pub stored: String,
+    /// Time at which it was stored.
+    pub stored: SystemTime,
     /// The encoded job; empty if it is in the object store.
     pub payload: bytes::Bytes,
     headers: HeaderMap,
@@ -51,7 +52,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Returns the dead letters of the stream or of one run, sorted by subject.
+/// Returns the dead letters of the stream or of one run, oldest first.
 ///
 /// # Errors
 /// The broker rejected the request.
@@ -60,13 +61,13 @@ pub async fn list(broker: &Broker, run: Option<&str>) -> Result<Vec<StoredLetter
     let refused = |why: &dyn std::fmt::Display| BrokerError::refused("list dead letters", why);
     let filter = broker.names.dead_letters(run);
     let found = stream.info_with_subjects(&filter).await.map_err(|error| refused(&error))?;
-    let mut subjects: Vec<String> =
+    let subjects: Vec<String> =
         found.map_ok(|(subject, _)| subject).try_collect().await.map_err(|error| refused(&error))?;
-    subjects.sort();
     let mut letters = Vec::new();
     for subject in subjects {
         letters.extend(read(&stream, &subject).await);
     }
+    letters.sort_by_key(|stored: &StoredLetter| stored.sequence);
     Ok(letters)
 }
 
@@ -87,7 +88,7 @@ async fn read(stream: &Stream, subject: &str) -> Option<StoredLetter> {
     };
     Some(StoredLetter {
         letter,
-        stored: found.time.to_string(),
+        stored: found.time.into(),
         payload: found.payload,
         headers: found.headers,
         sequence: found.sequence,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// Version of the encoding, in the first byte of each message.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Size from which messages are compressed, in bytes.
 const COMPRESSED_FROM: usize = 2048;
 /// Largest decompressed size of a message, in bytes.
@@ -228,6 +228,8 @@ pub struct Offer {
 pub struct WorkerReport {
     /// Name of the worker.
     pub worker: String,
+    /// Random number of the worker's process.
+    pub instance: u64,
     /// Version of the worker's program.
     pub program: String,
     /// Most jobs that the worker runs at a time, for all runs.

@@ -32,9 +32,8 @@ enum JobEnd {
 impl Worker {
     /// Executes one job, stores its result and acknowledges it.
     pub(super) async fn process(&self, served: &Served, message: &Message) {
-        let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
-        let delivery = message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1));
-        let questions = JobQuestions::new(self.broker.clone(), served.run.clone(), id.clone(), delivery);
+        let (id, delivery) = (job_id(message), delivery(message));
+        let questions = self.questions(served, message);
         debug!(job = id, delivery, environment = served.component.name, "starting a job");
         let mut failures = 0;
         if delivery == 1 {
@@ -71,11 +70,7 @@ impl Worker {
                 debug!(job = id, delivery, "abandoned a job");
                 return;
             }
-            JobEnd::HandedBack => {
-                self.handed_back.fetch_add(1, Relaxed);
-                questions.tell_handed_back().await;
-                return self.acknowledge(message, AckKind::Nak(None)).await;
-            }
+            JobEnd::HandedBack => return self.return_to_queue(served, message).await,
         };
         let result =
             JobResult { worker: self.options.name.clone(), delivery, took: begun.elapsed(), outcome };
@@ -88,6 +83,17 @@ impl Worker {
         self.acknowledge(message, AckKind::Ack).await;
         self.done.fetch_add(1, Relaxed);
         served.counts.done.fetch_add(1, Relaxed);
+    }
+
+    fn questions(&self, served: &Served, message: &Message) -> Arc<JobQuestions> {
+        JobQuestions::new(self.broker.clone(), served.run.clone(), job_id(message), delivery(message))
+    }
+
+    /// Returns an unfinished job to the queue. Its delivery does not count as a failure.
+    pub(super) async fn return_to_queue(&self, served: &Served, message: &Message) {
+        self.handed_back.fetch_add(1, Relaxed);
+        self.questions(served, message).tell_handed_back().await;
+        self.acknowledge(message, AckKind::Nak(None)).await;
     }
 
     /// Stores a result on the broker. Retries without a limit.
@@ -179,6 +185,16 @@ impl Worker {
             }
         }
     }
+}
+
+/// Id of the job in a message.
+fn job_id(message: &Message) -> String {
+    message.subject.rsplit('.').next().unwrap_or_default().to_owned()
+}
+
+/// Number of deliveries of the job in a message, this one included.
+fn delivery(message: &Message) -> u64 {
+    message.info().map_or(1, |info| u64::try_from(info.delivered).unwrap_or(1))
 }
 
 /// Runs a self-driven environment. Returns one result per session, in their order.

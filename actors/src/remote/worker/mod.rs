@@ -19,7 +19,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -89,6 +89,7 @@ pub async fn run_worker(
         loader,
         options,
         started: Instant::now(),
+        instance: rand::random(),
         runs: Mutex::default(),
         running: Mutex::default(),
         hand_back: handed_back,
@@ -124,6 +125,8 @@ struct Worker {
     options: WorkerOptions,
     permits: Arc<Semaphore>,
     started: Instant,
+    /// Random number that tells two processes of one name apart.
+    instance: u64,
     runs: Mutex<BTreeMap<String, ServedRun>>,
     /// Notifiers that cancel a job in progress, by job id.
     running: Mutex<HashMap<String, Arc<Notify>>>,
@@ -337,38 +340,56 @@ impl Worker {
             let Ok(mut waiting) = waiting else { return };
             while let Some(message) = waiting.next().await {
                 let Ok(message) = message else { return };
-                let Ok(permit) = self.hold(served, &message).await else { return };
-                self.begin(served, message, permit);
+                let begun = self.begin_when_permitted(served, message);
+                // An error: the job was returned to the queue, because the worker stops.
+                drop(begun.await);
             }
         }
     }
 
-    /// Waits for a permit for a job that was already delivered, and keeps the job alive meanwhile.
-    async fn hold(
-        &self,
-        served: &Served,
-        message: &Message,
-    ) -> Result<OwnedSemaphorePermit, tokio::sync::AcquireError> {
-        tokio::select! {
-            permit = self.permits.clone().acquire_owned() => permit,
-            never = keep_alive(message, served.ack_wait) => match never {},
-        }
+    /// Starts a job that was already delivered as soon as there is a permit, and keeps it alive meanwhile. The receiver
+    /// resolves when the job starts.
+    fn begin_when_permitted(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        message: Message,
+    ) -> oneshot::Receiver<()> {
+        let (started, begun) = oneshot::channel();
+        let (worker, served) = (self.clone(), served.clone());
+        let mut hand_back = self.hand_back.clone();
+        self.spawn_job(async move {
+            let permit = tokio::select! {
+                permit = worker.permits.clone().acquire_owned() => permit,
+                () = is_true(&mut hand_back) => return worker.return_to_queue(&served, &message).await,
+                never = keep_alive(&message, served.ack_wait) => match never {},
+            };
+            // The semaphore is never closed, and the puller may have been aborted.
+            let (Ok(permit), _) = (permit, started.send(())) else { return };
+            worker.execute(&served, &message, permit).await;
+        });
+        begun
     }
 
     fn begin(self: &Arc<Self>, served: &Arc<Served>, message: Message, permit: OwnedSemaphorePermit) {
+        let (worker, served) = (self.clone(), served.clone());
+        self.spawn_job(async move { worker.execute(&served, &message, permit).await });
+    }
+
+    fn spawn_job(&self, job: impl Future<Output = ()> + Send + 'static) {
         let mut jobs = lock(&self.jobs);
         while jobs.try_join_next().is_some() {}
-        let worker = self.clone();
-        let served = served.clone();
-        jobs.spawn(async move {
-            let begun = Instant::now();
-            served.counts.running.fetch_add(1, Relaxed);
-            worker.process(&served, &message).await;
-            served.counts.running.fetch_sub(1, Relaxed);
-            let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            worker.busy_nanos.fetch_add(nanos, Relaxed);
-            drop(permit);
-        });
+        jobs.spawn(job);
+    }
+
+    /// Processes a job and counts the time that it took.
+    async fn execute(&self, served: &Served, message: &Message, permit: OwnedSemaphorePermit) {
+        let begun = Instant::now();
+        served.counts.running.fetch_add(1, Relaxed);
+        self.process(served, message).await;
+        served.counts.running.fetch_sub(1, Relaxed);
+        let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.busy_nanos.fetch_add(nanos, Relaxed);
+        drop(permit);
     }
 
     /// Stops jobs in progress that their runs cancel.
@@ -410,6 +431,7 @@ impl Worker {
         let idle = if capacity > 0.0 { (1.0 - busy / capacity).clamp(0.0, 1.0) } else { 1.0 };
         let report = |run: &ServedRun| WorkerReport {
             worker: self.options.name.clone(),
+            instance: self.instance,
             program: self.options.program.clone(),
             concurrency,
             running: run.counts.running.load(Relaxed),
