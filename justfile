@@ -28,7 +28,7 @@ templates python="python3":
 
 # A wheel that carries the program, into target/wheels. Needs maturin.
 wheel:
-    maturin build --release --locked
+    maturin build --release --locked --strip
 
 # Licences and sources of all dependencies (needs cargo-deny).
 deny:

@@ -95,7 +95,7 @@ pub enum DatumError {
         expected: usize,
     },
     /// A number is NaN or infinite.
-    #[error("`{tensor}` is {value} at position {position}, it must be finite")]
+    #[error("`{tensor}` is {value} at position {position}; it must be finite")]
     NotFinite {
         /// Name of the invalid tensor.
         tensor: &'static str,
@@ -226,7 +226,7 @@ impl Datum {
         }
     }
 
-    /// Logprob at sampling time and advantage of the target at `position`; 0 and its weight for weighted data.
+    /// Logprob at sampling time and advantage of the target at `position`. For weighted data: 0 and the target's weight.
     #[must_use]
     pub fn loss_inputs_at(&self, position: usize) -> (f32, f32) {
         match self.inputs() {

@@ -81,7 +81,7 @@ impl LearningRateSchedule {
 
 /// A setting that is out of range.
 #[derive(Debug, Error, PartialEq)]
-#[error("the optimizer's {key} is {value}, it must {must}")]
+#[error("the optimizer's {key} is {value}; it must {must}")]
 pub struct AdamParamsError {
     /// Name of the invalid field.
     pub key: &'static str,

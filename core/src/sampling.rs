@@ -38,7 +38,7 @@ pub struct SamplingParams {
 #[derive(Debug, Error, PartialEq)]
 pub enum SamplingError {
     /// A parameter is out of range.
-    #[error("{key} is {value}, it must {must}")]
+    #[error("{key} is {value}; it must {must}")]
     Range {
         /// Name of the invalid parameter.
         key: &'static str,
@@ -55,7 +55,7 @@ pub enum SamplingError {
     NoSamples,
     /// `prompt_logprobs_last_n` is not a part of the prompt without its first token, which has no logprob.
     #[error(
-        "prompt_logprobs_last_n is {last}, it must lie between 1 and {most}, one less than the prompt has tokens"
+        "prompt_logprobs_last_n is {last}; it must lie between 1 and {most}, one less than the prompt has tokens"
     )]
     LastTokens {
         /// Number of tokens to score, as given.
@@ -65,7 +65,7 @@ pub enum SamplingError {
     },
     /// `target_prompt_logprobs` does not have one row per prompt position after the first.
     #[error(
-        "target_prompt_logprobs has {len} tokens, it must have {rows} rows of {k}, and at least one a row"
+        "target_prompt_logprobs has {len} tokens; it must have {rows} rows of {k}, and at least one a row"
     )]
     Targets {
         /// Number of tokens, as given.

@@ -43,7 +43,7 @@ struct WeightedComponent {
 #[derive(Debug, Error, PartialEq)]
 pub enum ScheduleError {
     /// A weight is negative or not finite.
-    #[error("component {0} has the weight {1}, it must be finite and not negative")]
+    #[error("component {0} has the weight {1}; it must be finite and not negative")]
     Weight(usize, f64),
     /// The weights add up to zero.
     #[error("the weights add up to 0: nothing would be trained")]

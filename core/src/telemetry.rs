@@ -194,10 +194,10 @@ metrics! {
         SHADOW_STEPS: Counter, "minds_shadow_steps_total" []
             "Gradient steps measured by shadow adapters.";
         SHADOW_WAIT_SECONDS: Counter, "minds_shadow_wait_seconds_total" []
-            "Time that these steps waited for an adapter."
-            "More than the next one: raise `shadow.adapters`.";
+            "Time that shadow gradient steps waited for an adapter."
+            "Above `minds_shadow_service_seconds_total`: raise `shadow.adapters`.";
         SHADOW_SERVICE_SECONDS: Counter, "minds_shadow_service_seconds_total" []
-            "Time that these took.";
+            "Time that shadow gradient steps took.";
         PYTHON_PROCESS_ENDS: Counter, "minds_python_process_ends_total" ["environment"]
             "Processes of a Python environment that ended unexpectedly or did not start, and were replaced."
             "Grows: its code crashes or needs too much memory; the log has its last lines.";

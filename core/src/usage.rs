@@ -15,7 +15,7 @@ const MILLION: f64 = 1e6;
 /// Billed tokens by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUsage {
-    /// Prompt tokens that the service computed.
+    /// Prompt tokens that were not in the prefix cache.
     pub prefill_uncached: u64,
     /// Prompt tokens from the prefix cache.
     pub prefill_cached: u64,

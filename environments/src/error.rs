@@ -71,7 +71,7 @@ pub enum EnvError {
         nearest: Option<&'static str>,
     },
     /// An argument has the wrong type or lies out of range.
-    #[error("`{key}` of `{env}` is {value}, it must be {allowed}")]
+    #[error("`{key}` of `{env}` is {value}; it must be {allowed}")]
     WrongArg {
         /// Id of the environment.
         env: &'static str,

@@ -43,7 +43,7 @@ pub(crate) fn check_architecture(path: &Path, arch: Architecture) -> Result<Arch
         if !(number.is_finite() && number > 0.0) {
             return Err(ModelError::damaged(
                 path,
-                format!("a rope or norm setting is {number}, it must be positive"),
+                format!("a rope or norm setting is {number}; it must be positive"),
             ));
         }
     }

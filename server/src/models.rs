@@ -199,7 +199,7 @@ impl ModelHandle {
         bytes: usize,
         operation: ModelOperation,
     ) -> Result<String, ApiError> {
-        let negative = |number| ApiError::bad_request(format!("seq_id is {number}, it must not be negative"));
+        let negative = |number| ApiError::bad_request(format!("seq_id is {number}; it must not be negative"));
         let number = number.map(|number| u64::try_from(number).map_err(|_| negative(number))).transpose()?;
         *self.used.lock() = Instant::now();
         let mut dedupe = self.dedupe.lock();

@@ -258,7 +258,7 @@ fn embedded(
 /// A model with its tokenizer.
 pub(super) type ModelAndTokenizer = (Arc<Model<f32>>, Arc<dyn Tokenizer>);
 
-/// Fetches a model by its name, with its tokenizer; `seed` sets the weights of the random one.
+/// Fetches a model by its name, with its tokenizer; `seed` sets the weights of the built-in random model.
 ///
 /// # Errors
 /// The model cannot be fetched or read.

@@ -56,11 +56,10 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             count: None,
             every: 1,
             note: match plan.queries.per_step {
-                Some(most) => format!(
-                    "as the rewards ask, at most {most} a step, {} at a time",
-                    plan.queries.concurrency
-                ),
-                None => format!("as the rewards ask, at most {} at a time", plan.queries.concurrency),
+                Some(most) => {
+                    format!("on demand, at most {most} a step, {} at a time", plan.queries.concurrency)
+                }
+                None => format!("on demand, at most {} at a time", plan.queries.concurrency),
             },
         },
     ];
@@ -84,7 +83,7 @@ pub fn requests(plan: &RunPlan, habits: EnvironmentUsage) -> Vec<StepRequest> {
             count: None,
             every: 1,
             note: format!(
-                "as the rewards ask, {} at a time: each a load, a pass, a step and two exports",
+                "on demand, {} at a time: each a load, a pass, a step and two exports",
                 plan.shadow.adapters
             ),
         });

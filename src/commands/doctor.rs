@@ -91,7 +91,8 @@ fn memory(plan: Option<&RunPlan>) -> DoctorFinding {
     match (machine::memory(), needed) {
         (None, _) => finding(FindingStatus::Warn, "memory", "the free memory is unknown on this system"),
         (Some(free), Some(needed)) if free < needed => {
-            let less = "a smaller model, or a smaller engine.kv_cache_mib, needs less, or raise the container's limit";
+            let less =
+                "use a smaller model, lower engine.kv_cache_mib, or raise the container's memory limit";
             let message = format!("{} free, about {} needed: {less}", HumanBytes(free), HumanBytes(needed));
             finding(FindingStatus::Missing, "memory", message)
         }

@@ -31,7 +31,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("failed to start the threads that answer")
+        .context("failed to start the server's threads")
         .or_exit(ProcessExit::Failed)?;
     // An address in use is reported before a model is fetched.
     let listener = runtime

@@ -22,7 +22,7 @@ impl BudgetPlan {
     pub(super) fn decide(budget: &BudgetConfig, service: &ServicePlan) -> Result<Self, KeyProblem> {
         let BudgetConfig { max_usd, prices } = budget.clone();
         if let Some(usd) = max_usd.filter(|usd| !(usd.is_finite() && *usd > 0.0)) {
-            return Err(KeyProblem::new("budget.max_usd", format!("is {usd}, it must be above 0")));
+            return Err(KeyProblem::new("budget.max_usd", format!("is {usd}; it must be above 0")));
         }
         if max_usd.is_some() && service.engine().is_some() {
             let problem = "has no effect on the embedded engine, which bills nothing: leave it out";

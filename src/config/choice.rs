@@ -119,7 +119,7 @@ pub(super) fn is_none_of<'a>(written: &str, names: impl Iterator<Item = &'a str>
     let names: Vec<&str> = names.collect();
     let meant = nearest(written, names.iter().copied());
     let meant = meant.map(|meant| format!("; did you mean \"{meant}\"?")).unwrap_or_default();
-    format!("is \"{written}\", it must be one of: {}{meant}", names.join(", "))
+    format!("is \"{written}\"; it must be one of: {}{meant}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
             assert_eq!(choice.to_string(), *name);
             assert_eq!(Value::try_from(choice).unwrap(), Value::from(*name));
         }
-        let problem = "is \"group_maen\", it must be one of: group_mean, group_std, leave_one_out, none; \
+        let problem = "is \"group_maen\"; it must be one of: group_mean, group_std, leave_one_out, none; \
                        did you mean \"group_mean\"?";
         assert_eq!(read("group_maen").unwrap_err().message(), problem);
     }

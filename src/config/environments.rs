@@ -182,7 +182,7 @@ mod tests {
             ("[env]\nid = \"a\"\nweight = 1", "`env.weight` has a meaning only in a mixture"),
             (
                 "[[envs]]\nid = \"a\"\non_bad_reward = \"one\"",
-                "`envs[0].on_bad_reward` is \"one\", it must be one of: fail, zero",
+                "`envs[0].on_bad_reward` is \"one\"; it must be one of: fail, zero",
             ),
             ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "`env.pass_env` names TINKER_API_KEY"),
             (

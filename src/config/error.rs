@@ -48,7 +48,7 @@ pub(super) fn ensure<T: fmt::Display>(
     holds: bool,
     must: impl fmt::Display,
 ) -> Result<T, KeyProblem> {
-    if holds { Ok(value) } else { Err(KeyProblem::new(key, format!("is {value}, it must {must}"))) }
+    if holds { Ok(value) } else { Err(KeyProblem::new(key, format!("is {value}; it must {must}"))) }
 }
 
 /// The value, if it is not above `most`.

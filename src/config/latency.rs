@@ -36,7 +36,7 @@ impl LatencySetting {
     fn decide(table: &LatencyTable) -> Result<Self, String> {
         let mean = table.mean;
         if !(0.0..=MOST_SECONDS).contains(&mean) {
-            return Err(format!("is {mean} s, it must lie between 0 and {MOST_SECONDS}"));
+            return Err(format!("is {mean} s; it must lie between 0 and {MOST_SECONDS}"));
         }
         let tail_share = table.tail_share.unwrap_or(0.0);
         let tail_factor = table.tail_factor.unwrap_or(10.0);
@@ -49,7 +49,7 @@ impl LatencySetting {
             (DistributionKind::Lognormal, sigma) => {
                 let sigma = sigma.unwrap_or(1.0);
                 if !(0.0..=4.0).contains(&sigma) {
-                    return Err(format!("has a `sigma` of {sigma}, it must lie between 0 and 4"));
+                    return Err(format!("has a `sigma` of {sigma}; it must lie between 0 and 4"));
                 }
                 SimulatedLatency::lognormal(mean, sigma)
             }

@@ -36,7 +36,7 @@ pub(super) fn read(
     if let Some(steps) = command.max_steps {
         locations.give("trainer.total_batches", "--max-steps");
         let at_least_one = NonZeroU64::new(steps);
-        let zero = || locations.wrong("trainer.total_batches", "is 0, it must be at least 1");
+        let zero = || locations.wrong("trainer.total_batches", "is 0; it must be at least 1");
         file.trainer.total_batches = Some(at_least_one.ok_or_else(zero)?);
     }
     if let Some(seed) = command.seed {
@@ -148,42 +148,42 @@ mod tests {
         for (text, expected) in [
             (
                 "[trainer]\nseed = 'x'",
-                "x.toml:2:8: `trainer.seed` is \"x\", it must be a non-negative whole number",
+                "x.toml:2:8: `trainer.seed` is \"x\"; it must be a non-negative whole number",
             ),
-            ("[trainer]\nseed = -1", "`trainer.seed` is -1, it must be a non-negative whole number"),
-            ("[trainer]\nlearning_rate = [1]", "`trainer.learning_rate` is a list, it must be a number"),
+            ("[trainer]\nseed = -1", "`trainer.seed` is -1; it must be a non-negative whole number"),
+            ("[trainer]\nlearning_rate = [1]", "`trainer.learning_rate` is a list; it must be a number"),
             (
                 "[[envs]]\nid = 'a'\n[[envs]]\nid = 2",
-                "x.toml:4:6: `envs[1].id` is 2, it must be a text in quotes",
+                "x.toml:4:6: `envs[1].id` is 2; it must be a text in quotes",
             ),
             ("[[envs]]\nweight = 2", "x.toml:1:1: `envs[0].id` is missing"),
-            ("trainer = 3", "x.toml:1:11: `trainer` is 3, it must be a table"),
-            ("[tinker]\nallow_insecure = 'yes'", "is \"yes\", it must be true or false"),
+            ("trainer = 3", "x.toml:1:11: `trainer` is 3; it must be a table"),
+            ("[tinker]\nallow_insecure = 'yes'", "is \"yes\"; it must be true or false"),
             (
                 "[trainer]\nbatch_size = 1\ngroups_per_batch = 2",
                 "`trainer.groups_per_batch` is written twice: `groups_per_batch` and `batch_size` mean the same",
             ),
             (
                 "[simulate]\nsample = 'long'",
-                "x.toml:2:10: `simulate.sample` is \"long\", it must be a number of seconds, or a table with",
+                "x.toml:2:10: `simulate.sample` is \"long\"; it must be a number of seconds, or a table with",
             ),
             (
                 "[simulate]\nsample = { mean = 1, spread = 'even' }",
-                "x.toml:2:31: `simulate.sample.spread` is \"even\", it must be one of: constant, exponential, lognormal",
+                "x.toml:2:31: `simulate.sample.spread` is \"even\"; it must be one of: constant, exponential, lognormal",
             ),
             (
                 "[trainer]\nstaleness = 'hope'",
-                "x.toml:2:13: `trainer.staleness` is \"hope\", it must be one of: wait, drop",
+                "x.toml:2:13: `trainer.staleness` is \"hope\"; it must be one of: wait, drop",
             ),
-            ("[trainer]\nstaleness = 3", "`trainer.staleness` is 3, it must be a text in quotes"),
-            ("[trainer]\npublish_every = 0", "`trainer.publish_every` is 0, it must be at least 1"),
+            ("[trainer]\nstaleness = 3", "`trainer.staleness` is 3; it must be a text in quotes"),
+            ("[trainer]\npublish_every = 0", "`trainer.publish_every` is 0; it must be at least 1"),
             (
                 "[trainer]\npublish_every = -1",
-                "`trainer.publish_every` is -1, it must be a non-negative whole",
+                "`trainer.publish_every` is -1; it must be a non-negative whole",
             ),
             (
                 "[[simulate.faults]]\nat_s = 1\nfor_s = 1\nwhat = 'gone'",
-                "x.toml:4:8: `simulate.faults[0].what` is \"gone\", it must be one of: away, slow",
+                "x.toml:4:8: `simulate.faults[0].what` is \"gone\"; it must be one of: away, slow",
             ),
         ] {
             let told = complaint(text);

@@ -25,7 +25,7 @@ pub(super) fn adam(file: &ConfigFile) -> Result<AdamParams, KeyProblem> {
     };
     adam.check().map_err(|error| {
         let table = if error.key == "learning_rate" { "trainer" } else { "optim" };
-        let problem = format!("is {}, it must {}", error.value, error.must);
+        let problem = format!("is {}; it must {}", error.value, error.must);
         KeyProblem::new(format!("{table}.{}", error.key), problem)
     })?;
     bounded("trainer.learning_rate", adam.learning_rate, MOST_RATE)?;

@@ -398,7 +398,7 @@ fn model(file: &ConfigFile) -> Result<ModelChoice, KeyProblem> {
 pub(super) fn time(key: &str, written: Option<&str>) -> Result<Option<Duration>, KeyProblem> {
     let Some(written) = written else { return Ok(None) };
     let span = written.parse::<jiff::SignedDuration>().ok().filter(jiff::SignedDuration::is_positive);
-    let problem = || format!("is \"{written}\", it must be a time such as 90m or 6h");
+    let problem = || format!("is \"{written}\"; it must be a time such as 90m or 6h");
     span.map(|span| Some(span.unsigned_abs())).ok_or_else(|| KeyProblem::new(key, problem()))
 }
 

@@ -86,7 +86,7 @@ pub(super) fn shadow(
     let adapters = shadow.adapters.unwrap_or(NonZeroUsize::MIN);
     let adam = AdamParams { learning_rate: shadow.learning_rate.unwrap_or(1e-3), ..AdamParams::default() };
     adam.check().map_err(|error| {
-        let problem = format!("is {}, it must {}", error.value, error.must);
+        let problem = format!("is {}; it must {}", error.value, error.must);
         KeyProblem::new("shadow.learning_rate", problem)
     })?;
     bounded("shadow.learning_rate", adam.learning_rate, MOST_RATE)?;

@@ -178,7 +178,7 @@ impl ServicePlan {
 fn engine(engine: &EngineConfig) -> Result<EnginePlan, KeyProblem> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let mib = engine.kv_cache_mib.map_or(768, NonZeroUsize::get);
-    let too_much = || KeyProblem::new("engine.kv_cache_mib", format!("is {mib}, it must fit into memory"));
+    let too_much = || KeyProblem::new("engine.kv_cache_mib", format!("is {mib}; it must fit into memory"));
     Ok(EnginePlan {
         threads: engine
             .threads

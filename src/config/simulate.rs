@@ -17,7 +17,7 @@ const MOST_STEPS: u64 = 1_000_000;
 const MOST_QUERIES: usize = 1000;
 /// Most job slots of all workers.
 const MOST_WORKERS: NonZeroUsize = NonZeroUsize::new(1_000_000).expect("1000000 is not 0");
-/// What is wrong with a key of workers in a config without any.
+/// Why a key for workers is rejected in a config without workers.
 const NEEDS_NATS: &str = "has no effect: set `scorer.transport = \"nats\"` as well";
 
 /// Timing and faults of a scripted service and scripted rewards, with the keys of the `[simulate]` table.
@@ -212,7 +212,7 @@ impl TryFrom<FaultTable> for FaultSetting {
 
     fn try_from(written: FaultTable) -> Result<Self, String> {
         let number = |key: &str, number: f64| {
-            let problem = || format!("has `{key}` = {number}, it must lie between 0 and {MOST_SECONDS}");
+            let problem = || format!("has `{key}` = {number}; it must lie between 0 and {MOST_SECONDS}");
             (0.0..=MOST_SECONDS).contains(&number).then_some(number).ok_or_else(problem)
         };
         let at = Duration::from_secs_f64(number("at_s", written.at_s)?);
@@ -231,7 +231,7 @@ impl TryFrom<FaultTable> for FaultSetting {
             FaultKind::Workers => {
                 let left = left.unwrap_or(0.0);
                 if !(0.0..1.0).contains(&left) {
-                    return Err(format!("has `left` = {left}, it must lie in [0, 1)"));
+                    return Err(format!("has `left` = {left}; it must lie in [0, 1)"));
                 }
                 Self::Workers(WorkerLoss { at, until, left })
             }

@@ -73,7 +73,7 @@ pub(super) fn batch(trainer: &TrainerConfig) -> Result<BatcherOptions, KeyProble
     let minibatches = substeps.saturating_mul(trainer.stream_minibatches.unwrap_or(NonZeroUsize::MIN));
     if !groups_per_batch.get().is_multiple_of(minibatches.get()) {
         let problem = format!(
-            "is {groups_per_batch}, it must be a multiple of num_substeps * stream_minibatches = {minibatches}, so that \
+            "is {groups_per_batch}; it must be a multiple of num_substeps * stream_minibatches = {minibatches}, so that \
              all parts of a batch have one size"
         );
         return Err(KeyProblem::new("trainer.groups_per_batch", problem));

@@ -77,7 +77,7 @@ impl RunFolder {
         write_whole(&config_path, &resolved)?;
         fs::create_dir_all(path.join(rollouts::FOLDER))?;
         let step = checkpoints.last().map_or(0, |c| c.step);
-        rollouts::keep_until(&path, step)?;
+        rollouts::move_later_aside(&path, step)?;
         let metrics = metrics::MetricsFile::open(&path, step)?;
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
@@ -184,7 +184,7 @@ impl RunFolder {
         checkpoints::write(&aside(&self.path, &format!("checkpoints.past_{step:06}"), "jsonl"), &later)?;
         checkpoints::write(&self.path.join(CHECKPOINTS), &self.checkpoints)?;
         self.before = self.last().map(|last| last.groups).unwrap_or_default();
-        rollouts::keep_until(&self.path, step)?;
+        rollouts::move_later_aside(&self.path, step)?;
         self.metrics = metrics::MetricsFile::open(&self.path, step)?;
         self.events = self.events.take().map(|_| TensorBoardWriter::after(&self.path, step));
         self.evaluated = lines::keep_until(&self.path, EVALUATIONS, step)?;

@@ -29,7 +29,7 @@ pub(super) fn write(folder: &Path, step: &CommittedStep) -> anyhow::Result<()> {
 
 /// Moves the rollouts of later steps aside, to `step_000007.past.jsonl`: these steps are taken again, but the first
 /// rollouts are worth keeping.
-pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
+pub(super) fn move_later_aside(folder: &Path, step: u64) -> anyhow::Result<()> {
     let folder = folder.join(FOLDER);
     let failed = || format!("failed to move rollouts after step {step} aside");
     for entry in fs::read_dir(&folder).with_context(failed)? {
@@ -42,7 +42,7 @@ pub(super) fn keep_until(folder: &Path, step: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Step of a rollout file; `None` of other files, such as one that a resumed run has replaced.
+/// Step of a rollout file; `None` for other files, such as one that a resumed run has replaced.
 fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step_")?.strip_suffix(".jsonl")?.parse().ok()
 }

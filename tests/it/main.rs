@@ -33,4 +33,5 @@ mod training;
 mod type_names;
 mod venv;
 mod watched;
+mod wheel;
 mod workers;

@@ -368,7 +368,7 @@ fn what_cannot_be_simulated_names_its_key() {
         ("simulate.sample=-1", "`simulate.sample` is -1 s"),
         ("simulate.smaple=1", "did you mean `sample`?"),
         ("simulate.workers=4", "`simulate.workers` has no effect: set `scorer.transport = \"nats\"` as well"),
-        ("simulate.sample={ mean = \"long\" }", "`simulate.sample.mean` is \"long\", it must be a number"),
+        ("simulate.sample={ mean = \"long\" }", "`simulate.sample.mean` is \"long\"; it must be a number"),
     ] {
         let (code, _, err) = simulate(dir.path(), TAILS, &["--set".into(), set.into()]);
         assert_eq!(code, Some(2), "{set}: {err}");

@@ -155,7 +155,7 @@ fn only_the_newest_checkpoints_are_kept_and_the_ledger_balances_across_restarts(
     };
     let (code, _, stderr) = train("3", "trainer.keep_states=1");
     assert_eq!(code, Some(2), "{stderr}");
-    assert!(stderr.contains("`trainer.keep_states` is 1, it must be at least 2"), "{stderr}");
+    assert!(stderr.contains("`trainer.keep_states` is 1; it must be at least 2"), "{stderr}");
     for steps in ["3", "6"] {
         let (code, stdout, stderr) = train(steps, "trainer.keep_states=3");
         assert_eq!(code, Some(0), "{stdout}\n{stderr}");

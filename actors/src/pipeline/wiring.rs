@@ -1,7 +1,7 @@
 //! Connects the stages back to front, and launches them.
 //!
-//! Each stage has one function. It creates the stage's mailbox, with a capacity so large that no mailbox blocks before
-//! the credits do, and returns the sending end for the stage before it.
+//! Each stage has one function. It creates the stage's mailbox and returns the sending end for the stage before it. The
+//! capacity of `rollouts` and `batches` bounds work; the others are so large that the credits block first.
 
 use super::build::{Shadows, SharedParts, StageParts};
 use super::limits::SeriesLimits;

@@ -392,10 +392,10 @@ impl Broker {
         Ok(Self { client, jetstream, names, address, has_own_inbox: options.inbox.is_some(), state })
     }
 
-    /// As [`Broker::connect`], with a time limit.
+    /// Like [`Broker::connect`], but with a time limit.
     ///
     /// # Errors
-    /// As [`Broker::connect`], or the broker did not answer in time.
+    /// Those of [`Broker::connect`], or the broker did not answer in time.
     pub async fn connect_within(
         limit: Duration,
         options: &BrokerOptions,

@@ -5,7 +5,7 @@
 use super::broker::{Broker, BrokerError};
 use async_nats::HeaderMap;
 use async_nats::jetstream::Message;
-use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::stream::{LastRawMessageError, LastRawMessageErrorKind, Stream};
 use futures::TryStreamExt as _;
 use std::time::SystemTime;
 
@@ -65,34 +65,39 @@ pub async fn list(broker: &Broker, run: Option<&str>) -> Result<Vec<StoredLetter
         found.map_ok(|(subject, _)| subject).try_collect().await.map_err(|error| refused(&error))?;
     let mut letters = Vec::new();
     for subject in subjects {
-        letters.extend(read(&stream, &subject).await);
+        let read = read(&stream, &subject).await;
+        letters.extend(read.map_err(|error| BrokerError::refused("read a dead letter", error))?);
     }
     letters.sort_by_key(|stored: &StoredLetter| stored.sequence);
     Ok(letters)
 }
 
 /// Reads a dead letter. Returns `None` if it was deleted in the meantime.
-async fn read(stream: &Stream, subject: &str) -> Option<StoredLetter> {
-    let found = stream.get_last_raw_message_by_subject(subject).await.ok()?;
-    let mut tokens = subject.split('.').skip(2);
-    let run = tokens.next()?.to_owned();
-    let environment = tokens.next()?.to_owned();
-    let job = tokens.next()?.to_owned();
+async fn read(stream: &Stream, subject: &str) -> Result<Option<StoredLetter>, LastRawMessageError> {
+    let found = match stream.get_last_raw_message_by_subject(subject).await {
+        Ok(found) => found,
+        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut tokens = subject.split('.').skip(2).map(str::to_owned);
+    let (Some(run), Some(environment), Some(job)) = (tokens.next(), tokens.next(), tokens.next()) else {
+        return Ok(None);
+    };
     let header = |name: &str| found.headers.get(name).map(|value| value.as_str().to_owned());
     let letter = DeadLetter {
         run,
-        // The subject has only a token that stands for the name.
+        // The subject holds only an encoded form of the name.
         environment: header(ENVIRONMENT).unwrap_or(environment),
         job,
         cause: header(CAUSE).unwrap_or_else(|| "unknown: the letter has no cause".into()),
     };
-    Some(StoredLetter {
+    Ok(Some(StoredLetter {
         letter,
         stored: found.time.into(),
         payload: found.payload,
         headers: found.headers,
         sequence: found.sequence,
-    })
+    }))
 }
 
 /// Returns the encoded job of a dead letter.

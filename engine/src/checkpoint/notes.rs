@@ -1,4 +1,4 @@
-//! The file with the notes of a checkpoint's owner, beside the weights.
+//! The notes that a checkpoint's owner keeps beside the weights.
 
 use super::CheckpointError;
 use super::tensors::read_file;

@@ -10,8 +10,8 @@ const FIRST_CUT: usize = 256;
 /// Selects a token by a uniform number in [0, 1).
 ///
 /// Temperature 0 takes the most likely token; ties go to the lowest id. Otherwise logits are divided by the
-/// temperature; top-k keeps the `k` most likely; top-p keeps the shortest list of the most likely of those that
-/// has at least the share `top_p` of their probability, and at least one token; `draw` selects among what is left. The
+/// temperature; top-k keeps the `k` most likely; top-p keeps the fewest of those, most likely first,
+/// whose probabilities sum to at least `top_p` of theirs, and at least one token; `draw` selects among what is left. The
 /// row must have a finite maximum ([`NormalizedLogits::new`](super::NormalizedLogits::new) checks that).
 #[must_use]
 pub fn choose(logits: &[f32], params: &SamplingParams, draw: f64) -> Token {

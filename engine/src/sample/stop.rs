@@ -99,12 +99,12 @@ pub enum StopError {
 /// Longest name of a control token that is found within a stop string, in bytes.
 const LONGEST_CONTROL: usize = 64;
 
-/// The first control token whose name is in the text.
-fn control_within<'a>(text: &'a str, tokenizer: &dyn Tokenizer) -> Option<&'a str> {
-    let starts = text.char_indices().map(|(start, _)| start);
+/// The earliest name of a control token inside a stop string. Names above [`LONGEST_CONTROL`] bytes are missed.
+fn control_within<'a>(stop: &'a str, tokenizer: &dyn Tokenizer) -> Option<&'a str> {
+    let starts = stop.char_indices().map(|(start, _)| start);
     let mut parts = starts.flat_map(|start| {
-        let ends = text[start..].char_indices().map(move |(at, c)| start + at + c.len_utf8());
-        ends.take_while(move |end| end - start <= LONGEST_CONTROL).map(move |end| &text[start..end])
+        let ends = stop[start..].char_indices().map(move |(at, c)| start + at + c.len_utf8());
+        ends.take_while(move |end| end - start <= LONGEST_CONTROL).map(move |end| &stop[start..end])
     });
     parts.find(|part| tokenizer.control(part).is_some())
 }

@@ -188,7 +188,7 @@ class Conversation:
         value = number(field(result, "reward"))
         if value is None:
             self._complain(
-                f"`step` returned {short(result)}, it must be a mapping or an object with a finite number as `reward`"
+                f"`step` returned {short(result)}; it must be a mapping or an object with a finite number as `reward`"
             )
         self._reward += value or 0.0
         for name, found in (field(result, "metrics") or {}).items():
@@ -210,7 +210,7 @@ class Conversation:
             return
         found = number(value)
         if found is None:
-            self._complain(f"the reward function `{name}` returned {short(value)}, it must be a finite number")
+            self._complain(f"the reward function `{name}` returned {short(value)}; it must be a finite number")
         self._metrics[name] = found or 0.0
         self._reward += weight * self._metrics[name]
 
@@ -220,7 +220,7 @@ class Conversation:
     def report(self):
         reward = number(self._reward)
         if reward is None:
-            self._complain(f"the rewards add up to {self._reward}, it must be a finite number of 32 bits")
+            self._complain(f"the rewards add up to {self._reward}; it must be a finite number of 32 bits")
         return {
             "reward": reward or 0.0,
             "coerced": len(self._errors),

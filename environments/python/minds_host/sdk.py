@@ -166,14 +166,14 @@ def draw(params):
 
 def whole(name, value):
     if int(value) != value or (value < 0 and name != "top_k") or value >= 1 << 64:
-        raise ValueError(f"{name} is {value!r}, it must be a whole number of 64 bits and not negative")
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of 64 bits and not negative")
     return int(value)
 
 
 def _stops(stop):
     stops = [stop] if isinstance(stop, (str, int)) else list(stop)
     if not (all(isinstance(one, str) for one in stops) or all(isinstance(one, int) for one in stops)):
-        raise ValueError(f"stop is {stop!r}, it must be texts or token ids, and not both")
+        raise ValueError(f"stop is {stop!r}; it must be texts or token ids, and not both")
     return stops
 
 

@@ -240,7 +240,7 @@ class VerifiersLegacy:
             raise error if isinstance(error, BaseException) else RuntimeError(str(error))
         reward = number(state.get("reward"))
         if reward is None:
-            errors = [*errors, no_reward(f"the reward is {short(state.get('reward'))}, it must be a finite number")]
+            errors = [*errors, no_reward(f"the reward is {short(state.get('reward'))}; it must be a finite number")]
         metrics = {str(k): number(v) for k, v in (state.get("metrics") or {}).items()}
         return {
             "reward": reward or 0.0,

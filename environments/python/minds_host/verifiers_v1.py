@@ -79,7 +79,7 @@ class VerifiersV1:
         metrics.update(trace.metrics)
         reward, errors = number(trace.reward), []
         if reward is None:
-            errors = [no_reward(f"the reward is {short(trace.reward)}, it must be a finite number")]
+            errors = [no_reward(f"the reward is {short(trace.reward)}; it must be a finite number")]
         return {
             "reward": reward or 0.0,
             "coerced": len(errors),

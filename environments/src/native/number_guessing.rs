@@ -44,7 +44,7 @@ arguments! {
         guesses: usize = Whole { default: 4, min: 1, max: 16 },
             "answers before the game is lost";
         example: bool = Flag(true),
-            "whether a game is shown before the question; without it, hardly an answer is valid";
+            "whether a game is shown before the question; without it, hardly any answer is valid";
     }
 }
 

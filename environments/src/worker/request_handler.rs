@@ -254,7 +254,7 @@ impl<'a> RequestHandler<'a> {
             }
             WorkerRequest::ShadowStep { adam } => {
                 adam.check().map_err(|e| {
-                    WorkerRequestError::Invalid(format!("{} is {}, it must {}", e.key, e.value, e.must))
+                    WorkerRequestError::Invalid(format!("{} is {}; it must {}", e.key, e.value, e.must))
                 })?;
                 let step = self.adapter()?.training.optim_step(adam);
                 Ok(async move { Ok(RequestOutput::Value(json!({ "metrics": step.await?.metrics }))) }.boxed())

@@ -184,7 +184,7 @@ fn with_the_right_answer_as_the_text_one_truth_serves_the_whole_group() {
         native::load("gradient_intuition", args.as_object().expect("a table"), 0).err().expect("refused");
     assert_eq!(
         error.to_string(),
-        "`text` of `gradient_intuition` is \"right\", it must be \"own\": the tasks of `ghost_trace` have no right answer"
+        "`text` of `gradient_intuition` is \"right\"; it must be \"own\": the tasks of `ghost_trace` have no right answer"
     );
 }
 

@@ -92,8 +92,8 @@ where
     })
 }
 
-/// Longest wait for a small file.
-const TEXT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for fetching a small file.
+const SMALL_FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest small file in bytes.
 const TEXT_BYTES: usize = 4 << 20;
@@ -113,7 +113,7 @@ async fn small_text(url: &str) -> reqwest::Result<String> {
     // An error means that the process has installed a provider already.
     drop(rustls::crypto::ring::default_provider().install_default());
     let client = Client::builder()
-        .timeout(TEXT_TIMEOUT)
+        .timeout(SMALL_FILE_TIMEOUT)
         .user_agent(concat!("minds-actors/", env!("CARGO_PKG_VERSION")))
         .build()?;
     client.get(url).send().await?.error_for_status()?.text().await

@@ -288,7 +288,7 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
     for (text, expected) in [
         (
             "[model]\nbase_model = 3\n[env]\nid='x'",
-            &["train_x.toml:2:14: `model.base_model` is 3, it must be a text in quotes"][..],
+            &["train_x.toml:2:14: `model.base_model` is 3; it must be a text in quotes"][..],
         ),
         (
             "[model]\nbase_model='x'\n[trainer]\nlerning_rate=1",
@@ -302,21 +302,21 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         assert!(expected.iter().all(|part| error.contains(part)), "{text}\n{error}");
     }
     for (set, expected) in [
-        ("trainer.groups_per_batch=0", "`trainer.groups_per_batch` is 0, it must be at least 1"),
-        ("trainer.rollouts_per_example=-1", "is -1, it must be a non-negative whole number"),
+        ("trainer.groups_per_batch=0", "`trainer.groups_per_batch` is 0; it must be at least 1"),
+        ("trainer.rollouts_per_example=-1", "is -1; it must be a non-negative whole number"),
         (
             "trainer.loss_fn=pop",
-            "is \"pop\", it must be one of: cispo, ppo, importance_sampling, truncated_importance_sampling, \
+            "is \"pop\"; it must be one of: cispo, ppo, importance_sampling, truncated_importance_sampling, \
              masked_importance_sampling, gspo, dro, stable_reinforce; did you mean \"ppo\"?",
         ),
-        ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1, it must be finite and not negative"),
+        ("trainer.learning_rate=-0.1", "`trainer.learning_rate` is -0.1; it must be finite and not negative"),
         ("trainer.learning_rate=nan", "`trainer.learning_rate` is NaN"),
-        ("trainer.learning_rate=1e308", "`trainer.learning_rate` is 1e308, it must be at most 1"),
-        ("shadow.learning_rate=1e308", "`shadow.learning_rate` is 1e308, it must be at most 1"),
-        ("trainer.lora_alpha=1e308", "`trainer.lora_alpha` is 1e308, it must be at most 65536"),
+        ("trainer.learning_rate=1e308", "`trainer.learning_rate` is 1e308; it must be at most 1"),
+        ("shadow.learning_rate=1e308", "`shadow.learning_rate` is 1e308; it must be at most 1"),
+        ("trainer.lora_alpha=1e308", "`trainer.lora_alpha` is 1e308; it must be at most 65536"),
         ("trainer.training_rank=0", "the rank must lie in 1..=512"),
         ("trainer.advantage=median", "it must be one of: group_mean, group_std"),
-        ("trainer.args.temperature=-1", "`trainer.args.temperature` is -1, it must not be negative"),
+        ("trainer.args.temperature=-1", "`trainer.args.temperature` is -1; it must not be negative"),
         ("tinker.base_url=localhost:80", "it must be \"embedded\" or start with https://"),
         ("scorer.workers=0", "`scorer.workers` is 0"),
         ("scorer.timeout_s=0", "`scorer.timeout_s` is 0"),

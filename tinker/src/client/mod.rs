@@ -89,8 +89,11 @@ impl Client {
         if let Some(message) = &answer.info_message {
             tracing::info!(message = connection.transport.redact(message), "the server says");
         }
-        if let Some(message) = answer.warning_message.as_ref().or(answer.error_message.as_ref()) {
+        if let Some(message) = &answer.warning_message {
             tracing::warn!(message = connection.transport.redact(message), "the server says");
+        }
+        if let Some(message) = &answer.error_message {
+            tracing::error!(message = connection.transport.redact(message), "the server says");
         }
         let beat = keep_alive(Arc::downgrade(&connection), answer.session_id.clone(), options.timeouts);
         let heartbeat = tokio::spawn(beat).abort_handle();

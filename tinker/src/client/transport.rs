@@ -299,10 +299,10 @@ fn address(base_url: &str) -> Result<Url, ClientError> {
         return Err(wrong("must begin with https:// or http://"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(wrong("holds a name or a password, which belong into the key"));
+        return Err(wrong("contains a user name or a password: credentials belong in the API key"));
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(wrong("holds a `?` or a `#`: if a key is behind it, it belongs into the key"));
+        return Err(wrong("contains a `?` or a `#`: a key after it belongs in the API key"));
     }
     Ok(url)
 }

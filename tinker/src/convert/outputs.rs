@@ -50,7 +50,7 @@ pub fn forward_to_json(forward: &ForwardOutput) -> types::WireForwardBackwardOut
     }
 }
 
-/// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
+/// Reads a result. The metric `loss:sum` may be missing: callers then compute it with [`loss_sum`].
 ///
 /// # Errors
 /// Records that contradict themselves, or have no logprobs.
@@ -80,7 +80,7 @@ pub fn forward_from_proto(output: &proto::ProtoForwardBackwardOutput) -> Result<
     Ok(ForwardOutput { logprobs, metrics: output.metrics.clone() })
 }
 
-/// Reads a result. `loss:sum` may be missing: see [`loss_sum`].
+/// Reads a result. The metric `loss:sum` may be missing: callers then compute it with [`loss_sum`].
 ///
 /// # Errors
 /// An output without logprobs.

@@ -79,7 +79,7 @@ pub fn sample_request_from_wire(
     let prompt = text_of(&request.prompt)?;
     let unsigned = |key: &str, n: i64| {
         usize::try_from(n)
-            .map_err(|_| ConvertError::Invalid(format!("{key} is {n}, it must not be negative")))
+            .map_err(|_| ConvertError::Invalid(format!("{key} is {n}; it must not be negative")))
     };
     if request.prompt_alt_tokens_k != 0 {
         return Err(ConvertError::unsupported("`prompt_alt_tokens_k` is not supported"));
@@ -96,7 +96,7 @@ pub fn sample_request_from_wire(
         None => None,
         Some(seed) => Some(
             u64::try_from(seed)
-                .map_err(|_| ConvertError::Invalid(format!("seed is {seed}, it must not be negative")))?,
+                .map_err(|_| ConvertError::Invalid(format!("seed is {seed}; it must not be negative")))?,
         ),
     };
     let max_tokens = match params.max_tokens {

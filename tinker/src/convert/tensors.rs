@@ -81,7 +81,7 @@ impl<'a> TensorRow<'a> {
         match self {
             Self::Int(values) => values.iter().map(|v| token(*v)).collect(),
             Self::Float(_) => {
-                Err(ConvertError::invalid("it holds real numbers, it must hold tokens (int64)"))
+                Err(ConvertError::invalid("it holds real numbers; it must hold tokens (int64)"))
             }
         }
     }

@@ -89,7 +89,7 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// Result of `POST create_model`.
+/// Response to `POST create_model`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CreateModelResponse {
     /// Name of the model on the server.

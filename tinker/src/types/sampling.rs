@@ -11,10 +11,10 @@ pub struct CreateSamplingSessionRequest {
     pub session_id: String,
     /// Number within the session, from one count with samplers of `save_weights_for_sampler`.
     pub sampling_session_seq_id: u64,
-    /// Base model to sample.
+    /// Base model to sample from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// Address of the weights to sample.
+    /// Address of the weights to sample from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
     /// Value of `type`, which marks this request.

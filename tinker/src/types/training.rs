@@ -110,7 +110,7 @@ impl Default for WireAdamParams {
     }
 }
 
-/// Result of `POST optim_step`.
+/// Response to `POST optim_step`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OptimStepResponse {
     /// Metrics by name, such as `grad_norm`.

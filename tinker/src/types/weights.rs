@@ -30,7 +30,7 @@ pub struct SaveWeightsRequest {
     pub tag: tag::SaveWeights,
 }
 
-/// Result of `POST save_weights`.
+/// Response to `POST save_weights`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsResponse {
     /// Address of the saved weights.
@@ -79,7 +79,7 @@ pub enum SaveKind {
     Inflight,
 }
 
-/// Result of `POST save_weights_for_sampler`.
+/// Response to `POST save_weights_for_sampler`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaveWeightsForSamplerResponse {
     /// Address of the weights, if they are kept.
@@ -127,7 +127,7 @@ pub struct LoadWeightsRequest {
     pub tag: tag::LoadWeights,
 }
 
-/// Result of `POST load_weights`.
+/// Response to `POST load_weights`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadWeightsResponse {
     /// Address that the weights were loaded from.

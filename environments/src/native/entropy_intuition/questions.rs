@@ -13,7 +13,7 @@ pub(super) const ALL: RangeInclusive<i64> = 1..=100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QuestionMode {
-    /// A product; only one number is allowed.
+    /// A product: exactly one number is a valid choice.
     Product,
     /// Primes or even numbers of a range.
     Subset,

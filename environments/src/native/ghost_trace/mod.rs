@@ -44,7 +44,7 @@ arguments! {
         split: WordSplit = Choice(&["train", "held_out"]),
             "the words to train with, or the 300 that are kept for evaluation";
         shots: usize = Whole { default: 3, min: 0, max: 3 },
-            "examples before the question; without any, hardly an answer is valid";
+            "examples before the question; without any, hardly any answer is valid";
         bound: f64 = Number { default: 0.9, min: 0.1, max: 20.0 },
             "largest size of a valid reward, nats per token; an invalid answer earns 0.1 less than the worst";
     }

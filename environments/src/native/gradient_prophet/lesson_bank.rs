@@ -123,7 +123,7 @@ fn check_lessons(lessons: &[Lesson]) -> Result<(), String> {
 fn check_probes(lesson: &str, probes: &[LessonProbe]) -> Result<(), String> {
     let controls = probes.iter().filter(|probe| probe.control).count();
     if controls != 1 {
-        return Err(format!("the lesson {lesson:?} has {controls} controls, it must have exactly 1"));
+        return Err(format!("the lesson {lesson:?} has {controls} controls; it must have exactly 1"));
     }
     let mut seen = BTreeSet::new();
     for LessonProbe { question, target, .. } in probes {

@@ -48,7 +48,7 @@ arguments! {
         task: ProphetTask = Choice(&["in_context", "surprise"]),
             "in_context: predict one change of logprob; surprise: order the probes of a lesson";
         shots: usize = Whole { default: 3, min: 0, max: 4 },
-            "examples before the question; without any, hardly an answer is valid";
+            "examples before the question; without any, hardly any answer is valid";
         reward_form: RewardForm = Choice(&["per_token", "sum", "log"]), only with task = "in_context",
             "the change per token, of the whole target, or of the whole target with errors on a log scale";
         width: f64 = Number { default: 1.0, min: 0.05, max: 50.0 }, only with task = "in_context",

@@ -50,7 +50,7 @@ arguments! {
         items: NonZeroU64 = Whole { default: 5000, min: 3, max: 1_000_000 }, only with level = "full",
             "questions in one cycle; the other levels have all there are";
         shots: usize = Whole { default: 2, min: 0, max: 4 },
-            "examples before the question; without any, hardly an answer is valid";
+            "examples before the question; without any, hardly any answer is valid";
         calibration: Calibration = Choice(&["brier", "log"]),
             "how a confidence is scored: by its square error, or by the logarithm of the share given to the truth";
     }

@@ -35,7 +35,7 @@ arguments! {
         target: f64 = Number { default: 3.0, min: -5.0, max: 5.0 }, only with shown = "false",
             "the hidden target";
         shots: usize = Whole { default: 3, min: 0, max: 4 },
-            "examples before the question; without any, hardly an answer is valid";
+            "examples before the question; without any, hardly any answer is valid";
     }
 }
 

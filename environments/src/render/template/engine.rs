@@ -32,7 +32,7 @@ pub enum TemplateError {
     #[error("the chat template fails: {0}")]
     Failed(String),
     /// The date in the template's arguments cannot be read.
-    #[error("`{DATE_ARGUMENT}` is `{0}`, it must be a date such as 2026-01-31 or 2026-01-31T08:00:00")]
+    #[error("`{DATE_ARGUMENT}` is `{0}`; it must be a date such as 2026-01-31 or 2026-01-31T08:00:00")]
     Date(String),
 }
 
