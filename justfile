@@ -34,7 +34,8 @@ wheel:
 deny:
     cargo deny check licenses bans sources
 
-# The official SDK of another version against a running `serve`: `just sdk PYTHON MODEL`, with TINKER_BASE_URL set.
+# The official SDK of another version against a running `serve` of tiny-random: `just sdk PYTHON MODEL`, with TINKER_BASE_URL set. With
+# torch in that Python, also custom losses.
 sdk python model:
     TINKER_API_KEY="${TINKER_API_KEY:-tml-anything}" {{python}} tests/sdk/official.py {{model}}
 

@@ -1,6 +1,9 @@
 //! The exit codes of `minds-actors`, as `docs/run-folder.md` lists them.
 
+use minds_core::service::{BackendError, DenialReason};
+use minds_tinker::client::ClientError;
 use std::process::ExitCode;
+use thiserror::Error;
 
 /// Exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub enum ProcessExit {
     Unavailable = 3,
     /// The run was stopped below `[budget] max_usd` and has saved a checkpoint.
     Budget = 4,
+    /// The service denied the account what it asked for: a key, a permission or credit is missing.
+    Account = 5,
     /// Interrupted a second time: exited at once, without saving.
     Interrupted = 130,
 }
@@ -24,6 +29,19 @@ impl From<ProcessExit> for ExitCode {
     fn from(exit: ProcessExit) -> Self {
         Self::from(exit as u8)
     }
+}
+
+/// A request outside a run that was not sent because of the cap.
+#[derive(Debug, Error)]
+#[error("the next request could pass `[budget] max_usd`: raise it")]
+pub struct BudgetReached;
+
+/// The exit code that the causes of an error call for, whatever failed.
+fn exit_of(error: &anyhow::Error) -> Option<ProcessExit> {
+    if denial(error).is_some() {
+        return Some(ProcessExit::Account);
+    }
+    error.chain().any(|cause| cause.is::<BudgetReached>()).then_some(ProcessExit::Budget)
 }
 
 /// An error with its exit code.
@@ -47,7 +65,37 @@ impl std::fmt::Display for CommandError {
                 told.push_str(&cause);
             }
         }
+        if let Some(reason) = denial(&self.error) {
+            told.push_str("; ");
+            told.push_str(advice(reason));
+        }
         f.write_str(&without_keys(&told))
+    }
+}
+
+/// What the account lacks, if a service denied it something.
+fn denial(error: &anyhow::Error) -> Option<DenialReason> {
+    error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref::<ClientError>()) {
+        (Some(BackendError::Denied { reason, .. }), _) => Some(*reason),
+        (_, Some(client)) => client.denial(),
+        _ => None,
+    })
+}
+
+/// What a user does about it.
+fn advice(reason: DenialReason) -> &'static str {
+    match reason {
+        DenialReason::Key => {
+            "set TINKER_API_KEY to a valid key, or TINKER_CREDENTIAL_CMD to a command that prints one, or run \
+             `tinker auth login`"
+        }
+        DenialReason::Credit => {
+            "add credit to the account and run the same command again: a run resumes from its last checkpoint"
+        }
+        DenialReason::Permission => {
+            "use a key with this permission, or ask an owner of the project for it (TINKER_PROJECT_ID names the project); \
+             then run the same command again"
+        }
     }
 }
 
@@ -73,7 +121,8 @@ fn without_keys(text: &str) -> String {
 
 /// Attaches an exit code to an error.
 pub trait OrExit<T> {
-    /// The same result, with this exit code if it is an error.
+    /// The same result, with this exit code if it is an error. A request that the service denied to the account always has
+    /// the exit code [`ProcessExit::Account`], and one that the cap did not allow [`ProcessExit::Budget`].
     ///
     /// # Errors
     /// The error, with its code.
@@ -82,13 +131,39 @@ pub trait OrExit<T> {
 
 impl<T, E: Into<anyhow::Error>> OrExit<T> for Result<T, E> {
     fn or_exit(self, exit: ProcessExit) -> Result<T, CommandError> {
-        self.map_err(|error| CommandError { exit, error: error.into() })
+        self.map_err(|error| {
+            let error = error.into();
+            let exit = exit_of(&error).unwrap_or(exit);
+            CommandError { exit, error }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn what_the_account_lacks_has_an_exit_code_and_advice() {
+        let denied = |status| ClientError::Denied { what: "a sample".into(), status, detail: "no".into() };
+        let backend = Err::<(), _>(BackendError::from(denied(402)));
+        let error = backend.context("failed to save").or_exit(ProcessExit::Failed).unwrap_err();
+        assert_eq!(error.exit, ProcessExit::Account);
+        assert_eq!(
+            error.to_string(),
+            "failed to save: the service denied the request (the account has no credit): a sample was denied \
+             (status 402): no; add credit to the account and run the same command again: a run resumes from its last \
+             checkpoint"
+        );
+        for (status, expected) in [(401, "TINKER_CREDENTIAL_CMD"), (403, "TINKER_PROJECT_ID")] {
+            let error = Err::<(), _>(denied(status)).or_exit(ProcessExit::Unavailable).unwrap_err();
+            assert_eq!(error.exit, ProcessExit::Account);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        let other = Err::<(), _>(BackendError::Lost("gone".into())).or_exit(ProcessExit::Failed).unwrap_err();
+        assert_eq!(other.exit, ProcessExit::Failed);
+    }
 
     #[test]
     fn a_key_in_a_complaint_is_not_repeated() {

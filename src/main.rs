@@ -8,6 +8,7 @@ mod config;
 mod exit;
 mod init;
 mod progress;
+mod recommended;
 mod run_folder;
 mod simulate;
 mod telemetry;

@@ -165,6 +165,8 @@ impl From<BackendError> for RewardError {
             // What is lost may have been an adapter leased to one measurement: the next try gets another.
             BackendError::Unavailable(why) | BackendError::Lost(why) => Self::Service(why),
             BackendError::TimedOut(why) | BackendError::Away(why) => Self::Away(why),
+            // It says nothing about the rollout, and ends the run.
+            BackendError::Denied { .. } => Self::Service(error.to_string()),
         }
     }
 }
@@ -178,6 +180,7 @@ impl From<RewardOutOfRange> for RewardError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::DenialReason;
 
     #[test]
     fn a_number_that_training_cannot_bear_is_refused() {
@@ -217,6 +220,13 @@ mod tests {
             (BackendError::TimedOut(why()), RewardError::Away(why()), false),
             (BackendError::Away(why()), RewardError::Away(why()), false),
             (BackendError::Lost(why()), RewardError::Service(why()), false),
+            (
+                BackendError::Denied { reason: DenialReason::Credit, detail: why() },
+                RewardError::Service(
+                    "the service denied the request (the account has no credit): too long".into(),
+                ),
+                false,
+            ),
         ];
         for (error, cause, quarantined) in cases {
             let told = RewardError::from(error);

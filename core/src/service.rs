@@ -14,6 +14,7 @@ use crate::sampling::{SampleRequest, SampleResponse};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,6 +46,35 @@ pub enum BackendError {
     /// The client, session or model is gone: give up.
     #[error("the service is lost: {0}")]
     Lost(String),
+    /// The service denies the account what it asks for: give up. Nothing changes until a person acts.
+    #[error("the service denied the request ({reason}): {detail}")]
+    Denied {
+        /// What the account lacks.
+        reason: DenialReason,
+        /// Message of the service.
+        detail: String,
+    },
+}
+
+/// What an account lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DenialReason {
+    /// The service knows no such key.
+    Key,
+    /// There is no credit to pay with.
+    Credit,
+    /// The key does not permit this request.
+    Permission,
+}
+
+impl fmt::Display for DenialReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Key => "the key is not valid",
+            Self::Credit => "the account has no credit",
+            Self::Permission => "the key has no permission",
+        })
+    }
 }
 
 impl BackendError {

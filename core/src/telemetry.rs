@@ -296,7 +296,8 @@ metrics! {
         SERVICE_FAILURES: Counter, "minds_service_failures_total" ["operation", "kind"]
             "Failed requests by kind: `unavailable` ones are retried."
             "Not tried again are `rejected`, `unsupported`, `timed_out` (the answer took longer than its \
-             limit), `away` (no answer within `tinker.outage`) and `lost`.";
+             limit), `away` (no answer within `tinker.outage`), `lost`, and `denied` (the account lacks a key, credit or a \
+             permission), which ends the run.";
         SERVICE_REQUESTS_IN_FLIGHT: Gauge, "minds_service_requests_in_flight" ["operation"]
             "Requests without an answer yet.";
         SERVICE_EMPTY_SAMPLES: Counter, "minds_service_empty_samples_total" []
@@ -305,12 +306,12 @@ metrics! {
         CLIENT_REQUESTS: Counter, "minds_client_requests_total" ["operation", "status"]
             "Network requests by the status of their answer; `none` without an answer."
             "Of servers only, not of the embedded engine. 429: the server is full, the client slows down \
-             by itself; 5xx, `none`: the server is in trouble.";
+             by itself; 5xx, `none`: the server is in trouble; 402, 403: the account has no credit or no permission, and \
+             the run ends.";
         CLIENT_REQUEST_SECONDS: Histogram(&POLL_SECONDS), "minds_client_request_seconds" ["operation"]
             "Time of one network request; for `retrieve_future`, how long the server held the poll.";
         CLIENT_RETRIES: Counter, "minds_client_retries_total" ["why"]
             "Requests that were repeated, by why: `busy` (429, or a pause that the server asked for), \
-             `failed`, `conflict`, `unreadable`, `billing`."
-            "`billing`: the account is empty; the run waits.";
+             `failed`, `conflict`, `unreadable`.";
     }
 }

@@ -115,7 +115,8 @@ fn generation_stops(folder: &Path) -> Result<Vec<Token>, ModelError> {
     Ok(ids.into_vec())
 }
 
-fn optional_json(path: &Path) -> Result<Option<Value>, ModelError> {
+/// A file of JSON, if it is there.
+pub(crate) fn optional_json(path: &Path) -> Result<Option<Value>, ModelError> {
     if !path.is_file() {
         return Ok(None);
     }

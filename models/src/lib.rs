@@ -20,6 +20,7 @@ mod lock;
 mod model_files;
 mod pretokenizer;
 mod price_list;
+mod published;
 mod registry;
 mod safetensors;
 mod shape;
@@ -36,6 +37,7 @@ pub use fetch::{FetchProgress, FetchSources, FetchStep};
 pub use lock::{FileLock, LockError, check_lock, has_locks};
 pub use model_files::ModelFiles;
 pub use price_list::{PRICE_LIST_URL, price_list};
+pub use published::PublishedSettings;
 pub use registry::{KNOWN_MODELS, KnownModel, PythonPackage, TINY_RANDOM, known_model};
 pub use source::{
     ModelAvailability, ModelSource, local_tokenizer, model_availability, resolve, resolve_from,

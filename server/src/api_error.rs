@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use minds_core::service::BackendError;
+use minds_core::service::{BackendError, DenialReason};
 use minds_tinker::types::{ErrorBody, FailureCategory, JSON, RequestFailed};
 
 /// Why a request is refused: HTTP status and reason.
@@ -51,7 +51,17 @@ impl From<BackendError> for ApiError {
             | BackendError::TimedOut(detail)
             | BackendError::Away(detail)
             | BackendError::Lost(detail) => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
+            BackendError::Denied { reason, detail } => Self::new(denied_status(reason), detail),
         }
+    }
+}
+
+/// Status by which clients learn what the account behind this server lacks.
+fn denied_status(reason: DenialReason) -> StatusCode {
+    match reason {
+        DenialReason::Key => StatusCode::UNAUTHORIZED,
+        DenialReason::Credit => StatusCode::PAYMENT_REQUIRED,
+        DenialReason::Permission => StatusCode::FORBIDDEN,
     }
 }
 
@@ -70,7 +80,9 @@ impl IntoResponse for ApiError {
 /// How a failed request is reported through its future.
 pub(crate) fn request_failed(error: &BackendError) -> RequestFailed {
     let (error, category) = match error {
-        BackendError::Rejected(text) | BackendError::Unsupported(text) => (text, FailureCategory::User),
+        BackendError::Rejected(text)
+        | BackendError::Unsupported(text)
+        | BackendError::Denied { detail: text, .. } => (text, FailureCategory::User),
         BackendError::Unavailable(text)
         | BackendError::TimedOut(text)
         | BackendError::Away(text)

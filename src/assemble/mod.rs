@@ -14,6 +14,6 @@ pub use hosted::hosted;
 pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
-pub use prices::{ModelPrices, prices};
+pub use prices::{metered_service, prices};
 pub use remote::{WorkerLoader, probe_broker, remote};
 pub use service::{ModelService, check_key, no_model, probe_service, renderer, service};

@@ -8,7 +8,7 @@ use crate::config::rewards::{OracleWeights, ShadowFrom};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::Context as _;
 use minds_core::environment::Environment;
-use minds_core::service::{BackendError, SamplingBackend, TrainingBackend};
+use minds_core::service::{SamplingBackend, TrainingBackend};
 use minds_stages::batcher::CpuPool;
 use minds_stages::mailbox::StageHandle;
 use minds_stages::messages::MixtureComponent;
@@ -189,7 +189,10 @@ async fn base_or(
         // Some services load weights at the first request, which would otherwise be in the first reward.
         // Every vocabulary has these tokens.
         sampler.logprobs([0, 1].into()).await?;
-        Ok::<_, BackendError>(sampler)
+        Ok(sampler)
     };
-    opened.await.with_context(|| format!("{}: `{key}` = \"pinned:{weights}\"", plan.origin))
+    ready
+        .unless_stopped(opened)
+        .await
+        .with_context(|| format!("{}: `{key}` = \"pinned:{weights}\"", plan.origin))
 }

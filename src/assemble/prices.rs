@@ -1,10 +1,15 @@
 //! Prices of the model's tokens: from a file, or from the list that Tinker publishes.
 
+use super::service::{ModelService, service};
 use crate::config::RunPlan;
 use crate::config::error::ConfigError;
+use crate::exit::{CommandError, OrExit, ProcessExit};
 use anyhow::Context as _;
 use minds_core::usage::TokenPrices;
 use minds_models::{ModelCache, PRICE_LIST_URL};
+use minds_stages::usage::usage_meter::{UsageCounts, UsageMeter};
+use minds_tinker::types::FinishReason;
+use std::path::PathBuf;
 
 /// Prices of the model, or why they are unknown.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +24,38 @@ impl ModelPrices {
     fn unknown(note: Option<String>) -> Self {
         Self { prices: None, note }
     }
+}
+
+/// Opens the service of a plan, whose requests are counted from the first on: `used` was spent before. Prices are found at
+/// the same time, because the published list may take seconds.
+///
+/// # Errors
+/// Those of [`prices`] and of [`service`].
+pub fn metered_service(
+    plan: &mut RunPlan,
+    state_dir: Option<PathBuf>,
+    used: UsageCounts,
+) -> Result<ModelService, CommandError> {
+    let shared = &*plan;
+    let (prices, ready) = std::thread::scope(|scope| {
+        let prices = scope.spawn(|| prices(shared, false));
+        let ready = service(shared, state_dir);
+        (prices.join(), ready)
+    });
+    let prices = prices.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let (ModelPrices { prices, note }, mut ready) = match (prices, ready) {
+        (Ok(prices), Ok(ready)) => (prices, ready),
+        (Ok(_), Err(error)) => return Err(error),
+        (Err(error), ready) => {
+            if let Ok(ready) = ready {
+                ready.close(FinishReason::Errored);
+            }
+            return Err(error).or_exit(ProcessExit::Config);
+        }
+    };
+    plan.warnings.extend(note);
+    ready.meter(UsageMeter::new(used, prices, plan.budget.max_usd));
+    Ok(ready)
 }
 
 /// Finds the prices of the plan's model; `offline` sends no request.

@@ -2,7 +2,7 @@
 
 use crate::config::error::ConfigError;
 use crate::config::plan::{EnginePlan, RemotePlan, RunPlan, ServicePlan};
-use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::exit::{BudgetReached, CommandError, OrExit, ProcessExit};
 use crate::progress;
 use anyhow::Context as _;
 use minds_core::chat::{Renderer, Tokenizer};
@@ -15,8 +15,10 @@ use minds_environments::render::{self, RenderError, RendererRequest};
 use minds_models::{ByteTokenizer, FetchSources, ModelCache, ModelError};
 use minds_stages::service::deadlines::Deadlines;
 use minds_stages::usage::metered::{PassReservation, metered};
-use minds_stages::usage::usage_meter::UsageMeter;
-use minds_tinker::client::{Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts};
+use minds_stages::usage::usage_meter::{RequestStop, UsageMeter};
+use minds_tinker::client::{
+    CREDENTIAL_COMMAND_ENV, Client, ClientError, ClientMetrics, ClientOptions, ClientTimeouts,
+};
 use minds_tinker::types::FinishReason;
 use minds_tinker::{RemoteOptions, RemoteService};
 use std::path::PathBuf;
@@ -98,6 +100,24 @@ impl ModelService {
         }
     }
 
+    /// The result of work outside a pipeline. It ends early if the service denies the account a request, or a request does
+    /// not fit below the cap: the responses of those requests never come.
+    ///
+    /// # Errors
+    /// Those of the work, [`BudgetReached`] or the denied request.
+    pub async fn unless_stopped<T>(
+        &self,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        tokio::select! {
+            result = work => result,
+            stop = self.usage.stopped() => Err(match stop {
+                RequestStop::Denied(error) => error.into(),
+                RequestStop::Cap | RequestStop::Ended => BudgetReached.into(),
+            }),
+        }
+    }
+
     /// Reports to the server how the run ended, so that it can free the resources of the session.
     pub fn close(self, reason: FinishReason) {
         if let Some(remote) = self.remote {
@@ -157,7 +177,9 @@ pub fn check_key(plan: &RunPlan) -> Result<(), ConfigError> {
     let Some(variable) = &server.missing_key else { return Ok(()) };
     let (key, problem) = match &plan.resolved.tinker.api_key_env {
         Some(_) => ("api_key_env", format!("names the variable {variable}, which is not set")),
-        None => ("base_url", format!("needs a key, and the variable {variable} is not set")),
+        None => {
+            ("base_url", format!("needs a key, and neither {variable} nor {CREDENTIAL_COMMAND_ENV} is set"))
+        }
     };
     let service = format!("the service is {}", server.base_url);
     let help = "`--set tinker.base_url=embedded` trains in this process";
@@ -194,6 +216,8 @@ fn connect(
         .or_exit(ProcessExit::Unavailable)?;
     let options = ClientOptions {
         api_key: server.api_key.clone(),
+        credential_command: server.credential_command.clone(),
+        project_id: server.project_id.clone(),
         allow_insecure: server.allow_insecure,
         tags: std::iter::once(plan.stem.clone()).chain(server.tags.iter().cloned()).collect(),
         seed: plan.pipeline.seed,

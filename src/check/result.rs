@@ -9,14 +9,17 @@ use crate::assemble;
 use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::recommended;
 use crate::run_folder::{self, FolderOutlook};
 use anyhow::Context as _;
 use indicatif::HumanBytes;
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::environment::Environment;
 use minds_core::sampling::SamplingParams;
+use minds_environments::render;
+use minds_environments::render::template::ThinkingSwitch;
 use minds_environments::worker::ModelProfile;
-use minds_models::ByteTokenizer;
+use minds_models::{ByteTokenizer, ModelCache, PublishedSettings};
 use std::sync::Arc;
 
 /// Context length passed to a Python package while the real one is unknown, in tokens.
@@ -148,6 +151,11 @@ impl CheckResult {
             .unwrap_or_default();
         warnings.extend(concerns(&plan, context, &tokens, &memory));
         warnings.extend(run_folder::lock_warning(&place));
+        let published = PublishedSettings::read(&plan.base_model, &ModelCache::from_env())
+            .map_err(|error| assemble::no_model(&plan, error))?;
+        let rate = plan.pipeline.train.adam.learning_rate;
+        warnings.extend(recommended::learning_rate_note(&plan.base_model, &published, rate));
+        warnings.extend(thinking_note(&plan, model.tokenizer.as_deref()));
         Ok(Self {
             renderer: renderer_name(&plan, renderer.as_deref()),
             model: model.place,
@@ -163,6 +171,25 @@ impl CheckResult {
             plan,
         })
     }
+}
+
+/// Completions with fewer tokens leave no room for thoughts.
+const SHORT_COMPLETION: usize = 512;
+
+/// A note that thoughts will be cut off by the limit of a completion.
+fn thinking_note(plan: &RunPlan, tokenizer: Option<&dyn Tokenizer>) -> Option<String> {
+    let template = tokenizer?.chat_template()?;
+    let switch = ThinkingSwitch::of(template).ok().flatten()?;
+    let ThinkingSwitch { variable, is_on } = switch;
+    let thinks = plan.template_args.get(variable).map_or(is_on, |value| value == true);
+    let limit = plan.sampling.max_tokens;
+    let is_named = plan.renderer.as_deref().is_some_and(|name| name != render::TEMPLATE);
+    (thinks && !is_named && limit < SHORT_COMPLETION).then(|| {
+        format!(
+            "trainer.args.max_new_tokens: the model thinks before it answers, and {limit} tokens may end in the middle of its \
+             thoughts; `[model] template_args = {{ {variable} = false }}` turns them off"
+        )
+    })
 }
 
 /// The name of the renderer, or what it depends on while the model's tokenizer is not here.

@@ -1,5 +1,6 @@
 //! `minds-actors eval`: measures weights on environments, without training them.
 
+use super::cost::{cost_json, cost_line};
 use super::print_line;
 use crate::assemble::{self, StandaloneShadowTrainer};
 use crate::cli;
@@ -13,6 +14,7 @@ use minds_core::record::EvaluationRecord;
 use minds_stages::evaluator::Evaluator;
 use minds_stages::pipeline::{PipelineOptions, ShadowStart};
 use minds_stages::policy::{Policy, QueryBudget, ShadowOrigin};
+use minds_stages::usage::usage_meter::UsageCounts;
 use minds_tinker::types::FinishReason;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -21,8 +23,8 @@ use std::sync::Arc;
 /// Runs the command.
 ///
 /// # Errors
-/// The config or the checkpoint is wrong (2), the model or the service is unavailable (3), or an environment has no
-/// rollout with a reward (1).
+/// The config or the checkpoint is wrong (2), the model or the service is unavailable (3), the evaluation could cost more
+/// than its cap (4), the service denies the account a request (5), or an environment has no rollout with a reward (1).
 pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
     let config = cli::RunArgs::for_config(command.config.clone(), command.set.clone(), command.seed);
     let mut plan = RunPlan::load(&config, &ProcessVariables::current()).or_exit(ProcessExit::Config)?;
@@ -36,7 +38,8 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         }
         states => states,
     };
-    let ready = assemble::service(&plan, states)?;
+    // The cap holds for this evaluation by itself: it has no run folder that would know of others.
+    let ready = assemble::metered_service(&mut plan, states, UsageCounts::default())?;
     if plan.fit_answers(ready.info.context)
         && let Some(note) = plan.warnings.last()
     {
@@ -72,15 +75,27 @@ pub fn run(command: &cli::EvalArgs) -> Result<(), CommandError> {
         let measuring = shadow.map(|shadow| StandaloneShadowTrainer::start(shadow, &queries));
         let PipelineOptions { seed, retry, .. } = plan.pipeline;
         let evaluator = Evaluator::new(plan.evaluation, components, seed, retry, judge, &queries);
-        let evaluation = evaluator.evaluate(&policy).await;
+        let evaluation = ready.unless_stopped(async { Ok(evaluator.evaluate(&policy).await) }).await;
         if let Some(measuring) = measuring {
             measuring.close().await;
         }
-        Ok(evaluation)
-    })?;
-    ready.close(FinishReason::Success);
+        evaluation.context("the evaluation was stopped").or_exit(ProcessExit::Failed)
+    });
+    let usage = ready.usage.clone();
+    ready.close(match &evaluation {
+        Ok(_) => FinishReason::Success,
+        Err(_) => FinishReason::Errored,
+    });
+    if let Some(line) = cost_line(&usage).filter(|_| !command.json) {
+        print_line!("{line}");
+    }
+    let evaluation = evaluation?;
     if command.json {
-        print_line!("{}", json!({ "checkpoint": path, "step": step, "metrics": evaluation.numbers() }));
+        let mut result = json!({ "checkpoint": path, "step": step, "metrics": evaluation.numbers() });
+        if let Some(cost) = cost_json(&usage) {
+            result["cost"] = cost;
+        }
+        print_line!("{result}");
     } else {
         show(&evaluation);
     }

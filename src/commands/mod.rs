@@ -1,6 +1,7 @@
 //! One file per command. Only these modules print.
 
 pub mod check;
+mod cost;
 pub mod dead_letters;
 pub mod doctor;
 pub mod envs;

@@ -5,7 +5,7 @@ use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, EnvConfig};
 use minds_environments::worker::PythonOptions;
 use minds_observe::dashboard::EnvironmentShare;
-use minds_tinker::client::API_KEY_ENV;
+use minds_tinker::client::{API_KEY_ENV, CREDENTIAL_COMMAND_ENV};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ fn options(file: &ConfigFile, table: &str, env: &EnvConfig) -> Result<PythonOpti
         None => Ok(usual),
     };
     let pass_env = env.pass_env.clone().unwrap_or_default();
-    let keys = [Some(API_KEY_ENV), file.tinker.api_key_env.as_deref()];
+    let keys = [Some(API_KEY_ENV), Some(CREDENTIAL_COMMAND_ENV), file.tinker.api_key_env.as_deref()];
     if let Some(name) = pass_env.iter().find(|name| keys.contains(&Some(name.as_str()))) {
         let problem = format!("names {name}: the service's key is never handed to an environment");
         return Err(KeyProblem::new(format!("{table}.pass_env"), problem));
@@ -185,6 +185,10 @@ mod tests {
                 "`envs[0].on_bad_reward` is \"one\"; it must be one of: fail, zero",
             ),
             ("[env]\nid = \"a\"\npass_env = [\"TINKER_API_KEY\"]", "`env.pass_env` names TINKER_API_KEY"),
+            (
+                "[env]\nid = \"a\"\npass_env = [\"TINKER_CREDENTIAL_CMD\"]",
+                "`env.pass_env` names TINKER_CREDENTIAL_CMD",
+            ),
             (
                 "[env]\nid = \"a\"\npass_env = [\"MY_KEY\"]\n[tinker]\napi_key_env = \"MY_KEY\"",
                 "the service's key is never handed to an environment",

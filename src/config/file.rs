@@ -7,7 +7,7 @@ use super::choice::{Choice, WeightsChoice};
 use super::nats::Transport;
 use super::rewards::{OracleWeights, ShadowFrom};
 use super::simulate::SimulatePlan;
-use super::trainer::{MemberFailureHandling, ReferenceWeights};
+use super::trainer::{MemberFailureHandling, ReferenceWeights, loss_choice};
 use minds_core::advantage::Estimator;
 use minds_core::loss::PolicyLoss;
 use minds_core::optim::LearningRateDecay;
@@ -163,6 +163,7 @@ pub struct TrainerConfig {
     /// Step size of the optimizer.
     pub learning_rate: Option<f64>,
     /// Name of the loss function.
+    #[serde(default, deserialize_with = "loss_choice")]
     pub loss_fn: Option<Choice<PolicyLoss>>,
     /// Settings of the loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

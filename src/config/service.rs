@@ -7,7 +7,7 @@ use super::plan::time;
 use super::variables::ProcessVariables;
 use minds_stages::service::deadlines::Deadlines;
 use minds_stages::service::retry::Retry;
-use minds_tinker::client::{API_KEY_ENV, Secret, check_address};
+use minds_tinker::client::{API_KEY_ENV, CREDENTIAL_COMMAND_ENV, Secret, check_address};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -42,8 +42,12 @@ pub struct RemotePlan {
     pub base_url: String,
     /// The API key, if one is set.
     pub api_key: Option<Secret>,
+    /// Command that prints the key: that of `TINKER_CREDENTIAL_CMD`.
+    pub credential_command: Option<Secret>,
     /// The environment variable that should hold a key but is not set.
     pub missing_key: Option<String>,
+    /// Project of the session: that of `TINKER_PROJECT_ID`.
+    pub project_id: Option<String>,
     /// Tags of the session besides the name of the config: those of `TINKER_TAGS`.
     pub tags: Vec<String>,
     /// Whether plain http to other machines is allowed.
@@ -127,7 +131,7 @@ impl ServicePlan {
     /// Whether requests carry a key.
     #[must_use]
     pub fn has_key(&self) -> bool {
-        matches!(self, Self::Remote(server) if server.api_key.is_some())
+        matches!(self, Self::Remote(server) if server.api_key.is_some() || server.credential_command.is_some())
     }
 
     /// Sizes of the engine in this process, if the weights of the model are loaded here. Otherwise only the tokenizer
@@ -208,9 +212,16 @@ fn remote(
     let given = |key: &String| !key.is_empty();
     let written = tinker.api_key.clone().filter(given);
     let api_key = written.or_else(|| variables.get(variable).filter(given)).map(Secret::new);
+    // A key that the config names is the only one that this server is to see.
+    let credential_command = match named {
+        None => variables.get(CREDENTIAL_COMMAND_ENV).filter(given).map(Secret::new),
+        Some(_) => None,
+    };
     let api_key = match api_key {
         // The stored key belongs to the hosted service, so no other server is sent it.
-        None if named.is_none() && base_url == HOSTED_URL => credentials::stored_key(variables)?,
+        None if named.is_none() && credential_command.is_none() && base_url == HOSTED_URL => {
+            credentials::stored_key(variables)?
+        }
         key => key,
     };
     let tags = variables.get("TINKER_TAGS").unwrap_or_default();
@@ -218,8 +229,11 @@ fn remote(
     let needs_key = named.is_some() || base_url == HOSTED_URL;
     Ok(RemotePlan {
         base_url: base_url.to_owned(),
-        missing_key: (api_key.is_none() && needs_key).then(|| variable.to_owned()),
+        missing_key: (api_key.is_none() && credential_command.is_none() && needs_key)
+            .then(|| variable.to_owned()),
         api_key,
+        credential_command,
+        project_id: variables.get("TINKER_PROJECT_ID").filter(given),
         tags: tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(str::to_owned).collect(),
         allow_insecure: tinker.allow_insecure.unwrap_or(false),
         outage: time("tinker.outage", tinker.outage.as_deref())?.unwrap_or(OUTAGE),

@@ -1,17 +1,19 @@
 //! The `[trainer]` table: how groups become batches, and batches become optimizer steps. Its keys are checked together.
 
-use super::choice::chosen;
+use super::choice::{Choice, chosen};
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
 use super::optim::{self, bounded};
 use super::service::ServicePlan;
 use minds_core::advantage::Estimator;
+use minds_core::choice::variant_names;
 use minds_core::lora::{LoraSpec, LoraSpecError};
-use minds_core::loss::Loss;
+use minds_core::loss::{Loss, PolicyLoss};
 use minds_core::sampling::{SamplingParams, Stop};
 use minds_stages::batcher::{BatcherOptions, ConstantGroups, StalenessHandling};
 use minds_stages::trainer::TrainerOptions;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, IntoDeserializer as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 
 /// How a group with failed members is handled.
@@ -34,6 +36,24 @@ pub enum ReferenceWeights {
     /// The base model without an adapter.
     #[default]
     Base,
+}
+
+/// Name of the loss that a client of the Tinker API traces.
+const CUSTOM_LOSS: &str = "custom";
+
+/// Reads the name of a loss. One that only a program can give is refused with the reason.
+pub(super) fn loss_choice<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Choice<PolicyLoss>>, D::Error> {
+    let written = String::deserialize(from)?;
+    if written == CUSTOM_LOSS {
+        return Err(D::Error::custom(format!(
+            "is \"{CUSTOM_LOSS}\", a loss that a client of the Tinker API traces from its own code, and a config holds no \
+             code: it must be one of: {}",
+            variant_names::<PolicyLoss>().join(", ")
+        )));
+    }
+    Choice::deserialize(written.into_deserializer()).map(Some)
 }
 
 const GROUP_SIZE: NonZeroU32 = NonZeroU32::new(4).expect("4 is not 0");
@@ -305,7 +325,9 @@ mod tests {
         assert!(embedded.contains("`trainer.loss_fn` is \"stable_reinforce\", which only"), "{embedded}");
         let hosted = error("masked_importance_sampling", HOSTED_URL);
         assert!(hosted.contains("does not have"), "{hosted}");
-        assert!(error("custom", EMBEDDED).contains("must be one of: cispo, ppo"));
+        let custom = error("custom", EMBEDDED);
+        assert!(custom.contains("a config holds no code: it must be one of: cispo, ppo"), "{custom}");
+        assert!(error("cipso", EMBEDDED).contains("must be one of: cispo, ppo"));
         let stable = read("stable_reinforce", HOSTED_URL).unwrap();
         assert_eq!(stable, Loss::StableReinforce { kl_coeff: None });
         assert_eq!(read("dro", EMBEDDED).unwrap(), Loss::Dro { beta: 0.1 });

@@ -4,6 +4,7 @@
 //! not set. Other `MINDS_` variables without two underscores, except `MINDS_OUTPUT_DIR`, set nothing: a warning names
 //! them, and one that only lacks an underscore to be a key is refused. `TINKER_BASE_URL`, which SDKs read too, sets `tinker.base_url`;
 //! `TINKER_API_KEY`, or the variable that `tinker.api_key_env` names, overrides a `tinker.api_key` of the file.
+//! `TINKER_CREDENTIAL_CMD`, `TINKER_PROJECT_ID` and `TINKER_TAGS` are those of the official SDK.
 
 use super::error::ConfigError;
 use super::locations::ConfigLocations;

@@ -18,6 +18,7 @@ use minds_engine::runtime::EngineOptions;
 use minds_models::ByteTokenizer;
 use minds_server::{PlainService, ServerOptions, serve};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -213,4 +214,35 @@ fn a_cap_without_the_price_of_the_model_is_refused() {
     let (status, _, stderr) = output(command.args(["--set", &prices]));
     assert_eq!(status, Some(2), "{stderr}");
     assert!(stderr.contains("budget.max_usd") && stderr.contains("no entry for tiny-random"), "{stderr}");
+}
+
+#[test]
+fn an_evaluation_tells_what_it_cost_and_ends_at_the_cap() {
+    let dir = tempfile::tempdir().unwrap();
+    let prices = dir.path().join("prices.json");
+    std::fs::write(&prices, PRICES).unwrap();
+    let bill = Arc::new(AtomicU64::new(0));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let url = runtime.block_on(start(&dir.path().join("data"), bill.clone()));
+    let eval = |extra: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
+        command.arg("eval").arg(config("ci_test.toml")).args(extra).env("MINDS_LOG", "error");
+        let prices = format!("budget.prices='{}'", prices.display());
+        let url = format!("tinker.base_url={url}");
+        for set in [&url, &prices, "eval.episodes=4"] {
+            command.args(["--set", set]);
+        }
+        output(&mut command)
+    };
+    let (status, stdout, stderr) = eval(&["--json"]);
+    assert_eq!(status, Some(0), "{stdout}{stderr}");
+    let result: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let billed = bill.swap(0, Ordering::SeqCst);
+    let told = (result["cost"]["usd"].as_f64().unwrap() * 1e6).round() as u64;
+    assert!(billed > 0 && told == billed, "{result} and a bill of {billed}");
+
+    let (status, stdout, stderr) = eval(&["--set", "budget.max_usd=0.02"]);
+    assert_eq!(status, Some(4), "{stdout}{stderr}");
+    assert!(stderr.contains("`[budget] max_usd`") && stdout.contains("cost  "), "{stdout}{stderr}");
+    assert!(bill.load(Ordering::SeqCst) <= 20_000);
 }

@@ -15,7 +15,11 @@ pub fn config(name: &str) -> PathBuf {
 pub fn run(config: &Path, dir: &Path, extra: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     command.arg("run").arg(config).arg("--output-dir").arg(dir).args(extra);
-    command.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY").env("MINDS_LOG", "warn");
+    command
+        .env_remove("TINKER_BASE_URL")
+        .env_remove("TINKER_API_KEY")
+        .env_remove("TINKER_CREDENTIAL_CMD")
+        .env("MINDS_LOG", "warn");
     command
 }
 
@@ -23,7 +27,7 @@ pub fn run(config: &Path, dir: &Path, extra: &[&str]) -> Command {
 pub fn check(config: &Path, extra: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     command.arg("check").arg(config).args(extra).env("MINDS_LOG", "warn").env("NO_COLOR", "1");
-    command.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY");
+    command.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY").env_remove("TINKER_CREDENTIAL_CMD");
     command.env("MINDS_MODELS", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-models"));
     command
 }

@@ -6,7 +6,11 @@ use std::process::Command;
 fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minds-actors"));
     command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.env("MINDS_LOG", "warn").env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY");
+    command
+        .env("MINDS_LOG", "warn")
+        .env_remove("TINKER_BASE_URL")
+        .env_remove("TINKER_API_KEY")
+        .env_remove("TINKER_CREDENTIAL_CMD");
     command
 }
 

@@ -70,7 +70,7 @@ fn told(command: &str, extra: &[&str], chosen: &BTreeMap<&str, &str>) -> (Option
     for (key, value) in chosen {
         program.arg("--set").arg(format!("{key}={value}"));
     }
-    program.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY");
+    program.env_remove("TINKER_BASE_URL").env_remove("TINKER_API_KEY").env_remove("TINKER_CREDENTIAL_CMD");
     output(program.env("MINDS_LOG", "error").env("NO_COLOR", "1"))
 }
 

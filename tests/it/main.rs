@@ -1,6 +1,7 @@
 //! The program as a user runs it.
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod account;
 mod broken;
 mod budget;
 mod check;

@@ -58,8 +58,11 @@ fn a_run_trains_on_a_server_and_resumes_there() {
         output(command.envs(key.map(|key| ("TINKER_API_KEY", key))))
     };
     let (status, _, stderr) = train("2", Some("tml-a-wrong-one"));
-    assert_eq!(status, Some(3), "{stderr}");
-    assert!(stderr.contains("denied") && !stderr.contains("tml-a-wrong-one"), "{stderr}");
+    assert_eq!(status, Some(5), "{stderr}");
+    assert!(
+        stderr.contains("denied") && stderr.contains("TINKER_API_KEY") && !stderr.contains("tml-a-wrong-one"),
+        "{stderr}"
+    );
     let (status, stdout, stderr) = train("2", Some(KEY));
     assert_eq!(status, Some(0), "{stdout}{stderr}");
     assert_eq!(steps(&folder), [1, 2]);

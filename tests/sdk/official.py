@@ -6,6 +6,7 @@ Prompts are token ids: the SDK's own way to a tokenizer leads over a model hub.
 """
 
 import importlib.metadata
+import importlib.util
 import math
 import sys
 import time
@@ -189,8 +190,57 @@ def newer():
     check("which are others", after != before)
 
 
+    # Token 257 is spelled so; the model's own stops, 256 and 258, hold beside stop strings.
+    def until(stop):
+        settings = types.SamplingParams(max_tokens=64, seed=3, stop=stop)
+        return sampler.sample(prompt=prompt(b"hello"), num_samples=24, sampling_params=settings).result().sequences
+
+    by_name = until(["<|im_start|>"])
+    by_id = until([256, 257, 258])
+    check("a stop string that names a control token stops at it", [s.tokens for s in by_name] == [s.tokens for s in by_id])
+    check("which some samples do", any(s.tokens[-1] == 257 for s in by_name), by_name)
+
+
+def custom_losses():
+    """Losses of the caller's own: the SDK differentiates them with torch and sends the gradients, traced or not."""
+    import torch
+
+    def by_hand(data, logprobs):
+        inputs = [d.loss_fn_inputs for d in data]
+        terms = [-(torch.exp(lp - i["logprobs"].to_torch()) * i["advantages"].to_torch()).sum() for lp, i in zip(logprobs, inputs)]
+        return sum(terms), {"data": float(len(terms))}
+
+    def traced(logprobs, advantages):
+        # No `logprobs` of the samples: the name is that of the first argument. On policy, the ratio is 1.
+        loss = -(torch.exp(logprobs - logprobs.detach()) * advantages).sum()
+        return loss, {"custom/advantage:mean": advantages.mean()}
+
+    handle = service.create_custom_loss(traced, input_ranks={"logprobs": 1, "advantages": 1}).result()
+    check("a traced loss stays with the client", handle.loss_id is None)
+
+    def trained(train):
+        fresh = service.create_lora_training_client(base_model=MODEL, rank=4, seed=2)
+        q = fresh.save_weights_and_get_sampling_client(name="q").compute_logprobs(prompt(rollout)).result()
+        data = [datum(rollout, logprobs=pad + list(q[5:]), advantages=pad + [1.0, -2.0, 0.5, 1.0, 3.0, -1.0])]
+        pass_ = train(fresh, data)
+        step_ = fresh.optim_step(ADAM)
+        metrics = pass_.result().metrics
+        step_.result()
+        return metrics, logprobs(fresh.forward(data, "importance_sampling").result())
+
+    reference, expected = trained(lambda client, data: client.forward_backward(data, "importance_sampling"))
+    for name, loss in [("custom", by_hand), ("traced", handle)]:
+        metrics, after = trained(lambda client, data: client.forward_backward_custom(data, loss))
+        check(f"a {name} loss has the value of the server's own", abs(metrics["loss:sum"] - reference["loss:sum"]) < 1e-4, metrics)
+        check(f"and a step along a {name} loss goes to the same place", close(after, expected), after, expected)
+
+
 if NEWER:
     newer()
+if NEWER and importlib.util.find_spec("torch"):
+    custom_losses()
+elif NEWER:
+    print("skipped custom losses: torch is not installed")
 
 negative = [datum(b"hello world", weights=[-0.5] * 10)]
 value = client.forward(negative, "cross_entropy").result()

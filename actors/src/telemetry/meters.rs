@@ -264,7 +264,7 @@ operations! {
 }
 
 /// All values of [`kind`].
-const KINDS: [&str; 6] = ["rejected", "unsupported", "unavailable", "timed_out", "away", "lost"];
+const KINDS: [&str; 7] = ["rejected", "unsupported", "unavailable", "timed_out", "away", "lost", "denied"];
 
 /// The kind of a failure, as a label value.
 fn kind(error: &BackendError) -> &'static str {
@@ -275,6 +275,7 @@ fn kind(error: &BackendError) -> &'static str {
         BackendError::TimedOut(_) => "timed_out",
         BackendError::Away(_) => "away",
         BackendError::Lost(_) => "lost",
+        BackendError::Denied { .. } => "denied",
     }
 }
 

@@ -1,7 +1,8 @@
 //! The same service, with all tokens that it bills counted, and no request beyond the cap on their price.
 //!
 //! The wrappers stand around the whole service, so that no sampler or adapter of a run escapes the count. A request that
-//! the cap does not allow waits until the run has ended: its group stays unsettled, and a resumed run samples it.
+//! the cap does not allow, or that the service denied to the account, waits until the run has ended: its group stays
+//! unsettled, and a resumed run samples it. Only the trainer gets the error of a denied request, because it has to end its step.
 
 use crate::usage::usage_meter::{UsageMeter, UsageReservation};
 use async_trait::async_trait;
@@ -45,6 +46,19 @@ impl<T: ?Sized> Metered<T> {
     }
 }
 
+impl UsageMeter {
+    /// The result; that of a denied request never comes, because the run ends.
+    async fn unless_denied<T>(&self, result: Result<T, BackendError>) -> Result<T, BackendError> {
+        match result {
+            Err(error @ BackendError::Denied { .. }) => {
+                self.note(&error);
+                std::future::pending().await
+            }
+            result => result,
+        }
+    }
+}
+
 /// Counts a request by its result.
 fn settle<T>(
     reserved: UsageReservation,
@@ -53,9 +67,12 @@ fn settle<T>(
 ) {
     match result {
         Ok(response) => reserved.settle(billed(response)),
-        Err(BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Unavailable(_)) => {
-            reserved.release();
-        }
+        Err(
+            BackendError::Rejected(_)
+            | BackendError::Unsupported(_)
+            | BackendError::Unavailable(_)
+            | BackendError::Denied { .. },
+        ) => reserved.release(),
         // It may have been executed all the same.
         Err(BackendError::TimedOut(_) | BackendError::Away(_) | BackendError::Lost(_)) => drop(reserved),
     }
@@ -69,7 +86,7 @@ impl SamplingBackend for Metered<dyn SamplingBackend> {
         };
         let result = self.inner.sample(request.clone()).await;
         settle(reserved, &result, |response| TokenUsage::of_sample(&request, response));
-        result
+        self.usage.unless_denied(result).await
     }
 
     fn weight_bytes(&self) -> usize {
@@ -78,6 +95,19 @@ impl SamplingBackend for Metered<dyn SamplingBackend> {
 }
 
 impl Metered<dyn TrainingBackend> {
+    /// The same result, which is noted if the request was denied.
+    fn noted<T: Send + 'static>(&self, pending: Pending<T>) -> Pending<T> {
+        let usage = self.usage.clone();
+        let passes = self.passes;
+        Box::pin(async move {
+            let result = pending.await;
+            match passes {
+                PassReservation::ByPass => usage.unless_denied(result).await,
+                PassReservation::ByTrainer => result.inspect_err(|error| usage.note(error)),
+            }
+        })
+    }
+
     fn pass(
         &self,
         most: TokenUsage,
@@ -91,7 +121,7 @@ impl Metered<dyn TrainingBackend> {
                 None => return Box::pin(std::future::pending()),
             },
         };
-        let pending = submit(&*self.inner);
+        let pending = self.noted(submit(&*self.inner));
         // In a task of its own: a pass is executed whether or not its result is awaited.
         let counted = tokio::spawn(async move {
             let result = pending.await;
@@ -115,19 +145,19 @@ impl TrainingBackend for Metered<dyn TrainingBackend> {
     }
 
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
-        self.inner.optim_step(params)
+        self.noted(self.inner.optim_step(params))
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        self.inner.save_state(name)
+        self.noted(self.inner.save_state(name))
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
-        self.inner.load_state(path, with_optimizer)
+        self.noted(self.inner.load_state(path, with_optimizer))
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let export = self.inner.export_sampler(name);
+        let export = self.noted(self.inner.export_sampler(name));
         let usage = self.usage.clone();
         let passes = self.passes;
         Box::pin(async move {
@@ -141,6 +171,16 @@ impl TrainingBackend for Metered<dyn TrainingBackend> {
     }
 }
 
+impl Metered<dyn Service> {
+    /// The same result. A denied one is noted, and never comes where no start of a run waits for it.
+    async fn created<T>(&self, result: Result<T, BackendError>) -> Result<T, BackendError> {
+        match self.passes {
+            PassReservation::ByPass => self.usage.unless_denied(result).await,
+            PassReservation::ByTrainer => result.inspect_err(|error| self.usage.note(error)),
+        }
+    }
+}
+
 #[async_trait]
 impl Service for Metered<dyn Service> {
     fn info(&self) -> ServiceInfo {
@@ -148,16 +188,18 @@ impl Service for Metered<dyn Service> {
     }
 
     async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
-        let inner = self.inner.create_training(spec).await?;
+        let inner = self.created(self.inner.create_training(spec).await).await?;
         Ok(Arc::new(Metered { inner, usage: self.usage.clone(), passes: self.passes }))
     }
 
     async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        Ok(self.sampler(self.inner.base_sampler().await?))
+        let inner = self.created(self.inner.base_sampler().await).await?;
+        Ok(self.sampler(inner))
     }
 
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        Ok(self.sampler(self.inner.sampler_from(path).await?))
+        let inner = self.created(self.inner.sampler_from(path).await).await?;
+        Ok(self.sampler(inner))
     }
 
     async fn delete(&self, path: &str) -> Result<(), BackendError> {

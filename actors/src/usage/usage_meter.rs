@@ -3,12 +3,25 @@
 //! Each request reserves the most that it can cost before it is sent, and is counted by its response. A request whose
 //! response never came may have been executed: its reservation stays, so the price is never above the cap. A request
 //! that does not fit waits for the reservations of others; if it would not fit without them either, the cap is reached,
-//! which the owner of the run hears, and no request of that run is sent any more.
+//! which the owner of the run hears, and no request of that run is sent any more. The same happens when the service denies
+//! a request to the account.
 
+use minds_core::service::BackendError;
 use minds_core::usage::{TokenPrices, TokenUsage};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
+
+/// Why no further request of a run is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestStop {
+    /// A request did not fit below the cap.
+    Cap,
+    /// The service denied a request to the account: [`BackendError::Denied`].
+    Denied(BackendError),
+    /// The run has ended.
+    Ended,
+}
 
 /// Counts of a run as its folder keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +62,8 @@ struct MeterState {
     counts: Mutex<OpenCounts>,
     /// Changes when a reservation is given back.
     released: watch::Sender<()>,
-    reached: watch::Sender<bool>,
+    /// Set once, by what stops the requests first.
+    stopped: watch::Sender<Option<RequestStop>>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +86,7 @@ impl UsageMeter {
             max_usd,
             counts: Mutex::new(counts),
             released: watch::Sender::new(()),
-            reached: watch::Sender::new(false),
+            stopped: watch::Sender::new(None),
         })))
     }
 
@@ -99,19 +113,26 @@ impl UsageMeter {
         Some(BilledTokens { step, total, prices: state.prices })
     }
 
-    /// Waits until a request did not fit below the cap.
-    pub async fn reached(&self) {
+    /// Waits until no further request is sent; returns why.
+    pub async fn stopped(&self) -> RequestStop {
         let Some(state) = &self.0 else { return std::future::pending().await };
-        let mut reached = state.reached.subscribe();
-        // The sender lives in the state, so the wait cannot fail.
-        drop(reached.wait_for(|reached| *reached).await);
+        let mut stopped = state.stopped.subscribe();
+        let why = stopped.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        why.expect("the sender lives in the state")
+    }
+
+    /// Sends no further request if this is the error of one that the service denied to the account.
+    pub(crate) fn note(&self, error: &BackendError) {
+        if let (Some(state), BackendError::Denied { .. }) = (&self.0, error) {
+            state.stop(RequestStop::Denied(error.clone()));
+        }
     }
 
     /// Sends no further request, and waits until those in flight are answered.
     pub async fn finish(&self) {
         let Some(state) = &self.0 else { return };
         let mut released = state.released.subscribe();
-        state.reached.send_replace(true);
+        state.stop(RequestStop::Ended);
         while state.lock().requests > 0 {
             // The sender lives in the state, so the wait cannot fail.
             drop(released.changed().await);
@@ -122,9 +143,9 @@ impl UsageMeter {
     pub(crate) async fn reserve(&self, most: TokenUsage) -> Option<UsageReservation> {
         let Some(state) = &self.0 else { return Some(UsageReservation(None)) };
         let mut released = state.released.subscribe();
-        let mut reached = state.reached.subscribe();
+        let mut stopped = state.stopped.subscribe();
         loop {
-            if *reached.borrow_and_update() {
+            if stopped.borrow_and_update().is_some() {
                 return None;
             }
             match state.admit(most) {
@@ -133,11 +154,11 @@ impl UsageMeter {
                     // Both senders live in the state, so the waits cannot fail.
                     tokio::select! {
                         _ = released.changed() => {}
-                        _ = reached.changed() => {}
+                        _ = stopped.changed() => {}
                     }
                 }
                 Admission::Never => {
-                    state.reached.send_replace(true);
+                    state.stop(RequestStop::Cap);
                     return None;
                 }
             }
@@ -147,10 +168,13 @@ impl UsageMeter {
     /// Reserves without waiting; a request that does not fit now reaches the cap.
     pub(crate) fn try_reserve(&self, most: TokenUsage) -> Option<UsageReservation> {
         let Some(state) = &self.0 else { return Some(UsageReservation(None)) };
-        if !*state.reached.borrow() && matches!(state.admit(most), Admission::Fits) {
+        if state.stopped.borrow().is_some() {
+            return None;
+        }
+        if matches!(state.admit(most), Admission::Fits) {
             return Some(UsageReservation(Some((state.clone(), most))));
         }
-        state.reached.send_replace(true);
+        state.stop(RequestStop::Cap);
         None
     }
 
@@ -172,6 +196,15 @@ impl MeterState {
     /// No code panics while it holds the lock.
     fn lock(&self) -> MutexGuard<'_, OpenCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends no further request; the first cause stays.
+    fn stop(&self, why: RequestStop) {
+        self.stopped.send_if_modified(|stopped| {
+            let first = stopped.is_none();
+            stopped.get_or_insert(why);
+            first
+        });
     }
 
     fn admit(&self, most: TokenUsage) -> Admission {
@@ -235,6 +268,7 @@ impl Drop for UsageReservation {
 mod tests {
     use super::*;
     use futures::FutureExt as _;
+    use minds_core::service::DenialReason;
 
     const PRICES: TokenPrices = TokenPrices { prefill: 1e6, cached_prefill: 0.0, sample: 1e6, train: 1e6 };
 
@@ -250,11 +284,26 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_none(), "it may fit once the first one is answered");
         first.settle(sampled(5));
         second.as_mut().now_or_never().flatten().unwrap().settle(sampled(4));
-        assert!(meter.reached().now_or_never().is_none());
+        assert!(meter.stopped().now_or_never().is_none());
         assert!(meter.reserve(sampled(2)).now_or_never().unwrap().is_none());
-        assert!(meter.reached().now_or_never().is_some());
+        assert_eq!(meter.stopped().now_or_never(), Some(RequestStop::Cap));
         assert!(meter.reserve(sampled(0)).now_or_never().unwrap().is_none(), "nothing is sent afterwards");
         assert_eq!(meter.counts().unwrap().most(), sampled(9));
+    }
+
+    #[test]
+    fn nothing_is_sent_after_a_denied_request() {
+        let meter = UsageMeter::new(UsageCounts::default(), None, None);
+        let denied = BackendError::Denied { reason: DenialReason::Credit, detail: "pay".into() };
+        meter.note(&BackendError::Unavailable("busy".into()));
+        assert!(meter.stopped().now_or_never().is_none());
+        meter.note(&denied);
+        assert_eq!(meter.stopped().now_or_never(), Some(RequestStop::Denied(denied.clone())));
+        assert!(meter.reserve(sampled(1)).now_or_never().unwrap().is_none());
+        assert!(meter.try_reserve(sampled(1)).is_none());
+        // The end of the run does not replace the cause.
+        assert!(meter.finish().now_or_never().is_some());
+        assert_eq!(meter.stopped().now_or_never(), Some(RequestStop::Denied(denied)));
     }
 
     #[test]

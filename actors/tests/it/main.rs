@@ -22,3 +22,4 @@ mod steps;
 mod stopping;
 mod testkit;
 mod turns;
+mod usage;

@@ -49,7 +49,8 @@ impl From<BackendError> for WorkerRequestError {
             BackendError::Unavailable(_)
             | BackendError::TimedOut(_)
             | BackendError::Away(_)
-            | BackendError::Lost(_) => Self::Failed(error.to_string()),
+            | BackendError::Lost(_)
+            | BackendError::Denied { .. } => Self::Failed(error.to_string()),
         }
     }
 }

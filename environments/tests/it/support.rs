@@ -130,12 +130,19 @@ impl Tokenizer for Bytes {
 pub struct Templated {
     bytes: Arc<Bytes>,
     template: ChatTemplate,
+    splits_at_controls: bool,
 }
 
 impl Templated {
     pub fn new(controls: &[&'static str], template: &str) -> Arc<Self> {
         let template = ChatTemplate { source: template.into(), special_tokens: BTreeMap::new() };
-        Arc::new(Self { bytes: Bytes::with(controls), template })
+        Arc::new(Self { bytes: Bytes::with(controls), template, splits_at_controls: true })
+    }
+
+    /// The same with a vocabulary that reads whole texts only.
+    pub fn of_whole_texts(controls: &[&'static str], template: &str) -> Arc<Self> {
+        let template = ChatTemplate { source: template.into(), special_tokens: BTreeMap::new() };
+        Arc::new(Self { bytes: Bytes::with(controls), template, splits_at_controls: false })
     }
 }
 
@@ -160,6 +167,9 @@ impl Tokenizer for Templated {
     }
     fn controls(&self) -> Vec<ControlToken> {
         self.bytes.controls()
+    }
+    fn splits_at_controls(&self) -> bool {
+        self.splits_at_controls
     }
     fn chat_template(&self) -> Option<&ChatTemplate> {
         Some(&self.template)

@@ -292,6 +292,11 @@ fn a_template_that_cannot_serve_is_refused_by_what_it_lacks() {
     assert!(cause.to_string().contains("never"));
     let bare = TemplateRenderer::new(Bytes::with(&CONTROLS), &Map::new()).err();
     assert_eq!(bare, Some(TemplateRendererError::Missing));
+    // A renderer written here is no way out: its parts are encoded one by one, too.
+    let whole = Templated::of_whole_texts(&CONTROLS, CHATML);
+    let refused = TemplateRenderer::new(whole, &Map::new()).err().unwrap();
+    assert_eq!(refused, TemplateRendererError::WholeTexts);
+    assert!(refused.to_string().contains("SentencePiece"), "{refused}");
 }
 
 fn select(

@@ -165,7 +165,8 @@ pub(crate) fn kept_text(name: &str, cache: &ModelCache) -> Option<PathBuf> {
     let repository = hub_folder(name, cache.root().ok()?);
     let commit = fs::read_to_string(repository.join("refs/main")).ok()?;
     let folder = repository.join("snapshots").join(commit.trim());
-    folder.join("tokenizer.json").is_file().then_some(folder)
+    let has_tokenizer = ["tokenizer.json", "tiktoken.model"].iter().any(|name| folder.join(name).is_file());
+    has_tokenizer.then_some(folder)
 }
 
 /// Fetches a small text file, if this build can and `HF_HUB_OFFLINE` is not set.

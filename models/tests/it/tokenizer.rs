@@ -160,3 +160,26 @@ proptest! {
         prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
     }
 }
+
+/// The tokens are those of the Python package `tokenizers`: with `first`, `a</s>a` is `[2, 3, 1]`, and `a` alone is `[2]`;
+/// with `always` it is `[2, 3, 2]`.
+#[test]
+fn a_vocabulary_that_puts_a_space_before_whole_texts_only_says_so() {
+    let tokenizer = |scheme: &str| {
+        let mut value = tokenizer_json(&[]);
+        let space =
+            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false });
+        value["pre_tokenizer"] = space.clone();
+        value["decoder"] = space;
+        value["model"]["vocab"] = json!({ "▁": 0, "a": 1, "▁a": 2 });
+        value["model"]["merges"] = json!(["▁ a"]);
+        value["added_tokens"] = json!([{ "id": 3, "content": "</s>", "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false }]);
+        from_json(&value, &json!({}))
+    };
+    for (scheme, splits, alone) in [("first", false, 2), ("always", true, 2), ("never", true, 1)] {
+        let tokenizer = tokenizer(scheme);
+        assert_eq!(tokenizer.encode("a"), [alone], "{scheme}");
+        assert_eq!(tokenizer.splits_at_controls(), splits, "{scheme}");
+    }
+}

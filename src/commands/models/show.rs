@@ -4,13 +4,15 @@ use crate::cli::ShowModelArgs;
 use crate::commands::print_line;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::progress;
+use crate::recommended;
 use anyhow::{Context as _, anyhow};
+use minds_core::architecture::Architecture;
 use minds_core::chat::{ChatTemplate, ControlToken, Message, Tokenizer};
 use minds_core::ids::Token;
 use minds_core::sampling::Stop;
-use minds_environments::render::template::{HistoryForm, TemplateEngine};
+use minds_environments::render::template::{HistoryForm, TemplateEngine, ThinkingSwitch};
 use minds_environments::render::{RendererRequest, SelectedRenderer, select};
-use minds_models::{FetchSources, ModelAvailability, ModelCache};
+use minds_models::{FetchSources, ModelCache, PublishedSettings, TINY_RANDOM};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,12 +39,14 @@ pub(super) fn run(asked: &ShowModelArgs, cache: &ModelCache) -> Result<(), Comma
     let spellings = Spellings::of(tokenizer.clone());
 
     print_line!("model        {}, {} tokens in the vocabulary", asked.name, tokenizer.vocab());
-    print_line!("context      {}", context(&asked.name, cache)?);
+    let published = PublishedSettings::read(&asked.name, cache).or_exit(ProcessExit::Unavailable)?;
+    print_line!("context      {}", context(&asked.name, &published));
     match tokenizer.chat_template() {
         Some(template) => show_template(template)?,
         None => print_line!("template     none"),
     }
     let selected = select(&request).or_exit(ProcessExit::Config)?;
+    show_recommended(&asked.name, &published);
     show_renderer(&selected, &spellings)?;
     if asked.template
         && let Some(template) = tokenizer.chat_template()
@@ -63,6 +67,11 @@ fn show_template(template: &ChatTemplate) -> Result<(), CommandError> {
     print_line!("template     {} characters, `--template` prints it", template.source.chars().count());
     if !own.is_empty() {
         print_line!("arguments    {} (`[model] template_args` of a config)", own.join(", "));
+    }
+    let switch = ThinkingSwitch::of(template).or_exit(ProcessExit::Config)?;
+    if let Some(ThinkingSwitch { variable, is_on }) = switch {
+        let (now, other) = if is_on { ("on", "off") } else { ("off", "on") };
+        print_line!("thinking     {now}; {variable} = {} turns it {other}", !is_on);
     }
     Ok(())
 }
@@ -109,17 +118,21 @@ fn show_renderer(selected: &SelectedRenderer, spellings: &Spellings) -> Result<(
     Ok(())
 }
 
-/// The longest sequence that the model reads, where its weights are on this machine.
-fn context(name: &str, cache: &ModelCache) -> Result<String, CommandError> {
-    let availability = minds_models::model_availability(name, cache).or_exit(ProcessExit::Unavailable)?;
-    let ModelAvailability::Complete(source) = availability else {
-        return Ok("not known, the weights are not on this machine".into());
-    };
-    Ok(match source.open() {
-        Ok(Some(files)) => format!("{} tokens", files.architecture().context),
-        Ok(None) => format!("{} tokens", minds_core::architecture::Architecture::tiny().context),
-        Err(error) => format!("not known: {error}"),
-    })
+/// The longest sequence that the model reads, where its files are on this machine.
+fn context(name: &str, published: &PublishedSettings) -> String {
+    let tiny = (name == TINY_RANDOM).then(|| Architecture::tiny().context);
+    let known = published.context.or(tiny).map(|context| format!("{context} tokens"));
+    known.unwrap_or_else(|| "not known, the model's files on this machine do not tell it".into())
+}
+
+/// What the publisher of the model and tinker-cookbook recommend.
+fn show_recommended(name: &str, published: &PublishedSettings) {
+    if let Some(sampling) = recommended::sampling_line(published) {
+        print_line!("answers      {sampling}; training samples at temperature 1");
+    }
+    if let Some(rate) = recommended::learning_rate_line(name, published) {
+        print_line!("learning     {rate}");
+    }
 }
 
 /// The variables of a template, from `key=value`.

@@ -6,7 +6,7 @@ mod spending;
 mod summary;
 
 use super::{print_line, resume};
-use crate::assemble::{self, ModelPrices, ModelService};
+use crate::assemble::{self, ModelService};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::metrics::MetricsPlan;
@@ -18,7 +18,6 @@ use anyhow::Context as _;
 use minds_observe::dashboard::{DashboardListener, RunInfo, RunView};
 use minds_stages::pipeline::{Pipeline, ShadowStart};
 use minds_stages::remote::Dispatcher;
-use minds_stages::usage::usage_meter::UsageMeter;
 use minds_tinker::types::FinishReason;
 use monitor::{RunMonitor, SHUTDOWN_TIMEOUT};
 use retention::{CheckpointRetention, expiring_paths};
@@ -43,11 +42,8 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     let MetricsPlan { addr, is_written, token } = plan.metrics.clone();
     let listening = addr.map(|addr| DashboardListener::bind(addr, is_written, token));
     let listening = listening.transpose().or_exit(ProcessExit::Unavailable)?;
-    let ModelPrices { prices, note } = assemble::prices(&plan, false).or_exit(ProcessExit::Config)?;
-    plan.warnings.extend(note);
-    let mut ready = assemble::service(&plan, Some(folder.weights()))?;
     let used = folder.usage().or_exit(ProcessExit::Config)?;
-    ready.meter(UsageMeter::new(used, prices, plan.budget.max_usd));
+    let ready = assemble::metered_service(&mut plan, Some(folder.weights()), used)?;
     if let Err(error) = assemble::check_samplers(&plan, &ready.info.name, ready.keeps_samplers) {
         ready.close(FinishReason::Errored);
         return Err(error).or_exit(ProcessExit::Config);

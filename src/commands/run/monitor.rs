@@ -9,6 +9,7 @@ use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use crate::terminal::{self, ProgressBars};
 use anyhow::{Context as _, anyhow};
+use futures::FutureExt as _;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord, environment_key};
 use minds_observe::dashboard::{EventLevel, RunState, RunView, trainer_activity};
 use minds_stages::ledger::one_line;
@@ -16,6 +17,7 @@ use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::{Pipeline, PipelineEvent};
 use minds_stages::remote::{BrokerError, Dispatcher};
 use minds_stages::trainer::SavedCheckpoint;
+use minds_stages::usage::usage_meter::RequestStop;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -44,8 +46,8 @@ pub(super) struct RunMonitor<'a> {
     pub(super) bars: Option<ProgressBars>,
     pub(super) summary: RunSummary,
     spending: Spending,
-    /// Whether the run is being stopped because of its cap.
-    over_budget: bool,
+    /// Why the service is sent no further request, if that stops the run.
+    request_stop: Option<RequestStop>,
     begun: Instant,
     stopping: Option<Instant>,
 }
@@ -61,15 +63,18 @@ impl<'a> RunMonitor<'a> {
         spending: Spending,
     ) -> Self {
         let begun = Instant::now();
-        let over_budget = false;
+        let request_stop = None;
         let stopping = None;
-        Self { pipeline, folder, retention, view, bars, summary, spending, over_budget, begun, stopping }
+        Self { pipeline, folder, retention, view, bars, summary, spending, request_stop, begun, stopping }
     }
 
     /// Runs until the pipeline has ended.
     pub(super) async fn follow(mut self, limit: Option<Duration>) -> Result<(), CommandError> {
         let result = self.run_until_end(limit).await;
         self.bars = None;
+        // Also where it came with the last request of the run.
+        let denied = self.spending.meter.stopped().now_or_never();
+        let denied = denied.filter(|stop| matches!(stop, RequestStop::Denied(_)));
         // What is in flight is billed, so its responses are counted.
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.spending.meter.finish()).await.is_err() {
             tracing::debug!("requests in flight were not answered in time and are counted at their most");
@@ -79,8 +84,9 @@ impl<'a> RunMonitor<'a> {
             Ok(step) => {
                 self.view.finish(step);
                 self.spending.print();
-                let stopped = self.over_budget && step < self.view.run_info.steps;
-                let ended = if stopped { self.spending.cap_reached(self.folder, step) } else { Ok(()) };
+                let at_cap = self.request_stop.take().filter(|_| step < self.view.run_info.steps);
+                let stop = denied.or(at_cap);
+                let ended = stop.map_or(Ok(()), |stop| self.spending.stopped(stop, self.folder, step));
                 self.print_summary(step).await;
                 ended
             }
@@ -146,8 +152,8 @@ impl<'a> RunMonitor<'a> {
         };
         tokio::pin!(deadline);
         let meter = self.spending.meter.clone();
-        let over_budget = async move { meter.reached().await };
-        tokio::pin!(over_budget);
+        let request_stop = async move { meter.stopped().await };
+        tokio::pin!(request_stop);
         let mut ticks = interval(Duration::from_millis(500));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_event = Instant::now();
@@ -177,9 +183,15 @@ impl<'a> RunMonitor<'a> {
                 () = &mut deadline, if self.stopping.is_none() => {
                     self.stop("stopping     after the current step: deadline reached");
                 }
-                () = over_budget.as_mut(), if self.stopping.is_none() => {
-                    self.over_budget = true;
-                    self.stop("stopping     after the current step: the next requests could pass `[budget] max_usd`");
+                stop = request_stop.as_mut(), if self.stopping.is_none() => {
+                    let why = match &stop {
+                        RequestStop::Denied(error) => error.to_string(),
+                        RequestStop::Cap | RequestStop::Ended => {
+                            "the next requests could pass `[budget] max_usd`".into()
+                        }
+                    };
+                    self.request_stop = Some(stop);
+                    self.stop(&format!("stopping     after the current step: {why}"));
                 }
                 _ = ticks.tick() => {
                     self.spending.write(self.folder)?;

@@ -1,10 +1,11 @@
 //! What a run costs: kept in its folder while it runs, and its cap.
 
+use crate::commands::cost::cost_line;
 use crate::commands::print_line;
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::RunFolder;
 use anyhow::anyhow;
-use minds_stages::usage::usage_meter::{UsageCounts, UsageMeter};
+use minds_stages::usage::usage_meter::{RequestStop, UsageCounts, UsageMeter};
 
 /// Counts of a run, and its cap.
 pub(super) struct Spending {
@@ -31,21 +32,22 @@ impl Spending {
 
     /// Prints the counts of the whole run.
     pub(super) fn print(&self) {
-        let Some(counts) = self.meter.counts() else { return };
-        let tokens = counts.most();
-        let usd =
-            self.meter.usd(&counts).map_or_else(|| "price unknown".into(), |usd| format!("{usd:.4} USD"));
-        print_line!(
-            "cost         {usd}: {} tokens prefilled, {} cached, {} sampled, {} trained",
-            tokens.prefill_uncached,
-            tokens.prefill_cached,
-            tokens.sampled,
-            tokens.trained
-        );
+        if let Some(line) = cost_line(&self.meter) {
+            print_line!("{line}");
+        }
     }
 
-    /// The error of a run that was stopped below its cap.
-    pub(super) fn cap_reached(&self, folder: &RunFolder, step: u64) -> Result<(), CommandError> {
+    /// The error of a run that has saved this step after its requests were stopped.
+    pub(super) fn stopped(
+        &self,
+        stop: RequestStop,
+        folder: &RunFolder,
+        step: u64,
+    ) -> Result<(), CommandError> {
+        if let RequestStop::Denied(error) = stop {
+            let saved = format!("stopped after step {step}, which is saved in {}", folder.path().display());
+            return Err(anyhow::Error::new(error).context(saved)).or_exit(ProcessExit::Account);
+        }
         let counts = self.meter.counts().unwrap_or_default();
         let usd = self.meter.usd(&counts).unwrap_or_default();
         let cap = self.max_usd.unwrap_or_default();

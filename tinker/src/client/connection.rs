@@ -117,6 +117,9 @@ impl Connection {
         let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
         connection.sample_limiter = ConcurrencyLimiter::new(most);
         if connection.config.pjwt_auth_enabled {
+            if connection.config.credential_default_source == "credential_cmd" {
+                connection.transport.prefer_command()?;
+            }
             connection.exchange_key().await?;
         }
         let body = encode(&ask);
@@ -134,8 +137,8 @@ impl Connection {
         let mut attempts = self.attempts(what, "auth/token", None);
         loop {
             let refusal = match self.transport.exchange_key().await {
-                Ok(None) => return Ok(()),
-                Ok(Some(refusal)) => Ok(refusal),
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(refusal)) => Ok(refusal),
                 Err(why) => Err(why),
             };
             match classify(&self.transport, what, NotFoundMeaning::Rejected, refusal) {
@@ -149,14 +152,12 @@ impl Connection {
 
     /// Retry state of a request to a path; `limit` bounds the time until its result is ready.
     pub(super) fn attempts<'a>(&'a self, what: &'a str, path: &str, limit: Option<Duration>) -> Attempts<'a> {
-        let billing = self.config.billing_exception_max_pause_duration_sec;
         let context = RetryContext {
             timeouts: &self.timeouts,
             jitter: &self.jitter,
             metrics: &self.transport.metrics,
             outage: &self.outage,
             connected: self.connected,
-            billing: Duration::try_from_secs_f64(billing).unwrap_or(Duration::from_secs(3600)),
         };
         Attempts::new(what, operation(path), context, limit)
     }

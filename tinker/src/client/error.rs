@@ -1,6 +1,6 @@
 //! Errors of the client, by what the caller can do about them.
 
-use minds_core::service::BackendError;
+use minds_core::service::{BackendError, DenialReason};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -10,7 +10,7 @@ pub enum ClientError {
     /// The options are wrong: change them.
     #[error("{0}")]
     Options(String),
-    /// The API key is missing, wrong or lacks permission: use another one.
+    /// The API key is missing, wrong or lacks permission, or the account has no credit: a person must act.
     #[error("{what} was denied (status {status}): {detail}")]
     Denied {
         /// Operation that was requested, for messages.
@@ -100,6 +100,15 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// What the account lacks, if the server denied the request.
+    #[must_use]
+    pub fn denial(&self) -> Option<DenialReason> {
+        match self {
+            Self::Denied { status, .. } => Some(denial_reason(*status)),
+            _ => None,
+        }
+    }
+
     pub(super) fn rejected(what: &str, detail: impl Into<String>) -> Self {
         Self::Rejected { what: what.into(), detail: detail.into() }
     }
@@ -135,6 +144,14 @@ impl ClientError {
     }
 }
 
+fn denial_reason(status: u16) -> DenialReason {
+    match status {
+        402 => DenialReason::Credit,
+        403 => DenialReason::Permission,
+        _ => DenialReason::Key,
+    }
+}
+
 impl From<ClientError> for BackendError {
     fn from(error: ClientError) -> Self {
         let text = error.to_string();
@@ -144,9 +161,10 @@ impl From<ClientError> for BackendError {
             ClientError::Failed { .. } | ClientError::Unreadable { .. } => Self::Unavailable(text),
             ClientError::TimedOut { .. } => Self::TimedOut(text),
             ClientError::Unreachable { .. } => Self::Away(text),
-            ClientError::Denied { .. } | ClientError::Lost { .. } | ClientError::InDoubt { .. } => {
-                Self::Lost(text)
+            ClientError::Denied { status, .. } => {
+                Self::Denied { reason: denial_reason(status), detail: text }
             }
+            ClientError::Lost { .. } | ClientError::InDoubt { .. } => Self::Lost(text),
         }
     }
 }

@@ -62,14 +62,13 @@ impl ClientMetrics {
 }
 
 /// All label values of [`why`].
-const REASONS: [&str; 5] = ["failed", "busy", "billing", "conflict", "unreadable"];
+const REASONS: [&str; 4] = ["failed", "busy", "conflict", "unreadable"];
 
 /// Label value for the reason of a retry.
 fn why(reason: &RetryReason) -> &'static str {
     match reason {
         RetryReason::Failed { .. } => "failed",
         RetryReason::Busy(..) => "busy",
-        RetryReason::Billing(_) => "billing",
         RetryReason::Conflict(_) => "conflict",
         RetryReason::Unreadable(_) => "unreadable",
     }
@@ -133,7 +132,6 @@ mod tests {
         let reasons = [
             RetryReason::failed(None, text()),
             RetryReason::Busy(text(), None),
-            RetryReason::Billing(text()),
             RetryReason::Conflict(text()),
             RetryReason::Unreadable(text()),
         ];

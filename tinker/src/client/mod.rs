@@ -7,6 +7,7 @@
 mod checks;
 mod chunks;
 mod connection;
+mod credential;
 mod error;
 mod limiter;
 mod metrics;
@@ -24,6 +25,7 @@ mod transport;
 mod wire_format;
 
 pub use checks::ModelLimits;
+pub use credential::CREDENTIAL_COMMAND_ENV;
 pub use error::ClientError;
 pub use metrics::ClientMetrics;
 pub use options::{API_KEY_ENV, ClientOptions, ClientTimeouts};
@@ -81,6 +83,7 @@ impl Client {
         let connection = Arc::new(Connection::open(options).await?);
         let request = CreateSessionRequest {
             tags: options.tags.clone(),
+            project_id: options.project_id.clone(),
             sdk_version: SDK_VERSION.into(),
             ..CreateSessionRequest::default()
         };

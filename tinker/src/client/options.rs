@@ -14,10 +14,14 @@ pub struct ClientOptions {
     pub base_url: String,
     /// API key, if the server requires one.
     pub api_key: Option<Secret>,
+    /// Shell command that prints the key, which runs where there is no key; with servers that want it, always.
+    pub credential_command: Option<Secret>,
     /// Allows plain HTTP to other machines, which exposes the API key on the network.
     pub allow_insecure: bool,
     /// Tags to find the session by.
     pub tags: Vec<String>,
+    /// Project that the session belongs to; without one, the server chooses.
+    pub project_id: Option<String>,
     /// Maximum number of samples in flight; the server may allow fewer.
     pub max_samples_in_flight: usize,
     /// Maximum size of the result of a pass or a sample, in bytes after decompression.
@@ -39,8 +43,10 @@ impl ClientOptions {
         Self {
             base_url: base_url.into(),
             api_key: None,
+            credential_command: None,
             allow_insecure: false,
             tags: vec![],
+            project_id: None,
             max_samples_in_flight: 512,
             max_result_bytes: 1 << 30,
             max_answer_bytes: 16 << 20,
@@ -78,8 +84,6 @@ pub struct ClientTimeouts {
     pub max_backoff: Duration,
     /// Minimum time between two polls of one result, for servers that respond at once without it.
     pub poll_interval: Duration,
-    /// Pause after "payment required".
-    pub billing_pause: Duration,
 }
 
 impl Default for ClientTimeouts {
@@ -96,7 +100,6 @@ impl Default for ClientTimeouts {
             backoff: Duration::from_millis(500),
             max_backoff: Duration::from_secs(10),
             poll_interval: Duration::from_millis(50),
-            billing_pause: Duration::from_secs(5),
         }
     }
 }

@@ -50,8 +50,6 @@ pub(super) enum RetryReason {
     },
     /// The server is full and may say for how long.
     Busy(String, Option<Duration>),
-    /// The server requires payment (status 402).
-    Billing(String),
     /// A conflict, possibly with an earlier attempt of this request.
     Conflict(String),
     /// The response cannot be read.
@@ -101,8 +99,8 @@ pub(super) fn classify(
     let what = what.to_owned();
     let why = format!("{detail} (status {status})");
     match (status, reply.should_retry) {
-        (401 | 403, _) => ResponseOutcome::Failed(ClientError::Denied { what, status, detail }),
-        (402, _) => ResponseOutcome::Retry(RetryReason::Billing(why)),
+        // The account is empty (402) until a person pays: waiting for that would keep a run and its machine idle.
+        (401..=403, _) => ResponseOutcome::Failed(ClientError::Denied { what, status, detail }),
         (404, _) if not_found == NotFoundMeaning::Forgotten => ResponseOutcome::Gone(why),
         (404 | 405, _) if is_no_route(&reply) => {
             ResponseOutcome::Failed(ClientError::Unsupported { what, detail: why })
@@ -176,8 +174,6 @@ pub(super) struct RetryContext<'a> {
     pub(super) outage: &'a OutageTracker,
     /// Whether the server has answered a request before.
     pub(super) connected: bool,
-    /// Longest wait for a payment.
-    pub(super) billing: Duration,
 }
 
 /// One request over all its attempts: their number, the next pause, and the limit.
@@ -190,8 +186,6 @@ pub(super) struct Attempts<'a> {
     /// How long a result may take, the time without a server not counted. A request that waits to be accepted has no
     /// limit of its own.
     limit: Option<Duration>,
-    /// Time spent waiting for payment does not count.
-    billing: Duration,
     /// Whether the latest failure came from a server that refuses for load.
     overload: bool,
     /// Since when this request has met with nothing but failures.
@@ -220,7 +214,6 @@ impl<'a> Attempts<'a> {
             context,
             begun: Instant::now(),
             limit,
-            billing: Duration::ZERO,
             overload: false,
             failing: None,
             past: Duration::ZERO,
@@ -235,9 +228,7 @@ impl<'a> Attempts<'a> {
     /// Time that is left: for a request that fails until the outage has lasted too long, else for its result.
     pub(super) fn left(&self) -> Duration {
         match self.limit {
-            Some(limit) if self.failing.is_none() => {
-                (limit + self.billing + self.past).saturating_sub(self.begun.elapsed())
-            }
+            Some(limit) if self.failing.is_none() => (limit + self.past).saturating_sub(self.begun.elapsed()),
             _ if self.failing.is_some() && self.context.outage.given_up() => Duration::ZERO,
             _ => self.outage_limit().saturating_sub(self.unanswered_for()),
         }
@@ -278,16 +269,6 @@ impl<'a> Attempts<'a> {
         let (why, pause) = match reason {
             RetryReason::Failed { why, .. } => (why, grown),
             RetryReason::Busy(why, after) => (why, after.map_or(grown, |after| after.max(grown))),
-            RetryReason::Billing(why) => {
-                let pause = self.context.timeouts.billing_pause;
-                self.billing += pause;
-                if self.billing > self.context.billing {
-                    return Err(self.give_up(why));
-                }
-                tracing::warn!(what = self.what, why, "the server waits for a payment");
-                sleep(pause).await;
-                return Ok(());
-            }
             RetryReason::Conflict(why) => {
                 self.conflicts += 1;
                 if self.conflicts >= CONFLICTS {
@@ -376,8 +357,7 @@ mod tests {
 
         fn attempts(&self, limit: Option<Duration>) -> Attempts<'_> {
             let Self { timeouts, jitter, metrics, outage } = self;
-            let context =
-                RetryContext { timeouts, jitter, metrics, outage, connected: true, billing: Duration::ZERO };
+            let context = RetryContext { timeouts, jitter, metrics, outage, connected: true };
             Attempts::new("sample", "asample", context, limit)
         }
 
@@ -447,8 +427,7 @@ mod tests {
         let world = World::new(HOUR);
         world.given_up(&mut world.attempts(None)).await;
         let World { timeouts, jitter, metrics, outage } = &world;
-        let context =
-            RetryContext { timeouts, jitter, metrics, outage, connected: true, billing: Duration::ZERO };
+        let context = RetryContext { timeouts, jitter, metrics, outage, connected: true };
         let mut save = Attempts::new("save", "save_weights", context, None);
         let begun = Instant::now();
         assert!(save.back_off(RetryReason::failed(None, "away".into())).await.is_err());

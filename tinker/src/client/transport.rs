@@ -1,5 +1,6 @@
 //! One request, one answer. What the answer means is decided in [`super::retry`].
 
+use super::credential::Credential;
 use super::error::ClientError;
 use super::metrics::ClientMetrics;
 use super::options::ClientOptions;
@@ -73,6 +74,21 @@ pub(super) struct HttpResponse {
     invalid_token: bool,
 }
 
+impl HttpResponse {
+    /// The answer in the place of that to a request which cannot be sent for lack of a key.
+    fn no_key(problem: &str) -> Self {
+        Self {
+            status: 401,
+            protobuf: false,
+            body: problem.to_owned().into(),
+            retry_after: None,
+            should_retry: None,
+            too_large: None,
+            invalid_token: false,
+        }
+    }
+}
+
 /// Requests in a row without an answer after which the server counts as away.
 const UNREACHABLE_AFTER: u32 = 3;
 
@@ -80,13 +96,22 @@ const UNREACHABLE_AFTER: u32 = 3;
 pub(super) struct HttpTransport {
     http: reqwest::Client,
     base: Url,
-    key: Option<Secret>,
+    credential: Credential,
     max_result_bytes: usize,
     max_answer_bytes: usize,
     token: Mutex<Option<BearerToken>>,
     /// Requests in a row that had no answer.
     unanswered: AtomicU32,
     pub(super) metrics: ClientMetrics,
+}
+
+/// The token that the key was traded for.
+enum TokenState {
+    /// The server wants the key itself.
+    None,
+    Valid(Secret),
+    /// It is to be renewed before the next request.
+    Due,
 }
 
 struct BearerToken {
@@ -125,16 +150,17 @@ impl HttpTransport {
         let http = builder
             .build()
             .map_err(|e| ClientError::Options(format!("no client: {}", describe_error(&e))))?;
-        let key = options.api_key.clone();
-        if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose()).is_err()) {
+        if options.api_key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose()).is_err()) {
             return Err(ClientError::Options("the key has characters that no key has".into()));
         }
+        let credential =
+            Credential::new(options.api_key.clone(), options.credential_command.clone(), timeouts.backoff);
         let ClientOptions { max_result_bytes, max_answer_bytes, .. } = *options;
         options.metrics.begin();
         Ok(Self {
             http,
             base,
-            key,
+            credential,
             max_result_bytes,
             max_answer_bytes,
             token: Mutex::new(None),
@@ -150,7 +176,7 @@ impl HttpTransport {
 
     /// Text from outside, without the key in it and not longer than a message should be.
     pub(super) fn redact(&self, text: &str) -> String {
-        let text = self.key.as_ref().map_or_else(|| text.to_owned(), |key| key.scrub(text));
+        let text = self.credential.scrub(text);
         let token = self.token.lock();
         let text = token.as_ref().map_or(text.clone(), |token| token.jwt.scrub(&text));
         let mut short: String = text.chars().take(500).collect();
@@ -181,45 +207,76 @@ impl HttpTransport {
     }
 
     async fn try_send(&self, call: &HttpRequest) -> Result<HttpResponse, String> {
-        let (bearer, over) = self.bearer();
-        if over && let Some(refusal) = self.exchange_key().await? {
-            return Ok(refusal);
+        match self.token() {
+            TokenState::None => self.send_with_key(call).await,
+            TokenState::Valid(token) => self.send_with_token(call, token).await,
+            TokenState::Due => match self.exchange_key().await? {
+                Ok(token) => self.exchange(call, Some(token)).await,
+                Err(refusal) => Ok(refusal),
+            },
         }
-        let bearer = if over { self.bearer().0 } else { bearer };
-        let reply = self.exchange(call, bearer).await?;
-        if !(reply.status == 401 && reply.invalid_token && self.has_token()) {
-            return Ok(reply);
-        }
-        if let Some(refusal) = self.exchange_key().await? {
-            return Ok(refusal);
-        }
-        self.exchange(call, self.bearer().0).await
     }
 
-    /// Trades the key for a token, which the server asked for. Answers with the refusal, if it is one.
-    pub(super) async fn exchange_key(&self) -> Result<Option<HttpResponse>, String> {
+    /// Sends a request with the key; one that a command printed is renewed when it is refused.
+    async fn send_with_key(&self, call: &HttpRequest) -> Result<HttpResponse, String> {
+        let key = match self.credential.current().await {
+            Ok(key) => key,
+            Err(problem) => return Ok(HttpResponse::no_key(&problem)),
+        };
+        let reply = self.exchange(call, key.clone()).await?;
+        if reply.status != 401 {
+            return Ok(reply);
+        }
+        match self.credential.after(key.as_ref()).await {
+            Ok(Some(other)) => self.exchange(call, Some(other)).await,
+            Ok(None) => Ok(reply),
+            Err(problem) => Ok(HttpResponse::no_key(&problem)),
+        }
+    }
+
+    async fn send_with_token(&self, call: &HttpRequest, token: Secret) -> Result<HttpResponse, String> {
+        let reply = self.exchange(call, Some(token)).await?;
+        if !(reply.status == 401 && reply.invalid_token) {
+            return Ok(reply);
+        }
+        match self.exchange_key().await? {
+            Ok(token) => self.exchange(call, Some(token)).await,
+            Err(refusal) => Ok(refusal),
+        }
+    }
+
+    /// Has the command used in the place of a given key.
+    ///
+    /// # Errors
+    /// There is no command.
+    pub(super) fn prefer_command(&mut self) -> Result<(), ClientError> {
+        self.credential.prefer_command().map_err(ClientError::Options)
+    }
+
+    /// Trades the key for a token, which the server asked for. The inner error is the refusal.
+    pub(super) async fn exchange_key(&self) -> Result<Result<Secret, HttpResponse>, String> {
         let call = HttpRequest::post("auth/token", Bytes::from_static(b"{}"), Duration::from_secs(60));
-        let reply = self.exchange(&call, self.key.clone()).await?;
+        let key = match self.credential.fresh().await {
+            Ok(key) => key,
+            Err(problem) => return Ok(Err(HttpResponse::no_key(&problem))),
+        };
+        let reply = self.exchange(&call, key).await?;
         if !(200..300).contains(&reply.status) {
-            return Ok(Some(reply));
+            return Ok(Err(reply));
         }
         let token: AuthToken = serde_json::from_slice(&reply.body)
             .map_err(|_| "the answer to the exchange of the key holds no token".to_owned())?;
         let renew_at = Instant::now() + lifetime(&token.jwt) / 2;
-        let token = BearerToken { jwt: Secret::new(token.jwt), renew_at };
-        *self.token.lock() = Some(token);
-        Ok(None)
+        let jwt = Secret::new(token.jwt);
+        *self.token.lock() = Some(BearerToken { jwt: jwt.clone(), renew_at });
+        Ok(Ok(jwt))
     }
 
-    fn has_token(&self) -> bool {
-        self.token.lock().is_some()
-    }
-
-    /// What a request carries, and whether it is to be renewed first.
-    fn bearer(&self) -> (Option<Secret>, bool) {
+    fn token(&self) -> TokenState {
         match &*self.token.lock() {
-            None => (self.key.clone(), false),
-            Some(token) => (Some(token.jwt.clone()), token.renew_at <= Instant::now()),
+            None => TokenState::None,
+            Some(token) if token.renew_at <= Instant::now() => TokenState::Due,
+            Some(token) => TokenState::Valid(token.jwt.clone()),
         }
     }
 

@@ -18,6 +18,8 @@ pub struct ClientConfigRequest {
 pub struct ClientConfig {
     /// Whether the key is to be exchanged for a token first.
     pub pjwt_auth_enabled: bool,
+    /// Source of the key that is exchanged: `api_key`, or `credential_cmd` for the output of a command only.
+    pub credential_default_source: String,
     /// Whether bodies of passes are to be compressed with zstd.
     pub proto_compress_fwdbwd: bool,
     /// Whether chunks of one pass may be sent at once.
@@ -40,6 +42,7 @@ impl Default for ClientConfig {
     fn default() -> Self {
         Self {
             pjwt_auth_enabled: false,
+            credential_default_source: "api_key".into(),
             proto_compress_fwdbwd: false,
             parallel_fwdbwd_chunks: true,
             fwdbwd_max_chunk_len: 1024,

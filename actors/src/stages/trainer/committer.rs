@@ -122,17 +122,20 @@ impl StepCommitter {
         if let Some(export) = export {
             let started = Instant::now();
             let busy = self.links.activity.enter(ActivityKind::Exporting);
-            let export = export.await.map_err(|source| PipelineError::Export { step, source })?;
+            let export =
+                unless_denied(export.await).map_err(|source| PipelineError::Export { step, source })?;
             drop(busy);
             export_time = Some(started.elapsed());
-            let sampler = export.sampler;
-            let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
-                (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), sampler.clone())),
-                (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, sampler.clone())),
-                (None, None) => None,
-            });
-            self.publish(step, sampler, origin);
-            sampler_path = export.path;
+            // Without an export the run ends, so that nothing samples from the new weights.
+            if let Some(Export { sampler, path }) = export {
+                let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
+                    (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), sampler.clone())),
+                    (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, sampler.clone())),
+                    (None, None) => None,
+                });
+                self.publish(step, sampler, origin);
+                sampler_path = path;
+            }
         }
         self.links.queries.next_step();
         for group in &accumulated.groups {
@@ -163,10 +166,14 @@ impl StepCommitter {
         self.tell(PipelineEvent::Step(Box::new(committed))).await?;
         if let Some((name, pending)) = state {
             let behind = self.behind(gradient_norms);
-            let state_path = pending.await.map_err(|source| PipelineError::Save { step, source })?;
-            self.saved = Some(step);
-            self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path)))
-                .await?;
+            let saved =
+                unless_denied(pending.await).map_err(|source| PipelineError::Save { step, source })?;
+            // What was denied is tried once more at the end of the run, which follows.
+            if let Some(state_path) = saved {
+                self.saved = Some(step);
+                let checkpoint = behind.saved(name, step, state_path, sampler_path);
+                self.tell(PipelineEvent::CheckpointSaved(checkpoint)).await?;
+            }
         }
         if let Some(shadow_checkpoints) = self.links.shadow_checkpoints.clone() {
             // In a task of its own: a slow deletion must not delay the next weights.
@@ -224,10 +231,13 @@ impl StepCommitter {
         let training = &self.links.training;
         let state = training.save_state(&name);
         let export = training.export_sampler(Some(&name));
-        let both = async { Ok::<_, BackendError>((state.await?, export.await?)) };
-        let (state_path, Export { sampler, path: sampler_path }) =
-            both.await.map_err(|source| PipelineError::Save { step, source })?;
-        if self.links.policy.borrow().version.0 < step {
+        // A run that an account without credit has ended resumes from its state alone.
+        let both = async { Ok::<_, BackendError>((state.await?, unless_denied(export.await)?)) };
+        let (state_path, export) = both.await.map_err(|source| PipelineError::Save { step, source })?;
+        let sampler_path = export.as_ref().and_then(|export| export.path.clone());
+        if let Some(Export { sampler, .. }) = export
+            && self.links.policy.borrow().version.0 < step
+        {
             // With a `publish_every` that does not divide the steps, the last weights are not published yet.
             let origin = self
                 .links
@@ -247,5 +257,13 @@ impl StepCommitter {
 
     async fn tell(&self, event: PipelineEvent) -> Result<(), PipelineError> {
         self.links.events.send(event).await.map_err(|_| PipelineError::ObserverGone)
+    }
+}
+
+/// The result of a request, or none if the service denied it to the account: then the owner of the pipeline stops the run.
+fn unless_denied<T>(result: Result<T, BackendError>) -> Result<Option<T>, BackendError> {
+    match result {
+        Err(BackendError::Denied { .. }) => Ok(None),
+        result => result.map(Some),
     }
 }

@@ -76,9 +76,10 @@ impl GradientAccumulation {
         match error {
             BackendError::Lost(why) => PipelineError::SessionLost(why),
             BackendError::TimedOut(_) | BackendError::Away(_) => PipelineError::TrainingUnanswered(error),
-            BackendError::Rejected(_) | BackendError::Unsupported(_) | BackendError::Unavailable(_) => {
-                PipelineError::OptimizerStep(error)
-            }
+            BackendError::Rejected(_)
+            | BackendError::Unsupported(_)
+            | BackendError::Unavailable(_)
+            | BackendError::Denied { .. } => PipelineError::OptimizerStep(error),
         }
     }
 

@@ -120,10 +120,10 @@ pub struct Trainer {
     closing: mpsc::Sender<CommitRequest>,
     /// Set when the final request has been sent to the committer.
     over: bool,
-    /// Batches that arrived after the stop. They are kept as long as the stage: given up, their groups would count as
+    /// Groups that arrived after the stop, or whose pass was denied. They are kept as long as the stage: given up, their groups would count as
     /// failed in the last checkpoint. For the same reason the stage never stops by itself, which would drop what
     /// is in its mailbox.
-    parked: Vec<Batch>,
+    parked: Vec<TrainingGroup>,
 }
 
 impl Trainer {
@@ -171,7 +171,7 @@ impl Handler<StageMessage<Batch>> for Trainer {
     fn handle(&mut self, message: StageMessage<Batch>, ctx: &mut Self::Context) {
         let (batch, permit) = message.open();
         if self.over || *self.links.stop.borrow() {
-            self.parked.push(batch);
+            self.parked.extend(batch.groups);
             return;
         }
         let mut work = StepInProgress {
@@ -194,7 +194,7 @@ impl Handler<StageMessage<Batch>> for Trainer {
             let needed = TokenUsage::of_pass(batch.groups.iter().flat_map(|group| &group.data));
             let outcome = match work.links.meters.usage.reserve(needed).await {
                 Some(reserved) => work.train(batch, accumulated, reserved).await,
-                None => BatchOutcome::OverBudget { batch, accumulated: Box::new(accumulated) },
+                None => BatchOutcome::Withheld { groups: batch.groups, accumulated: Box::new(accumulated) },
             };
             drop(permit);
             (outcome, work.clip, work.agreement)
@@ -222,9 +222,9 @@ impl Trainer {
     fn record(&mut self, outcome: BatchOutcome, ctx: &mut Context<Self>) {
         match outcome {
             BatchOutcome::Accumulating(accumulated) => self.accumulated = *accumulated,
-            BatchOutcome::OverBudget { batch, accumulated } => {
+            BatchOutcome::Withheld { groups, accumulated } => {
                 self.accumulated = *accumulated;
-                self.parked.push(batch);
+                self.parked.extend(groups);
             }
             BatchOutcome::Stepped => {
                 self.step += 1;
@@ -277,10 +277,10 @@ enum LogprobAgreement {
 enum BatchOutcome {
     /// More minibatches of the step will follow.
     Accumulating(Box<GradientAccumulation>),
-    /// The pass could cost more than what is left below the cap: the batch was not sent. The owner of the pipeline stops
-    /// the run.
-    OverBudget {
-        batch: Batch,
+    /// The pass could cost more than what is left below the cap, and was not sent, or the service denied a request of the
+    /// step to the account. The owner of the pipeline stops the run.
+    Withheld {
+        groups: Vec<TrainingGroup>,
         accumulated: Box<GradientAccumulation>,
     },
     Stepped,
@@ -360,6 +360,9 @@ impl StepInProgress {
                     return BatchOutcome::Fatal(why);
                 }
             },
+            Some(Err(BackendError::Denied { .. })) => {
+                return BatchOutcome::Withheld { groups, accumulated: Box::new(accumulated) };
+            }
             Some(Err(error)) => {
                 accumulated.refuse(&groups, &error);
                 // The service may still execute a pass that timed out.
@@ -382,6 +385,9 @@ impl StepInProgress {
                     accumulated.stepped(optim);
                 }
                 Ok(_) => {}
+                Err(BackendError::Denied { .. }) => {
+                    return BatchOutcome::Withheld { groups: vec![], accumulated: Box::new(accumulated) };
+                }
                 Err(_) if !accumulated.gradients => {}
                 Err(error @ BackendError::Rejected(_)) => accumulated.refuse_step(&error),
                 // The gradients may still be there: the next batch would be trained together with this one.

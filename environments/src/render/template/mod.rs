@@ -11,11 +11,13 @@ mod probes;
 mod python_json;
 mod python_methods;
 mod spellings;
+mod thinking;
 mod tool_calls;
 mod tool_renderer;
 
 pub use engine::{TemplateEngine, TemplateError, TemplateInput};
 pub use probes::HistoryForm;
+pub use thinking::ThinkingSwitch;
 
 use super::think_tags::ThinkTags;
 use channels::channels;

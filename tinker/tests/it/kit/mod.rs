@@ -20,7 +20,6 @@ pub fn options(url: &str) -> ClientOptions {
         backoff: Duration::from_millis(1),
         max_backoff: Duration::from_millis(20),
         poll_interval: Duration::from_millis(1),
-        billing_pause: Duration::from_millis(1),
         ..ClientTimeouts::default()
     };
     ClientOptions { timeouts, ..ClientOptions::new(url) }
