@@ -28,13 +28,7 @@ struct InstantSampler;
 #[async_trait]
 impl SamplingBackend for InstantSampler {
     async fn sample(&self, _: SampleRequest) -> Result<SampleResponse, BackendError> {
-        let sampled = Completion {
-            tokens: vec![111, 107],
-            logprobs: vec![-0.5; 2],
-            stop: StopReason::Stop,
-            topk: None,
-            sequence_id: None,
-        };
+        let sampled = Completion::new(vec![111, 107], vec![-0.5; 2], StopReason::Stop);
         Ok(SampleResponse {
             sequences: vec![sampled],
             prompt_logprobs: None,

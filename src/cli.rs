@@ -1,7 +1,10 @@
 //! Definition of the command line.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use minds_core::choice::{variant, variant_names};
+use minds_engine::runtime::SwapKv;
 use std::net::SocketAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -319,6 +322,9 @@ pub struct ServeArgs {
     /// Most MiB of keys and values.
     #[arg(long, value_name = "MIB", default_value = "768")]
     pub kv_cache_mib: NonZeroUsize,
+    /// What becomes of keys and values when in-flight weights are replaced.
+    #[arg(long, default_value = "keep", value_parser = kv_parser())]
+    pub kv: SwapKv,
     /// Most MiB of adapters in training, with gradients and moments.
     #[arg(long, value_name = "MIB", default_value = "4096")]
     pub adapter_mib: NonZeroUsize,
@@ -499,4 +505,9 @@ pub struct ShowModelArgs {
     /// Prints the chat template itself.
     #[arg(long)]
     pub template: bool,
+}
+
+/// Reads the variants of [`SwapKv`] by the names that configs use.
+fn kv_parser() -> impl clap::builder::TypedValueParser<Value = SwapKv> {
+    PossibleValuesParser::new(variant_names::<SwapKv>()).map(|name| variant(&name).unwrap_or_default())
 }

@@ -131,6 +131,8 @@ pub struct TrainingGroup {
     pub masked_tokens: u64,
     /// Data of all members; empty for a constant group, whose gradient is zero.
     pub data: Vec<Datum>,
+    /// Of each datum, whether more than one version of the weights may have sampled it.
+    pub swapped: Vec<bool>,
     /// The oldest weights among its members.
     pub oldest: PolicyVersion,
 }
@@ -218,6 +220,7 @@ impl CommittedStep {
             prompt_tokens: turn.prompt.len(),
             tokens: (&turn.completion.tokens).into(),
             logprobs: (&turn.completion.logprobs).into(),
+            versions: (&turn.completion.versions).into(),
         });
         RolloutRow {
             step: self.record.step,
@@ -226,6 +229,7 @@ impl CommittedStep {
             item: group.group.key.item,
             member: member.rollout.id.member,
             policy: member.rollout.policy.0,
+            newest_policy: member.rollout.newest.map(|newest| newest.0),
             reward: member.score.reward.get(),
             advantage: member.advantage,
             metrics: Cow::Borrowed(&member.score.metrics),

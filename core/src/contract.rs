@@ -1,11 +1,11 @@
 //! What every service must do, as checks over the traits.
 //!
 //! Each check makes what it needs through the service, so the checks can run in any order, and concurrently. A check
-//! that fails panics with what it saw. They assume a service that keeps weights, returns prompt logprobs, and has
+//! that fails panics with what it saw. They assume a service that keeps weights, returns prompt logprobs, offers in-flight samplers, and has
 //! a vocabulary of at least 64 tokens. No runtime is needed: run them on the one that the backend wants.
 
 use crate::datum::{Datum, LossInputs};
-use crate::ids::Token;
+use crate::ids::{PolicyVersion, Token};
 use crate::lora::LoraSpec;
 use crate::loss::Loss;
 use crate::optim::AdamParams;
@@ -26,6 +26,7 @@ pub async fn all(service: &dyn Service, run: &str) {
     gradients_add_up_until_the_step(service).await;
     a_dropped_answer_is_still_executed(service).await;
     an_export_does_not_follow_the_training(service).await;
+    in_flight_samplers_follow_the_training(service).await;
     saved_weights_come_back(service, run).await;
     a_name_is_given_once(service, run).await;
     what_is_forgotten_is_gone(service, run).await;
@@ -165,6 +166,23 @@ pub async fn an_export_does_not_follow_the_training(service: &dyn Service) {
     // A fresh adapter changes nothing, so the early export is the base model.
     assert!(distance(&start, &early) <= NEAR, "the export followed the training");
     assert!(distance(&start, &late) > NEAR, "the training changed nothing");
+}
+
+/// All in-flight samplers of an adapter have the weights that were published last.
+pub async fn in_flight_samplers_follow_the_training(service: &dyn Service) {
+    let training = fresh(service).await;
+    let early = training.publish_in_flight(PolicyVersion(0)).await.expect("a publication");
+    let before = early.logprobs(prompt()).await.expect("scores");
+    drop(training.forward_backward(data(), Loss::CrossEntropy));
+    drop(training.optim_step(adam()));
+    let export = training.export_sampler(None);
+    let late = training.publish_in_flight(PolicyVersion(1)).await.expect("a publication");
+    let fixed = export.await.expect("an export").sampler.logprobs(prompt()).await.expect("scores");
+    let early = early.logprobs(prompt()).await.expect("scores");
+    let late = late.logprobs(prompt()).await.expect("scores");
+    assert!(distance(&early, &late) <= NEAR, "the first sampler did not follow");
+    assert!(distance(&late, &fixed) <= NEAR, "the published weights are not those of the adapter");
+    assert!(distance(&before, &late) > NEAR, "the training changed nothing");
 }
 
 /// A checkpoint loaded with its optimizer resumes exactly like the original; saved sampler weights sample alike.

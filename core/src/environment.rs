@@ -237,6 +237,12 @@ pub trait Environment: Send + Sync {
         false
     }
 
+    /// Whether rewards may ask for logprobs under the policy, or sample from it. With in-flight weights, only then does
+    /// the run also keep each version as it was, for the answers of one reward must come from one version.
+    fn queries_policy(&self) -> bool {
+        true
+    }
+
     /// What the reward reads in a complete completion, for debugging; `None` where it is not valid. This default is for
     /// rewards that read the whole text.
     fn parse(&self, _item: &Item, answer: &str) -> Option<serde_json::Value> {

@@ -5,8 +5,9 @@ use crate::datum::{Datum, DatumError, LossInputs, Provenance, ProvenanceSpan, Sp
 use crate::ids::{ItemKey, PolicyVersion, RolloutId, Token};
 use crate::item::Item;
 use crate::reward::Score;
-use crate::sampling::Completion;
+use crate::sampling::{Completion, VersionSpan};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One turn: everything the policy read, and the completion it sampled.
@@ -30,8 +31,12 @@ pub struct Rollout {
     pub id: RolloutId,
     /// The item that was sampled.
     pub item: ItemKey,
-    /// The weights that sampled it, stamped when the request was sent.
+    /// The weights that sampled it, stamped when the request was sent: the oldest, where others followed.
     pub policy: PolicyVersion,
+    /// The newest weights that sampled it, as far as is known; `None` where `policy` sampled all of it. Where the service
+    /// does not tell the versions of tokens, the newest that were published when the rollout was complete.
+    #[serde(default)]
+    pub newest: Option<PolicyVersion>,
     /// At least one turn; none if it could not be sampled.
     pub turns: Vec<Turn>,
     /// The conversation before the first completion, where the environment created it during the rollout; empty
@@ -44,7 +49,38 @@ impl Rollout {
     /// A rollout without turns.
     #[must_use]
     pub fn new(id: RolloutId, item: ItemKey, policy: PolicyVersion) -> Self {
-        Self { id, item, policy, turns: Vec::new(), opening: Arc::default() }
+        Self { id, item, policy, newest: None, turns: Vec::new(), opening: Arc::default() }
+    }
+
+    /// The newest weights that sampled it, as far as is known.
+    #[must_use]
+    pub fn newest_policy(&self) -> PolicyVersion {
+        self.newest.unwrap_or(self.policy)
+    }
+
+    /// Notes that its requests followed the weights in training, of which `published` were the newest at its end.
+    pub fn followed_weights(&mut self, published: PolicyVersion) {
+        let spans = || self.turns.iter().flat_map(|turn| &turn.completion.versions);
+        let told = self.turns.iter().all(|turn| !turn.completion.versions.is_empty());
+        let newest = spans().map(|span| span.version).max().filter(|_| told).unwrap_or(published);
+        self.newest = (newest > self.policy).then_some(newest);
+    }
+
+    /// By version, how many of its tokens the weights sampled; `None` if that is not known.
+    #[must_use]
+    pub fn tokens_by_version(&self) -> Option<BTreeMap<PolicyVersion, usize>> {
+        let mut tokens = BTreeMap::new();
+        for Turn { completion, .. } in &self.turns {
+            if completion.versions.is_empty() && self.newest.is_some() {
+                return None;
+            }
+            let all = [VersionSpan { version: self.policy, tokens: completion.tokens.len() }];
+            let spans = if completion.versions.is_empty() { &all[..] } else { &completion.versions };
+            for span in spans {
+                *tokens.entry(span.version).or_default() += span.tokens;
+            }
+        }
+        Some(tokens)
     }
 
     /// The conversation before the first completion.
@@ -213,13 +249,7 @@ mod tests {
     fn turn(prompt: &[Token], answer: &[Token], logprobs: &[f32]) -> Turn {
         Turn {
             prompt: prompt.into(),
-            completion: Completion {
-                tokens: answer.to_vec(),
-                logprobs: logprobs.to_vec(),
-                stop: StopReason::Stop,
-                topk: None,
-                sequence_id: None,
-            },
+            completion: Completion::new(answer.to_vec(), logprobs.to_vec(), StopReason::Stop),
             text: String::new(),
             complete: true,
         }

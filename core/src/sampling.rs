@@ -1,6 +1,6 @@
 //! Requests to a sampler and its responses.
 
-use crate::ids::Token;
+use crate::ids::{PolicyVersion, Token};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use thiserror::Error;
@@ -258,9 +258,47 @@ pub struct Completion {
     /// Name that the service gave the sample, if it names samples. Later requests refer to the sample by it.
     #[serde(default)]
     pub sequence_id: Option<Arc<str>>,
+    /// The versions of the weights that sampled it, from the first token to the last. Empty where one version sampled all
+    /// of it, or the service does not tell.
+    #[serde(default)]
+    pub versions: Vec<VersionSpan>,
+}
+
+/// Consecutive tokens of a sample that one version of the weights sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionSpan {
+    /// The version, as it was named when it was published.
+    pub version: PolicyVersion,
+    /// How many of the tokens in a row it sampled.
+    pub tokens: usize,
 }
 
 impl Completion {
+    /// A sample without extras.
+    #[must_use]
+    pub fn new(tokens: Vec<Token>, logprobs: Vec<f32>, stop: StopReason) -> Self {
+        Self { tokens, logprobs, stop, topk: None, sequence_id: None, versions: Vec::new() }
+    }
+
+    /// Appends what was sampled from its end on.
+    pub fn append(&mut self, rest: Self) {
+        self.tokens.extend(rest.tokens);
+        self.logprobs.extend(rest.logprobs);
+        self.stop = rest.stop;
+        self.topk = self.topk.take().zip(rest.topk).map(|(lists, more)| [lists, more].concat());
+        for VersionSpan { version, tokens } in rest.versions {
+            (0..tokens).for_each(|_| self.sampled_by(version));
+        }
+    }
+
+    /// Notes that these weights sampled the next token.
+    pub fn sampled_by(&mut self, version: PolicyVersion) {
+        match self.versions.last_mut().filter(|last| last.version == version) {
+            Some(last) => last.tokens += 1,
+            None => self.versions.push(VersionSpan { version, tokens: 1 }),
+        }
+    }
+
     /// Whether it can be trained: it has tokens, and each of them a finite logprob.
     ///
     /// # Errors

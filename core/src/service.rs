@@ -6,7 +6,7 @@
 
 use crate::datum::Datum;
 pub use crate::forward::{ForwardOutput, LOGPROB_ROUNDING};
-use crate::ids::Token;
+use crate::ids::{PolicyVersion, Token};
 use crate::lora::LoraSpec;
 use crate::loss::Loss;
 use crate::optim::AdamParams;
@@ -134,7 +134,7 @@ pub trait Service: Send + Sync {
     }
 }
 
-/// A fixed set of weights to sample from. Training never changes it.
+/// Weights to sample from. Training never changes them, but for those of [`TrainingBackend::publish_in_flight`].
 ///
 /// ```
 /// use minds_core::ids::Token;
@@ -177,6 +177,17 @@ pub trait SamplingBackend: Send + Sync {
     fn weight_bytes(&self) -> usize {
         0
     }
+}
+
+/// Whether new weights reach the requests that are being sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SamplerWeights {
+    /// A request is sampled by the weights that it started with.
+    #[default]
+    Snapshot,
+    /// A request follows the newest weights, from one token to the next ([`TrainingBackend::publish_in_flight`]).
+    InFlight,
 }
 
 /// Result of an optimizer step.
@@ -240,6 +251,14 @@ pub trait TrainingBackend: Send + Sync {
 
     /// Makes a sampler of the current weights; with a name it is also kept on the service.
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export>;
+
+    /// Replaces the weights of the adapter's in-flight samplers by the current ones, also for requests that are being
+    /// sampled, and returns one of these samplers. A service that tells which weights sampled a token names them
+    /// `version`. This is an optional ability.
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let problem = format!("replacing the weights of running requests by version {version}");
+        Box::pin(std::future::ready(Err(BackendError::Unsupported(problem))))
+    }
 
     /// Releases the adapter, so that the service can reuse its memory; no request may follow. A service
     /// that holds an adapter only as long as this value lives has nothing to do, as this default does.

@@ -248,6 +248,10 @@ metrics! {
         TRAINER_STALENESS_STEPS: Histogram(&STEPS), "minds_trainer_staleness_steps" []
             "Steps between the weights that sampled a group and those that it trained."
             "At `max_staleness` all the time: the trainer waits for stragglers, or drops groups.";
+        TRAINER_STALENESS_NEWEST_STEPS: Gauge, "minds_trainer_staleness_newest_steps" []
+            "Steps between the newest weights that sampled a rollout and those that the last step trained, mean; only with \
+             `weights = \"inflight\"`."
+            "Near the mean of `minds_trainer_staleness_steps`: rollouts are short, and wait for their batch.";
         TRAINER_TRAIN_SECONDS: Histogram(&SECONDS), "minds_trainer_train_seconds" []
             "Time of a step's passes and its optimizer step, from submission to result.";
         TRAINER_EXPORT_SECONDS: Histogram(&SECONDS), "minds_trainer_export_seconds" []
@@ -268,8 +272,9 @@ metrics! {
         TRAINER_KL_NATS: Gauge, "minds_trainer_kl_nats" ["estimator"]
             "Gap between the weights that sampled and those in training before the last step, per token: \
              `v1` is the mean of q - p, `v2` half the mean of its square (log-probs q when sampled, p \
-             now)."
-            "`v2` above 0.01 with an unclipped loss: lower the learning rate or the staleness.";
+             now), `one_version` the same over the rollouts that one version sampled, with in-flight weights."
+            "`v2`, or `one_version` if there is one, above 0.01 with an unclipped loss: lower the learning rate or the \
+             staleness.";
         TRAINER_ENTROPY_NATS: Gauge, "minds_trainer_entropy_nats" []
             "Mean of -logprob over the last step's tokens."
             "Falls to 0: the policy has collapsed.";

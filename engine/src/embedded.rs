@@ -1,7 +1,7 @@
 //! The embedded service: the engine behind the same traits as a remote service.
 //!
 //! Requests are checked before they are queued. Training requests of an adapter run in the order of the calls;
-//! samplers hold weights that later training does not change.
+//! samplers hold weights that later training does not change, but for in-flight samplers, which follow it.
 
 mod adapter_store;
 mod hosting;
@@ -13,7 +13,9 @@ use crate::adapter::Adapter;
 use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::model::Model;
 use crate::optim::AdamState;
-use crate::runtime::{AdapterSnapshot, Engine, EngineOptions, EngineStartError, EngineStats};
+use crate::runtime::{
+    AdapterSnapshot, Engine, EngineOptions, EngineStartError, EngineStats, SamplingWeights,
+};
 use crate::train::LogprobRows;
 use adapter_store::AdapterStore;
 use async_trait::async_trait;
@@ -63,7 +65,7 @@ impl EmbeddedService {
     /// A sampler over the base model.
     #[must_use]
     pub fn base(&self) -> EmbeddedSampler {
-        EmbeddedSampler { engine: self.engine.clone(), snapshot: None }
+        EmbeddedSampler { engine: self.engine.clone(), weights: SamplingWeights::Base }
     }
 
     /// A sampler over saved weights. They are loaded after the training requests that are already queued, so that it
@@ -77,7 +79,7 @@ impl EmbeddedService {
         let engine = self.engine.clone();
         self.engine.train(move |_| {
             let snapshot = Arc::new(AdapterSnapshot::new(adapter_store.load(&address)?.weights()));
-            Ok(EmbeddedSampler { engine, snapshot: Some(snapshot) })
+            Ok(EmbeddedSampler { engine, weights: SamplingWeights::Snapshot(snapshot) })
         })
     }
 
@@ -172,20 +174,20 @@ impl Service for EmbeddedService {
     }
 }
 
-/// Samples from one snapshot of an adapter, or from the base model.
+/// Samples from one snapshot of an adapter, from the newest weights of one in training, or from the base model.
 #[derive(Clone)]
 pub struct EmbeddedSampler {
     pub(crate) engine: Arc<Engine>,
-    pub(crate) snapshot: Option<Arc<AdapterSnapshot>>,
+    pub(crate) weights: SamplingWeights,
 }
 
 #[async_trait]
 impl SamplingBackend for EmbeddedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
-        self.engine.sample(self.snapshot.clone(), request)?.await
+        self.engine.sample(self.weights.clone(), request)?.await
     }
 
     fn weight_bytes(&self) -> usize {
-        self.snapshot.as_ref().map_or(0, |snapshot| snapshot.weights().bytes())
+        self.weights.bytes()
     }
 }

@@ -6,6 +6,7 @@ use crate::sessions::SessionTable;
 use minds_core::checkpoint::CheckpointNotes;
 use minds_core::datum::Datum;
 use minds_core::hosting::HostedTraining;
+use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::service::{BackendError, Export};
@@ -100,7 +101,15 @@ impl ModelOperation {
                 Ok(RequestOutcome::json(&SaveWeightsForSamplerResponse { path, ..Default::default() }))
             }
             Self::Export { sampler: id, session, in_flight_of } => {
-                let sampler = training.export_sampler(None).await?.sampler;
+                let sampler = match in_flight_of {
+                    None => training.export_sampler(None).await?.sampler,
+                    // Published weights could not be taken back.
+                    Some(_) => {
+                        samplers.check_free(&id)?;
+                        // The API does not tell versions, so they need no names.
+                        training.publish_in_flight(PolicyVersion::default()).await?
+                    }
+                };
                 // Under the lock of the sessions: a sampler added after its session ended would never be removed.
                 let added = sessions.with(&session, |_| {
                     match &in_flight_of {

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, StoredCheckpoint};
 use minds_core::datum::Datum;
 use minds_core::hosting::{HostedService, HostedTraining};
+use minds_core::ids::PolicyVersion;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -166,6 +167,10 @@ impl TrainingBackend for PlainTraining {
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
         self.0.export_sampler(name)
+    }
+
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        self.0.publish_in_flight(version)
     }
 
     fn release(&self) -> Pending<()> {

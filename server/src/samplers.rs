@@ -1,7 +1,7 @@
 //! Samplers and the weights behind them.
 //!
 //! A sampler is an id for weights that do not change, except those of in-flight samplers: all of one model share weights
-//! that each in-flight save replaces. A sample keeps the weights that it started with. Weights in memory are bounded in
+//! that each in-flight save replaces, also for samples in progress. Weights in memory are bounded in
 //! bytes, and the least recently used are evicted first. Weights that were saved under a name are reloaded from disk on
 //! demand; exported ones are lost, and requests for them fail.
 
@@ -71,6 +71,11 @@ impl SamplerRegistry {
             Some(_) => Err(taken(id)),
             None => table.add(id, session, source, self.max_samplers),
         }
+    }
+
+    /// Refuses an id that is in use.
+    pub(crate) fn check_free(&self, id: &str) -> Result<(), BackendError> {
+        if self.table.lock().samplers.contains_key(id) { Err(taken(id)) } else { Ok(()) }
     }
 
     /// Adds a sampler with exported weights, which are not on disk.

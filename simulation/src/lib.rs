@@ -3,7 +3,9 @@
 //!
 //! The service uses the clock of its tokio runtime, which may be paused. Tokens, logprobs, latencies and faults are
 //! functions of the seed and of each request, so they do not depend on timing. A token's logprob depends only on the
-//! number of optimizer steps of the weights: -1 at the start, -1/2 after one step, -1/3 after two.
+//! number of optimizer steps of the weights: -1 at the start, -1/2 after one step, -1/3 after two. The tokens of a sample
+//! are drawn at equal intervals of its latency, so that a sampler whose weights are replaced draws each from the weights
+//! of its moment.
 //!
 //! ```
 //! use minds_core::sampling::{SampleRequest, SamplingParams};
@@ -29,6 +31,7 @@ mod sampler;
 mod service;
 mod state;
 mod training;
+mod weights;
 
 pub use latency::SimulatedLatency;
 pub use options::{Delay, FaultWindow, RequestHook, SampleHook, SimulatedFault, SimulationOptions};

@@ -44,6 +44,8 @@ pub struct SimulationOptions {
     pub save: SimulatedLatency,
     /// Length in tokens at which a completion ends. Its last token is the request's first stop token, if there is one.
     pub completion_tokens: usize,
+    /// Tokens drawn per second of a sample's latency, which then decide the length in the place of `completion_tokens`.
+    pub tokens_per_second: Option<f64>,
     /// Share of the sample requests and logprob queries that fail with a retryable error, from 0 to 1.
     pub failures: f64,
     /// Share of the sample requests that never get a response, from 0 to 1.
@@ -95,6 +97,7 @@ impl Default for SimulationOptions {
             export: none,
             save: none,
             completion_tokens: 16,
+            tokens_per_second: None,
             failures: 0.0,
             hangs: 0.0,
             not_finite: 0.0,

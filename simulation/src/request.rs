@@ -1,7 +1,7 @@
 //! Requests as the service reports them to its observer.
 
 use minds_core::datum::Datum;
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::optim::AdamParams;
 use minds_core::sampling::SampleRequest;
 
@@ -45,6 +45,8 @@ pub enum AdapterRequest {
     LoadState(String, bool),
     /// Exports a sampler, and saves its weights if a name is given.
     Export(Option<String>),
+    /// Puts the weights in the place of those of the in-flight samplers, under this name.
+    PublishInFlight(PolicyVersion),
     /// Releases the adapter, which gets no further requests.
     Release,
 }
@@ -62,6 +64,7 @@ impl ServiceRequest<'_> {
             Self::Adapter(_, AdapterRequest::SaveState(_)) => "save_state",
             Self::Adapter(_, AdapterRequest::LoadState(..)) => "load_state",
             Self::Adapter(_, AdapterRequest::Export(_)) => "export",
+            Self::Adapter(_, AdapterRequest::PublishInFlight(_)) => "publish_in_flight",
             Self::Adapter(_, AdapterRequest::Release) => "release",
         }
     }

@@ -1,7 +1,8 @@
 //! A sampler of scripted weights.
 
 use crate::request::{RequestProgress, ServiceRequest};
-use crate::state::{DrawKind, SimulationState};
+use crate::state::{DrawKind, DrawTime, SimulationState};
+use crate::weights::SimulatedWeights;
 use async_trait::async_trait;
 use minds_core::ids::Token;
 use minds_core::sampling::{
@@ -15,8 +16,7 @@ use std::time::Duration;
 
 pub struct SimulatedSampler {
     pub state: Arc<SimulationState>,
-    /// Number of optimizer steps of the weights.
-    pub version: u64,
+    pub weights: SimulatedWeights,
 }
 
 #[async_trait]
@@ -24,7 +24,8 @@ impl SamplingBackend for SimulatedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let state = &*self.state;
         let options = &state.options;
-        let reported = ServiceRequest::Sample(self.version, &request);
+        let steps = self.weights.steps();
+        let reported = ServiceRequest::Sample(steps, &request);
         let number = state.arrived(reported);
         request.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
         state.check_tokens(&request.prompt)?;
@@ -41,7 +42,7 @@ impl SamplingBackend for SimulatedSampler {
         let case = |n: usize| [key, (n as u64) << 32 | attempt];
         let time = |n| state.draw(&options.sample, DrawKind::Sample, case(n));
         let times = (0..request.num_samples).map(|n| delay + Duration::from_secs_f64(time(n)));
-        state.occupy(times).await;
+        let drawn = state.occupy(times).await;
         state.until_back().await;
         if chance.random::<f64>() < options.failures {
             return state.fail(reported);
@@ -51,8 +52,8 @@ impl SamplingBackend for SimulatedSampler {
         let repeated = request.params.seed.map_or(attempt, |_| 0);
         let mut not_finite = 0;
         let mut sequences = Vec::with_capacity(request.num_samples);
-        for n in 0..request.num_samples as u64 {
-            let mut completion = self.completion(&request, [key, n << 32 | repeated]);
+        for (n, drawn) in (0_u64..).zip(drawn) {
+            let mut completion = self.completion(&request, [key, n << 32 | repeated], drawn);
             if chance.random::<f64>() < options.not_finite {
                 completion.logprobs[0] = f32::NAN;
                 not_finite += 1;
@@ -69,16 +70,17 @@ impl SamplingBackend for SimulatedSampler {
         (options.on_sample)(number, &request, &mut sequences)?;
         state.report(reported, RequestProgress::Answered(0.0));
         let topk = request.topk_prompt_logprobs;
-        let per_token = |at: usize| (at > 0).then(|| self.topk(topk));
+        let logprob = SimulationState::logprob(steps);
+        let per_token = |at: usize| (at > 0).then(|| likely(topk, logprob));
         Ok(SampleResponse {
             sequences,
-            prompt_logprobs: request.prompt_logprobs.then(|| self.scores(&request)),
+            prompt_logprobs: request.prompt_logprobs.then(|| scores(&request, logprob)),
             topk_prompt_logprobs: (topk > 0).then(|| (0..request.prompt.len()).map(per_token).collect()),
             target_prompt_logprobs: request.target_prompt_logprobs.as_ref().map(|targets| TargetLogprobs {
                 logprobs: targets
                     .tokens
                     .iter()
-                    .map(|token| if token.is_some() { self.logprob() } else { 0.0 })
+                    .map(|token| if token.is_some() { logprob } else { 0.0 })
                     .collect(),
                 k: targets.k,
             }),
@@ -93,7 +95,8 @@ impl SamplingBackend for SimulatedSampler {
     ) -> Result<Vec<Option<f32>>, BackendError> {
         let state = &*self.state;
         let options = &state.options;
-        let reported = ServiceRequest::Logprobs(self.version, &tokens);
+        let steps = self.weights.steps();
+        let reported = ServiceRequest::Logprobs(steps, &tokens);
         let number = state.arrived(reported);
         state.check_tokens(&tokens)?;
         let case = [number as u64, 0];
@@ -104,31 +107,31 @@ impl SamplingBackend for SimulatedSampler {
         if state.chance(DrawKind::QueryFault, case).random::<f64>() < options.failures {
             return state.fail(reported);
         }
-        let mut scores = self.scores(&SampleRequest::score_from(tokens.clone(), from));
+        let request = SampleRequest::score_from(tokens.clone(), from);
+        let mut scores = scores(&request, SimulationState::logprob(steps));
         (options.on_query)(number, &mut scores)?;
         state.report(reported, RequestProgress::Answered(0.0));
         Ok(scores)
     }
 }
 
+/// Logprobs of the prompt's tokens from the first scored one on.
+fn scores(request: &SampleRequest, logprob: f32) -> Vec<Option<f32>> {
+    let from = request.scored_from().unwrap_or(0).max(1);
+    (0..request.prompt.len()).map(|at| (at >= from).then_some(logprob)).collect()
+}
+
+/// The first `k` tokens of the vocabulary, with decreasing logprobs.
+fn likely(k: usize, logprob: f32) -> TopK {
+    (0..k).map(|at| (at as Token, logprob - at as f32)).collect()
+}
+
 impl SimulatedSampler {
-    fn logprob(&self) -> f32 {
-        SimulationState::logprob(self.version)
-    }
-
-    fn scores(&self, request: &SampleRequest) -> Vec<Option<f32>> {
-        let from = request.scored_from().unwrap_or(0).max(1);
-        (0..request.prompt.len()).map(|at| (at >= from).then_some(self.logprob())).collect()
-    }
-
-    /// The first `k` tokens of the vocabulary, with decreasing logprobs.
-    fn topk(&self, k: usize) -> TopK {
-        (0..k).map(|at| (at as Token, self.logprob() - at as f32)).collect()
-    }
-
-    /// Samples random letters until the scripted length, a stop token or the token limit.
-    fn completion(&self, request: &SampleRequest, case: [u64; 2]) -> Completion {
+    /// Samples random letters until the scripted length, a stop token or the token limit, from the weights at equal
+    /// intervals of the time in which they are drawn.
+    fn completion(&self, request: &SampleRequest, case: [u64; 2], drawn: DrawTime) -> Completion {
         let options = &self.state.options;
+        let length = options.tokens_per_second.map_or(options.completion_tokens, |rate| drawn.tokens(rate));
         let room = (options.info.context - request.prompt.len()).max(1);
         let (stops, ends) = match &request.params.stop {
             Stop::Tokens(stops) => (&stops[..], !stops.is_empty()),
@@ -139,7 +142,7 @@ impl SimulatedSampler {
         let mut tokens = Vec::new();
         let mut stop = StopReason::Length;
         while stop == StopReason::Length && tokens.len() < request.params.max_tokens.min(room) {
-            let last = ends && tokens.len() + 1 >= options.completion_tokens;
+            let last = ends && tokens.len() + 1 >= length;
             let letter = Token::from(letters.random_range(b'a'..=b'z'));
             let token = stops.first().copied().filter(|_| last).unwrap_or(letter);
             if last || stops.contains(&token) {
@@ -148,7 +151,18 @@ impl SimulatedSampler {
             tokens.push(token);
         }
         let k = request.topk_sample_logprobs;
-        let topk = (k > 0).then(|| vec![self.topk(k); tokens.len()]);
-        Completion { logprobs: vec![self.logprob(); tokens.len()], tokens, stop, topk, sequence_id: None }
+        let mut completion = Completion::new(tokens, Vec::new(), stop);
+        let count = completion.tokens.len();
+        let mut topk = Vec::new();
+        for token in 0..count {
+            let (steps, version) = self.weights.at(drawn.at(token, count));
+            let logprob = SimulationState::logprob(steps);
+            completion.logprobs.push(logprob);
+            topk.push(likely(k, logprob));
+            if let Some(version) = version {
+                completion.sampled_by(version);
+            }
+        }
+        Completion { topk: (k > 0).then_some(topk), ..completion }
     }
 }

@@ -4,7 +4,9 @@ use crate::options::SimulationOptions;
 use crate::sampler::SimulatedSampler;
 use crate::state::{ServiceCounts, SimulationState};
 use crate::training::SimulatedTraining;
+use crate::weights::SimulatedWeights;
 use async_trait::async_trait;
+use minds_core::ids::PolicyVersion;
 use minds_core::lora::LoraSpec;
 use minds_core::service::{BackendError, SamplingBackend, Service, ServiceInfo, TrainingBackend};
 use std::sync::Arc;
@@ -29,7 +31,7 @@ impl SimulatedService {
     /// Creates a sampler of weights after `version` optimizer steps.
     #[must_use]
     pub fn sampler(&self, version: u64) -> Arc<dyn SamplingBackend> {
-        Arc::new(SimulatedSampler { state: self.0.clone(), version })
+        Arc::new(SimulatedSampler { state: self.0.clone(), weights: SimulatedWeights::Fixed(version) })
     }
 
     /// Creates an adapter whose weights are those after `version` optimizer steps.
@@ -38,6 +40,17 @@ impl SimulatedService {
     #[must_use]
     pub fn adapter(&self, version: u64) -> Arc<dyn TrainingBackend> {
         Arc::new(SimulatedTraining::start(self.0.clone(), version))
+    }
+
+    /// Creates an adapter as [`Self::adapter`] does, whose weights are published at once. Returns the in-flight sampler
+    /// too.
+    ///
+    /// Must be called on a tokio runtime.
+    #[must_use]
+    pub fn adapter_in_flight(&self, version: u64) -> (Arc<dyn TrainingBackend>, Arc<dyn SamplingBackend>) {
+        let training = SimulatedTraining::start(self.0.clone(), version);
+        let sampler = training.publish_now(PolicyVersion(version), version);
+        (Arc::new(training), Arc::new(sampler))
     }
 
     /// Paths of all saved weights, sorted.

@@ -209,14 +209,40 @@ impl SimulationState {
         }
     }
 
-    /// Occupies one sampling slot for each of these times, and waits for all of them.
-    pub async fn occupy(&self, times: impl Iterator<Item = Duration>) {
-        let Some(slots) = &self.slots else { return wait(times.max().unwrap_or_default()).await };
+    /// Occupies one sampling slot for each of these times, and waits for all of them. Returns when each was drawn.
+    pub async fn occupy(&self, times: impl Iterator<Item = Duration>) -> Vec<DrawTime> {
+        let now = |time| DrawTime { begun: Instant::now(), time };
+        let Some(slots) = &self.slots else {
+            let drawn: Vec<DrawTime> = times.map(now).collect();
+            wait(drawn.iter().map(|drawn| drawn.time).max().unwrap_or_default()).await;
+            return drawn;
+        };
         join_all(times.map(async |time| {
             let _slot = slots.acquire().await.expect("the slots are never closed");
+            let drawn = now(time);
             wait(time).await;
+            drawn
         }))
-        .await;
+        .await
+    }
+}
+
+/// When a sample was drawn.
+#[derive(Clone, Copy)]
+pub struct DrawTime {
+    begun: Instant,
+    time: Duration,
+}
+
+impl DrawTime {
+    /// When one of `count` tokens was drawn.
+    pub fn at(&self, token: usize, count: usize) -> Instant {
+        self.begun + self.time.mul_f64(token as f64 / count as f64)
+    }
+
+    /// How many tokens are drawn at this rate.
+    pub fn tokens(&self, per_second: f64) -> usize {
+        (self.time.as_secs_f64() * per_second).round() as usize
     }
 }
 

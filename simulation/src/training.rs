@@ -3,21 +3,25 @@
 use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
 use crate::sampler::SimulatedSampler;
 use crate::state::{DrawKind, SimulationState, wait};
+use crate::weights::{Publications, SimulatedWeights};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose};
 use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::service::{BackendError, Export, ForwardOutput, OptimStep, Pending, TrainingBackend};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Weights of an adapter.
+/// What an adapter has learnt so far.
 #[derive(Clone, Copy)]
-struct SimulatedWeights {
+struct AdapterProgress {
     /// Number of optimizer steps of the weights.
     version: u64,
     /// Whether gradients have accumulated since the last step.
@@ -29,18 +33,20 @@ pub struct SimulatedTraining {
     adapter: usize,
     /// Number of requests so far, by name of their kind.
     numbers: Mutex<HashMap<&'static str, usize>>,
+    /// What in-flight samplers sample from.
+    publications: Arc<Publications>,
     jobs: mpsc::UnboundedSender<Job>,
 }
 
 /// A queued request, which changes the weights when it is executed.
-type Job = Box<dyn FnOnce(SimulatedWeights) -> BoxFuture<'static, SimulatedWeights> + Send>;
+type Job = Box<dyn FnOnce(AdapterProgress) -> BoxFuture<'static, AdapterProgress> + Send>;
 
 impl SimulatedTraining {
     /// Creates an adapter whose weights are those after `version` optimizer steps. Must be called on a tokio runtime.
     pub fn start(state: Arc<SimulationState>, version: u64) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel::<Job>();
         tokio::spawn(async move {
-            let mut weights = SimulatedWeights { version, gradients: false };
+            let mut weights = AdapterProgress { version, gradients: false };
             while let Some(job) = queue.recv().await {
                 weights = job(weights).await;
             }
@@ -51,14 +57,14 @@ impl SimulatedTraining {
             counts.most_adapters = counts.most_adapters.max(counts.live_adapters);
             counts.adapters - 1
         });
-        Self { state, adapter, numbers: Mutex::default(), jobs }
+        Self { state, adapter, numbers: Mutex::default(), publications: Arc::default(), jobs }
     }
 
     /// Queues a request behind earlier ones. `execute` receives the number of earlier requests of its kind.
     fn queue<T: Send + 'static>(
         &self,
         request: AdapterRequest,
-        execute: impl FnOnce(&Arc<SimulationState>, usize, &mut SimulatedWeights) -> Result<T, BackendError>
+        execute: impl FnOnce(&Arc<SimulationState>, usize, &mut AdapterProgress) -> Result<T, BackendError>
         + Send
         + 'static,
     ) -> Pending<T> {
@@ -73,7 +79,7 @@ impl SimulatedTraining {
             *number - 1
         };
         let (sender, result) = oneshot::channel();
-        let job = move |mut weights: SimulatedWeights| async move {
+        let job = move |mut weights: AdapterProgress| async move {
             state.until_back().await;
             let seconds = state.training_time(&request, [number as u64, adapter as u64]);
             wait(Duration::from_secs_f64(seconds)).await;
@@ -92,6 +98,13 @@ impl SimulatedTraining {
         // The queue lives as long as `self`.
         drop(self.jobs.send(Box::new(move |weights| job(weights).boxed())));
         async move { result.await.unwrap_or_else(|_| Err(BackendError::Lost("gone".into()))) }.boxed()
+    }
+
+    /// Publishes weights of this number of optimizer steps without a request.
+    pub fn publish_now(&self, version: PolicyVersion, steps: u64) -> SimulatedSampler {
+        self.publications.publish(version, steps);
+        let weights = SimulatedWeights::InFlight(self.publications.clone());
+        SimulatedSampler { state: self.state.clone(), weights }
     }
 
     /// The address of this adapter's weights with a purpose and a name.
@@ -116,7 +129,9 @@ impl SimulationState {
                 share * self.draw(&options.forward_backward, DrawKind::Pass, case)
             }
             AdapterRequest::OptimStep(_) => self.draw(&options.optim_step, DrawKind::Step, case),
-            AdapterRequest::Export(_) => self.draw(&options.export, DrawKind::Export, case),
+            AdapterRequest::Export(_) | AdapterRequest::PublishInFlight(_) => {
+                self.draw(&options.export, DrawKind::Export, case)
+            }
             AdapterRequest::SaveState(_) | AdapterRequest::LoadState(..) => {
                 self.draw(&options.save, DrawKind::Save, case)
             }
@@ -183,7 +198,7 @@ impl TrainingBackend for SimulatedTraining {
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
         let path = path.to_owned();
         self.queue(AdapterRequest::LoadState(path.clone(), with_optimizer), move |state, _, weights| {
-            *weights = SimulatedWeights { version: state.find(&path)?, gradients: false };
+            *weights = AdapterProgress { version: state.find(&path)?, gradients: false };
             Ok(())
         })
     }
@@ -194,7 +209,23 @@ impl TrainingBackend for SimulatedTraining {
             (state.options.on_export)(number, &mut ())?;
             let version = weights.version;
             let path = address.map(|address| state.keep(address, version)).transpose()?;
-            Ok(Export { sampler: Arc::new(SimulatedSampler { state: state.clone(), version }), path })
+            Ok(Export {
+                sampler: Arc::new(SimulatedSampler {
+                    state: state.clone(),
+                    weights: SimulatedWeights::Fixed(version),
+                }),
+                path,
+            })
+        })
+    }
+
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let publications = self.publications.clone();
+        self.queue(AdapterRequest::PublishInFlight(version), move |state, number, weights| {
+            (state.options.on_export)(number, &mut ())?;
+            publications.publish(version, weights.version);
+            let weights = SimulatedWeights::InFlight(publications);
+            Ok(Arc::new(SimulatedSampler { state: state.clone(), weights }) as Arc<dyn SamplingBackend>)
         })
     }
 

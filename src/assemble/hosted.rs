@@ -17,6 +17,7 @@ pub fn hosted(command: &ServeArgs, max_waiting: usize) -> Result<Arc<dyn HostedS
     let options = EngineOptions {
         threads: command.threads,
         kv_bytes: command.kv_cache_mib.get().saturating_mul(1 << 20),
+        swap_kv: command.kv,
         max_waiting,
         seed: command.seed,
         checkpoint_dir: Some(command.data.clone()),

@@ -6,9 +6,11 @@ use crate::config::choice::WeightsChoice;
 use crate::config::error::ConfigError;
 use crate::config::rewards::{OracleWeights, ShadowFrom};
 use crate::exit::{CommandError, OrExit, ProcessExit};
+use crate::run_folder::CheckpointRecord;
 use anyhow::Context as _;
 use minds_core::environment::Environment;
-use minds_core::service::{SamplingBackend, TrainingBackend};
+use minds_core::ids::PolicyVersion;
+use minds_core::service::{BackendError, SamplerWeights, SamplingBackend, TrainingBackend};
 use minds_stages::batcher::CpuPool;
 use minds_stages::mailbox::StageHandle;
 use minds_stages::messages::MixtureComponent;
@@ -44,7 +46,8 @@ pub fn check_samplers(plan: &RunPlan, service: &str, keeps_samplers: bool) -> Re
     }
 }
 
-/// Everything that the pipeline needs beside the adapter, whose weights are those of `state`, if they were saved.
+/// Everything that the pipeline needs beside the adapter, whose weights are those of the `last` checkpoint, if there is
+/// one.
 ///
 /// # Errors
 /// The service returned an error.
@@ -55,10 +58,16 @@ pub async fn parts(
     judge: LogprobSource,
     reference: Option<Arc<dyn SamplingBackend>>,
     training: Arc<dyn TrainingBackend>,
-    state: Option<&str>,
+    last: Option<&CheckpointRecord>,
 ) -> anyhow::Result<PipelineParts> {
     let sampler =
         training.export_sampler(None).await.context("failed to make a sampler of the first weights")?;
+    let in_flight = match plan.pipeline.train.weights {
+        SamplerWeights::Snapshot => None,
+        SamplerWeights::InFlight => {
+            Some(publish_first(plan, &*training, last.map_or(0, |last| last.step)).await?)
+        }
+    };
     let mut meters = PipelineMeters::default();
     meters.usage = ready.usage.clone();
     let frozen = plan.pipeline.retry.deadlines.service(ready.service.clone(), &meters.service);
@@ -66,7 +75,7 @@ pub async fn parts(
     let pool = CpuPool::start(1).context("failed to start a thread")?;
     let from = match plan.shadow_from {
         ShadowFrom::Base => ShadowStart::Base,
-        ShadowFrom::Policy => ShadowStart::Policy { saved: state.map(str::to_owned) },
+        ShadowFrom::Policy => ShadowStart::Policy { saved: last.map(|last| last.state_path.clone()) },
     };
     let shadow = shadow(plan, ready, components.iter().map(|c| &*c.environment), from);
     let sampler = sampler.sampler;
@@ -74,6 +83,7 @@ pub async fn parts(
         components,
         training,
         sampler,
+        in_flight,
         logprob_source: judge,
         reference,
         queries,
@@ -81,6 +91,25 @@ pub async fn parts(
         pool,
         meters,
     })
+}
+
+/// A sampler of in-flight weights, which are those of this step now.
+async fn publish_first(
+    plan: &RunPlan,
+    training: &dyn TrainingBackend,
+    step: u64,
+) -> anyhow::Result<Arc<dyn SamplingBackend>> {
+    match training.publish_in_flight(PolicyVersion(step)).await {
+        Ok(sampler) => Ok(sampler),
+        Err(BackendError::Unsupported(_)) => {
+            let problem = format!(
+                "is \"inflight\", which {} does not offer: leave it out, and each rollout is sampled by one version",
+                plan.service.name()
+            );
+            Err(plan.wrong("trainer.weights", problem).into())
+        }
+        Err(error) => Err(error).context("failed to publish the first weights"),
+    }
 }
 
 /// The source of shadow adapters, if a reward measures gradient steps.

@@ -264,6 +264,7 @@ fn embedded(
         threads: Some(engine.threads),
         kv_bytes: engine.kv_bytes,
         max_rows: engine.max_rows,
+        swap_kv: engine.swap_kv,
         // Every member of every group in flight may wait for its completion, every reward for its queries, and every
         // shadow for a probe on both sides of its step.
         max_waiting: plan.pipeline.credits() as usize * (plan.group_size.get() as usize + 8)

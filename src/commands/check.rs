@@ -9,6 +9,7 @@ use crate::config::{ProcessVariables, schema};
 use crate::exit::{CommandError, OrExit, ProcessExit};
 use crate::run_folder::FolderOutlook;
 use indicatif::HumanBytes;
+use minds_core::service::SamplerWeights;
 use minds_stages::batcher::StalenessHandling;
 use minds_stages::pipeline::PipelineOptions;
 use serde_json::{Value, json};
@@ -79,6 +80,9 @@ impl CheckResult {
                 StalenessHandling::Drop => "staler ones are dropped and resampled",
             }
         );
+        if train.weights == SamplerWeights::InFlight {
+            print_line!("weights      in flight: rollouts follow those in training while they are sampled");
+        }
         print_line!("loss         {}, learning rate {}", train.loss.name(), train.adam.learning_rate);
         print_line!(
             "tokens       at most {} sampled a step and turn, {} an answer",
@@ -181,6 +185,7 @@ impl CheckResult {
             "mailboxes": check::mailboxes(plan).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
             "max_steps_off_policy": plan.pipeline.max_steps_off_policy,
             "max_staleness": plan.pipeline.max_staleness,
+            "weights": plan.pipeline.train.weights,
             "loss": plan.pipeline.train.loss.name(),
             "optim": plan.pipeline.train.adam,
             "tokens": self.tokens,

@@ -299,26 +299,17 @@ fn score(
         };
         let item = environment.item(index);
         let tokens = ready.renderer.answer(answer);
+        // The completion was not sampled, so it has no logprobs.
+        let logprobs = vec![0.0; tokens.len()];
         let turn = Turn {
             prompt: ready.renderer.prompt(&item.prompt).or_exit(ProcessExit::Config)?.into(),
-            // The completion was not sampled, so it has no logprobs.
-            completion: Completion {
-                logprobs: vec![0.0; tokens.len()],
-                tokens,
-                stop: StopReason::Stop,
-                topk: None,
-                sequence_id: None,
-            },
+            completion: Completion::new(tokens, logprobs, StopReason::Stop),
             text: answer.to_owned(),
             complete: true,
         };
-        let rollout = Rollout {
-            id: RolloutId { group: GroupId(0), member: 0 },
-            item: ItemKey { component: 0, item: index },
-            policy: PolicyVersion(0),
-            turns: vec![turn],
-            opening: Arc::default(),
-        };
+        let id = RolloutId { group: GroupId(0), member: 0 };
+        let key = ItemKey { component: 0, item: index };
+        let rollout = Rollout { turns: vec![turn], ..Rollout::new(id, key, PolicyVersion(0)) };
         let renderer = &*ready.renderer;
         let said: Vec<Message> = item.prompt.iter().cloned().chain([Message::assistant(answer)]).collect();
         // A Python package reports this itself when its rollout runs.

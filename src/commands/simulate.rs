@@ -89,8 +89,9 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         number(summary.training_share.map(|share| 100.0 * share), 0)
     );
     print_line!(
-        "staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most",
+        "staleness    {:.2} steps on average ({:.2} by token), {} for half of the groups, {} for 99 of 100, {} at most",
         summary.staleness.mean(),
+        summary.staleness_of_tokens,
         summary.staleness.percentile(0.5),
         summary.staleness.percentile(0.99),
         summary.staleness.percentile(1.0)

@@ -11,6 +11,8 @@ use super::trainer::{MemberFailureHandling, ReferenceWeights, loss_choice};
 use minds_core::advantage::Estimator;
 use minds_core::loss::PolicyLoss;
 use minds_core::optim::LearningRateDecay;
+use minds_core::service::SamplerWeights;
+use minds_engine::runtime::SwapKv;
 use minds_environments::worker::BadReward;
 use minds_stages::batcher::{ConstantGroups, LossWeighting, StalenessHandling};
 use schemars::JsonSchema;
@@ -158,6 +160,8 @@ pub struct TrainerConfig {
     pub num_substeps: Option<NonZeroUsize>,
     /// Minibatches in which the data of an optimizer step is sent.
     pub stream_minibatches: Option<NonZeroUsize>,
+    /// Whether new weights reach rollouts that are being sampled.
+    pub weights: Option<Choice<SamplerWeights>>,
     /// Steps between two publications of the weights.
     pub publish_every: Option<NonZeroU64>,
     /// Step size of the optimizer.
@@ -381,6 +385,8 @@ pub struct EngineConfig {
     pub kv_cache_mib: Option<NonZeroUsize>,
     /// Most sequences that are decoded together.
     pub max_rows: Option<NonZeroUsize>,
+    /// What becomes of keys and values when in-flight weights are replaced.
+    pub kv: Option<Choice<SwapKv>>,
 }
 
 /// Keys of the `[metrics]` table.

@@ -8,7 +8,7 @@ use super::trainer::MemberFailureHandling;
 use super::{plan, rewards, trainer};
 use minds_stages::evaluator::EvaluatorOptions;
 use minds_stages::ledger::UNANSWERED;
-use minds_stages::pipeline::PipelineOptions;
+use minds_stages::pipeline::{PipelineOptions, batches_ahead};
 use std::num::{NonZeroU64, NonZeroUsize};
 
 const EVALUATED_ROLLOUTS: NonZeroU64 = NonZeroU64::new(64).expect("64 is not 0");
@@ -33,7 +33,8 @@ pub(super) fn pipeline(file: &ConfigFile, service: &ServicePlan) -> Result<Pipel
     let groups = batch.groups_per_batch.get() as u64;
     let max_steps_off_policy = trainer::max_steps_off_policy(&file.trainer, batch.groups_per_batch)?;
     let members = trainer::group_size(&file.trainer)?.get() as u64;
-    let rollouts_in_flight = groups.saturating_mul(max_steps_off_policy + 1).saturating_mul(members);
+    let rollouts_in_flight =
+        groups.saturating_mul(batches_ahead(max_steps_off_policy, train.weights) + 1).saturating_mul(members);
     let unanswered = plan::time("run.give_up_after", file.run.give_up_after.as_deref())?;
     Ok(PipelineOptions {
         seed: file.trainer.seed.unwrap_or(0),

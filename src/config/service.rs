@@ -1,10 +1,13 @@
 //! The service that samples and trains: the engine in this process, or a Tinker server.
 
+use super::choice::chosen;
 use super::credentials;
 use super::error::{KeyProblem, at_most};
 use super::file::{ConfigFile, EngineConfig, TinkerConfig};
 use super::plan::time;
 use super::variables::ProcessVariables;
+use minds_core::service::SamplerWeights;
+use minds_engine::runtime::SwapKv;
 use minds_stages::service::deadlines::Deadlines;
 use minds_stages::service::retry::Retry;
 use minds_tinker::client::{API_KEY_ENV, CREDENTIAL_COMMAND_ENV, Secret, check_address};
@@ -67,6 +70,8 @@ pub struct EnginePlan {
     pub kv_bytes: usize,
     /// Most sequences that are decoded together.
     pub max_rows: NonZeroUsize,
+    /// What becomes of keys and values when in-flight weights are replaced.
+    pub swap_kv: SwapKv,
 }
 
 /// What the rest of the program asks of a service, so that it need not know the kinds.
@@ -156,6 +161,16 @@ impl ServicePlan {
     /// The invalid key, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, variables: &ProcessVariables) -> Result<Self, KeyProblem> {
         let written = file.tinker.base_url.as_deref().filter(|url| !url.is_empty());
+        if file.engine.kv.is_some() {
+            let problem = match (chosen(file.trainer.weights), written) {
+                (SamplerWeights::Snapshot, _) => Some("has no effect without trainer.weights = \"inflight\""),
+                (_, Some(EMBEDDED)) => None,
+                _ => Some("has no effect: only the embedded engine has a choice, a server decides by itself"),
+            };
+            if let Some(problem) = problem {
+                return Err(KeyProblem::new("engine.kv", problem));
+            }
+        }
         match written.unwrap_or(HOSTED_URL) {
             EMBEDDED => engine(&file.engine).map(Self::Embedded),
             base_url => remote(&file.tinker, base_url, variables).map(Self::Remote),
@@ -189,6 +204,7 @@ fn engine(engine: &EngineConfig) -> Result<EnginePlan, KeyProblem> {
             .map_or(Ok(cores), |threads| at_most("engine.threads", threads, MOST_THREADS))?,
         kv_bytes: mib.checked_mul(1 << 20).ok_or_else(too_much)?,
         max_rows: engine.max_rows.unwrap_or(MAX_ROWS),
+        swap_kv: chosen(engine.kv),
     })
 }
 

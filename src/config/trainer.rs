@@ -10,7 +10,9 @@ use minds_core::choice::variant_names;
 use minds_core::lora::{LoraSpec, LoraSpecError};
 use minds_core::loss::{Loss, PolicyLoss};
 use minds_core::sampling::{SamplingParams, Stop};
+use minds_core::service::SamplerWeights;
 use minds_stages::batcher::{BatcherOptions, ConstantGroups, StalenessHandling};
+use minds_stages::pipeline::batches_ahead;
 use minds_stages::trainer::TrainerOptions;
 use serde::de::{Error as _, IntoDeserializer as _};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -136,6 +138,7 @@ pub(super) fn train(file: &ConfigFile) -> Result<TrainerOptions, KeyProblem> {
         rate: optim::schedule(&file.optim)?,
         substeps: trainer.num_substeps.unwrap_or(NonZeroUsize::MIN),
         publish_every: publish_every(trainer)?,
+        weights: chosen(trainer.weights),
         kl_alarm: trainer.kl_alarm,
         clip_multiple: optim::clip_multiple(&file.optim)?,
         max_first_gap: gap,
@@ -169,14 +172,20 @@ fn publish_every(trainer: &TrainerConfig) -> Result<NonZeroU64, KeyProblem> {
     ensure("trainer.publish_every", every, holds, format_args!("lie between 1 and {MOST_STEPS}"))
 }
 
-/// Batches that may be in flight beside the one in training.
+/// Steps by which the weights that sample may lie behind those in training on average.
 pub(super) fn max_steps_off_policy(
     trainer: &TrainerConfig,
     groups_per_batch: NonZeroUsize,
 ) -> Result<u64, KeyProblem> {
     let steps = trainer.async_off_policy_steps.unwrap_or(2);
     at_most("trainer.async_off_policy_steps", steps, MOST_STEPS)?;
-    let credits = (groups_per_batch.get() as u64).saturating_mul(steps + 1);
+    let weights = chosen(trainer.weights);
+    if steps == 0 && weights == SamplerWeights::InFlight {
+        let problem = "is \"inflight\", and with async_off_policy_steps = 0 nothing is sampled while weights are \
+                       published: raise async_off_policy_steps, or leave weights out";
+        return Err(KeyProblem::new("trainer.weights", problem));
+    }
+    let credits = (groups_per_batch.get() as u64).saturating_mul(batches_ahead(steps, weights) + 1);
     if credits > MOST_CREDITS {
         let problem = format!(
             "is {groups_per_batch}: with async_off_policy_steps = {steps}, {credits} groups would be in flight, at most \
@@ -195,8 +204,9 @@ pub(super) fn max_staleness(
 ) -> Result<u64, KeyProblem> {
     // Rollouts of equal length are as old as the batches in flight and the steps between two publications make them.
     let unpublished = publish_every.get() - 1;
-    let natural = max_steps_off_policy + unpublished;
-    let wide = (STALENESS_PER_BATCH * max_steps_off_policy + unpublished).min(2 * MOST_STEPS);
+    let ahead = batches_ahead(max_steps_off_policy, chosen(trainer.weights));
+    let natural = ahead + unpublished;
+    let wide = (STALENESS_PER_BATCH * ahead + unpublished).min(2 * MOST_STEPS);
     let (usual, least) = match chosen(trainer.staleness) {
         StalenessHandling::Wait => (wide, natural),
         StalenessHandling::Drop => (natural, unpublished),
@@ -289,6 +299,14 @@ mod tests {
             ("trainer.max_staleness", "async_off_policy_steps = 2\nmax_staleness = 1"),
             ("trainer.max_staleness", "publish_every = 4\nmax_staleness = 2\nstaleness = \"drop\""),
             ("trainer.staleness", "staleness = \"hope\""),
+            ("trainer.weights", "weights = \"latest\""),
+            ("trainer.weights", "weights = \"inflight\"\nasync_off_policy_steps = 0"),
+            (
+                "trainer.max_staleness",
+                "weights = \"inflight\"\nasync_off_policy_steps = 2\nmax_staleness = 3",
+            ),
+            ("engine.kv", "[engine]\nkv = \"keep\""),
+            ("engine.kv", "weights = \"inflight\"\n[engine]\nkv = \"drop\""),
             ("trainer.min_members", "min_members = 9"),
             ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
             ("trainer.publish_every", "publish_every = 0"),
@@ -355,6 +373,9 @@ mod tests {
         assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\""), 3);
         assert_eq!(staleness("async_off_policy_steps = 3\nstaleness = \"drop\"\nmax_staleness = 1"), 1);
         assert_eq!(staleness("async_off_policy_steps = 1\nmax_staleness = 5"), 5);
+        // Twice as many batches may be under way.
+        assert_eq!(staleness("async_off_policy_steps = 1\nweights = \"inflight\""), 2 * 64);
+        assert_eq!(staleness("async_off_policy_steps = 1\nweights = \"inflight\"\nmax_staleness = 2"), 2);
     }
 
     #[test]

@@ -111,18 +111,21 @@ mod tests {
 
     fn spare(id: u64) -> SavedGroup {
         let answer = Completion {
-            tokens: vec![5, 6],
-            logprobs: vec![-0.5, f32::MIN_POSITIVE],
-            stop: StopReason::Length,
             topk: Some(vec![vec![(5, -0.5)], vec![]]),
             sequence_id: Some("a".into()),
+            ..Completion::new(vec![5, 6], vec![-0.5, f32::MIN_POSITIVE], StopReason::Length)
         };
         let turn = Turn { prompt: [1, 2].into(), completion: answer, text: "ä".into(), complete: false };
         let group = GroupId(id);
         let item = ItemKey { component: 1, item: id };
         let id = RolloutId { group, member: 2 };
         let opening = [Message::user("a")].into();
-        let rollout = Rollout { id, item, policy: PolicyVersion(7), turns: vec![turn], opening };
+        let rollout = Rollout {
+            newest: Some(PolicyVersion(9)),
+            turns: vec![turn],
+            opening,
+            ..Rollout::new(id, item, PolicyVersion(7))
+        };
         let metrics = [("x".to_owned(), f64::INFINITY)].into();
         let score = Score { reward: Reward::new(0.1).unwrap(), metrics };
         SavedGroup {

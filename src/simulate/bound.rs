@@ -18,7 +18,7 @@ pub struct StepTimeBound {
     /// Bound of the rewards that are computed at a time: `simulate.workers`, else `scorer.workers`.
     pub scoring: f64,
     /// Bound of the credits: a group holds one from its first request until its step is published, and there are
-    /// `K + 1` batches' worth of credits (Little's law).
+    /// `K + 1` batches' worth of credits, with in-flight weights `2 K + 1` (Little's law).
     pub credits: f64,
 }
 
@@ -69,7 +69,7 @@ impl StepTimeBound {
             })
             .collect();
         let played = mean_of_longest(&mut groups, together);
-        let credits = (played + until_published) / (plan.pipeline.max_steps_off_policy + 1) as f64;
+        let credits = (played + until_published) / (plan.pipeline.batches_ahead() + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
 

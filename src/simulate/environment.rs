@@ -213,6 +213,10 @@ impl Environment for SimulatedEnvironment {
         self.workers.is_some()
     }
 
+    fn queries_policy(&self) -> bool {
+        self.plan.queries > 0
+    }
+
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let id = scene.rollout.id;
         let attempt = self.attempt(id);

@@ -18,6 +18,7 @@ use crate::config::RunPlan;
 use environment::SimulatedEnvironment;
 use minds_core::chat::{Renderer, Tokenizer};
 use minds_core::sampling::SamplingParams;
+use minds_core::service::SamplerWeights;
 use minds_models::ByteTokenizer;
 use minds_simulation::{RequestProgress, ServiceRequest, SimulatedService, SimulationOptions};
 use minds_stages::batcher::CpuPool;
@@ -30,6 +31,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use summary::SimulationRecorder;
 use tokio::time::{MissedTickBehavior, interval};
+
+/// Mean tokens of a sample.
+const MEAN_TOKENS: f64 = 16.0;
 
 /// Readings of the mailbox depths during a step of minimum length.
 const READINGS: f64 = 20.0;
@@ -47,6 +51,9 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
     let events = log.clone();
     let service = Arc::new(SimulatedService::new(SimulationOptions {
         completion_tokens: 2,
+        // Long samples have more tokens, which weigh more in the staleness of tokens.
+        tokens_per_second: (plan.simulate.sample.mean() > 0.0)
+            .then(|| MEAN_TOKENS / plan.simulate.sample.mean()),
         observer: Box::new(move |request, progress| record(&events, request, progress)),
         ..plan.simulate.service(plan.pipeline.seed, whole_batch)
     }));
@@ -65,10 +72,18 @@ pub async fn run(plan: &RunPlan, log: EventLog) -> anyhow::Result<SimulationSumm
         weight: env.weight,
     });
     let sampler = service.sampler(0);
+    let (training, in_flight) = match options.train.weights {
+        SamplerWeights::Snapshot => (service.adapter(0), None),
+        SamplerWeights::InFlight => {
+            let (training, sampler) = service.adapter_in_flight(0);
+            (training, Some(sampler))
+        }
+    };
     let parts = PipelineParts {
         components: components.collect(),
-        training: service.adapter(0),
+        training,
         sampler: sampler.clone(),
+        in_flight,
         // Logprob queries take the same time with any source.
         logprob_source: LogprobSource::Sampled,
         reference: (plan.pipeline.batch.kl_penalty > 0.0).then(|| sampler.clone()),

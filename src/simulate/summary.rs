@@ -29,6 +29,8 @@ pub struct SimulationSummary {
     pub training_share: Option<f64>,
     /// Staleness of all groups.
     pub staleness: StalenessHistogram,
+    /// Mean staleness of the tokens, in steps.
+    pub staleness_of_tokens: f64,
     /// Share of the time in which a ready batch waited for stragglers.
     pub held_share: Option<f64>,
     /// Lower bound on the seconds per step.
@@ -86,6 +88,7 @@ impl SimulationSummary {
             "staleness_p50": self.staleness.percentile(0.5),
             "staleness_p99": self.staleness.percentile(0.99),
             "staleness_max": self.staleness.percentile(1.0),
+            "staleness_token_mean": self.staleness_of_tokens,
             "held_share": self.held_share,
             "bound_s": self.bound.step(),
             "bound_cause": self.bound.cause(),
@@ -115,6 +118,9 @@ pub struct SimulationRecorder {
     /// Virtual time at the end of each step, and the work done until then.
     marks: Vec<(f64, ServiceCounts)>,
     staleness: StalenessHistogram,
+    /// Number of trained tokens, and the sum of their staleness.
+    tokens: f64,
+    token_steps: f64,
     /// Seconds that a ready batch waited for stragglers, per step.
     held: Vec<f64>,
     mailboxes: Vec<MailboxUsage>,
@@ -129,9 +135,21 @@ impl SimulationRecorder {
         log: Arc<EventLog>,
         plan: &RunPlan,
     ) -> Self {
-        let ends = plan.pipeline.max_steps_off_policy as usize + 1;
+        let ends = plan.pipeline.batches_ahead() as usize + 1;
         let (marks, staleness, held, mailboxes) = Default::default();
-        Self { service, environment, log, ends, marks, staleness, held, mailboxes, readings: 0 }
+        Self {
+            service,
+            environment,
+            log,
+            ends,
+            marks,
+            staleness,
+            tokens: 0.0,
+            token_steps: 0.0,
+            held,
+            mailboxes,
+            readings: 0,
+        }
     }
 
     /// Virtual seconds since the start.
@@ -165,6 +183,9 @@ impl SimulationRecorder {
                 let CommittedStep { record, groups } = &**step;
                 self.marks.push((log.elapsed(), *self.service.counts().borrow()));
                 self.staleness.add(record.step, groups);
+                let tokens = record.tokens_sampled.unwrap_or(0.0);
+                self.tokens += tokens;
+                self.token_steps += record.staleness_token.unwrap_or(0.0) * tokens;
                 self.held.push(record.time_waits_for_stragglers.unwrap_or(0.0));
                 let groups: Vec<u64> = groups.iter().map(|group| group.group.id.0).collect();
                 log.record("step", [("step", record.step.into()), ("groups", json!(groups))]);
@@ -198,6 +219,7 @@ impl SimulationRecorder {
             training_share: per_second(last.1.training_s - first.1.training_s),
             held_share: per_second(self.held[ends..steps - ends].iter().sum()),
             staleness: self.staleness,
+            staleness_of_tokens: self.token_steps / self.tokens.max(1.0),
             bound,
             mailboxes: self.mailboxes,
             groups: pipeline.ledger().counts(),

@@ -50,7 +50,8 @@ impl Drop for Server {
 fn drive(version: &str) {
     let python = venv::python(&format!("tinker-{version}"), &[&format!("tinker=={version}")]);
     let data = tempfile::tempdir().unwrap();
-    let mut command = serve(data.path(), &["--addr", "127.0.0.1:0", "--api-key-env", "MINDS_TEST_KEY"]);
+    let options = ["--addr", "127.0.0.1:0", "--api-key-env", "MINDS_TEST_KEY", "--kv", "recompute"];
+    let mut command = serve(data.path(), &options);
     let mut server = Server(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
     let address = lines.find_map(|line| Some(line.unwrap().strip_prefix("address")?.trim().to_owned()));

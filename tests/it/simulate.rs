@@ -181,6 +181,27 @@ fn the_default_bound_on_staleness_costs_at_most_three_percent() {
     }
 }
 
+/// By Little's law, 2 K + 1 = 3 batches under way are 1.5 times as fast as K + 1 = 2, and more as the batch that waits for
+/// its last group is one of them. A token in flight lies behind by half of its rollout's time on average.
+#[test]
+fn in_flight_weights_are_faster_by_half_and_the_tokens_of_long_tails_hardly_staler() {
+    let heavy = "simulate.sample={ mean = 1, spread = \"lognormal\", sigma = 1.0, tail_share = 0.05, tail_factor = 15 }";
+    let sets = ["trainer.async_off_policy_steps=1", "trainer.args.max_new_tokens=8192", heavy];
+    let run = |weights: &str| {
+        let more = [format!("trainer.weights=\"{weights}\""), "simulate.steps=1000".into()];
+        numbers(TAILS, &sets.map(str::to_owned).into_iter().chain(more).collect::<Vec<_>>())
+    };
+    let [snapshot, in_flight] = ["snapshot", "inflight"].map(run);
+    let faster = f64_of(&snapshot, "step_s") / f64_of(&in_flight, "step_s");
+    assert!(faster >= 1.5, "{faster}\n{snapshot}\n{in_flight}");
+    let [old, new] = [&snapshot, &in_flight].map(|found| f64_of(found, "staleness_token_mean"));
+    assert!(new <= 1.2 * old, "{new} and {old}");
+    // Little's law again: the staleness of groups is that of the batches under way.
+    for (found, mean) in [(&snapshot, 1.0), (&in_flight, 2.0)] {
+        assert!((f64_of(found, "staleness_mean") - mean).abs() < 0.1, "{found}");
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_events_and_another_one_others() {
     let dir = tempfile::tempdir().unwrap();

@@ -189,6 +189,25 @@ def newer():
     check("an in-flight sampler has the newest weights", flight.compute_logprobs(prompt(b"hello")).result()[1:] == after)
     check("which are others", after != before)
 
+    # `serve --kv recompute`: every token of a sample that runs while weights are published has the logprob that a fresh
+    # pass gives it under one of the versions, in their order.
+    versions = [client.save_weights_and_get_sampling_client()]
+    running = flight.sample(prompt(b"hello"), 1, types.SamplingParams(max_tokens=1500, stop=[], seed=1))
+    for _ in range(4):
+        step(client, texts(), "cross_entropy")
+        client.save_weights_and_get_sampling_client(kind="inflight")
+        versions.append(client.save_weights_and_get_sampling_client())
+    sampled = running.result().sequences[0]
+    text = prompt(list(b"hello") + list(sampled.tokens))
+    fresh = [version.compute_logprobs(text).result()[5:] for version in versions]
+    at, drawn = 0, list(sampled.logprobs)
+    while at < len(fresh) and drawn:
+        drawn = drawn[next((i for i, one in enumerate(drawn) if one != fresh[at][i]), len(drawn)) :]
+        fresh = [scores[-len(drawn) :] for scores in fresh]
+        at += 1
+    check("a sample in flight is drawn by the published versions in their order", len(sampled.tokens) == 1500 and not drawn)
+    check("and weights were swapped while it ran", at > 1)
+
 
     # Token 257 is spelled so; the model's own stops, 256 and 258, hold beside stop strings.
     def until(stop):

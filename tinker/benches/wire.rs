@@ -138,13 +138,7 @@ fn samples() {
 
 /// Answers everything at once, so that only the client's work counts.
 fn serve() {
-    let sampled = Completion {
-        tokens: (0..64).collect(),
-        logprobs: vec![-1.0; 64],
-        stop: StopReason::Length,
-        topk: None,
-        sequence_id: None,
-    };
+    let sampled = Completion::new((0..64).collect(), vec![-1.0; 64], StopReason::Length);
     let response = SampleResponse {
         sequences: vec![sampled],
         prompt_logprobs: None,

@@ -7,7 +7,7 @@ use crate::convert::lora_to_wire;
 use crate::types::LoraConfig;
 use async_trait::async_trait;
 use minds_core::datum::Datum;
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -159,6 +159,12 @@ impl TrainingBackend for RemoteTraining {
             let made = answer.await?;
             Ok(Export { sampler: Arc::new(RemoteSampler(made.sampler)), path: made.path })
         })
+    }
+
+    /// The API does not tell which weights sampled a token, so `version` is not sent.
+    fn publish_in_flight(&self, _version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let answer = self.0.in_flight_sampler();
+        Box::pin(async move { Ok(Arc::new(RemoteSampler(answer.await?)) as Arc<dyn SamplingBackend>) })
     }
 
     fn release(&self) -> Pending<()> {

@@ -6,6 +6,7 @@
 //! A rollout whose next prompt leaves none ends there, as at its last turn, and is scored by the completions it has;
 //! one whose first prompt leaves none fails.
 
+mod partial;
 mod reward_timer;
 pub mod session;
 
@@ -15,6 +16,7 @@ use crate::policy::Policy;
 use crate::service::retry::Retry;
 use crate::telemetry::activity::{Activity, ActivityKind};
 use crate::telemetry::meters::PipelineMeters;
+use futures::future::join_all;
 use minds_core::chat::{Message, Termination};
 use minds_core::continuation::next_prompt;
 use minds_core::environment::{EnvironmentReply, Item, Oracle, ScoringContext};
@@ -199,13 +201,19 @@ impl RolloutGenerator {
             SampleRequest { record_stability_info, ..SampleRequest::new(prompt, count as usize, params) };
         let busy = self.activity.enter(ActivityKind::Sampling);
         let response = self.retry.run("sample", || task.policy.sampler.sample(request.clone())).await;
-        drop(busy);
         let sequences = response?.sequences;
         if sequences.len() != count as usize {
             let came = sequences.len();
             return Err(RolloutError::Sampling(format!("{count} samples were requested, {came} arrived")));
         }
-        Ok(sequences.into_iter().map(check).collect())
+        let sampler = &*task.policy.sampler;
+        let continued = (0_u64..).zip(sequences).map(|(index, sampled)| {
+            let request = &request;
+            async move { check(self.continued(sampler, request, index, sampled).await?) }
+        });
+        let answers = join_all(continued).await;
+        drop(busy);
+        Ok(answers)
     }
 }
 

@@ -98,7 +98,10 @@ impl<'a> SharedParts<'a> {
         let training = options.retry.deadlines.training(parts.training, &shared.meters.service);
         let shadows = parts.shadow.map(|setup| shared.shadows(setup, &*training, &sampler));
         let origin = shadows.as_ref().and_then(|shadows| shadows.origin.clone());
-        let first = Policy::new(PolicyVersion(start.step), sampler, shared.queries.clone(), origin);
+        let mut first = Policy::new(PolicyVersion(start.step), sampler, shared.queries.clone(), origin);
+        if let Some(in_flight) = parts.in_flight {
+            first = first.sampled_by(shared.timed(in_flight));
+        }
         let mut skip = start.settled;
         let parts = StageParts {
             training,

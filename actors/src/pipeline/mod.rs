@@ -19,7 +19,7 @@ use futures::future::select_all;
 use limits::SeriesLimits;
 use minds_core::record::EvaluationRecord;
 pub use observer::Observer;
-pub use options::{PipelineOptions, PipelineParts, ResumePoint, ShadowSetup, ShadowStart};
+pub use options::{PipelineOptions, PipelineParts, ResumePoint, ShadowSetup, ShadowStart, batches_ahead};
 use tokio::sync::{mpsc, watch};
 use tracing::error;
 pub use wiring::MailboxCapacities;

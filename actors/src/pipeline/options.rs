@@ -10,7 +10,7 @@ use crate::stages::scorer::LogprobSource;
 use crate::stages::shadow::ShadowTrainerOptions;
 use crate::stages::trainer::TrainerOptions;
 use crate::telemetry::meters::PipelineMeters;
-use minds_core::service::{SamplingBackend, Service, TrainingBackend};
+use minds_core::service::{SamplerWeights, SamplingBackend, Service, TrainingBackend};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use std::time::Duration;
 pub struct PipelineOptions {
     /// Seed of items and samples.
     pub seed: u64,
-    /// Batches that may be under way beside the one in training, which decides the credits. 0: strictly on-policy.
+    /// Steps by which the weights that sample may lie behind those in training on average, which decides the credits. 0:
+    /// strictly on-policy.
     pub max_steps_off_policy: u64,
     /// Most optimizer steps between the weights that sampled a group and those that it trains.
     pub max_staleness: u64,
@@ -51,10 +52,27 @@ pub struct PipelineOptions {
 }
 
 impl PipelineOptions {
+    /// Batches that may be under way beside the one in training.
+    #[must_use]
+    pub fn batches_ahead(&self) -> u64 {
+        batches_ahead(self.max_steps_off_policy, self.train.weights)
+    }
+
     /// Most groups started and not yet settled.
     #[must_use]
     pub fn credits(&self) -> u64 {
-        self.batch.groups_per_batch.get() as u64 * (self.max_steps_off_policy + 1)
+        self.batch.groups_per_batch.get() as u64 * (self.batches_ahead() + 1)
+    }
+}
+
+/// Batches that may be under way beside the one in training, so that the weights that sample lie behind those in training
+/// by `max_steps_off_policy` steps on average. A token of a rollout that follows the weights lies behind by half of what
+/// the rollout does, on average over the time in which it is sampled, so twice as many may be under way.
+#[must_use]
+pub fn batches_ahead(max_steps_off_policy: u64, weights: SamplerWeights) -> u64 {
+    match weights {
+        SamplerWeights::Snapshot => max_steps_off_policy,
+        SamplerWeights::InFlight => 2 * max_steps_off_policy,
     }
 }
 
@@ -81,6 +99,8 @@ pub struct PipelineParts {
     pub training: Arc<dyn TrainingBackend>,
     /// Samples from the weights as they are now.
     pub sampler: Arc<dyn SamplingBackend>,
+    /// Samples from in-flight weights, which are those now, if rollouts are to follow the weights in training.
+    pub in_flight: Option<Arc<dyn SamplingBackend>>,
     /// The weights that answer logprob queries of rewards.
     pub logprob_source: LogprobSource,
     /// Reference weights of the KL penalty, if there is one ([`BatcherOptions::kl_penalty`]).

@@ -11,7 +11,7 @@ use crate::mailbox::{
     MailboxGauge, MailboxReceiver, MailboxSender, StageHandle, StageMessage, launch, mailbox, spawn_watched,
     spawn_watched_local,
 };
-use crate::messages::{Batch, Group, ScoredRollout};
+use crate::messages::{Batch, Group, MixtureComponent, ScoredRollout};
 use crate::policy::{LogprobOracle, Policy, ShadowCheckpoints};
 use crate::stages::batcher::{
     AdvantageBatcher, BatcherLinks, CompleteGroup, ConstantGroups, CpuPool, StalenessGate,
@@ -122,7 +122,8 @@ impl SharedParts<'_> {
         let kept = kept.map(|shadows| shadows.checkpoints.clone());
 
         let shadow = parts.shadows.map(|shadows| self.shadow_trainer(shadows));
-        let links = self.trainer_links(parts.training, parts.publish, kept);
+        let fixed = self.needs_fixed(&parts.logprob_source, kept.is_some());
+        let links = self.trainer_links(parts.training, parts.publish, kept, fixed);
         let (trainer, committer, batches, finish) = self.trainer(links, &parts.gradient_norms);
         let mut mailboxes = vec![batches.gauge()];
         let (batcher, scored) = self.batcher(batches, policy.clone(), parts.pool, parts.restored);
@@ -194,6 +195,7 @@ impl SharedParts<'_> {
         let (groups, receiver) = mailbox("groups", capacity);
         let sampler = Arc::new(GroupSampler {
             policy,
+            weights: self.options.train.weights,
             generator: self.generator(),
             resamples: self.options.resamples,
             board: self.board.clone(),
@@ -267,15 +269,29 @@ impl SharedParts<'_> {
         (trainer, spawn_watched("committer", committer), batches, finish)
     }
 
+    /// Whether something needs each version as it was, beside in-flight weights: evaluations, shadows that start from the
+    /// policy, or rewards that query it.
+    fn needs_fixed(&self, source: &LogprobSource, has_shadow_checkpoints: bool) -> bool {
+        let asks = |component: &Arc<MixtureComponent>| {
+            let environment = &component.environment;
+            let answered_elsewhere =
+                matches!(source, LogprobSource::Fixed(_)) && environment.self_driven().is_none();
+            environment.queries_policy() && !answered_elsewhere
+        };
+        self.options.evaluate.is_some() || has_shadow_checkpoints || self.components.iter().any(asks)
+    }
+
     fn trainer_links(
         &self,
         training: Arc<dyn TrainingBackend>,
         policy: watch::Sender<Arc<Policy>>,
         shadow_checkpoints: Option<Arc<ShadowCheckpoints>>,
+        needs_fixed: bool,
     ) -> TrainerLinks {
         TrainerLinks {
             training,
             policy,
+            needs_fixed,
             queries: self.queries.clone(),
             shadow_checkpoints,
             components: self.components.clone(),

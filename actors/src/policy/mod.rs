@@ -33,7 +33,7 @@ use tokio::time::Instant;
 pub struct Policy {
     /// Number of optimizer steps behind it.
     pub version: PolicyVersion,
-    /// Sampler over these fixed weights.
+    /// Sampler of rollouts: over these weights, or over in-flight ones, which newer versions replace.
     pub sampler: Arc<dyn SamplingBackend>,
     /// Answers logprob queries under these weights.
     pub oracle: LogprobOracle,
@@ -51,9 +51,15 @@ impl Policy {
         Self { version, oracle: LogprobOracle::new(sampler.clone(), queries, origin), sampler }
     }
 
-    /// The same weights with other limits and counts of queries.
+    /// The same version, whose rollouts this sampler of in-flight weights samples.
+    #[must_use]
+    pub fn sampled_by(self, in_flight: Arc<dyn SamplingBackend>) -> Self {
+        Self { sampler: in_flight, ..self }
+    }
+
+    /// The same weights, which stay, with other limits and counts of queries.
     pub(crate) fn asked_by(&self, queries: Arc<QueryBudget>) -> Self {
-        Self::new(self.version, self.sampler.clone(), queries, self.oracle.origin.clone())
+        Self::new(self.version, self.oracle.sampler.clone(), queries, self.oracle.origin.clone())
     }
 }
 

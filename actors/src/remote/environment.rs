@@ -75,6 +75,10 @@ impl Environment for RemoteEnvironment {
         true
     }
 
+    fn queries_policy(&self) -> bool {
+        self.local.queries_policy()
+    }
+
     fn needs_shadow_adapters(&self) -> bool {
         self.local.needs_shadow_adapters()
     }

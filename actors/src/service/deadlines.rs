@@ -7,7 +7,7 @@
 use crate::telemetry::meters::{ServiceMeters, ServiceOperation};
 use async_trait::async_trait;
 use minds_core::datum::Datum;
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -145,6 +145,16 @@ impl TrainingBackend for Timed<dyn TrainingBackend> {
                 let Export { sampler, path } = export.await?;
                 Ok(Export { sampler: limits.sampler(sampler, &meters), path })
             }),
+        )
+    }
+
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let limits = self.limits;
+        let meters = self.meters.clone();
+        let published = self.inner.publish_in_flight(version);
+        self.pending(
+            ServiceOperation::PublishInFlight,
+            Box::pin(async move { Ok(limits.sampler(published.await?, &meters)) }),
         )
     }
 

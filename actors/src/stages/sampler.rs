@@ -1,7 +1,8 @@
 //! Samples groups: one request for the first completion of all members, then each member on its own.
 //!
 //! Every member leaves exactly once, as a rollout or as the cause of its failure. The policy version is stamped
-//! when the group's first request is sent. A sample that cannot be trained costs only its own
+//! when the group's first request is sent; with in-flight weights it is the oldest that samples the group, and each member
+//! leaves with the newest one too. A sample that cannot be trained costs only its own
 //! member, and that member may be resampled. A group's permit is kept until its last member has left. A self-driven
 //! environment receives one session per member instead, and each member leaves when its session finishes.
 //! Where it compares its members, all of them are resampled if one failed, and they leave together.
@@ -20,6 +21,7 @@ use minds_core::environment::{RolloutSession, SelfDrivenEnvironment, SessionErro
 use minds_core::ids::RolloutId;
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
+use minds_core::service::SamplerWeights;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -46,6 +48,8 @@ pub struct Sampler(pub Arc<GroupSampler>);
 pub struct GroupSampler {
     /// The newest published weights.
     pub policy: watch::Receiver<Arc<Policy>>,
+    /// Whether rollouts follow weights that are published while they are sampled.
+    pub weights: SamplerWeights,
     /// Samples the rollouts of a group.
     pub generator: RolloutGenerator,
     /// How often a failed member is resampled.
@@ -238,9 +242,12 @@ impl GroupSampler {
     async fn send(
         &self,
         attempt: GroupAttempt<'_>,
-        rollout: Rollout,
+        mut rollout: Rollout,
         score: Result<Option<Score>, RolloutError>,
     ) {
+        if self.weights == SamplerWeights::InFlight {
+            rollout.followed_weights(self.policy.borrow().version);
+        }
         let group = attempt.group.clone();
         let policy = attempt.policy.clone();
         let sampled = score.is_ok();

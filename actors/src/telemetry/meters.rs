@@ -102,6 +102,7 @@ instruments! {
     score_seconds: HistogramVec = SCORER_SCORE_SECONDS,
     trained_tokens: IntCounterVec = TRAINER_TOKENS,
     staleness: HistogramVec = TRAINER_STALENESS_STEPS,
+    staleness_newest: GaugeVec = TRAINER_STALENESS_NEWEST_STEPS,
     train_seconds: HistogramVec = TRAINER_TRAIN_SECONDS,
     export_seconds: HistogramVec = TRAINER_EXPORT_SECONDS,
     mean_reward: GaugeVec = TRAINER_REWARD,
@@ -212,6 +213,12 @@ impl PipelineMeters {
         }
         set(&self.kl, "v1", record.kl_v1);
         set(&self.kl, "v2", record.kl_v2);
+        if let Some(newest) = record.staleness_newest {
+            self.staleness_newest.with_label_values(ALONE).set(newest);
+            // The gauge is there from the first step on, so that no alarm falls back on `v2`.
+            self.kl.with_label_values(&["one_version"]);
+            set(&self.kl, "one_version", record.kl_one_version);
+        }
         self.entropy.with_label_values(ALONE).set(record.entropy.unwrap_or(0.0));
         self.learning_rate.with_label_values(ALONE).set(record.learning_rate.unwrap_or(0.0));
         self.kl_alarms.with_label_values(ALONE).inc_by(u64::from(record.kl_alarm == Some(1.0)));
@@ -255,6 +262,7 @@ operations! {
     SaveState: "save_state",
     LoadState: "load_state",
     ExportSampler: "export_sampler",
+    PublishInFlight: "publish_in_flight",
     Release: "release",
     CreateTraining: "create_training",
     BaseSampler: "base_sampler",

@@ -7,6 +7,7 @@
 use crate::usage::usage_meter::{UsageMeter, UsageReservation};
 use async_trait::async_trait;
 use minds_core::datum::Datum;
+use minds_core::ids::PolicyVersion;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
@@ -163,6 +164,16 @@ impl TrainingBackend for Metered<dyn TrainingBackend> {
         Box::pin(async move {
             let Export { sampler, path } = export.await?;
             Ok(Export { sampler: Arc::new(Metered { inner: sampler, usage, passes }), path })
+        })
+    }
+
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let published = self.inner.publish_in_flight(version);
+        let usage = self.usage.clone();
+        let passes = self.passes;
+        Box::pin(async move {
+            let inner = published.await?;
+            Ok(Arc::new(Metered { inner, usage, passes }) as Arc<dyn SamplingBackend>)
         })
     }
 

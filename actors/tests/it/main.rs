@@ -9,6 +9,7 @@ mod flow;
 mod groups;
 mod guards;
 mod harness;
+mod in_flight;
 mod kills;
 mod meters;
 mod outages;

@@ -55,9 +55,14 @@ numbers! {
         /// Half the mean of the squared gap q − p. Off-policy it grows with the staleness of the rollouts;
         /// on-policy it shows by how much sampler and trainer differ.
         kl_v2: "optim/kl_sample_train_v2" "nats",
-        /// The largest of these gaps, up or down.
+        /// The same over the rollouts that one version of the weights sampled; only with `weights = "inflight"`, and
+        /// absent if the step has none. Rollouts that span versions differ from the weights in training by more,
+        /// as they should; this number does not grow with their share.
+        kl_one_version: "optim/kl_one_version" "nats",
+        /// The largest of the gaps between q and p, up or down.
         largest_gap: "optim/max_abs_logprob_gap" "nats",
-        /// Whether `optim/kl_sample_train_v2` is above `trainer.kl_alarm`; only with such a limit.
+        /// Whether `optim/kl_sample_train_v2` is above `trainer.kl_alarm`; only with such a limit. With `weights =
+        /// "inflight"`, `optim/kl_one_version` takes its place.
         kl_alarm: "optim/kl_alarm" "0 or 1",
         /// Optimizer steps of this batch whose gradient was clipped at the running limit
         /// (`optim.grad_clip_multiple`). If it is not 0, look at `optim/max_abs_logprob_gap`.
@@ -87,6 +92,20 @@ numbers! {
         staleness_p50: "async/staleness_p50" "steps",
         /// 99 of 100 groups are at most this stale.
         staleness_p99: "async/staleness_p99" "steps",
+        /// Optimizer steps between the newest weights that sampled a rollout and those that it trained: mean over the
+        /// rollouts; only with `weights = "inflight"`. A rollout's staleness is the range from here to that of its
+        /// group.
+        staleness_newest: "async/staleness_newest_mean" "steps",
+        /// Optimizer steps between the weights that sampled a token and those that it trained: mean over the tokens.
+        /// Absent with `weights = "inflight"` if the service does not tell which weights sampled a token; the embedded
+        /// engine does.
+        staleness_token: "async/staleness_token_mean" "steps",
+        /// Versions between the oldest and the newest weights that sampled a rollout: the largest of the step; only
+        /// with `weights = "inflight"`.
+        version_range_max: "async/version_range_max" "steps",
+        /// Share of the rollouts that more than one version of the weights sampled; only with `weights =
+        /// "inflight"`.
+        swapped_share: "async/swapped_share" "share",
         /// Share of the trainer's busy time in which sampling or scoring went on.
         overlap_share: "async/overlap_share" "share",
         /// Tokens of all completions.

@@ -3,6 +3,7 @@
 use crate::chat::Message;
 use crate::ids::Token;
 use crate::reward::Metrics;
+use crate::sampling::VersionSpan;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,8 +21,11 @@ pub struct RolloutRow<'a> {
     pub item: u64,
     /// Index of the rollout in its group.
     pub member: u32,
-    /// Policy version that sampled it.
+    /// Policy version that sampled it; the oldest, if it followed in-flight weights.
     pub policy: u64,
+    /// Newest version that sampled it, as far as is known, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest_policy: Option<u64>,
     /// Reward that the environment gave.
     pub reward: f32,
     /// Advantage that it was trained with, relative to its group.
@@ -49,6 +53,10 @@ pub struct TurnRow<'a> {
     pub tokens: Cow<'a, [Token]>,
     /// Logprobs of the tokens at sampling, in nats.
     pub logprobs: Cow<'a, [f32]>,
+    /// Versions of the in-flight weights that sampled the tokens, from the first to the last; empty where they are not in
+    /// flight, or the service does not tell.
+    #[serde(default, skip_serializing_if = "<[VersionSpan]>::is_empty")]
+    pub versions: Cow<'a, [VersionSpan]>,
 }
 
 /// A line of `quarantine.jsonl`: a rollout whose reward failed for good.

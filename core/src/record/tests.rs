@@ -89,3 +89,11 @@ fn a_rollout_row_is_read_as_it_was_written() {
     assert_eq!((read.reward, read.metrics["y"], read.metrics["x"].is_nan()), (0.1, 2.0, true));
     assert_eq!(serde_json::to_string(&read).unwrap(), row);
 }
+
+#[test]
+fn a_rollout_of_several_versions_names_them() {
+    let row = r#"{"step":9,"environment":"e","group":2,"item":3,"member":4,"policy":6,"newest_policy":7,"reward":0.5,"advantage":0.5,"metrics":{},"prompt":[],"turns":[{"text":"ab","complete":true,"prompt_tokens":3,"tokens":[5,6],"logprobs":[-0.5,-0.25],"versions":[{"version":6,"tokens":1},{"version":7,"tokens":1}]}]}"#;
+    let read: RolloutRow<'_> = serde_json::from_str(row).unwrap();
+    assert_eq!((read.newest_policy, read.turns[0].versions.len()), (Some(7), 2));
+    assert_eq!(serde_json::to_string(&read).unwrap(), row);
+}

@@ -8,19 +8,22 @@ use super::{EmbeddedSampler, EmbeddedService};
 use crate::adapter::{Adapter, Grads};
 use crate::error::EngineError;
 use crate::optim::{AdamState, adam_step};
-use crate::runtime::{AdapterSnapshot, Engine};
+use crate::runtime::{AdapterSnapshot, Engine, InFlightTarget, SamplingWeights};
 use crate::train::{self, LogprobRows, PassOptions, PassOutput};
 use minds_core::architecture::Architecture;
 use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
 use minds_core::datum::Datum;
 use minds_core::hosting::HostedTraining as _;
+use minds_core::ids::PolicyVersion;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::service::{BackendError, Export, ForwardOutput, OptimStep, Pending, TrainingBackend};
+use minds_core::service::{
+    BackendError, Export, ForwardOutput, OptimStep, Pending, SamplingBackend, TrainingBackend,
+};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// An adapter of the embedded engine.
 pub struct EmbeddedTraining {
@@ -31,6 +34,8 @@ pub struct EmbeddedTraining {
     rows: LogprobRows,
     /// Locked by the training thread only.
     state: Arc<Mutex<AdapterState>>,
+    /// What in-flight samplers sample from; empty until weights are published.
+    in_flight: Arc<OnceLock<Arc<InFlightTarget>>>,
 }
 
 struct AdapterState {
@@ -75,6 +80,7 @@ impl EmbeddedTraining {
             spec: adapter.spec().clone(),
             rows,
             state: Arc::new(Mutex::new(AdapterState::new(adapter, optimizer))),
+            in_flight: Arc::default(),
         }
     }
 
@@ -151,14 +157,19 @@ impl EmbeddedTraining {
         let save = CheckpointSave { address, overwrite, notes };
         self.submit(move |state| {
             adapter_store.save(&save, &state.adapter, &state.optimizer)?;
-            Ok((EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }, save.address.to_string()))
+            Ok((
+                EmbeddedSampler { engine, weights: SamplingWeights::Snapshot(state.snapshot()) },
+                save.address.to_string(),
+            ))
         })
     }
 
     /// A sampler over the current adapter.
     fn export(&self) -> Pending<EmbeddedSampler> {
         let engine = self.engine.clone();
-        self.submit(move |state| Ok(EmbeddedSampler { engine, snapshot: Some(state.snapshot()) }))
+        self.submit(move |state| {
+            Ok(EmbeddedSampler { engine, weights: SamplingWeights::Snapshot(state.snapshot()) })
+        })
     }
 }
 
@@ -226,6 +237,19 @@ impl TrainingBackend for EmbeddedTraining {
                 Box::pin(async move { Ok(Export { sampler: Arc::new(exported.await?), path: None }) })
             }
         }
+    }
+
+    fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
+        let engine = self.engine.clone();
+        let in_flight = self.in_flight.clone();
+        self.submit(move |state| {
+            let snapshot = state.snapshot();
+            let first = || Arc::new(InFlightTarget::new(snapshot.clone(), version));
+            let target = in_flight.get_or_init(first).clone();
+            target.publish(snapshot, version);
+            let sampler = EmbeddedSampler { engine, weights: SamplingWeights::InFlight(target) };
+            Ok(Arc::new(sampler) as Arc<dyn SamplingBackend>)
+        })
     }
 }
 

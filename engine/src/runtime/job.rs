@@ -1,18 +1,19 @@
 //! One running sampling request: its prompt, its rows, its response.
 
-use super::AdapterSnapshot;
 use super::budget::KvNeed;
 use super::prefix::{PrefixHit, PromptScores};
+use super::weights::{CurrentWeights, SamplingWeights};
 use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::sample::{
     NonFiniteLogits, NormalizedLogits, SampleRng, StopRule, StopScanner, StopStatus, choose,
 };
-use minds_core::ids::Token;
+use minds_core::ids::{PolicyVersion, Token};
 use minds_core::sampling::{
     Completion, SampleRequest, SampleResponse, StopReason, TargetLogprobs, TargetTokens,
 };
 use minds_core::service::BackendError;
+use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -20,7 +21,7 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub(crate) struct QueuedSample {
     pub(crate) request: SampleRequest,
-    pub(crate) snapshot: Option<Arc<AdapterSnapshot>>,
+    pub(crate) weights: SamplingWeights,
     pub(crate) rule: StopRule,
     pub(crate) seed: u64,
     /// Most tokens per sample that the context allows.
@@ -30,10 +31,6 @@ pub(crate) struct QueuedSample {
 }
 
 impl QueuedSample {
-    pub(crate) fn snapshot_id(&self) -> u64 {
-        self.snapshot.as_ref().map_or(0, |s| s.id())
-    }
-
     /// What is returned of the positions of the prompt; `None` for nothing.
     pub(crate) fn scores(&self) -> Option<PromptScores> {
         let from = self.request.scored_from()?;
@@ -47,8 +44,19 @@ impl QueuedSample {
 pub(crate) enum PromptState {
     /// Some of the prompt has not run through the model yet.
     Prefilling { kv: KvCache<f32> },
-    /// The whole prompt has run, with the logits after its last token.
-    Prefilled { kv: Arc<KvCache<f32>>, first: Vec<f32> },
+    /// The whole prompt has run, with the logits after its last token and the version of the weights that gave them.
+    Prefilled { kv: Arc<KvCache<f32>>, first: Vec<f32>, version: Option<PolicyVersion> },
+}
+
+impl PromptState {
+    /// A prompt of which this prefix is cached.
+    fn after(model: &Model<f32>, hit: Option<PrefixHit>) -> Self {
+        let kv = match hit {
+            None => KvCache::root(model.architecture()),
+            Some(hit) => hit.from.fork(hit.len),
+        };
+        Self::Prefilling { kv }
+    }
 }
 
 /// One sample in progress.
@@ -59,6 +67,8 @@ pub(crate) struct SampleRow {
     rng: SampleRng,
     scan: StopScanner,
     pub(crate) sampled: Completion,
+    /// Whether its keys and values are computed again and it has drawn no token since.
+    recomputing: bool,
     /// Set when the row has ended.
     pub(crate) ended: bool,
 }
@@ -68,15 +78,27 @@ pub(crate) struct SampleRow {
 pub(crate) struct DrawRule<'a> {
     request: &'a SampleRequest,
     max_new: usize,
+    /// Version of the weights that gave the logits, where others can follow.
+    version: Option<PolicyVersion>,
 }
 
 impl SampleRow {
+    /// Sampled tokens after a prompt of this length whose keys and values are missing: the last one, or more of them
+    /// after new weights have taken over.
+    pub(crate) fn unread(&self, prompt: usize) -> Range<usize> {
+        self.kv.len() - prompt..self.sampled.tokens.len()
+    }
+
     /// Draws the next token from its logits.
     pub(crate) fn draw(&mut self, logits: &[f32], rule: &DrawRule<'_>) -> Result<(), NonFiniteLogits> {
         let score = NormalizedLogits::new(logits)?;
         let token = choose(logits, &rule.request.params, self.rng.next_unit());
         self.sampled.tokens.push(token);
         self.sampled.logprobs.push(score.logprob(token));
+        self.recomputing = false;
+        if let Some(version) = rule.version {
+            self.sampled.sampled_by(version);
+        }
         if let Some(topk) = &mut self.sampled.topk {
             topk.push(score.top(rule.request.topk_sample_logprobs));
         }
@@ -94,7 +116,13 @@ impl SampleRow {
 #[derive(Debug)]
 pub(crate) struct SampleJob {
     pub(crate) queued: QueuedSample,
+    /// The weights in use.
+    pub(crate) weights: CurrentWeights,
     pub(crate) prompt: PromptState,
+    /// What is returned of the prompt; `None` for nothing, or once it is recorded.
+    pub(crate) scores: Option<PromptScores>,
+    /// Whether the prompt was prefilled before, under other weights.
+    pub(crate) recomputes: bool,
     pub(crate) rows: Vec<SampleRow>,
     /// Number of rows with a reservation, counted from the first.
     pub(crate) reserved: usize,
@@ -112,26 +140,32 @@ pub(crate) struct SampleJob {
 
 impl SampleJob {
     /// Starts after the cached part of the prompt.
-    pub(crate) fn new(model: &Model<f32>, queued: QueuedSample, hit: Option<PrefixHit>) -> Self {
+    pub(crate) fn new(
+        model: &Model<f32>,
+        queued: QueuedSample,
+        weights: CurrentWeights,
+        hit: Option<PrefixHit>,
+    ) -> Self {
         let samples = queued.request.num_samples;
         let cached = hit.as_ref().map_or(0, |h| h.len);
+        let scores = queued.scores();
         // Of cached positions, no logprob is returned unless it is known.
-        let unscored = if queued.scores().is_some() { cached + 1 } else { 0 };
+        let unscored = if scores.is_some() { cached + 1 } else { 0 };
         let mut logprobs = vec![None; unscored];
         let topk = vec![None; unscored];
-        let prompt = match hit {
-            None => PromptState::Prefilling { kv: KvCache::root(model.architecture()) },
-            Some(hit) => {
-                if let Some(known) = &hit.logprobs {
-                    logprobs = known[..=hit.len].to_vec();
-                }
-                PromptState::Prefilling { kv: hit.from.fork(hit.len) }
-            }
-        };
+        if let Some(hit) = &hit
+            && let Some(known) = &hit.logprobs
+        {
+            logprobs = known[..=hit.len].to_vec();
+        }
+        let prompt = PromptState::after(model, hit);
         let finished = vec![None; samples];
         Self {
             queued,
+            weights,
             prompt,
+            scores,
+            recomputes: false,
             rows: Vec::new(),
             reserved: 1,
             started: 0,
@@ -156,8 +190,34 @@ impl SampleJob {
     pub(crate) fn share_prompt(&mut self, model: &Model<f32>, first: Vec<f32>) -> Option<Arc<KvCache<f32>>> {
         let PromptState::Prefilling { kv } = &mut self.prompt else { return None };
         let shared = Arc::new(std::mem::replace(kv, KvCache::root(model.architecture())));
-        self.prompt = PromptState::Prefilled { kv: shared.clone(), first };
+        for row in &mut self.rows {
+            row.kv = KvCache::child(shared.clone());
+        }
+        self.prompt = PromptState::Prefilled { kv: shared.clone(), first, version: self.weights.version };
+        self.scores = None;
         Some(shared)
+    }
+
+    /// Whether the weights may be replaced now. A prompt is prefilled under one version, so that its logprobs are those of
+    /// one; and each row draws a token between two replacements, so that no rate of publication stops it.
+    pub(crate) fn may_swap(&self) -> bool {
+        let mut live = self.rows.iter().filter(|row| !row.ended);
+        self.prefill_left() == 0 && live.all(|row| !row.recomputing) && !self.is_done()
+    }
+
+    /// Whether no token is left to be drawn.
+    fn is_done(&self) -> bool {
+        !self.needs_rows() && self.rows.iter().all(|row| row.ended)
+    }
+
+    /// Drops all keys and values, which are those of other weights, so that they are computed again after `hit`.
+    pub(crate) fn recompute(&mut self, model: &Model<f32>, hit: Option<PrefixHit>) {
+        self.prompt = PromptState::after(model, hit);
+        self.recomputes = true;
+        for row in self.rows.iter_mut().filter(|row| !row.ended) {
+            row.kv = KvCache::root(model.architecture());
+            row.recomputing = true;
+        }
     }
 
     /// Whether rows are left that have no reservation yet.
@@ -172,30 +232,30 @@ impl SampleJob {
 
     /// The rows and the rule by which this request draws.
     pub(crate) fn rows_and_rule(&mut self) -> (&mut [SampleRow], DrawRule<'_>) {
-        let rule = DrawRule { request: &self.queued.request, max_new: self.queued.max_new };
+        let rule = DrawRule {
+            request: &self.queued.request,
+            max_new: self.queued.max_new,
+            version: self.weights.version,
+        };
         (&mut self.rows, rule)
     }
 
     /// Starts every row with a reservation, once the prompt is prefilled, and draws their first tokens.
     pub(crate) fn start_rows(&mut self) -> Result<usize, NonFiniteLogits> {
-        let PromptState::Prefilled { kv: prompt, first } = &self.prompt else { return Ok(0) };
-        let rule = DrawRule { request: &self.queued.request, max_new: self.queued.max_new };
+        let PromptState::Prefilled { kv: prompt, first, version } = &self.prompt else { return Ok(0) };
+        let rule =
+            DrawRule { request: &self.queued.request, max_new: self.queued.max_new, version: *version };
         let begun = self.started..self.reserved;
         for index in begun.clone() {
             let topk = (self.queued.request.topk_sample_logprobs > 0).then(Vec::new);
-            let sampled = Completion {
-                tokens: Vec::new(),
-                logprobs: Vec::new(),
-                stop: StopReason::Length,
-                topk,
-                sequence_id: None,
-            };
+            let sampled = Completion { topk, ..Completion::new(Vec::new(), Vec::new(), StopReason::Length) };
             let mut row = SampleRow {
                 index,
                 kv: KvCache::child(prompt.clone()),
                 rng: SampleRng::new(self.queued.seed, index as u64),
                 scan: StopScanner::new(self.queued.rule.clone()),
                 sampled,
+                recomputing: false,
                 ended: self.queued.max_new == 0,
             };
             if !row.ended {

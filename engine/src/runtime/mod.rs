@@ -3,7 +3,8 @@
 //! Sampling batches all live requests at each step; training runs strictly in the order of submission. Neither
 //! waits for the other: each has a thread pool of its own as wide as the cores it may use, so that the operating
 //! system shares the cores between them while both are busy and leaves them all to one while the other is idle.
-//! Weights under a sample never change, and a panic fails only the request that caused it.
+//! Weights under a sample change only where it was asked to follow those in training, and then between two tokens. A panic
+//! fails only the request that caused it.
 //!
 //! Why not one pool: a decode step that waits for its last piece there runs pieces of the training pass. With
 //! the test model, 16 samples beside training passes ran at 17 % of their speed alone, with two pools at 62 %
@@ -16,11 +17,12 @@ mod prefix;
 mod sampling_loop;
 mod stats;
 mod training_queue;
+mod weights;
 
 pub use options::EngineOptions;
 pub use stats::EngineStats;
+pub use weights::{AdapterSnapshot, InFlightTarget, SamplingWeights, SwapKv};
 
-use crate::adapter::AdapterWeights;
 use crate::model::Model;
 use crate::sample::{NonFiniteLogits, RequestSeeds, StopError, StopRule};
 use crate::train::TrainingWorkspace;
@@ -38,7 +40,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use thiserror::Error;
@@ -52,33 +54,6 @@ const MOST_SAMPLES: usize = 4096;
 #[derive(Debug, Error)]
 #[error("failed to start the threads of the engine")]
 pub struct EngineStartError(#[source] Box<dyn std::error::Error + Send + Sync>);
-
-/// An adapter that never changes, with an id for the prefix cache.
-#[derive(Debug)]
-pub struct AdapterSnapshot {
-    id: u64,
-    weights: AdapterWeights<f32>,
-}
-
-impl AdapterSnapshot {
-    /// Wraps the weights under a new id.
-    #[must_use]
-    pub fn new(weights: AdapterWeights<f32>) -> Self {
-        // 0 is the base model without an adapter.
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), weights }
-    }
-
-    /// Weights of the adapter.
-    #[must_use]
-    pub fn weights(&self) -> &AdapterWeights<f32> {
-        &self.weights
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-}
 
 /// A running engine. Dropping it ends its threads after their current operations; requests still queued then
 /// fail with [`BackendError::Lost`].
@@ -123,6 +98,7 @@ impl Engine {
             running: Vec::new(),
             budget: budget.clone(),
             cache: PrefixCache::new(options.prefix_bytes),
+            swap_kv: options.swap_kv,
         };
         let sampling_pool = pool("sample", options)?;
         let training_pool = pool("train", options)?;
@@ -161,14 +137,13 @@ impl Engine {
         self.counters.snapshot()
     }
 
-    /// Queues a sampling request under a snapshot, or under the base model. Dropping the response cancels the
-    /// request at the next step.
+    /// Queues a sampling request. Dropping the response cancels the request at the next step.
     ///
     /// # Errors
     /// A request that can never be served is refused at once; a full queue returns an error that can be retried.
     pub fn sample(
         &self,
-        snapshot: Option<Arc<AdapterSnapshot>>,
+        weights: SamplingWeights,
         request: SampleRequest,
     ) -> Result<Pending<SampleResponse>, BackendError> {
         let (rule, max_new) = self.check(&request)?;
@@ -191,7 +166,7 @@ impl Engine {
         }
         let seed = request.params.seed.unwrap_or_else(|| self.seeds.next_seed());
         let (reply, answer) = oneshot::channel();
-        self.requests.send(QueuedSample { request, snapshot, rule, seed, max_new, need, reply }).ok();
+        self.requests.send(QueuedSample { request, weights, rule, seed, max_new, need, reply }).ok();
         Ok(pending(answer))
     }
 

@@ -1,5 +1,6 @@
 //! Settings of the embedded engine.
 
+use super::weights::SwapKv;
 use minds_core::ids::Token;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub struct EngineOptions {
     pub seed: u64,
     /// Tokens of [`Stop::ModelDefault`](minds_core::sampling::Stop::ModelDefault); if empty, the tokenizer's.
     pub stop_tokens: Vec<Token>,
+    /// What becomes of keys and values when in-flight weights are replaced.
+    pub swap_kv: SwapKv,
     /// Where weights are saved; `None` saves nothing.
     pub checkpoint_dir: Option<PathBuf>,
 }
@@ -41,6 +44,7 @@ impl EngineOptions {
             max_waiting: 4096,
             seed: 0,
             stop_tokens: Vec::new(),
+            swap_kv: SwapKv::Keep,
             checkpoint_dir: None,
         }
     }

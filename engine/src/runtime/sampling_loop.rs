@@ -4,12 +4,16 @@
 //! in prefill, so that a long prompt delays other requests by one chunk and not by its length. New requests join at
 //! the next step, ended rows leave at once, and requests whose caller dropped them are removed. Requests start strictly
 //! in the order of arrival; a started request has its memory reserved and runs to its end.
+//!
+//! In-flight weights are replaced between two steps: a request that follows them draws its next token under the new
+//! ones, either over the keys and values that it has, or after these were computed again like a prompt.
 
 use super::budget::KvBudget;
+use super::catch_panic;
 use super::job::{DrawRule, PromptState, QueuedSample, SampleJob, SampleRow};
 use super::prefix::{PrefixCache, PromptScores, reusable};
 use super::stats::{EngineCounters, add, timed};
-use super::{AdapterSnapshot, catch_panic};
+use super::weights::{CurrentWeights, SwapKv};
 use crate::model::{HiddenStates, Model, SequenceExtension, extend, logits};
 use minds_core::service::BackendError;
 use rayon::ThreadPool;
@@ -36,12 +40,22 @@ pub(crate) struct SamplingLoop {
     pub(crate) running: Vec<SampleJob>,
     pub(crate) budget: KvBudget,
     pub(crate) cache: PrefixCache,
+    pub(crate) swap_kv: SwapKv,
 }
 
 /// Source of one entry of a batch.
 enum BatchEntry {
-    Prompt { job: usize, at: usize, len: usize },
-    Row { job: usize },
+    Prompt {
+        job: usize,
+        at: usize,
+        len: usize,
+    },
+    /// `draws` if its next token can be drawn after the batch.
+    Row {
+        job: usize,
+        row: usize,
+        draws: bool,
+    },
 }
 
 /// Entries of one batch, and their hidden states.
@@ -103,8 +117,9 @@ impl SamplingLoop {
                 }
             }
             let Some(next) = self.waiting.front() else { return };
-            let hit = self.cache.find(next.snapshot_id(), &next.request.prompt, next.scores());
-            if self.is_prefilling(next, hit.as_ref().map_or(0, |h| h.len))
+            let weights = next.weights.now();
+            let hit = self.cache.find(weights.id(), &next.request.prompt, next.scores());
+            if self.is_prefilling(next, &weights, hit.as_ref().map_or(0, |h| h.len))
                 || !self.budget.reserve_prompt(next.need)
             {
                 return;
@@ -112,19 +127,19 @@ impl SamplingLoop {
             let Some(queued) = self.waiting.pop_front() else { return };
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             add(&self.counters.cached_tokens, hit.as_ref().map_or(0, |h| h.len));
-            self.running.push(SampleJob::new(&self.model, queued, hit));
+            self.running.push(SampleJob::new(&self.model, queued, weights, hit));
         }
     }
 
     /// Whether a prompt in prefill will soon serve more of this request's prompt than `cached`. The request then
     /// waits, so that a group which arrives as single requests computes its common prompt once.
-    fn is_prefilling(&self, next: &QueuedSample, cached: usize) -> bool {
+    fn is_prefilling(&self, next: &QueuedSample, weights: &CurrentWeights, cached: usize) -> bool {
         self.running.iter().any(|job| {
             // Its logprobs will be known if it returns all of them.
-            let known = job.queued.scores().is_some_and(|scores| scores.from == 0);
+            let known = job.scores.is_some_and(|scores| scores.from == 0);
             let prompt = &job.queued.request.prompt;
             job.prefill_left() > 0
-                && job.queued.snapshot_id() == next.snapshot_id()
+                && job.weights.id() == weights.id()
                 && self.cache.accepts(job.queued.need.prompt_bytes)
                 && reusable(prompt, &next.request.prompt, next.scores(), known) > cached
         })
@@ -139,6 +154,7 @@ impl SamplingLoop {
                 Err(error) => job.failed = Some(error),
             }
         }
+        self.swap_weights();
         let model = self.model.clone();
         let (parts, hidden) = match self.run_batch(&model) {
             Ok(Some(batch)) => batch,
@@ -159,15 +175,32 @@ impl SamplingLoop {
         }
     }
 
-    /// Runs the last token of every live row and a chunk of the prompts.
+    /// Gives requests the newest of the weights that they follow.
+    fn swap_weights(&mut self) {
+        for job in self.running.iter_mut().filter(|job| job.failed.is_none()) {
+            if !job.queued.weights.have_replaced(&job.weights) || !job.may_swap() {
+                continue;
+            }
+            job.weights = job.queued.weights.now();
+            if self.swap_kv == SwapKv::Recompute {
+                let hit = self.cache.find(job.weights.id(), &job.queued.request.prompt, None);
+                job.recompute(&self.model, hit);
+            }
+        }
+    }
+
+    /// Runs the last token of every live row, and a chunk of the prompts and of what rows compute again.
     fn run_batch(&mut self, model: &Model<f32>) -> Result<Option<BatchOutput>, BackendError> {
-        let is_live = |row: &SampleRow| !row.ended;
-        let rows = self.running.iter().any(|job| job.rows.iter().any(is_live));
-        let mut allowance = if rows { PREFILL_CHUNK_BESIDE_ROWS } else { PREFILL_CHUNK_ALONE };
+        let decodes = |job: &SampleJob| {
+            let prompt = job.queued.request.prompt.len();
+            job.prefill_left() == 0 && job.rows.iter().any(|row| !row.ended && row.unread(prompt).len() == 1)
+        };
+        let mut allowance =
+            if self.running.iter().any(decodes) { PREFILL_CHUNK_BESIDE_ROWS } else { PREFILL_CHUNK_ALONE };
         let mut parts = Vec::new();
         let mut work = Vec::new();
         for (index, job) in self.running.iter_mut().enumerate().filter(|(_, job)| job.failed.is_none()) {
-            let adapter = job.queued.snapshot.as_deref().map(AdapterSnapshot::weights);
+            let adapter = job.weights.adapter();
             if let PromptState::Prefilling { kv } = &mut job.prompt {
                 let prompt = &job.queued.request.prompt;
                 let at = kv.len();
@@ -177,10 +210,22 @@ impl SamplingLoop {
                     parts.push(BatchEntry::Prompt { job: index, at, len });
                     work.push(SequenceExtension { adapter, tokens: &prompt[at..at + len], kv });
                 }
+                continue;
             }
-            for row in job.rows.iter_mut().filter(|row| is_live(row)) {
-                let tokens = &row.sampled.tokens[row.sampled.tokens.len() - 1..];
-                parts.push(BatchEntry::Row { job: index });
+            let prompt = job.queued.request.prompt.len();
+            for (at, row) in job.rows.iter_mut().enumerate().filter(|(_, row)| !row.ended) {
+                let unread = row.unread(prompt);
+                // A row always decodes; what it computes again takes its share of the chunk.
+                let len = if unread.len() == 1 { 1 } else { unread.len().min(allowance) };
+                if len == 0 {
+                    continue;
+                }
+                if unread.len() > 1 {
+                    allowance -= len;
+                    add(&self.counters.recomputed_tokens, len);
+                }
+                parts.push(BatchEntry::Row { job: index, row: at, draws: len == unread.len() });
+                let tokens = &row.sampled.tokens[unread.start..unread.start + len];
                 work.push(SequenceExtension { adapter, tokens, kv: &mut row.kv });
             }
         }
@@ -197,10 +242,11 @@ impl SamplingLoop {
     fn advance_prefill(&mut self, model: &Model<f32>, parts: &[BatchEntry], hidden: &HiddenStates<f32>) {
         for (entry, part) in parts.iter().enumerate() {
             let BatchEntry::Prompt { job, at, len } = *part else { continue };
-            add(&self.counters.prefilled_tokens, len);
             let job = &mut self.running[job];
+            let counters = &self.counters;
+            add(if job.recomputes { &counters.recomputed_tokens } else { &counters.prefilled_tokens }, len);
             let rows: Vec<usize> = hidden.rows(entry).collect();
-            if let Some(PromptScores { from, .. }) = job.queued.scores() {
+            if let Some(PromptScores { from, .. }) = job.scores {
                 let vocab = model.architecture().vocab;
                 // The first position whose next token is returned.
                 let first = from.saturating_sub(1).clamp(at, at + len);
@@ -218,10 +264,9 @@ impl SamplingLoop {
             }
             if at + len == job.queued.request.prompt.len() && job.failed.is_none() {
                 let first = logits(model, hidden, &rows[len - 1..]);
+                let known = job.scores.and_then(|_| job.known_logprobs());
                 if let Some(shared) = job.share_prompt(model, first) {
-                    let known = job.queued.scores().and_then(|_| job.known_logprobs());
-                    let queued = &job.queued;
-                    self.cache.keep(queued.snapshot_id(), &queued.request.prompt, known, &shared);
+                    self.cache.keep(job.weights.id(), &job.queued.request.prompt, known, &shared);
                 }
             }
         }
@@ -229,27 +274,27 @@ impl SamplingLoop {
 
     /// Draws the next token of every row of the batch.
     fn draw(&mut self, model: &Model<f32>, parts: &[BatchEntry], hidden: &HiddenStates<f32>) {
-        let last = |(entry, part): (usize, &BatchEntry)| match part {
-            BatchEntry::Row { .. } => Some(hidden.rows(entry).end - 1),
-            BatchEntry::Prompt { .. } => None,
+        let ready = |(entry, part): (usize, &BatchEntry)| match part {
+            BatchEntry::Row { job, row, draws: true } => Some((*job, *row, hidden.rows(entry).end - 1)),
+            BatchEntry::Row { .. } | BatchEntry::Prompt { .. } => None,
         };
-        let rows: Vec<usize> = parts.iter().enumerate().filter_map(last).collect();
-        if rows.is_empty() {
+        let ready: Vec<(usize, usize, usize)> = parts.iter().enumerate().filter_map(ready).collect();
+        if ready.is_empty() {
             return;
         }
+        let rows: Vec<usize> = ready.iter().map(|(_, _, hidden)| *hidden).collect();
         let block = logits(model, hidden, &rows);
-        let mut in_batch = vec![false; self.running.len()];
-        for part in parts {
-            if let BatchEntry::Row { job } = part {
-                in_batch[*job] = true;
+        let mut next = ready.iter().peekable();
+        let mut drawing: Vec<(usize, &mut SampleRow, DrawRule<'_>)> = Vec::new();
+        for (index, job) in self.running.iter_mut().enumerate() {
+            let (rows, rule) = job.rows_and_rule();
+            for (at, row) in rows.iter_mut().enumerate() {
+                if next.next_if(|(job, row, _)| (*job, *row) == (index, at)).is_some() {
+                    drawing.push((index, row, rule));
+                }
             }
         }
-        let mut drawing: Vec<(usize, &mut SampleRow, DrawRule<'_>)> = Vec::new();
-        for (index, job) in self.running.iter_mut().enumerate().filter(|(index, _)| in_batch[*index]) {
-            let (rows, rule) = job.rows_and_rule();
-            drawing.extend(rows.iter_mut().filter(|row| !row.ended).map(|row| (index, row, rule)));
-        }
-        debug_assert_eq!(drawing.len(), rows.len(), "the rows of a batch are those that were live");
+        debug_assert_eq!(drawing.len(), rows.len(), "the rows of a batch are in the order of its entries");
         let failures: Vec<(usize, BackendError)> = drawing
             .par_iter_mut()
             .zip(block.par_chunks(model.architecture().vocab))

@@ -33,6 +33,8 @@ totals! {
     cached_tokens,
     /// Number of tokens sampled.
     decoded_tokens,
+    /// Tokens of prompts and samples run through the model again because new weights took over.
+    recomputed_tokens,
     /// Steps of the sampling loop.
     steps,
     /// Tokens of all data that went through forward or forward_backward.

@@ -7,7 +7,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::service::{BackendError, Service, TrainingBackend};
 use minds_engine::embedded::EmbeddedService;
-use minds_engine::runtime::EngineOptions;
+use minds_engine::runtime::{EngineOptions, SamplingWeights};
 use minds_engine::train::LogprobRows;
 use std::sync::{Arc, mpsc};
 
@@ -217,7 +217,7 @@ fn the_engine_ends_after_the_operation_it_is_in() {
     let model = crate::service::model();
     let engine = minds_engine::runtime::Engine::start(model, None, &options()).unwrap();
     let mine = Arc::downgrade(engine.model());
-    let endless = engine.sample(None, request(prompt(5, 1), 4, 2000, 1)).unwrap();
+    let endless = engine.sample(SamplingWeights::Base, request(prompt(5, 1), 4, 2000, 1)).unwrap();
     engine.stop();
     assert_eq!(mine.strong_count(), 0, "a thread still holds the model");
     // It may have ended just before.
@@ -227,7 +227,7 @@ fn the_engine_ends_after_the_operation_it_is_in() {
 #[test]
 fn a_full_queue_asks_the_caller_to_retry() {
     let engine = engine(&EngineOptions { max_waiting: 0, ..options() });
-    let refused = engine.sample(None, request(prompt(5, 1), 1, 1, 1)).err().unwrap();
+    let refused = engine.sample(SamplingWeights::Base, request(prompt(5, 1), 1, 1, 1)).err().unwrap();
     assert!(refused.is_retryable(), "{refused}");
 }
 

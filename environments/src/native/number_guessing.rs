@@ -174,6 +174,10 @@ impl Environment for NumberGuessing {
         Integer::parse(answer.trim_matches(crate::parse::SPACE)).map(|guess| guess.to_string().into())
     }
 
+    fn queries_policy(&self) -> bool {
+        false
+    }
+
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let number = self.number(scene.item.index);
         // An incomplete answer is not valid on any turn; turns after it do not count.

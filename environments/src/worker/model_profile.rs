@@ -55,13 +55,7 @@ impl ModelProfile {
             }
             WorkerRequest::Parse { tokens } => {
                 let logprobs = vec![0.0; tokens.len()];
-                let sampled = Completion {
-                    tokens: tokens.clone(),
-                    logprobs,
-                    stop: StopReason::Stop,
-                    topk: None,
-                    sequence_id: None,
-                };
+                let sampled = Completion::new(tokens.clone(), logprobs, StopReason::Stop);
                 let parsed = self.renderer.parse(&sampled);
                 json!({ "text": parsed.text, "complete": parsed.termination == Termination::Stop })
             }

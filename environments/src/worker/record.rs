@@ -230,13 +230,8 @@ mod tests {
     }
 
     fn sampled(tokens: Vec<Token>) -> Completion {
-        Completion {
-            logprobs: vec![-1.0; tokens.len()],
-            tokens,
-            stop: StopReason::Stop,
-            topk: None,
-            sequence_id: None,
-        }
+        let logprobs = vec![-1.0; tokens.len()];
+        Completion::new(tokens, logprobs, StopReason::Stop)
     }
 
     /// Asks, is answered with these tokens, and gives the prompt of the next question.

@@ -172,13 +172,7 @@ mod tests {
         let mut messages = vec![message("user", "2+2?")];
         let first = record.prompt_with_tools(own, &profile, &messages, &tools).unwrap();
         let sampled = [profile.tokenizer.encode(turn), vec![1001]].concat();
-        let answer = Completion {
-            logprobs: vec![-1.0; sampled.len()],
-            tokens: sampled.clone(),
-            stop: StopReason::Stop,
-            topk: None,
-            sequence_id: None,
-        };
+        let answer = Completion::new(sampled.clone(), vec![-1.0; sampled.len()], StopReason::Stop);
         let read = own.parse(&answer, &tools);
         let calls = numbered(read.calls.clone(), "r-0");
         record.add_tool_turn(
@@ -227,13 +221,8 @@ mod tests {
         let own = profile.renderer.tools().unwrap();
         let tokens =
             [profile.tokenizer.encode("<tool_call>{\"name\": \"add\", </tool_call>"), vec![1001]].concat();
-        let answer = Completion {
-            logprobs: vec![-1.0; tokens.len()],
-            tokens,
-            stop: StopReason::Stop,
-            topk: None,
-            sequence_id: None,
-        };
+        let logprobs = vec![-1.0; tokens.len()];
+        let answer = Completion::new(tokens, logprobs, StopReason::Stop);
         let read = own.parse(&answer, &[]);
         let function = ToolFunction { name: "add".into(), arguments: "{\"name\": \"add\",".into() };
         assert_eq!(numbered(read.calls, "r-0")[0].function, function);

@@ -46,13 +46,7 @@ mod tests {
     use minds_core::sampling::{Completion, StopReason};
 
     fn shown(prompt: Token) -> SessionRollout {
-        let answer = Completion {
-            tokens: vec![0],
-            logprobs: vec![0.0],
-            stop: StopReason::Stop,
-            topk: None,
-            sequence_id: None,
-        };
+        let answer = Completion::new(vec![0], vec![0.0], StopReason::Stop);
         let turn = Turn { prompt: [prompt].into(), completion: answer, text: String::new(), complete: true };
         let score = Score { reward: Reward::new(0.0).unwrap(), metrics: Metrics::default() };
         SessionRollout { turns: vec![turn], opening: Arc::default(), score }

@@ -181,13 +181,8 @@ pub fn renderer(name: &str, tokenizer: Arc<Bytes>) -> Arc<dyn Renderer> {
 }
 
 pub fn sampled(tokens: Vec<Token>) -> Completion {
-    Completion {
-        logprobs: vec![-1.0; tokens.len()],
-        tokens,
-        stop: StopReason::Stop,
-        topk: None,
-        sequence_id: None,
-    }
+    let logprobs = vec![-1.0; tokens.len()];
+    Completion::new(tokens, logprobs, StopReason::Stop)
 }
 
 /// A question to the reader, spelled out.
@@ -370,18 +365,9 @@ pub fn reply(env: &dyn Environment, item: &Item, conversation: &[Message]) -> En
 
 /// A rollout of one turn.
 pub fn rollout(answer: &str, complete: bool) -> Rollout {
-    Rollout {
-        id: RolloutId { group: GroupId(0), member: 0 },
-        item: ItemKey { component: 0, item: 0 },
-        policy: PolicyVersion(0),
-        turns: vec![Turn {
-            prompt: vec![1].into(),
-            completion: sampled(vec![2]),
-            text: answer.into(),
-            complete,
-        }],
-        opening: Arc::default(),
-    }
+    let id = RolloutId { group: GroupId(0), member: 0 };
+    let turn = Turn { prompt: vec![1].into(), completion: sampled(vec![2]), text: answer.into(), complete };
+    Rollout { turns: vec![turn], ..Rollout::new(id, ItemKey { component: 0, item: 0 }, PolicyVersion(0)) }
 }
 
 pub fn load(id: &str, args: Value) -> Arc<dyn Environment> {

@@ -33,6 +33,8 @@ pub(super) struct RecentGroup {
     missing: u32,
     constant: bool,
     staleness: u64,
+    /// Staleness of the newest weights that sampled one of its rollouts.
+    staleness_newest: u64,
     tokens: usize,
 }
 
@@ -41,6 +43,8 @@ impl RecentGroups {
         let TrainingGroup { group, members, missing, constant, oldest, .. } = group;
         let tokens = members.iter().map(|m| m.rollout.prompt_tokens() + m.rollout.sampled_tokens()).sum();
         let staleness = (step - 1).saturating_sub(oldest.0);
+        let newest = members.iter().map(|member| member.rollout.newest_policy()).max().unwrap_or(oldest);
+        let staleness_newest = (step - 1).saturating_sub(newest.0);
         self.tokens += tokens;
         self.groups.push_front(Arc::new(RecentGroup {
             step,
@@ -50,6 +54,7 @@ impl RecentGroups {
             missing,
             constant,
             staleness,
+            staleness_newest,
             tokens,
         }));
         while self.groups.len() > MOST || (self.tokens > MOST_TOKENS && self.groups.len() > 1) {
@@ -97,6 +102,7 @@ impl RecentGroup {
             "reward_max": rewards().fold(f64::NEG_INFINITY, f64::max),
             "constant": self.constant,
             "staleness": self.staleness,
+            "staleness_newest": self.staleness_newest,
             "prompt": short,
         })
     }
@@ -118,6 +124,7 @@ impl RecentGroup {
             json!({
                 "member": rollout.id.member,
                 "policy": rollout.policy.0,
+                "newest_policy": rollout.newest_policy().0,
                 "reward": score.reward.get(),
                 "advantage": advantage,
                 "metrics": score.metrics,

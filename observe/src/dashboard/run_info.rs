@@ -1,5 +1,6 @@
 //! What does not change during a run.
 
+use minds_core::service::SamplerWeights;
 use minds_stages::batcher::StalenessHandling;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -36,7 +37,9 @@ pub struct RunInfo {
     /// Number of rollouts per group.
     pub group_size: u32,
     /// Batches that may be in flight besides the one in training.
-    pub max_steps_off_policy: u64,
+    pub batches_ahead: u64,
+    /// Whether rollouts follow the weights in training.
+    pub weights: SamplerWeights,
     /// Maximum staleness of rollouts, in steps.
     pub max_staleness: u64,
     /// Handling of stale groups.

@@ -60,7 +60,11 @@ fn with(course: CurveStyle, mut chart: Chart) -> Chart {
 }
 
 fn drift(table: &MetricsTable) -> Chart {
-    let curves = [("½ mean squared gap", KEYS.kl_v2), ("mean gap", KEYS.kl_v1)];
+    let curves = [
+        ("½ mean squared gap", KEYS.kl_v2),
+        ("mean gap", KEYS.kl_v1),
+        ("½ mean squared gap, one version", KEYS.kl_one_version),
+    ];
     let curves = curves.map(|(name, key)| (name, table.points(key)));
     with(CurveStyle::Gaps, chart("Sampler and trainer", "KL, nats per token", &curves))
 }
@@ -102,7 +106,11 @@ fn throughput(table: &MetricsTable) -> Chart {
 }
 
 fn staleness(table: &MetricsTable) -> Chart {
-    let curves = [("mean", KEYS.staleness_mean), ("oldest", KEYS.staleness_max)];
+    let curves = [
+        ("mean", KEYS.staleness_mean),
+        ("oldest", KEYS.staleness_max),
+        ("newest weights of a rollout, mean", KEYS.staleness_newest),
+    ];
     chart("Staleness of the rollouts", "steps", &curves.map(|(name, key)| (name, table.points(key))))
 }
 

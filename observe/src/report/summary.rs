@@ -6,6 +6,7 @@ use super::source::{ReportSource, RunSettings};
 use crate::dashboard::EnvironmentShare;
 use minds_core::mean::MeanEstimate;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
+use minds_core::service::SamplerWeights;
 use minds_stages::batcher::StalenessHandling;
 use minds_stages::pipeline::PipelineOptions;
 use serde::Serialize;
@@ -210,9 +211,15 @@ pub fn settings(settings: &RunSettings) -> Vec<ReportFact> {
         fact(
             "Off policy",
             format!("rollouts are at most {} stale", several(pipeline.max_staleness, "step")),
-            match batch.staleness {
-                StalenessHandling::Wait => "the trainer waits for stragglers",
-                StalenessHandling::Drop => "staler ones are dropped",
+            match (batch.staleness, train.weights) {
+                (StalenessHandling::Wait, SamplerWeights::Snapshot) => "the trainer waits for stragglers",
+                (StalenessHandling::Drop, SamplerWeights::Snapshot) => "staler ones are dropped",
+                (StalenessHandling::Wait, SamplerWeights::InFlight) => {
+                    "in-flight weights; the trainer waits for stragglers"
+                }
+                (StalenessHandling::Drop, SamplerWeights::InFlight) => {
+                    "in-flight weights; staler ones are dropped"
+                }
             },
         ),
         fact("Loss", train.loss.name(), format!("advantage {}", name(batch.estimator))),

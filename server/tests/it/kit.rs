@@ -4,7 +4,7 @@ use minds_core::architecture::Architecture;
 use minds_core::hosting::HostedService;
 use minds_engine::embedded::EmbeddedService;
 use minds_engine::model::Model;
-use minds_engine::runtime::EngineOptions;
+use minds_engine::runtime::{EngineOptions, SwapKv};
 use minds_models::ByteTokenizer;
 use minds_server::{ServerOptions, serve};
 use reqwest::{Client, Method, RequestBuilder};
@@ -19,10 +19,15 @@ use tokio::task::JoinHandle;
 
 /// The engine over the seeded test model, with a folder for checkpoints or without.
 pub fn engine(state: Option<&Path>) -> EmbeddedService {
+    engine_with(state, SwapKv::Keep)
+}
+
+pub fn engine_with(state: Option<&Path>, swap_kv: SwapKv) -> EmbeddedService {
     let model = Arc::new(Model::random(Architecture::tiny(), 1).unwrap());
     let options = EngineOptions {
         threads: Some(2.try_into().unwrap()),
         checkpoint_dir: state.map(Into::into),
+        swap_kv,
         ..EngineOptions::new("tiny")
     };
     EmbeddedService::start(model, Some(Arc::new(ByteTokenizer)), &options).unwrap()

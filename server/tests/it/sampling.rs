@@ -1,7 +1,9 @@
 //! Samplers: what they answer, how often they work, what they keep.
 
-use crate::kit::{Served, backward, run, step};
+use crate::kit::{Served, backward, engine_with, run, step};
+use minds_engine::runtime::SwapKv;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// A sampler over the base model.
 async fn sampler(server: &Served) -> Value {
@@ -101,6 +103,52 @@ fn samplers_in_flight_share_the_newest_weights_of_their_model() {
         let named = json!({"model_id": model, "seq_id": 5, "path": "x", "kind": "inflight"});
         let refused = server.ask("save_weights_for_sampler", &named).await;
         assert!(refused["error"].as_str().unwrap().contains("inflight"), "{refused}");
+        server.stop().await;
+    });
+}
+
+/// Every token's logprob is that of a fresh pass over its prefix under the weights before the publication or after it.
+#[test]
+fn a_sample_in_flight_takes_the_weights_that_are_published_meanwhile() {
+    run(async {
+        let engine = Arc::new(engine_with(None, SwapKv::Recompute));
+        let server = Served::over(engine.clone(), |_| {}).await;
+        let model = server.model().await;
+        let save = |number: i64, sampler: u64, kind: &str| json!({"model_id": model, "seq_id": number, "sampling_session_seq_id": sampler, "kind": kind});
+        let saved = async |number, sampler, kind| {
+            server.ask("save_weights_for_sampler", &save(number, sampler, kind)).await["sampling_session_id"]
+                .clone()
+        };
+        let flight = saved(1, 0, "inflight").await;
+        let old = saved(2, 1, "snapshot").await;
+        let prompt = [3, 1, 4];
+        let ask = json!({"sampling_session_id": flight, "prompt": {"chunks": [{"tokens": prompt}]},
+            "sampling_params": {"max_tokens": 1500, "seed": 7, "stop": []}});
+        let promise = server.post("asample", &ask).await;
+        while engine.stats().decoded_tokens == 0 {
+            tokio::task::yield_now().await;
+        }
+        server.post("forward_backward", &backward(&model, 3)).await;
+        server.post("optim_step", &step(&model, 4)).await;
+        saved(5, 2, "inflight").await;
+        let new = saved(6, 3, "snapshot").await;
+        let sampled = server.result(&promise).await["sequences"][0].clone();
+        let tokens: Vec<u64> = serde_json::from_value(sampled["tokens"].clone()).unwrap();
+        let drawn: Vec<f32> = serde_json::from_value(sampled["logprobs"].clone()).unwrap();
+        assert_eq!(tokens.len(), 1500);
+        let all: Vec<u64> = prompt.into_iter().chain(tokens).collect();
+        let fresh = async |sampler: &Value| -> Vec<f32> {
+            let body = json!({"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": all}]},
+                "sampling_params": {"max_tokens": 1}, "prompt_logprobs": true});
+            let scores = server.ask("asample", &body).await["prompt_logprobs"].clone();
+            let scores: Vec<Option<f32>> = serde_json::from_value(scores).unwrap();
+            scores[prompt.len()..].iter().map(|score| score.unwrap()).collect()
+        };
+        let before = fresh(&old).await;
+        let after = fresh(&new).await;
+        let swapped = drawn.iter().zip(&before).take_while(|(drawn, before)| drawn == before).count();
+        assert!((1..1500).contains(&swapped), "{swapped}");
+        assert_eq!(drawn[swapped..], after[swapped..]);
         server.stop().await;
     });
 }

@@ -80,8 +80,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
         if let Some(dispatcher) = &dispatcher {
             print_line!("workers      {}, run {}", dispatcher.broker().address(), dispatcher.run());
         }
-        let state = folder.last().map(|last| last.state_path.clone());
-        let parts = assemble::parts(&plan, &ready, components, judge, reference, training, state.as_deref())
+        let parts = assemble::parts(&plan, &ready, components, judge, reference, training, folder.last())
             .await
             .with_context(setting_up)
             .or_exit(ProcessExit::Unavailable)?;
@@ -176,7 +175,8 @@ fn run_info(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> RunInfo
         started: jiff::Timestamp::now().as_duration().as_secs_f64(),
         groups_per_batch: plan.pipeline.batch.groups_per_batch.get(),
         group_size: plan.group_size.get(),
-        max_steps_off_policy: plan.pipeline.max_steps_off_policy,
+        batches_ahead: plan.pipeline.batches_ahead(),
+        weights: plan.pipeline.train.weights,
         max_staleness: plan.pipeline.max_staleness,
         staleness: plan.pipeline.batch.staleness,
         credits: plan.pipeline.credits(),

@@ -13,7 +13,7 @@ use super::{ClientFuture, ClientSession, json_result, result_error};
 use crate::convert::{adam_to_wire, forward_from_json, forward_from_proto, loss_sum};
 use crate::types::{
     CheckpointKind, CheckpointList, CheckpointPath, GetInfoRequest, GetInfoResponse, LoadWeightsRequest,
-    LoadWeightsResponse, OptimStepRequest, OptimStepResponse, SaveWeightsForSamplerRequest,
+    LoadWeightsResponse, OptimStepRequest, OptimStepResponse, SaveKind, SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponse, SaveWeightsRequest, SaveWeightsResponse, UnloadModel, proto,
 };
 use futures::future::try_join_all;
@@ -201,6 +201,17 @@ impl TrainingClient {
 
     /// Makes a sampler of the weights at this point of the order; with a name they are also kept.
     pub fn sampler(&self, name: Option<&str>) -> ClientFuture<ExportedSampler> {
+        self.save_for_sampler(name, SaveKind::Snapshot)
+    }
+
+    /// Makes a sampler of the weights at this point of the order, which later calls replace. Those of earlier calls
+    /// sample from them too, also in the middle of a request.
+    pub fn in_flight_sampler(&self) -> ClientFuture<SamplingClient> {
+        let made = self.save_for_sampler(None, SaveKind::Inflight);
+        Box::pin(async move { Ok(made.await?.sampler) })
+    }
+
+    fn save_for_sampler(&self, name: Option<&str>, kind: SaveKind) -> ClientFuture<ExportedSampler> {
         let what = "save_weights_for_sampler";
         if let Some(Err(error)) = name.map(|name| checks::check_name(what, name)) {
             return Box::pin(std::future::ready(Err(error)));
@@ -216,6 +227,7 @@ impl TrainingClient {
                     model_id,
                     path: name,
                     sampling_session_seq_id: number,
+                    kind,
                     seq_id: Some(seq_id),
                     ..SaveWeightsForSamplerRequest::default()
                 })

@@ -285,7 +285,7 @@ fn sampled(
         let text = format!("a sample has {} tokens and {} lists of likely ones", tokens.len(), rows.len());
         return Err(ConvertError::Invalid(text));
     }
-    Ok(Completion { tokens, logprobs, stop, topk, sequence_id: None })
+    Ok(Completion { topk, ..Completion::new(tokens, logprobs, stop) })
 }
 
 /// One entry per prompt token, the first without a value.

@@ -100,13 +100,23 @@ impl CompleteGroup {
         let filtered = constant && options.constant != ConstantGroups::Keep;
         // Without a penalty, equal rewards give no gradient.
         let teaches = !filtered && (!constant || options.kl_penalty > 0.0);
-        let (data, masked_tokens) = match teaches {
+        let GroupData { data, swapped, masked_tokens } = match teaches {
             true => data(&members, constant, options).map_err(|e| GroupOutcome::Failed(e.to_string()))?,
-            false => (Vec::new(), 0),
+            false => GroupData::default(),
         };
         let oldest = members.iter().map(|m| m.rollout.policy).min().unwrap_or(PolicyVersion(0));
         let missing = errors.len() as u32;
-        Ok(TrainingGroup { group, members, missing, constant, filtered, masked_tokens, data, oldest })
+        Ok(TrainingGroup {
+            group,
+            members,
+            missing,
+            constant,
+            filtered,
+            masked_tokens,
+            data,
+            swapped,
+            oldest,
+        })
     }
 }
 
@@ -122,16 +132,24 @@ fn too_few(have: usize, needed: usize, size: usize, errors: &[RolloutError]) -> 
     if unanswered { GroupOutcome::Unanswered(why) } else { GroupOutcome::Failed(why) }
 }
 
-/// The data of a group's members, and the number of sampled tokens that are left out of the loss. In a group of
-/// `constant` rewards only the KL penalty teaches.
+/// The data of a group's members.
+#[derive(Default)]
+struct GroupData {
+    data: Vec<Datum>,
+    /// Of each datum, whether more than one version of the weights may have sampled it.
+    swapped: Vec<bool>,
+    /// Number of sampled tokens that are left out of the loss.
+    masked_tokens: u64,
+}
+
+/// The data of a group's members. In a group of `constant` rewards only the KL penalty teaches.
 fn data(
     members: &[TrainingRollout],
     constant: bool,
     options: &BatcherOptions,
-) -> Result<(Vec<Datum>, u64), DatumError> {
+) -> Result<GroupData, DatumError> {
     let penalty = penalty(members, options.kl_penalty);
-    let mut data = Vec::new();
-    let mut masked_tokens = 0;
+    let mut all = GroupData::default();
     for member in members {
         let weight = match options.weighting {
             LossWeighting::Token => 1.0,
@@ -142,11 +160,12 @@ fn data(
         let trusted = |turn: usize, token: usize| turns[turn].completion.logprobs[token] >= LEAST_LOGPROB;
         let advantage =
             |turn, token| trusted(turn, token).then(|| weight * (earned + penalty(member, turn, token)));
-        data.extend(member.rollout.data(advantage)?);
+        all.data.extend(member.rollout.data(advantage)?);
+        all.swapped.resize(all.data.len(), member.rollout.newest.is_some());
         let logprobs = turns.iter().flat_map(|turn| &turn.completion.logprobs);
-        masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
+        all.masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
     }
-    Ok((data, masked_tokens))
+    Ok(all)
 }
 
 /// What a token's advantage gains from being likelier under the reference than the group's tokens are on average:

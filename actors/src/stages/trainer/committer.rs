@@ -27,11 +27,21 @@ pub(super) struct CompletedStep {
     pub(super) gradient_norms: Vec<f64>,
     pub(super) accumulated: GradientAccumulation,
     /// The weights, if they are to be published.
-    pub(super) export: Option<Pending<Export>>,
+    pub(super) export: Option<Pending<NewSamplers>>,
     /// Name and path of a save that was submitted after the step.
     pub(super) state: Option<(String, SharedPath)>,
     /// Path of a save that only shadows need.
     pub(super) shadow_state: Option<Pending<String>>,
+}
+
+/// Samplers of new weights. Both are the same one, where the weights are not in flight or nothing needs them as they are.
+pub(super) struct NewSamplers {
+    /// Samples the rollouts of later groups, and of earlier ones if the weights are in flight.
+    pub(super) rollouts: Arc<dyn SamplingBackend>,
+    /// Sampler over weights that stay as they are.
+    pub(super) fixed: Arc<dyn SamplingBackend>,
+    /// Path of the weights, if they have a name.
+    pub(super) path: Option<String>,
 }
 
 /// What the newest weights were trained on.
@@ -122,18 +132,18 @@ impl StepCommitter {
         if let Some(export) = export {
             let started = Instant::now();
             let busy = self.links.activity.enter(ActivityKind::Exporting);
-            let export =
+            let made =
                 unless_denied(export.await).map_err(|source| PipelineError::Export { step, source })?;
             drop(busy);
             export_time = Some(started.elapsed());
             // Without an export the run ends, so that nothing samples from the new weights.
-            if let Some(Export { sampler, path }) = export {
+            if let Some(NewSamplers { rollouts, fixed, path }) = made {
                 let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
-                    (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), sampler.clone())),
-                    (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, sampler.clone())),
+                    (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), fixed.clone())),
+                    (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, fixed.clone())),
                     (None, None) => None,
                 });
-                self.publish(step, sampler, origin);
+                self.publish(self.policy(step, fixed, origin).sampled_by(rollouts));
                 sampler_path = path;
             }
         }
@@ -244,14 +254,22 @@ impl StepCommitter {
                 .shadow_checkpoints
                 .as_ref()
                 .map(|_| ShadowOrigin::kept(state_path.clone(), sampler.clone()));
-            self.publish(step, sampler, origin);
+            self.publish(self.policy(step, sampler, origin));
         }
         self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path))).await
     }
 
+    fn policy(
+        &self,
+        step: u64,
+        sampler: Arc<dyn SamplingBackend>,
+        origin: Option<Arc<ShadowOrigin>>,
+    ) -> Policy {
+        Policy::new(PolicyVersion(step), sampler, self.links.queries.clone(), origin)
+    }
+
     /// From now on these weights sample.
-    fn publish(&self, step: u64, sampler: Arc<dyn SamplingBackend>, origin: Option<Arc<ShadowOrigin>>) {
-        let policy = Policy::new(PolicyVersion(step), sampler, self.links.queries.clone(), origin);
+    fn publish(&self, policy: Policy) {
         self.links.policy.send_replace(Arc::new(policy));
     }
 

@@ -28,14 +28,14 @@ use crate::usage::usage_meter::UsageReservation;
 use actix::fut::ActorFutureExt;
 use actix::prelude::{Actor, AsyncContext, Context, Handler, WrapFuture};
 use clip::{ClippedGradient, RunningClip};
-use committer::{CommitRequest, CompletedStep, StepCommitter};
+use committer::{CommitRequest, CompletedStep, NewSamplers, StepCommitter};
 use futures::FutureExt;
 use futures::future::{OptionFuture, ready};
 use gradient_accumulation::GradientAccumulation;
 use minds_core::ids::PolicyVersion;
 use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
-use minds_core::service::{BackendError, ForwardOutput, TrainingBackend};
+use minds_core::service::{BackendError, Export, ForwardOutput, Pending, SamplerWeights, TrainingBackend};
 use minds_core::usage::TokenUsage;
 pub use staleness::StalenessHistogram;
 use std::future::Future;
@@ -60,6 +60,8 @@ pub struct TrainerOptions {
     pub substeps: NonZeroUsize,
     /// Steps between two publications of the weights.
     pub publish_every: NonZeroU64,
+    /// Whether published weights reach the requests that are being sampled.
+    pub weights: SamplerWeights,
     /// Gap between sampled and trained logprobs (`optim/kl_sample_train_v2`) above which an alarm is raised.
     pub kl_alarm: Option<f64>,
     /// Gradients are clipped at this multiple of the largest norm of the last 16 optimizer steps; 0 for no such limit.
@@ -86,6 +88,8 @@ pub struct TrainerLinks {
     pub training: Arc<dyn TrainingBackend>,
     /// Publishes new weights to the other stages.
     pub policy: watch::Sender<Arc<Policy>>,
+    /// Whether something needs each version as it was, beside in-flight weights.
+    pub needs_fixed: bool,
     /// Limits and counts of the rewards' queries.
     pub queries: Arc<QueryBudget>,
     /// Keeps every version for shadows, if they start from the policy.
@@ -351,7 +355,7 @@ impl StepInProgress {
             forward = Some(Box::pin(ready(result)));
         }
         let optim = (steps_now && teaches).then(|| training.optim_step(self.adam()));
-        let export = publish.then(|| training.export_sampler(save.then_some(name.as_str())));
+        let export = publish.then(|| self.publish(save.then_some(name.as_str())));
         match OptionFuture::from(forward).await {
             Some(Ok(forward)) => match not_finite(&groups, &forward) {
                 None => accumulated.add(groups, data, forward),
@@ -429,6 +433,27 @@ impl StepInProgress {
             Ok(()) => BatchOutcome::Stepped,
             Err(_) => BatchOutcome::Fatal(PipelineError::CommitterGone),
         }
+    }
+
+    /// Submits the publication of the weights after this step, which are also kept on the service if they have a name.
+    fn publish(&self, name: Option<&str>) -> Pending<NewSamplers> {
+        let training = &self.links.training;
+        if self.options.weights == SamplerWeights::Snapshot {
+            let export = training.export_sampler(name);
+            return Box::pin(async move {
+                let Export { sampler, path } = export.await?;
+                Ok(NewSamplers { rollouts: sampler.clone(), fixed: sampler, path })
+            });
+        }
+        let in_flight = training.publish_in_flight(PolicyVersion(self.step + 1));
+        let fixed = (self.links.needs_fixed || name.is_some()).then(|| training.export_sampler(name));
+        Box::pin(async move {
+            let rollouts = in_flight.await?;
+            Ok(match OptionFuture::from(fixed).await.transpose()? {
+                Some(Export { sampler, path }) => NewSamplers { rollouts, fixed: sampler, path },
+                None => NewSamplers { fixed: rollouts.clone(), rollouts, path: None },
+            })
+        })
     }
 
     /// The optimizer's settings of this step.

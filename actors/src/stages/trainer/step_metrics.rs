@@ -8,10 +8,12 @@ use crate::policy::QueryCounts;
 use crate::telemetry::activity::BusyTimes;
 use crate::usage::usage_meter::BilledTokens;
 use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::PolicyVersion;
 use minds_core::optim::AdamParams;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord};
 use minds_core::reward::means;
-use minds_core::service::{ForwardOutput, LOGPROB_ROUNDING};
+use minds_core::rollout::Rollout;
+use minds_core::service::{ForwardOutput, LOGPROB_ROUNDING, SamplerWeights};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tracing::warn;
@@ -51,8 +53,11 @@ impl StepMeasurements<'_> {
             ..StepRecord::default()
         };
         self.add_tokens(&mut record);
-        self.add_gaps(&mut record, options.kl_alarm);
+        self.add_gaps(&mut record, options);
         self.add_staleness(&mut record);
+        if options.weights == SamplerWeights::InFlight {
+            self.add_version_ranges(&mut record);
+        }
         self.add_times(&mut record);
         self.add_queries(&mut record);
         self.add_cost(&mut record);
@@ -90,18 +95,32 @@ impl StepMeasurements<'_> {
         }
     }
 
-    fn add_gaps(&self, record: &mut StepRecord, kl_alarm: Option<f64>) {
+    fn add_gaps(&self, record: &mut StepRecord, options: &TrainerOptions) {
         let Some(forward) = self.forward else { return };
         let step = self.step;
-        let gaps = gaps(self.accumulated.data.iter().zip(&forward.logprobs));
-        let kl = 0.5 * mean(gaps.iter().map(|gap| gap * gap));
+        let data = || self.accumulated.data.iter().zip(&forward.logprobs);
+        let squares = |gaps: &[f64]| 0.5 * mean(gaps.iter().map(|gap| gap * gap));
+        let all = gaps(data());
+        let of_all = squares(&all);
+        // Rollouts that span versions differ from the weights in training by more, and no alarm is due for that.
+        let watched = match options.weights {
+            SamplerWeights::Snapshot => Some(of_all),
+            SamplerWeights::InFlight => {
+                let swapped = self.accumulated.groups.iter().flat_map(|group| &group.swapped);
+                let of_one =
+                    gaps(data().zip(swapped).filter(|(_, swapped)| !**swapped).map(|(datum, _)| datum));
+                record.kl_one_version = (!of_one.is_empty()).then(|| squares(&of_one));
+                record.kl_one_version
+            }
+        };
+        let alarm = options.kl_alarm.zip(watched);
         let impossible = forward.logprobs.iter().flatten().filter(|lp| **lp > LOGPROB_ROUNDING).count();
-        record.kl_v1 = Some(mean(gaps.iter().copied()));
-        record.kl_v2 = Some(kl);
-        record.kl_alarm = kl_alarm.map(|limit| f64::from(u8::from(kl > limit)));
-        record.largest_gap = Some(gaps.iter().fold(0.0, |most, gap| f64::max(most, gap.abs())));
+        record.kl_v1 = Some(mean(all.iter().copied()));
+        record.kl_v2 = Some(of_all);
+        record.kl_alarm = alarm.map(|(limit, kl)| f64::from(u8::from(kl > limit)));
+        record.largest_gap = Some(all.iter().fold(0.0, |most, gap| f64::max(most, gap.abs())));
         record.impossible_logprobs = Some(impossible as f64);
-        if let Some(limit) = kl_alarm.filter(|limit| kl > *limit) {
+        if let Some((limit, kl)) = alarm.filter(|(limit, kl)| kl > limit) {
             warn!(step, kl, limit, "the weights in training have drifted from the sampling weights");
         }
         if impossible > 0 {
@@ -123,6 +142,38 @@ impl StepMeasurements<'_> {
         record.staleness_p50 = percentile(0.5);
         record.staleness_p99 = percentile(0.99);
         record.staleness_max = percentile(1.0);
+        record.staleness_token = self.token_staleness();
+    }
+
+    /// The mean staleness of the tokens, if it is known which weights sampled them.
+    fn token_staleness(&self) -> Option<f64> {
+        let rollouts = self.accumulated.groups.iter().flat_map(|group| group.members.iter());
+        let told: Vec<_> =
+            rollouts.map(|member| member.rollout.tokens_by_version()).collect::<Option<_>>()?;
+        let mut steps = 0.0;
+        let mut count = 0;
+        for (version, tokens) in told.into_iter().flatten() {
+            steps += self.staleness(version) * tokens as f64;
+            count += tokens;
+        }
+        Some(steps / count.max(1) as f64)
+    }
+
+    /// Optimizer steps between a version and the one that this step trained.
+    fn staleness(&self, version: PolicyVersion) -> f64 {
+        (self.step - 1).saturating_sub(version.0) as f64
+    }
+
+    /// How far the rollouts lie between the versions that sampled them.
+    fn add_version_ranges(&self, record: &mut StepRecord) {
+        let groups = &self.accumulated.groups;
+        let rollouts = || groups.iter().flat_map(|group| group.members.iter()).map(|member| &member.rollout);
+        let range = |rollout: &Rollout| (rollout.newest_policy().0 - rollout.policy.0) as f64;
+        record.staleness_newest =
+            Some(mean(rollouts().map(|rollout| self.staleness(rollout.newest_policy()))));
+        record.version_range_max = Some(rollouts().map(range).fold(0.0, f64::max));
+        record.swapped_share =
+            Some(mean(rollouts().map(|rollout| f64::from(u8::from(rollout.newest.is_some())))));
     }
 
     fn add_times(&self, record: &mut StepRecord) {

@@ -386,8 +386,7 @@ impl SamplingBackend for TestModel {
     async fn sample(&self, request: SampleRequest) -> Result<SampleResponse, BackendError> {
         let tokens: Vec<Token> = request.prompt.iter().rev().copied().collect();
         let logprobs = tokens.iter().map(|token| logprob(*token)).collect();
-        let completion =
-            Completion { tokens, logprobs, stop: StopReason::Stop, topk: None, sequence_id: None };
+        let completion = Completion::new(tokens, logprobs, StopReason::Stop);
         Ok(SampleResponse {
             sequences: vec![completion],
             prompt_logprobs: None,
@@ -403,7 +402,7 @@ pub fn rollout(group: u64, tokens: Vec<Token>) -> Rollout {
     let id = RolloutId { group: GroupId(group), member: 0 };
     let mut rollout = Rollout::new(id, ItemKey { component: 0, item: group }, PolicyVersion(1));
     let logprobs = vec![-0.5; tokens.len()];
-    let completion = Completion { tokens, logprobs, stop: StopReason::Stop, topk: None, sequence_id: None };
+    let completion = Completion::new(tokens, logprobs, StopReason::Stop);
     rollout.turns.push(Turn { prompt: [1, 2].into(), completion, text: "text".into(), complete: true });
     rollout
 }

@@ -3,6 +3,7 @@
 use minds_core::datum::Datum;
 use minds_core::ids::Token;
 use minds_core::optim::AdamParams;
+use minds_core::sampling::StopReason;
 use minds_core::service::ForwardOutput;
 use minds_simulation::{
     AdapterRequest, RequestHook, RequestProgress, ServiceRequest, SimulatedService, SimulationOptions,
@@ -43,15 +44,18 @@ pub struct ServiceRecord {
 
 impl ServiceRecord {
     /// Starts a service and its record, which keeps prompts and data if it shall `remember`. Samples are `a.`, `b.` and
-    /// so on, with the logprobs -0.5 and -0.25, and are trained with -0.5; scripts see and change that.
+    /// so on, with the logprobs -0.5 and -0.25, and are trained with -0.5; scripts see and change that. Those of in-flight
+    /// weights stay as the service drew them.
     pub fn start(mut options: SimulationOptions, remember: bool) -> (Arc<SimulatedService>, Arc<Self>) {
         let record = Arc::new(Self::default());
         options.info.vocab = usize::MAX;
         let on_sample = options.on_sample;
         options.on_sample = Box::new(move |number, request, sequences| {
-            for (sequence, letter) in sequences.iter_mut().zip(Token::from(b'a')..) {
+            let fixed = sequences.iter_mut().filter(|sequence| sequence.versions.is_empty());
+            for (sequence, letter) in fixed.zip(Token::from(b'a')..) {
                 sequence.tokens = vec![letter, Token::from(b'.')];
                 sequence.logprobs = vec![-0.5, -0.25];
+                sequence.stop = StopReason::Stop;
             }
             on_sample(number, request, sequences)
         });
@@ -110,6 +114,7 @@ impl ServiceRecord {
                 AdapterRequest::SaveState(name) => format!("save {name}"),
                 AdapterRequest::LoadState(path, with_optimizer) => format!("load {path} {with_optimizer}"),
                 AdapterRequest::Export(name) => format!("export {}", name.as_deref().unwrap_or("-")),
+                AdapterRequest::PublishInFlight(version) => format!("publish {version}"),
                 AdapterRequest::Release => "release".into(),
             })
         })

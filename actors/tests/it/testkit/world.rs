@@ -7,7 +7,7 @@ use minds_core::loss::Loss;
 use minds_core::optim::{AdamParams, LearningRateSchedule};
 use minds_core::record::EvaluationRecord;
 use minds_core::sampling::SamplingParams;
-use minds_core::service::TrainingBackend;
+use minds_core::service::{SamplerWeights, TrainingBackend};
 use minds_simulation::{ServiceCounts, SimulatedService, SimulationOptions};
 use minds_stages::batcher::CpuPool;
 use minds_stages::batcher::{self, ConstantGroups, LossWeighting, StalenessHandling};
@@ -114,6 +114,7 @@ impl World {
                 rate: LearningRateSchedule::default(),
                 substeps: NonZeroUsize::MIN,
                 publish_every: NonZeroU64::MIN,
+                weights: SamplerWeights::Snapshot,
                 kl_alarm: None,
                 clip_multiple: 0.0,
                 max_first_gap: 0.0,
@@ -148,7 +149,13 @@ impl World {
     pub fn start_from(self, start: ResumePoint) -> Run {
         let environment = Arc::new(self.environment);
         let (service, record) = ServiceRecord::start(self.service, self.remember);
-        let training = service.adapter(start.step);
+        let (training, in_flight) = match self.options.train.weights {
+            SamplerWeights::Snapshot => (service.adapter(start.step), None),
+            SamplerWeights::InFlight => {
+                let (training, sampler) = service.adapter_in_flight(start.step);
+                (training, Some(sampler))
+            }
+        };
         let queries = Arc::new(QueryBudget::new(self.limits));
         let component = |name: &str, weight: f64, environment: &Arc<ScriptedEnvironment>| MixtureComponent {
             name: name.into(),
@@ -166,6 +173,7 @@ impl World {
             components: vec![component("scripted", 1.0, &environment), component("measured", 0.0, &measured)],
             training: training.clone(),
             sampler: service.sampler(start.step),
+            in_flight,
             logprob_source: self.judge,
             reference: self.reference.map(|version| service.sampler(version)),
             queries: queries.clone(),

@@ -101,6 +101,10 @@ impl Environment for TargetNumber {
         lone_number(answer).map(Value::from)
     }
 
+    fn queries_policy(&self) -> bool {
+        false
+    }
+
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let target = target(scene.item)?;
         let prediction = whole_answer(&scene).and_then(lone_number);

@@ -110,13 +110,9 @@ impl SamplingBackend for Scripted {
         if !cut {
             tokens.extend(stops.first());
         }
-        let sampled = Completion {
-            logprobs: (0..tokens.len()).map(|at| -(at as f32)).collect(),
-            tokens,
-            stop: if cut { StopReason::Length } else { StopReason::Stop },
-            topk: None,
-            sequence_id: None,
-        };
+        let logprobs = (0..tokens.len()).map(|at| -(at as f32)).collect();
+        let stop = if cut { StopReason::Length } else { StopReason::Stop };
+        let sampled = Completion::new(tokens, logprobs, stop);
         Ok(SampleResponse {
             sequences: vec![sampled; request.num_samples],
             prompt_logprobs: None,

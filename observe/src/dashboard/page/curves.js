@@ -62,6 +62,9 @@ const measured = () =>
 
 const between = (items) => items.flatMap((_, i) => (i % 3 === 0 ? [{ series: [i + 2, i + 3] }] : []));
 
+// Whether a step has the number.
+const present = ({ key }) => store.rows.some((row) => Number.isFinite(row[key]));
+
 const CHARTS = [
   { title: 'Reward', hint: 'mean of a step', zero: [], series: rewards, smooth: true, wide: true },
   {
@@ -76,19 +79,23 @@ const CHARTS = [
   {
     title: 'Staleness',
     hint: 'steps behind',
-    series: () => [
-      line('async/staleness_mean', 'mean', 1),
-      line('async/staleness_max', 'max', 3, { width: 1.25, stepped: true, pool: 'max' }),
-    ],
+    series: () =>
+      [
+        line('async/staleness_mean', 'mean', 1),
+        line('async/staleness_max', 'max', 3, { width: 1.25, stepped: true, pool: 'max' }),
+        line('async/staleness_newest_mean', 'newest weights', 2, { dash: [7, 4] }),
+      ].filter(present),
   },
   {
     title: 'Drift and entropy',
     hint: 'nats',
     zero: ['y', 'right'],
-    series: () => [
-      line('optim/kl_sample_train_v2', 'KL v2, left', 2),
-      line('optim/entropy', 'entropy, right', 4, { scale: 'right', dash: [7, 4] }),
-    ],
+    series: () =>
+      [
+        line('optim/kl_sample_train_v2', 'KL v2, left', 2),
+        line('optim/entropy', 'entropy, right', 4, { scale: 'right', dash: [7, 4] }),
+        line('optim/kl_one_version', 'KL v2 of one version, left', 6, { dash: [3, 3] }),
+      ].filter(present),
     smooth: true,
   },
   {
@@ -107,7 +114,7 @@ const CHARTS = [
         line('time/total', 'step', 0, { width: 2.25 }),
         line('time/trainer_idle', 'idle', 2, { dash: [7, 4] }),
         line('time/export', 'export', 6, { dash: [3, 3] }),
-      ].filter(({ key }) => store.rows.some((row) => Number.isFinite(row[key]))),
+      ].filter(present),
     smooth: true,
   },
 ];

@@ -144,7 +144,7 @@ function config() {
     ['steps', count(run.steps) + (run.first_step ? `, from step ${count(run.first_step)}` : '')],
     [
       'off-policy',
-      `${many(run.max_steps_off_policy, 'batch', 'batches')} ahead, at most ${many(run.max_staleness, 'step')} stale, ${run.staleness === 'drop' ? 'older ones are dropped' : 'stragglers are waited for'}`,
+      `${many(run.batches_ahead, 'batch', 'batches')} ahead${run.weights === 'inflight' ? ', sampled by in-flight weights' : ''}, at most ${many(run.max_staleness, 'step')} stale, ${run.staleness === 'drop' ? 'older ones are dropped' : 'stragglers are waited for'}`,
     ],
     ['credits', `${count(run.credits)} groups in flight at most`],
     ['scorers', count(run.scorers)],

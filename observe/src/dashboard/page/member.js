@@ -90,7 +90,7 @@ export function member(one, scale, spread, open) {
     h('span', { class: 'n reward', text: num(one.reward) }),
     bar(one.advantage, -spread, spread, `advantage-bar ${sign(one.advantage)}`),
     h('span', { class: `n advantage ${sign(one.advantage)}`, text: signed(one.advantage) }),
-    h('span', { class: 'n hint policy', text: `policy ${count(one.policy)}` }),
+    h('span', { class: 'n hint policy', text: `policy ${count(one.policy)}${one.newest_policy > one.policy ? `–${count(one.newest_policy)}` : ''}` }),
     h('span', { class: 'n hint size', text: `${count(tokens)} tok` }),
   );
   const root = h('details', { class: 'member', open }, summary, body);

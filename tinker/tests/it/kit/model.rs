@@ -90,11 +90,8 @@ impl Weights {
         let mut last = *request.prompt.last().unwrap();
         let k = request.topk_sample_logprobs;
         let mut out = Completion {
-            tokens: vec![],
-            logprobs: vec![],
-            stop: StopReason::Length,
             topk: (k > 0).then(Vec::new),
-            sequence_id: None,
+            ..Completion::new(vec![], vec![], StopReason::Length)
         };
         while out.tokens.len() < params.max_tokens && request.prompt.len() + out.tokens.len() < CONTEXT {
             let all = self.logprobs(last);

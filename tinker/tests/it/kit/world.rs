@@ -24,6 +24,8 @@ pub struct World {
     pub sessions: usize,
     pub models: HashMap<String, Model>,
     samplers: HashMap<String, Weights>,
+    /// Samplers of which each publication of their model replaces the weights.
+    in_flight: Vec<String>,
     pub saved: BTreeMap<String, (Weights, Moments)>,
     pub results: HashMap<String, Outcome>,
     /// The number of polls for each result.
@@ -143,7 +145,16 @@ impl World {
                 None => {
                     let number = request.sampling_session_seq_id.expect("a sampler has a number");
                     let id = format!("{}:eph:{number}", request.model_id);
-                    world.samplers.insert(id.clone(), adapter.weights.clone());
+                    let model = format!("{}:", request.model_id);
+                    let mut published = vec![id.clone()];
+                    if request.kind == types::SaveKind::Inflight {
+                        world.in_flight.push(id.clone());
+                        published =
+                            world.in_flight.iter().filter(|id| id.starts_with(&model)).cloned().collect();
+                    }
+                    for id in published {
+                        world.samplers.insert(id, adapter.weights.clone());
+                    }
                     json!({"sampling_session_id": id})
                 }
             }))
