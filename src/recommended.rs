@@ -46,7 +46,7 @@ mod tests {
         for (model, hidden_size, expected) in [
             ("Qwen/Qwen3-8B", 4096, 0.000_472_979_080_913_763_54),
             ("Qwen/Qwen3.8-27B:peft:131072", 5120, 0.000_464_869_878_799_652),
-            ("meta-llama/Llama-3.2-1B", 2048, 0.000_490_823_940_971_521_8),
+            ("meta-llama/Llama-3.2-1B", 2048, 0.000_490_823_940_972_215_8),
         ] {
             let found = learning_rate(model, hidden_size).unwrap();
             assert!((found / expected - 1.0).abs() < 1e-12, "{model}: {found}");

@@ -122,17 +122,16 @@ impl Metered<dyn TrainingBackend> {
                 None => return Box::pin(std::future::pending()),
             },
         };
-        let pending = self.noted(submit(&*self.inner));
+        let pending = submit(&*self.inner);
+        let usage = self.usage.clone();
         // In a task of its own: a pass is executed whether or not its result is awaited.
         let counted = tokio::spawn(async move {
             let result = pending.await;
             settle(reserved, &result, |_| most);
-            result
+            result.inspect_err(|error| usage.note(error))
         });
-        Box::pin(async move {
-            let ended = |error| BackendError::Lost(format!("the task of a pass has ended: {error}"));
-            counted.await.map_err(ended)?
-        })
+        let ended = |error| BackendError::Lost(format!("the task of a pass has ended: {error}"));
+        self.noted(Box::pin(async move { counted.await.map_err(ended)? }))
     }
 }
 
