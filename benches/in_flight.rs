@@ -34,6 +34,7 @@ use minds_stages::telemetry::meters::PipelineMeters;
 use minds_stages::trainer::TrainerOptions;
 use std::env;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::LocalSet;
@@ -44,9 +45,9 @@ const LONG: usize = 512;
 const LONG_SHARE: f64 = 0.1;
 const GROUPS: usize = 2;
 const MEMBERS: u32 = 2;
-const STEPS: u64 = 80;
+const STEPS: u64 = 400;
 /// Steps at the beginning that are not counted.
-const WARM_UP: u64 = 20;
+const WARM_UP: u64 = 40;
 const ROUNDS: &str = "MINDS_BENCH_ROUNDS";
 
 fn main() -> Result<()> {
@@ -56,7 +57,7 @@ fn main() -> Result<()> {
     }
     let rounds = env::var(ROUNDS).map_or(Ok(3), |n| n.parse()).context(ROUNDS)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let model = Arc::new(Model::random(architecture(), 0)?);
+    let model = Arc::new(Model::random(Architecture::tiny(), 0)?);
     let modes = [
         ("snapshot", SamplerWeights::Snapshot, SwapKv::Keep),
         ("inflight, kv = keep", SamplerWeights::InFlight, SwapKv::Keep),
@@ -65,8 +66,8 @@ fn main() -> Result<()> {
     let mut found: Vec<Vec<Figures>> = modes.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for ((_, weights, kv), found) in modes.iter().zip(&mut found) {
-            let run = LocalSet::new().run_until(run(model.clone(), *weights, *kv));
-            found.push(runtime.block_on(run)?);
+            let local = LocalSet::new();
+            found.push(runtime.block_on(local.run_until(run(model.clone(), *weights, *kv)))?);
         }
     }
     println!(
@@ -89,19 +90,6 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Thirteen million weights.
-fn architecture() -> Architecture {
-    Architecture {
-        dim: 384,
-        layers: 8,
-        heads: 6,
-        kv_heads: 2,
-        head_dim: 64,
-        ffn: 1024,
-        ..Architecture::tiny()
-    }
-}
-
 /// What one run took, after its warm-up.
 struct Figures {
     step_s: f64,
@@ -113,8 +101,10 @@ struct Figures {
 }
 
 async fn run(model: Arc<Model<f32>>, weights: SamplerWeights, swap_kv: SwapKv) -> Result<Figures> {
-    let service =
-        EmbeddedService::start(model, None, &EngineOptions { swap_kv, ..EngineOptions::new("bench") })?;
+    // The pipeline saves the weights at its end.
+    let checkpoint_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("in-flight-bench"));
+    let options = EngineOptions { swap_kv, checkpoint_dir, ..EngineOptions::new("bench") };
+    let service = EmbeddedService::start(model, None, &options)?;
     let training = service.create_training(LoraSpec::all_linear(32, 0)).await?;
     let sampler = training.export_sampler(None).await?.sampler;
     let in_flight = match weights {
@@ -133,7 +123,7 @@ async fn run(model: Arc<Model<f32>>, weights: SamplerWeights, swap_kv: SwapKv) -
         pool: CpuPool::inline(),
         meters: PipelineMeters::default(),
     };
-    let mut pipeline = Pipeline::start(&options(weights), parts, ResumePoint::default())?;
+    let mut pipeline = Pipeline::start(&pipeline_options(weights), parts, ResumePoint::default())?;
     let mut records: Vec<StepRecord> = Vec::new();
     let mut begun = Instant::now();
     loop {
@@ -209,7 +199,7 @@ impl Environment for Parity {
     }
 }
 
-fn options(weights: SamplerWeights) -> PipelineOptions {
+fn pipeline_options(weights: SamplerWeights) -> PipelineOptions {
     let one = NonZeroUsize::MIN;
     PipelineOptions {
         seed: 1,

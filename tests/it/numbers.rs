@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Everything that has numbers of its own is on: gradient steps, a reference, an alarm, a budget, an evaluation.
+/// Everything that has numbers of its own is on: gradient steps, a reference, an alarm, a budget, an evaluation, in-flight
+/// weights.
 const CONFIG: &str = r#"
 [[envs]]
 id = "gradient_intuition"
@@ -22,6 +23,7 @@ learning_rate = 0.01
 training_rank = 4
 kl_penalty_coef = 0.1
 kl_alarm = 1.0
+weights = "inflight"
 eval_every = 1
 args = { max_new_tokens = 8 }
 [scorer]
