@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
-/// Requests that are denied once so many passes were forwarded.
+/// Requests that are denied after a number of passes.
 #[derive(Clone)]
 struct Denial {
     status: &'static str,
