@@ -17,9 +17,9 @@ pub struct PublishedSettings {
     pub context: Option<usize>,
     /// Sampling temperature of `generation_config.json`.
     pub temperature: Option<f64>,
-    /// Nucleus of `generation_config.json`.
+    /// Share of the probability that `generation_config.json` samples from.
     pub top_p: Option<f64>,
-    /// Candidates of `generation_config.json`.
+    /// Number of likeliest tokens that `generation_config.json` samples from.
     pub top_k: Option<u64>,
 }
 

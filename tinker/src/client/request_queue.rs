@@ -100,13 +100,17 @@ impl QueueTask {
             TrainingRequest::Json { path, not_found, body, .. } => {
                 let body = body(i64::from(self.number()));
                 let call = HttpRequest::post(path, body, self.connection.timeouts.request);
-                Ok(vec![self.connection.submit(what, call, not_found).await?])
+                let submitted = self.connection.submit(what, call, not_found).await;
+                self.keep_number_if_denied(&submitted);
+                Ok(vec![submitted?])
             }
             TrainingRequest::Pass(pass) => {
                 let mut ids = Vec::new();
                 for chunk in pass.chunk_ranges(&self.connection.config) {
                     let seq_id = self.number();
-                    match self.send_chunk(what, &pass, chunk, seq_id).await {
+                    let sent = self.send_chunk(what, &pass, chunk, seq_id).await;
+                    self.keep_number_if_denied(&sent);
+                    match sent {
                         Ok(id) => ids.push(id),
                         Err(error) if ids.is_empty() => return Err(error),
                         Err(error) => {
@@ -117,6 +121,14 @@ impl QueueTask {
                 }
                 Ok(ids)
             }
+        }
+    }
+
+    /// A request that was denied to the account has no place in the server's order, which would wait for its number: the
+    /// next request takes it.
+    fn keep_number_if_denied<T>(&mut self, sent: &Result<T, ClientError>) {
+        if matches!(sent, Err(ClientError::Denied { .. })) {
+            self.next -= 1;
         }
     }
 
