@@ -79,5 +79,5 @@ export function clock(at) {
 export const many = (n, one, more = `${one}s`) => `${count(n)}${THIN}${n === 1 ? one : more}`;
 
 /** Staleness of a group: of its oldest weights, or from its newest to its oldest ones. */
-export const stale = ({ staleness, staleness_newest: newest }) =>
+export const stalenessText = ({ staleness, staleness_newest: newest }) =>
   `${newest < staleness ? `${num(newest)}–` : ''}${num(staleness)} stale`;

@@ -3,7 +3,7 @@
 // `#group=137` in the address opens it. A member's turns are made when it is opened for the first time.
 
 import { $, h } from './dom.js';
-import { count, many, stale } from './format.js';
+import { count, many, stalenessText } from './format.js';
 import { focusList, neighbour, onOpen, select, selection, summaryOf } from './groups.js';
 import { get } from './live.js';
 import { modelText } from './marked.js';
@@ -116,7 +116,7 @@ function annotate() {
     group.environment,
     `step ${count(group.step)}`,
     `item ${count(group.item)}`,
-    summary ? stale(summary) : null,
+    summary ? stalenessText(summary) : null,
   ].filter(Boolean);
   $('group-facts').replaceChildren(h('bdi', { text: facts.join(' · ') }));
 }

@@ -2,7 +2,7 @@
 // arrows or j and k move in it.
 
 import { $, empty, h, setAttrs, setText } from './dom.js';
-import { count, many, num, stale } from './format.js';
+import { count, many, num, stalenessText } from './format.js';
 import { get } from './live.js';
 import { modelLine } from './marked.js';
 import { on, store, notify } from './store.js';
@@ -81,7 +81,7 @@ function row(group) {
     h('span', {
       class: 'stale',
       title: 'steps between the sampling weights and the trained weights',
-      text: stale(group),
+      text: stalenessText(group),
     }),
     h('span', { class: 'prompt' }, modelLine(group.prompt ?? '')),
     h('span', { class: 'flags' }, flags),
