@@ -128,7 +128,7 @@ impl ModelTable {
             id: id.clone(),
             session,
             spec,
-            dedupe: Mutex::new(Dedupe { sender, seen: BTreeMap::new(), floor: 0 }),
+            dedupe: Mutex::new(RequestDeduplicator { sender, seen: BTreeMap::new(), floor: 0 }),
             used: Mutex::new(Instant::now()),
             unloading: AtomicBool::new(false),
         };
@@ -159,14 +159,15 @@ pub(crate) struct ModelHandle {
     id: String,
     session: String,
     spec: LoraSpec,
-    dedupe: Mutex<Dedupe>,
+    dedupe: Mutex<RequestDeduplicator>,
     used: Mutex<Instant>,
     /// Whether an `unload_model` is queued.
     unloading: AtomicBool,
 }
 
+/// Recognizes a request that a client sends again, by its number.
 #[derive(Debug)]
-struct Dedupe {
+struct RequestDeduplicator {
     sender: UnboundedSender<QueuedRequest>,
     seen: BTreeMap<u64, (&'static str, String)>,
     /// Requests with smaller numbers are not remembered.

@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use jiff::Timestamp;
 use minds_stages::remote::Broker;
 use minds_stages::remote::dead_letters::{self, StoredLetter};
-use minds_stages::remote::message::{Job, Work, decode};
+use minds_stages::remote::message::{Job, JobWork, decode};
 use serde_json::{Value, json};
 use std::future::Future;
 use std::time::Duration;
@@ -124,13 +124,13 @@ async fn show(broker: &Broker, stored: &StoredLetter, json: bool) -> anyhow::Res
     }
     print_row(stored);
     match job.work {
-        Work::Score { item, rollout } => {
+        JobWork::Score { item, rollout } => {
             print_line!("reward of {} (item {}), sampled by {}", rollout.id, item.index, rollout.policy);
             for turn in &rollout.turns {
                 print_line!("{}", turn.text);
             }
         }
-        Work::Generate { item, sessions } => {
+        JobWork::Generate { item, sessions } => {
             let ids: Vec<String> = sessions.iter().map(|session| session.rollout.to_string()).collect();
             let noun = if ids.len() == 1 { "rollout" } else { "rollouts" };
             print_line!("{noun} {} of item {}", ids.join(", "), item.index);

@@ -85,7 +85,7 @@ fn explain(table: &toml::Value, path: &str, message: &str) -> (String, String) {
         Some((_, expected)) => {
             let value = at(table, path);
             let is = match value {
-                Some(value) if !is_secret(path) => format!("is {}, it", show(value)),
+                Some(value) if !is_secret(path) => format!("is {}; it", show(value)),
                 _ => String::new(),
             };
             format!("{is} must be {}", in_words(expected, value)).trim_start().to_owned()

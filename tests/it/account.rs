@@ -136,6 +136,8 @@ fn a_denied_account_ends_the_run_with_what_it_has_and_a_resume_completes_it() {
     let all = &["asample", "forward_backward", "optim_step", "save_weights_for_sampler", "save_weights"];
     for (n, (status, paths, saved, advice)) in [
         (paid, &["asample"][..], true, "add credit"),
+        (paid, &["forward_backward"], true, "add credit"),
+        (paid, &["optim_step"], true, "add credit"),
         (paid, all, false, "add credit"),
         ("403 Forbidden", &["asample"], true, "TINKER_PROJECT_ID"),
         ("401 Unauthorized", all, false, "TINKER_API_KEY"),

@@ -35,7 +35,7 @@ pub type SampleResult = Result<Completion, RolloutError>;
 
 /// One item to sample, with the group id that decides its seeds.
 #[derive(Clone, Copy)]
-pub struct GenerationTask<'a> {
+pub struct GenerationRequest<'a> {
     /// Environment and sampling settings of the item.
     pub component: &'a MixtureComponent,
     /// The item to sample.
@@ -70,7 +70,7 @@ impl RolloutGenerator {
     /// The request failed as a whole. A sample that cannot be trained costs only its own member.
     pub async fn open(
         &self,
-        task: GenerationTask<'_>,
+        task: GenerationRequest<'_>,
         members: u32,
     ) -> Result<(Arc<[Token]>, Vec<SampleResult>), RolloutError> {
         let prompt: Arc<[Token]> = task.component.renderer.prompt(&task.item.prompt)?.into();
@@ -84,7 +84,7 @@ impl RolloutGenerator {
     /// The environment or a request failed.
     pub async fn resample(
         &self,
-        task: GenerationTask<'_>,
+        task: GenerationRequest<'_>,
         member: u32,
         again: u32,
     ) -> Result<Rollout, RolloutError> {
@@ -102,12 +102,12 @@ impl RolloutGenerator {
     /// The environment or a later request failed.
     pub async fn finish(
         &self,
-        task: GenerationTask<'_>,
+        task: GenerationRequest<'_>,
         member: u32,
         prompt: Arc<[Token]>,
         first: Completion,
     ) -> Result<Rollout, RolloutError> {
-        let GenerationTask { component, item, key, group, policy } = task;
+        let GenerationRequest { component, item, key, group, policy } = task;
         let mut rollout = Rollout::new(RolloutId { group, member }, key, policy.version);
         let mut conversation = item.prompt.clone();
         let mut prompt = prompt;
@@ -181,7 +181,7 @@ impl RolloutGenerator {
     /// One request; an error of one sample does not affect its siblings.
     async fn answer(
         &self,
-        task: GenerationTask<'_>,
+        task: GenerationRequest<'_>,
         prompt: Arc<[Token]>,
         count: u32,
         stream: [u64; 2],

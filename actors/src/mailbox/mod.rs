@@ -38,6 +38,7 @@ pub fn mailbox<M: Send + 'static>(
     (MailboxSender { shared: shared.clone(), receiver: seen }, MailboxReceiver { shared, receiver })
 }
 
+/// What both ends of a mailbox share: its permits and its counts.
 struct MailboxState {
     name: &'static str,
     capacity: usize,

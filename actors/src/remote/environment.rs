@@ -5,7 +5,8 @@
 
 use super::dispatcher::{Answerer, Dispatcher};
 use super::message::{
-    Answer, Job, JobResult, LeasedAdapterRequest, Outcome, Query, SampledWeights, SessionStamp, Work, encode,
+    Answer, Job, JobResult, JobWork, LeasedAdapterRequest, Outcome, Query, SampledWeights, SessionStamp,
+    encode,
 };
 use super::names::hash;
 use async_trait::async_trait;
@@ -40,7 +41,7 @@ impl RemoteEnvironment {
         &self,
         rollout: RolloutId,
         attempt: u32,
-        work: Work<'_>,
+        work: JobWork<'_>,
         answerer: &dyn Answerer,
     ) -> Outcome {
         let job = Job { environment: Cow::Borrowed(&self.name), work };
@@ -92,7 +93,7 @@ impl Environment for RemoteEnvironment {
     }
 
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
-        let work = Work::Score { item: Cow::Borrowed(scene.item), rollout: Cow::Borrowed(scene.rollout) };
+        let work = JobWork::Score { item: Cow::Borrowed(scene.item), rollout: Cow::Borrowed(scene.rollout) };
         let answerer = RewardAnswerer(RolloutAnswerer::new(scene.oracle, None));
         match self.submit(scene.rollout.id, 0, work, &answerer).await {
             Outcome::Scored(score) => score,
@@ -131,7 +132,7 @@ impl RemoteEnvironment {
             policy: session.policy,
         };
         let stamps = sessions.iter().map(stamp).collect();
-        let work = Work::Generate { item: Cow::Borrowed(item), sessions: stamps };
+        let work = JobWork::Generate { item: Cow::Borrowed(item), sessions: stamps };
         let rollout = first.rollout;
         let attempt = first.attempt;
         let parts: Vec<_> =

@@ -32,12 +32,12 @@ pub struct Job<'a> {
     /// Name of the environment in the run.
     pub environment: Cow<'a, str>,
     /// The work, by kind.
-    pub work: Work<'a>,
+    pub work: JobWork<'a>,
 }
 
 /// The kinds of work for a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Work<'a> {
+pub enum JobWork<'a> {
     /// Compute the reward of a rollout.
     Score {
         /// The item that was sampled.
@@ -314,11 +314,11 @@ mod tests {
         let rollout = Rollout::new(id, ItemKey { component: 0, item: 9 }, PolicyVersion(3));
         let info = json!({"nested": [1, 2.5, null, "ü"], "big": u64::MAX});
         let item = Item { index: 9, prompt: Vec::new(), answer: Some("x".repeat(5000)), info };
-        let work = Work::Score { item: Cow::Borrowed(&item), rollout: Cow::Borrowed(&rollout) };
+        let work = JobWork::Score { item: Cow::Borrowed(&item), rollout: Cow::Borrowed(&rollout) };
         let job = Job { environment: "e".into(), work };
         let bytes = encode(&job);
         assert!(bytes.len() < 1000, "a long text is compressed: {}", bytes.len());
-        let Work::Score { item: same, rollout: as_well } = decode::<Job>(&bytes).unwrap().work else {
+        let JobWork::Score { item: same, rollout: as_well } = decode::<Job>(&bytes).unwrap().work else {
             panic!()
         };
         assert_eq!((&*same, &*as_well), (&item, &rollout));

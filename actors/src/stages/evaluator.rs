@@ -7,7 +7,7 @@
 //! A rollout without a reward is counted as missing and never as a number.
 
 use super::scorer::{LogprobSource, ScoringOracles};
-use crate::generate::{GenerationTask, RolloutGenerator, no_sample};
+use crate::generate::{GenerationRequest, RolloutGenerator, no_sample};
 use crate::mailbox::catch_panic;
 use crate::messages::{MixtureComponent, RolloutError};
 use crate::policy::{Policy, QueryBudget};
@@ -159,7 +159,7 @@ impl Evaluator {
             let playing = self.generator.run_session(self_driven, &item, id, 0, policy.clone());
             return Ok(playing.await.map_err(|failed| failed.cause)?.score);
         }
-        let task = GenerationTask { component, item: &item, key, group: GroupId(position), policy };
+        let task = GenerationRequest { component, item: &item, key, group: GroupId(position), policy };
         let (prompt, mut first) = self.generator.open(task, 1).await?;
         let first = first.pop().ok_or_else(no_sample)??;
         let rollout = self.generator.finish(task, 0, prompt, first).await?;

@@ -10,7 +10,7 @@
 //! The actor opens its mailbox and spawns one task per group; the tasks share one [`GroupSampler`].
 
 use crate::generate::session::{SessionReceiver, session_result};
-use crate::generate::{GenerationTask, RolloutGenerator};
+use crate::generate::{GenerationRequest, RolloutGenerator};
 use crate::mailbox::{MailboxSender, StageMessage, catch_panic};
 use crate::messages::{Group, RolloutError};
 use crate::policy::Policy;
@@ -104,9 +104,9 @@ impl GroupAttempt<'_> {
         Rollout::new(self.id(member), self.group.key, self.policy.version)
     }
 
-    fn task(&self) -> GenerationTask<'_> {
+    fn task(&self) -> GenerationRequest<'_> {
         let Group { id, key, component, item, .. } = &**self.group;
-        GenerationTask { component, item, key: *key, group: *id, policy: self.policy }
+        GenerationRequest { component, item, key: *key, group: *id, policy: self.policy }
     }
 }
 

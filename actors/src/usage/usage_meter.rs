@@ -59,15 +59,16 @@ pub struct UsageMeter(Option<Arc<MeterState>>);
 struct MeterState {
     prices: Option<TokenPrices>,
     max_usd: Option<f64>,
-    counts: Mutex<OpenCounts>,
+    counts: Mutex<RunningUsage>,
     /// Changes when a reservation is given back.
     released: watch::Sender<()>,
     /// Set once, by what stops the requests first.
     stopped: watch::Sender<Option<RequestStop>>,
 }
 
+/// What a run has used so far, and what its requests in flight may still use.
 #[derive(Debug, Default)]
-struct OpenCounts {
+struct RunningUsage {
     counts: UsageCounts,
     /// Most tokens of the requests in flight.
     in_flight: TokenUsage,
@@ -80,7 +81,8 @@ impl UsageMeter {
     /// A meter of a run that has used `before`, with the prices of its model and a cap in USD.
     #[must_use]
     pub fn new(before: UsageCounts, prices: Option<TokenPrices>, max_usd: Option<f64>) -> Self {
-        let counts = OpenCounts { counts: before, until_last_step: before.most(), ..OpenCounts::default() };
+        let counts =
+            RunningUsage { counts: before, until_last_step: before.most(), ..RunningUsage::default() };
         Self(Some(Arc::new(MeterState {
             prices,
             max_usd,
@@ -194,7 +196,7 @@ enum Admission {
 
 impl MeterState {
     /// No code panics while it holds the lock.
-    fn lock(&self) -> MutexGuard<'_, OpenCounts> {
+    fn lock(&self) -> MutexGuard<'_, RunningUsage> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -222,7 +224,7 @@ impl MeterState {
         Admission::Fits
     }
 
-    fn open(&self, open: &mut OpenCounts, most: TokenUsage) {
+    fn open(&self, open: &mut RunningUsage, most: TokenUsage) {
         open.in_flight = open.in_flight + most;
         open.requests += 1;
     }

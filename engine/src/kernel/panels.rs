@@ -125,7 +125,7 @@ impl<T: Real> Panels<T> {
                 let steps = &steps[index * of_panel + 2 * (depths.start / BLOCK) * WIDTH..];
                 let out = &mut scratch[..cells.len()];
                 let codes = &codes[cells.clone()];
-                dispatch(UnpackCodes { codes, steps, out });
+                dispatch(CodeUnpacker { codes, steps, out });
             }
         }
         &scratch[..cells.len()]
@@ -154,13 +154,13 @@ fn pack<U: Copy + Default + Send>(
 ///
 /// First all codes become numbers, then blocks are scaled: a single loop over a block's lanes is unrolled to scalar
 /// code.
-struct UnpackCodes<'a, T> {
+struct CodeUnpacker<'a, T> {
     codes: &'a [u8],
     steps: &'a [T],
     out: &'a mut [T],
 }
 
-impl<T: Real> WithSimd for UnpackCodes<'_, T> {
+impl<T: Real> WithSimd for CodeUnpacker<'_, T> {
     type Output = ();
 
     #[inline(always)]

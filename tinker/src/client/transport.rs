@@ -5,7 +5,7 @@ use super::error::ClientError;
 use super::metrics::ClientMetrics;
 use super::options::ClientOptions;
 use super::secret::Secret;
-use crate::types::{API_KEY_HEADER, AuthToken, JSON, PREFIX, PROTOBUF};
+use crate::types::{API_KEY_HEADER, AuthTokenResponse, JSON, PREFIX, PROTOBUF};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{Bytes, BytesMut};
@@ -264,7 +264,7 @@ impl HttpTransport {
         if !(200..300).contains(&reply.status) {
             return Ok(Err(reply));
         }
-        let token: AuthToken = serde_json::from_slice(&reply.body)
+        let token: AuthTokenResponse = serde_json::from_slice(&reply.body)
             .map_err(|_| "the answer to the exchange of the key holds no token".to_owned())?;
         let renew_at = Instant::now() + lifetime(&token.jwt) / 2;
         let jwt = Secret::new(token.jwt);

@@ -75,7 +75,7 @@ impl Default for DynamicConfig {
 
 /// Response to `POST auth/token`. It has no `Debug`: the token is a secret.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct AuthToken {
+pub struct AuthTokenResponse {
     /// Token that replaces the API key.
     pub jwt: String,
 }

@@ -6,7 +6,9 @@ use crate::generate::session::session_result;
 use crate::mailbox::catch_panic;
 use crate::remote::broker::BrokerError;
 use crate::remote::dead_letters::{self, DeadLetter};
-use crate::remote::message::{Job, JobResult, Outcome, SampledWeights, SessionStamp, Work, decode, encode};
+use crate::remote::message::{
+    Job, JobResult, JobWork, Outcome, SampledWeights, SessionStamp, decode, encode,
+};
 use crate::remote::questions::{JobQuestions, RemoteOracle, RunSampler};
 use crate::service::retry::Retry;
 use crate::telemetry::activity::Activity;
@@ -176,11 +178,11 @@ impl Worker {
             record_stability_info: false,
         };
         match job.work {
-            Work::Score { item, rollout } => {
+            JobWork::Score { item, rollout } => {
                 let oracle = RemoteOracle { questions: questions.clone(), session: 0 };
                 Outcome::Scored(generator.score(&served.component, &item, &rollout, &oracle).await)
             }
-            Work::Generate { item, sessions } => {
+            JobWork::Generate { item, sessions } => {
                 Outcome::Generated(generate(served, &item, &sessions, questions).await)
             }
         }

@@ -175,13 +175,13 @@ impl StepCommitter {
         let committed = CommittedStep { record, groups: accumulated.groups };
         self.tell(PipelineEvent::Step(Box::new(committed))).await?;
         if let Some((name, pending)) = state {
-            let behind = self.behind(gradient_norms);
+            let contents = self.checkpoint_contents(gradient_norms);
             let saved =
                 unless_denied(pending.await).map_err(|source| PipelineError::Save { step, source })?;
             // What was denied is tried once more at the end of the run, which follows.
             if let Some(state_path) = saved {
                 self.saved = Some(step);
-                let checkpoint = behind.saved(name, step, state_path, sampler_path);
+                let checkpoint = contents.saved(name, step, state_path, sampler_path);
                 self.tell(PipelineEvent::CheckpointSaved(checkpoint)).await?;
             }
         }
@@ -192,7 +192,8 @@ impl StepCommitter {
         Ok(())
     }
 
-    fn behind(&self, gradient_norms: Vec<f64>) -> CheckpointContents {
+    /// What a checkpoint records besides the weights.
+    fn checkpoint_contents(&self, gradient_norms: Vec<f64>) -> CheckpointContents {
         let learnt = |c: &Arc<MixtureComponent>| Some((c.name.clone(), c.environment.memory()?));
         let memories = self.links.components.iter().filter_map(learnt).collect();
         let ledger = &self.links.ledger;
@@ -236,7 +237,7 @@ impl StepCommitter {
 
     async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), PipelineError> {
         // Groups settled from here on are not part of these weights.
-        let behind = self.behind(gradient_norms);
+        let contents = self.checkpoint_contents(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let state = training.save_state(&name);
@@ -256,7 +257,7 @@ impl StepCommitter {
                 .map(|_| ShadowOrigin::kept(state_path.clone(), sampler.clone()));
             self.publish(self.policy(step, sampler, origin));
         }
-        self.tell(PipelineEvent::CheckpointSaved(behind.saved(name, step, state_path, sampler_path))).await
+        self.tell(PipelineEvent::CheckpointSaved(contents.saved(name, step, state_path, sampler_path))).await
     }
 
     fn policy(
