@@ -43,11 +43,11 @@ pub enum ReferenceWeights {
 /// Name of the loss that a client of the Tinker API traces.
 const CUSTOM_LOSS: &str = "custom";
 
-/// Reads the name of a loss. One that only a program can give is refused with the reason.
+/// Reads the name of a loss, which may be missing. One that only a program can give is refused with the reason.
 pub(super) fn loss_choice<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Choice<PolicyLoss>>, D::Error> {
-    let written = String::deserialize(from)?;
+    let Some(written) = Option::<String>::deserialize(from)? else { return Ok(None) };
     if written == CUSTOM_LOSS {
         return Err(D::Error::custom(format!(
             "is \"{CUSTOM_LOSS}\", a loss that a client of the Tinker API traces from its own code, and a config holds no \

@@ -450,3 +450,11 @@ fn a_complaint_of_any_module_names_the_line() {
         assert!(error.contains(&format!("train_x.toml:{place}: `")), "{text}\n{error}");
     }
 }
+
+#[test]
+fn a_config_without_any_key_is_the_same_after_a_journey_as_json() {
+    // As an offer to a worker travels: missing keys are null there.
+    let json = serde_json::to_value(ConfigFile::default()).unwrap();
+    let read: ConfigFile = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(read).unwrap(), json);
+}
