@@ -322,10 +322,10 @@ fn every_complaint_names_the_file_the_key_and_what_would_be_right() {
         ("scorer.timeout_s=0", "`scorer.timeout_s` is 0"),
         ("trainer.groups_per_batch=100000", "300000 groups would be in flight"),
         ("trainer.rollouts_per_example=10000", "it must be at most 4096"),
-        ("tinker.base_url=https://me:sesame@host", "holds a name or a password"),
-        ("tinker.base_url='http:///me:sesame@host'", "holds a name or a password"),
+        ("tinker.base_url=https://me:sesame@host", "contains a user name or a password"),
+        ("tinker.base_url='http:///me:sesame@host'", "contains a user name or a password"),
         ("tinker.base_url='http:\\\\/me:sesame@host'", "it must be \"embedded\" or start with https://"),
-        ("tinker.base_url='https://host/?key=sesame'", "holds a `?`"),
+        ("tinker.base_url='https://host/?key=sesame'", "contains a `?`"),
         ("tinker.base_url='https://me:sesame@a host'", "the server's address cannot be read"),
         ("envs=[{id = \"target_number\"}]", "`env` cannot be combined with [[envs]]"),
     ] {
