@@ -34,5 +34,4 @@ mod training;
 mod type_names;
 mod venv;
 mod watched;
-mod wheel;
 mod workers;
