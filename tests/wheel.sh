@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-work=$PWD/target/wheel
+target=${CARGO_TARGET_DIR:-$PWD/target}
+work=$target/wheel
 if [ ! -x "$work/maturin/bin/maturin" ]; then
   python3 -m venv --clear "$work/maturin"
   "$work/maturin/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
@@ -14,5 +15,5 @@ rm -rf "$work/dist"
 python3 -m venv --clear "$work/installed"
 "$work/installed/bin/pip" install --quiet --disable-pip-version-check --no-index "$work"/dist/minds_actors-*.whl
 installed=$work/installed/bin/minds-actors
-[ "$("$installed" --version)" = "$(target/release/minds-actors --version)" ]
+[ "$("$installed" --version)" = "$("$target/release/minds-actors" --version)" ]
 "$installed" check --offline configs/ci_test.toml | head -n 1
