@@ -112,7 +112,9 @@ async function updates(page) {
 
 /** Tab to the list of groups, down by arrow and by letter, open with Enter, read tokens, leave with Escape. */
 async function keyboard(page) {
-  await comes('lists_groups', page.waitForSelector('.list .row', { timeout: LIVE_MS }));
+  // Two down and one up end elsewhere only in a list of three or more.
+  const rows = () => document.querySelectorAll('.list .row').length >= 3;
+  await comes('lists_groups', page.waitForFunction(rows, null, { timeout: LIVE_MS }));
   const inList = () => page.evaluate(() => document.activeElement?.classList.contains('list'));
   for (let i = 0; i < 150 && !(await inList()); i++) await page.keyboard.press('Tab');
   check('list_is_reached_by_tab', await inList());
@@ -121,8 +123,7 @@ async function keyboard(page) {
   await page.keyboard.press('j');
   await page.keyboard.press('ArrowDown');
   await page.keyboard.press('k');
-  const rows = await page.locator('.list .row').count();
-  check('keys_move_in_the_list', rows < 2 || (await cursor()) !== first, await cursor());
+  check('keys_move_in_the_list', (await cursor()) !== first, await cursor());
   await page.keyboard.press('Enter');
   await page.waitForSelector('#group .member');
   check('enter_opens', (await page.evaluate(() => document.activeElement?.id)) === 'group-title');
