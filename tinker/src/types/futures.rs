@@ -93,7 +93,7 @@ pub struct RequestFailed {
 
 /// Response to a poll whose result is ready, but too large to be sent unasked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ResultTooLargeResponse {
+pub struct CompleteMetadata {
     /// Value of `status`, which marks this response.
     pub status: CompleteStatus,
     /// Name of the result, if the server sends it.
@@ -104,12 +104,12 @@ pub struct ResultTooLargeResponse {
     pub response_payload_size: u64,
 }
 
-/// The literal of [`ResultTooLargeResponse`].
+/// The literal of [`CompleteMetadata`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompleteStatus {
     /// The result is ready to be fetched.
-    ResultTooLargeResponse,
+    CompleteMetadata,
 }
 
 /// Meaning of a JSON response to a poll.
@@ -118,7 +118,7 @@ pub enum FutureAnswer {
     /// The result is not ready yet.
     Pending(TryAgain),
     /// The result is ready, but large.
-    Metadata(ResultTooLargeResponse),
+    Metadata(CompleteMetadata),
     /// The request was executed and failed.
     Failed(RequestFailed),
     /// The result itself, still as JSON.
