@@ -167,7 +167,7 @@ impl TrainingBackend for Metered<dyn TrainingBackend> {
     }
 
     fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
-        let published = self.inner.publish_in_flight(version);
+        let published = self.noted(self.inner.publish_in_flight(version));
         let usage = self.usage.clone();
         let passes = self.passes;
         Box::pin(async move {
