@@ -30,6 +30,10 @@ templates python="python3":
 wheel:
     maturin build --release --locked --strip
 
+# Builds a wheel, installs it into a fresh environment, and tries it.
+wheel-installs:
+    tests/wheel.sh
+
 # Licences and sources of all dependencies (needs cargo-deny).
 deny:
     cargo deny check licenses bans sources
