@@ -34,7 +34,8 @@ enum JobEnd {
 impl Worker {
     /// Executes one job, stores its result and acknowledges it.
     pub(super) async fn process(&self, served: &Served, message: &Message) {
-        let (id, delivery) = (job_id(message), delivery(message));
+        let id = job_id(message);
+        let delivery = delivery(message);
         let questions = self.questions(served, message);
         debug!(job = id, delivery, environment = served.component.name, "starting a job");
         let mut failures = 0;

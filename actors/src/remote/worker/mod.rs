@@ -355,7 +355,8 @@ impl Worker {
         message: Message,
     ) -> oneshot::Receiver<()> {
         let (started, begun) = oneshot::channel();
-        let (worker, served) = (self.clone(), served.clone());
+        let worker = self.clone();
+        let served = served.clone();
         let mut hand_back = self.hand_back.clone();
         self.spawn_job(async move {
             let permit = tokio::select! {
@@ -371,7 +372,8 @@ impl Worker {
     }
 
     fn begin(self: &Arc<Self>, served: &Arc<Served>, message: Message, permit: OwnedSemaphorePermit) {
-        let (worker, served) = (self.clone(), served.clone());
+        let worker = self.clone();
+        let served = served.clone();
         self.spawn_job(async move { worker.execute(&served, &message, permit).await });
     }
 
