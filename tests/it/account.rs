@@ -1,11 +1,12 @@
 //! Runs on a server that denies the account requests: no credit, no permission, keys that run out.
 
 use crate::command::{checkpoints, config, output, run, steps};
+use crate::http_message::message;
 use crate::remote::{KEY, Served};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
@@ -99,23 +100,6 @@ impl GateState {
         }
         self.passes += usize::from(path.ends_with("forward_backward"));
         None
-    }
-}
-
-/// Reads one message of HTTP/1.1 with a length.
-async fn message(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
-    loop {
-        if let Some(end) = buffer.windows(4).position(|four| four == b"\r\n\r\n") {
-            let head = String::from_utf8_lossy(&buffer[..end]).to_lowercase();
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-            let total = end + 4 + length.map_or(0, |length| length.trim().parse::<usize>().unwrap());
-            if buffer.len() >= total {
-                return Ok(Some(buffer.drain(..total).collect()));
-            }
-        }
-        if stream.read_buf(buffer).await? == 0 {
-            return Ok(None);
-        }
     }
 }
 

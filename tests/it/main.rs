@@ -13,6 +13,8 @@ mod envs;
 mod evaluated;
 mod generated;
 mod hostile;
+#[path = "../../tinker/tests/it/kit/http_message.rs"]
+mod http_message;
 mod import_circles;
 mod interrupted;
 mod numbers;

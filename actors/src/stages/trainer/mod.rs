@@ -124,9 +124,9 @@ pub struct Trainer {
     closing: mpsc::Sender<CommitRequest>,
     /// Set when the final request has been sent to the committer.
     over: bool,
-    /// Groups that arrived after the stop, or whose pass was denied. They are kept as long as the stage: given up, their groups would count as
-    /// failed in the last checkpoint. For the same reason the stage never stops by itself, which would drop what
-    /// is in its mailbox.
+    /// Groups that arrived after the stop, or whose pass was denied. They are kept as long as the stage: given up, they
+    /// would count as failed in the last checkpoint. For the same reason the stage never stops by itself, which would
+    /// drop what is in its mailbox.
     parked: Vec<TrainingGroup>,
 }
 

@@ -1,5 +1,6 @@
 //! A small, honest Tinker server with a model that really learns, and a bad network to put in front of it.
 
+pub mod http_message;
 pub mod model;
 pub mod passes;
 pub mod proxy;

@@ -3,6 +3,7 @@
 //! The fault of a request is drawn from a seed, its content and its number of attempts, so that a run does not depend
 //! on timing; nothing is hit more than twice in a row.
 
+use super::http_message::message;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
@@ -147,23 +148,6 @@ impl Proxy {
             _ => true,
         };
         possible.then_some(fault)
-    }
-}
-
-/// Reads one message of HTTP/1.1 with a length; what was read beyond it stays in the buffer.
-async fn message(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
-    loop {
-        if let Some(end) = buffer.windows(4).position(|four| four == b"\r\n\r\n") {
-            let head = String::from_utf8_lossy(&buffer[..end]).to_lowercase();
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-            let total = end + 4 + length.map_or(0, |length| length.trim().parse::<usize>().unwrap());
-            if buffer.len() >= total {
-                return Ok(Some(buffer.drain(..total).collect()));
-            }
-        }
-        if stream.read_buf(buffer).await? == 0 {
-            return Ok(None);
-        }
     }
 }
 
