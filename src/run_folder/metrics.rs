@@ -1,7 +1,7 @@
-//! `metrics.json`: a valid JSON array at any moment, one step a line.
+//! `metrics.json`: a valid JSON array after every step, one step a line.
 //!
-//! Each row replaces the closing bracket by itself and a new bracket in a single write, so readers see the array before
-//! or after it.
+//! Each row replaces the closing bracket by itself and a new bracket in a single write. A file system may show a reader
+//! a part of that write, so who reads during a run must be ready to read again.
 
 use anyhow::{Context as _, ensure};
 use minds_core::record::StepRecord;
@@ -72,7 +72,16 @@ pub(super) fn any_rows(folder: &Path) -> bool {
 
 /// Reads all rows of a file, none if it does not exist; a truncated last row is left out.
 fn read(path: &Path) -> anyhow::Result<Vec<StepRecord>> {
-    let Some(text) = super::text_of(path)? else { return Ok(Vec::new()) };
+    let Some(mut text) = super::text_of(path)? else { return Ok(Vec::new()) };
+    if let Ok(rows) = serde_json::from_str(&text) {
+        return Ok(rows);
+    }
+    // A row may have been written meanwhile: what differs on a second reading was not damage.
+    while let Some(again) = super::text_of(path)?
+        && again != text
+    {
+        text = again;
+    }
     serde_json::from_str(&text).or_else(|whole| {
         // One row a line, after the opening bracket.
         let lines: Vec<&str> = text.lines().skip(1).map(|line| line.trim_end_matches(',')).collect();

@@ -37,8 +37,14 @@ pub fn output(command: &mut Command) -> (Option<i32>, String, String) {
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
+/// The rows of `metrics.json`. A run may be writing one, and then the file is read again.
 pub fn metrics(dir: &Path) -> Vec<Row> {
-    serde_json::from_str(&std::fs::read_to_string(dir.join("metrics.json")).unwrap()).unwrap()
+    let read = || serde_json::from_str(&std::fs::read_to_string(dir.join("metrics.json")).unwrap());
+    let again = |_| {
+        std::thread::yield_now();
+        read().ok()
+    };
+    read().ok().or_else(|| (0..10_000).find_map(again)).expect("metrics.json is an array")
 }
 
 pub fn steps(dir: &Path) -> Vec<u64> {
