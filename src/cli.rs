@@ -301,6 +301,15 @@ pub enum ReportFormat {
 /// Arguments of the `serve` command.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
+    /// Serves no model, but a service with the scripted times and faults of this file: see docs/benchmark.md.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "data", "threads", "kv_cache_mib", "kv", "seed"])]
+    pub simulated: Option<PathBuf>,
+    /// Writes what happens in the simulated service to this file, one JSON object a line.
+    #[arg(long, value_name = "FILE", requires = "simulated")]
+    pub events: Option<PathBuf>,
+    /// Prints the summary of the simulated service as JSON.
+    #[arg(long, requires = "simulated")]
+    pub json: bool,
     /// Address to listen at; port 0 takes a free one. Anything but this machine itself needs a key.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8017")]
     pub addr: SocketAddr,

@@ -11,6 +11,7 @@ mod progress;
 mod recommended;
 mod run_folder;
 mod simulate;
+mod simulated_service;
 mod telemetry;
 mod terminal;
 

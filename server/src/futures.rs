@@ -126,6 +126,11 @@ impl FutureTable {
         Ok(kept)
     }
 
+    /// Id of a request whose result is gone.
+    pub(crate) fn forgotten(&self) -> String {
+        format!("{}-{}", self.prefix, u64::MAX)
+    }
+
     /// Aborts the task of a pending request. A request that already has a result keeps it.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), ApiError> {
         let number = self.number(id)?;

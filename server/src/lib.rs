@@ -24,6 +24,7 @@
 mod api_error;
 mod body;
 mod body_budget;
+mod fault;
 mod futures;
 mod ids;
 mod models;
@@ -37,6 +38,7 @@ mod samplers;
 mod sessions;
 mod state;
 
+pub use fault::{FaultInjector, InjectedFault};
 pub use options::ServerOptions;
 pub use plain::PlainService;
 

@@ -1,5 +1,6 @@
 //! Limits of the server: every queue, table and wait is bounded.
 
+use crate::fault::FaultInjector;
 use minds_http::AccessToken;
 use std::time::{Duration, SystemTime};
 
@@ -58,6 +59,8 @@ pub struct ServerOptions {
     pub sample_bytes: usize,
     /// Grace period at shutdown for open requests.
     pub drain: Duration,
+    /// Faults that requests meet on purpose; none for a server that is in use.
+    pub faults: Option<FaultInjector>,
     /// Wall clock, for the timestamps in lists and for the expiry of checkpoints.
     pub wall_clock: fn() -> SystemTime,
 }
@@ -94,6 +97,7 @@ impl ServerOptions {
             max_samples: 1024,
             sample_bytes: 256 << 20,
             drain: Duration::from_secs(3),
+            faults: None,
             wall_clock,
         }
     }

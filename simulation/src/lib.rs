@@ -24,7 +24,9 @@
 //! # }
 //! ```
 
+mod hosting;
 mod latency;
+mod numbered;
 mod options;
 mod request;
 mod sampler;
@@ -34,7 +36,8 @@ mod training;
 mod weights;
 
 pub use latency::SimulatedLatency;
-pub use options::{Delay, FaultWindow, RequestHook, SampleHook, SimulatedFault, SimulationOptions};
+pub use numbered::{TrainedData, TrainedSample};
+pub use options::{Delay, FaultWindow, PassTime, RequestHook, SampleHook, SimulatedFault, SimulationOptions};
 pub use request::{AdapterRequest, RequestProgress, ServiceRequest};
 pub use service::SimulatedService;
 pub use state::ServiceCounts;

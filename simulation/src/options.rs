@@ -1,11 +1,14 @@
 //! Behavior of the service: latencies, capacities, faults, and hooks for single requests.
 
 use crate::latency::SimulatedLatency;
+use crate::numbered::TrainedData;
 use crate::request::{RequestProgress, ServiceRequest};
+use minds_core::ids::Token;
 use minds_core::sampling::{Completion, SampleRequest};
 use minds_core::service::{BackendError, ForwardOutput, OptimStep, ServiceInfo};
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, SystemTime};
 
 /// Additional latency of the `n`-th request of a kind, counted from 0.
 pub type Delay = Box<dyn Fn(usize) -> Duration + Send + Sync>;
@@ -33,9 +36,13 @@ pub struct SimulationOptions {
     pub sampling_slots: Option<NonZeroUsize>,
     /// Time of a pass, with or without gradients, in seconds.
     pub forward_backward: SimulatedLatency,
-    /// Number of data at which a pass takes `forward_backward`. The time of other passes is proportional to their size.
-    /// `None`: the size has no effect.
-    pub whole_batch: Option<usize>,
+    /// How the time of a pass depends on its data.
+    pub pass_time: PassTime,
+    /// Adapters start to work only at multiples of this time since the start of the service. The requests that are queued
+    /// then follow each other without a further wait. 0: at any time.
+    pub cycle: Duration,
+    /// Whether only one adapter works at a time.
+    pub one_queue: bool,
     /// Time of an optimizer step, in seconds.
     pub optim_step: SimulatedLatency,
     /// Time to export a sampler of new weights, in seconds.
@@ -46,6 +53,12 @@ pub struct SimulationOptions {
     pub completion_tokens: usize,
     /// Tokens drawn per second of a sample's latency, which then decide the length in the place of `completion_tokens`.
     pub tokens_per_second: Option<f64>,
+    /// The tokens that samples consist of.
+    pub alphabet: Range<Token>,
+    /// Whether each sample begins with its number, by which it is recognized in training data. Latencies then depend on
+    /// the prompt and on how many samples of it were requested before, not on the seed of a request: they are the same
+    /// however a client divides samples into requests.
+    pub numbered: bool,
     /// Share of the sample requests and logprob queries that fail with a retryable error, from 0 to 1.
     pub failures: f64,
     /// Share of the sample requests that never get a response, from 0 to 1.
@@ -72,8 +85,30 @@ pub struct SimulationOptions {
     pub on_step: RequestHook<OptimStep>,
     /// Hook for exports, which can only reject them.
     pub on_export: RequestHook<()>,
-    /// Called for every request when it arrives, before any processing, and when it is answered.
+    /// Called for every request when it arrives, before any processing, and with its further progress.
     pub observer: Box<dyn Fn(ServiceRequest<'_>, RequestProgress) + Send + Sync>,
+    /// Called after each pass with gradients, with the [`numbered`](Self::numbered) samples that it trained.
+    pub on_trained: Box<dyn Fn(&TrainedData) + Send + Sync>,
+    /// Clock for the times at which checkpoints were saved.
+    pub wall_clock: fn() -> SystemTime,
+}
+
+/// How the time of a pass depends on its data.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum PassTime {
+    /// Every pass takes [`SimulationOptions::forward_backward`].
+    #[default]
+    Constant,
+    /// A pass over this number of data takes [`SimulationOptions::forward_backward`], others in proportion.
+    PerBatch(usize),
+    /// The first pass since the last optimizer step takes [`SimulationOptions::forward_backward`], and each pass so many
+    /// seconds more per datum and per token. So it does not matter into how many passes a batch is divided.
+    PerDatum {
+        /// Seconds per datum.
+        datum: f64,
+        /// Seconds per token.
+        token: f64,
+    },
 }
 
 impl Default for SimulationOptions {
@@ -92,12 +127,16 @@ impl Default for SimulationOptions {
             query: none,
             sampling_slots: None,
             forward_backward: none,
-            whole_batch: None,
+            pass_time: PassTime::Constant,
+            cycle: Duration::ZERO,
+            one_queue: false,
             optim_step: none,
             export: none,
             save: none,
             completion_tokens: 16,
             tokens_per_second: None,
+            alphabet: b'a'.into()..Token::from(b'z') + 1,
+            numbered: false,
             failures: 0.0,
             hangs: 0.0,
             not_finite: 0.0,
@@ -111,6 +150,8 @@ impl Default for SimulationOptions {
             on_step: Box::new(|_, _| Ok(())),
             on_export: Box::new(|_, ()| Ok(())),
             observer: Box::new(|_, _| ()),
+            on_trained: Box::new(|_| ()),
+            wall_clock: || SystemTime::UNIX_EPOCH,
         }
     }
 }

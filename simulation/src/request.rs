@@ -21,6 +21,8 @@ pub enum ServiceRequest<'a> {
 pub enum RequestProgress {
     /// The request arrived and is not processed yet.
     Arrived,
+    /// Its adapter starts to work on the request.
+    Begun,
     /// The request was answered. The value is the time that its adapter spent on it, in seconds; 0 for samples and
     /// logprobs.
     Answered(f64),
@@ -28,6 +30,8 @@ pub enum RequestProgress {
     Failed,
     /// The request gets no response because of [`SimulationOptions::hangs`](crate::SimulationOptions::hangs).
     Hung,
+    /// The caller gave the request up before it was answered.
+    Cancelled,
 }
 
 /// A request to an adapter in training.
@@ -49,6 +53,17 @@ pub enum AdapterRequest {
     PublishInFlight(PolicyVersion),
     /// Releases the adapter, which gets no further requests.
     Release,
+}
+
+impl AdapterRequest {
+    /// The data of a pass; none for other requests.
+    #[must_use]
+    pub fn data(&self) -> &[Datum] {
+        match self {
+            Self::Forward(data) | Self::ForwardBackward(data) => data,
+            _ => &[],
+        }
+    }
 }
 
 impl ServiceRequest<'_> {

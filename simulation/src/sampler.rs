@@ -1,5 +1,6 @@
 //! A sampler of scripted weights.
 
+use crate::numbered::SampleRecord;
 use crate::request::{RequestProgress, ServiceRequest};
 use crate::state::{DrawKind, DrawTime, SimulationState};
 use crate::weights::SimulatedWeights;
@@ -10,7 +11,6 @@ use minds_core::sampling::{
 };
 use minds_core::service::{BackendError, SamplingBackend};
 use rand::RngExt as _;
-use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,35 +25,34 @@ impl SamplingBackend for SimulatedSampler {
         let state = &*self.state;
         let options = &state.options;
         let steps = self.weights.steps();
-        let reported = ServiceRequest::Sample(steps, &request);
-        let number = state.arrived(reported);
+        let (number, open) = state.accept(ServiceRequest::Sample(steps, &request));
         request.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
         state.check_tokens(&request.prompt)?;
-        let (key, attempt) = state.attempt(&request.prompt, request.params.seed);
+        let (key, before) = state.key_of_samples(&request.prompt, request.params.seed, request.num_samples);
         state.until_back().await;
 
-        let mut chance = state.chance(DrawKind::SampleFault, [key, attempt]);
+        let mut chance = state.chance(DrawKind::SampleFault, [key, before]);
         if chance.random::<f64>() < options.hangs {
-            state.count(|counts| counts.hung += 1);
-            state.report(reported, RequestProgress::Hung);
-            return pending().await;
+            return open.hang().await;
         }
         let delay = (options.sample_delay)(number);
-        let case = |n: usize| [key, (n as u64) << 32 | attempt];
-        let time = |n| state.draw(&options.sample, DrawKind::Sample, case(n));
-        let times = (0..request.num_samples).map(|n| delay + Duration::from_secs_f64(time(n)));
+        let time = |n| state.draw(&options.sample, DrawKind::Sample, [key, before + n]);
+        let times = (0..request.num_samples as u64).map(|n| delay + Duration::from_secs_f64(time(n)));
         let drawn = state.occupy(times).await;
         state.until_back().await;
         if chance.random::<f64>() < options.failures {
-            return state.fail(reported);
+            return open.fail();
         }
 
         // A seed makes samples repeatable. Without a seed, each request gets new samples.
-        let repeated = request.params.seed.map_or(attempt, |_| 0);
+        let first = request.params.seed.map_or(before, |_| 0);
         let mut not_finite = 0;
         let mut sequences = Vec::with_capacity(request.num_samples);
         for (n, drawn) in (0_u64..).zip(drawn) {
-            let mut completion = self.completion(&request, [key, n << 32 | repeated], drawn);
+            let mut completion = match options.numbered {
+                true => self.numbered_completion(&request, drawn),
+                false => self.completion(&request, [key, first + n], drawn),
+            };
             if chance.random::<f64>() < options.not_finite {
                 completion.logprobs[0] = f32::NAN;
                 not_finite += 1;
@@ -68,7 +67,7 @@ impl SamplingBackend for SimulatedSampler {
             counts.not_finite += not_finite;
         });
         (options.on_sample)(number, &request, &mut sequences)?;
-        state.report(reported, RequestProgress::Answered(0.0));
+        open.end(RequestProgress::Answered(0.0));
         let topk = request.topk_prompt_logprobs;
         let logprob = SimulationState::logprob(steps);
         let per_token = |at: usize| (at > 0).then(|| likely(topk, logprob));
@@ -96,8 +95,7 @@ impl SamplingBackend for SimulatedSampler {
         let state = &*self.state;
         let options = &state.options;
         let steps = self.weights.steps();
-        let reported = ServiceRequest::Logprobs(steps, &tokens);
-        let number = state.arrived(reported);
+        let (number, open) = state.accept(ServiceRequest::Logprobs(steps, &tokens));
         state.check_tokens(&tokens)?;
         let case = [number as u64, 0];
         state.until_back().await;
@@ -105,12 +103,12 @@ impl SamplingBackend for SimulatedSampler {
         state.occupy([time + (options.query_delay)(number)].into_iter()).await;
         state.until_back().await;
         if state.chance(DrawKind::QueryFault, case).random::<f64>() < options.failures {
-            return state.fail(reported);
+            return open.fail();
         }
         let request = SampleRequest::score_from(tokens.clone(), from);
         let mut scores = scores(&request, SimulationState::logprob(steps));
         (options.on_query)(number, &mut scores)?;
-        state.report(reported, RequestProgress::Answered(0.0));
+        open.end(RequestProgress::Answered(0.0));
         Ok(scores)
     }
 }
@@ -127,38 +125,75 @@ fn likely(k: usize, logprob: f32) -> TopK {
 }
 
 impl SimulatedSampler {
-    /// Samples random letters until the scripted length, a stop token or the token limit, from the weights at equal
-    /// intervals of the time in which they are drawn.
-    fn completion(&self, request: &SampleRequest, case: [u64; 2], drawn: DrawTime) -> Completion {
+    /// Most tokens of a completion, the length at which it ends, and the tokens that end it; none if nothing but the
+    /// length does.
+    fn limits<'a>(&self, request: &'a SampleRequest, drawn: DrawTime) -> (usize, usize, Option<&'a [Token]>) {
         let options = &self.state.options;
         let length = options.tokens_per_second.map_or(options.completion_tokens, |rate| drawn.tokens(rate));
         let room = (options.info.context - request.prompt.len()).max(1);
-        let (stops, ends) = match &request.params.stop {
-            Stop::Tokens(stops) => (&stops[..], !stops.is_empty()),
-            Stop::ModelDefault => (&[][..], true),
-            Stop::Strings(strings) => (&[][..], !strings.is_empty()),
+        let stops = match &request.params.stop {
+            Stop::Tokens(stops) => Some(&stops[..]).filter(|stops| !stops.is_empty()),
+            Stop::ModelDefault => Some(&[][..]),
+            Stop::Strings(strings) => (!strings.is_empty()).then_some(&[][..]),
         };
-        let mut letters = self.state.chance(DrawKind::Tokens, case);
+        (request.params.max_tokens.min(room), length, stops)
+    }
+
+    /// Samples random tokens until the scripted length, a stop token or the token limit.
+    fn completion(&self, request: &SampleRequest, case: [u64; 2], drawn: DrawTime) -> Completion {
+        let (most, length, ends) = self.limits(request, drawn);
+        let stops = ends.unwrap_or_default();
+        let mut random = self.state.chance(DrawKind::Tokens, case);
         let mut tokens = Vec::new();
         let mut stop = StopReason::Length;
-        while stop == StopReason::Length && tokens.len() < request.params.max_tokens.min(room) {
-            let last = ends && tokens.len() + 1 >= length;
-            let letter = Token::from(letters.random_range(b'a'..=b'z'));
-            let token = stops.first().copied().filter(|_| last).unwrap_or(letter);
+        while stop == StopReason::Length && tokens.len() < most {
+            let last = ends.is_some() && tokens.len() + 1 >= length;
+            let next = random.random_range(self.state.options.alphabet.clone());
+            let token = stops.first().copied().filter(|_| last).unwrap_or(next);
             if last || stops.contains(&token) {
                 stop = StopReason::Stop;
             }
             tokens.push(token);
         }
+        self.with_logprobs(Completion::new(tokens, Vec::new(), stop), request, drawn)
+    }
+
+    /// Samples a numbered sample, whose last token is the first stop token if there is one. Other stop tokens are expected
+    /// outside the alphabet.
+    fn numbered_completion(&self, request: &SampleRequest, drawn: DrawTime) -> Completion {
+        let (most, length, ends) = self.limits(request, drawn);
+        let length = length.max(self.state.numbers.digits() + 1);
+        let ended = ends.is_some() && length <= most;
+        let count = length.min(most);
+        let last = ends.and_then(<[Token]>::first).copied().filter(|_| ended);
+        let mut records = self.state.records();
+        let number = records.len() as u64;
+        let mut tokens = self.state.numbered_tokens(number, count - usize::from(last.is_some()));
+        tokens.extend(last);
+        let [oldest, newest] = [0, count - 1].map(|token| self.weights.at(drawn.at(token, count)).0);
+        records.push(SampleRecord { tokens: count as u32, stop: last, oldest, newest, trained: false });
+        drop(records);
+        let stop = if ended { StopReason::Stop } else { StopReason::Length };
+        self.with_logprobs(Completion::new(tokens, Vec::new(), stop), request, drawn)
+    }
+
+    /// Adds the logprobs of the weights of each token's moment: tokens are drawn at equal intervals of the sample's time.
+    fn with_logprobs(
+        &self,
+        mut completion: Completion,
+        request: &SampleRequest,
+        drawn: DrawTime,
+    ) -> Completion {
         let k = request.topk_sample_logprobs;
-        let mut completion = Completion::new(tokens, Vec::new(), stop);
         let count = completion.tokens.len();
         let mut topk = Vec::new();
         for token in 0..count {
             let (steps, version) = self.weights.at(drawn.at(token, count));
             let logprob = SimulationState::logprob(steps);
             completion.logprobs.push(logprob);
-            topk.push(likely(k, logprob));
+            if k > 0 {
+                topk.push(likely(k, logprob));
+            }
             if let Some(version) = version {
                 completion.sampled_by(version);
             }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// A service whose behavior is set by [`SimulationOptions`].
-pub struct SimulatedService(Arc<SimulationState>);
+pub struct SimulatedService(pub(crate) Arc<SimulationState>);
 
 impl SimulatedService {
     /// Starts a service. Its fault windows are relative to this moment.
@@ -39,7 +39,11 @@ impl SimulatedService {
     /// Must be called on a tokio runtime.
     #[must_use]
     pub fn adapter(&self, version: u64) -> Arc<dyn TrainingBackend> {
-        Arc::new(SimulatedTraining::start(self.0.clone(), version))
+        Arc::new(self.training(LoraSpec::all_linear(1, 0), version))
+    }
+
+    fn training(&self, spec: LoraSpec, version: u64) -> SimulatedTraining {
+        SimulatedTraining::start(self.0.clone(), None, spec, version)
     }
 
     /// Creates an adapter as [`Self::adapter`] does, whose weights are published at once. Returns the in-flight sampler
@@ -48,7 +52,7 @@ impl SimulatedService {
     /// Must be called on a tokio runtime.
     #[must_use]
     pub fn adapter_in_flight(&self, version: u64) -> (Arc<dyn TrainingBackend>, Arc<dyn SamplingBackend>) {
-        let training = SimulatedTraining::start(self.0.clone(), version);
+        let training = self.training(LoraSpec::all_linear(1, 0), version);
         let sampler = training.publish_now(PolicyVersion(version), version);
         (Arc::new(training), Arc::new(sampler))
     }
@@ -79,7 +83,7 @@ impl Service for SimulatedService {
 
     async fn create_training(&self, spec: LoraSpec) -> Result<Arc<dyn TrainingBackend>, BackendError> {
         spec.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
-        Ok(self.adapter(0))
+        Ok(Arc::new(self.training(spec, 0)))
     }
 
     async fn base_sampler(&self) -> Result<Arc<dyn SamplingBackend>, BackendError> {
@@ -87,7 +91,7 @@ impl Service for SimulatedService {
     }
 
     async fn sampler_from(&self, path: &str) -> Result<Arc<dyn SamplingBackend>, BackendError> {
-        Ok(self.sampler(self.0.find(path)?))
+        Ok(self.sampler(self.0.find(path)?.steps))
     }
 
     async fn delete(&self, path: &str) -> Result<(), BackendError> {

@@ -1,6 +1,8 @@
 //! State that the samplers and adapters of a service share: clock, random draws, capacities, counts and saved weights.
 
+use crate::hosting::SavedWeights;
 use crate::latency::SimulatedLatency;
+use crate::numbered::{SampleNumbers, SampleRecord};
 use crate::options::{FaultWindow, SimulatedFault, SimulationOptions};
 use crate::request::{RequestProgress, ServiceRequest};
 use futures::future::join_all;
@@ -8,9 +10,10 @@ use minds_core::ids::Token;
 use minds_core::random::seeded_rng;
 use minds_core::service::BackendError;
 use std::collections::{BTreeMap, HashMap};
+use std::future::pending;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, sleep};
 
 /// Purpose of a random draw. Each kind has its own random stream.
@@ -68,10 +71,15 @@ pub struct SimulationState {
     pub passes: watch::Sender<bool>,
     started: Instant,
     slots: Option<Semaphore>,
-    /// Number of sample requests so far, by key.
-    attempts: Mutex<HashMap<u64, u64>>,
-    /// Number of optimizer steps of saved weights, by path.
-    saved: Mutex<BTreeMap<String, u64>>,
+    /// Held by the adapter that works, if only one may.
+    one_queue: Option<Semaphore>,
+    /// Number of samples requested so far, by key.
+    requested: Mutex<HashMap<u64, u64>>,
+    pub numbers: SampleNumbers,
+    /// What is known of each numbered sample.
+    records: Mutex<Vec<SampleRecord>>,
+    /// Saved weights, by path.
+    saved: Mutex<BTreeMap<String, SavedWeights>>,
 }
 
 impl SimulationState {
@@ -82,7 +90,10 @@ impl SimulationState {
             passes: watch::Sender::new(options.answers_passes),
             started: Instant::now(),
             slots: slots.map(Semaphore::new),
-            attempts: Mutex::default(),
+            one_queue: options.one_queue.then(|| Semaphore::new(1)),
+            requested: Mutex::default(),
+            numbers: SampleNumbers::new(options.alphabet.clone()),
+            records: Mutex::default(),
             saved: Mutex::default(),
             options,
         }
@@ -93,24 +104,33 @@ impl SimulationState {
         -1.0 / (version + 1) as f32
     }
 
-    pub fn saved(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+    pub fn saved(&self) -> MutexGuard<'_, BTreeMap<String, SavedWeights>> {
         self.saved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of optimizer steps of the weights under a path.
-    pub fn find(&self, path: &str) -> Result<u64, BackendError> {
-        let found = self.saved().get(path).copied();
+    pub fn records(&self) -> MutexGuard<'_, Vec<SampleRecord>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The weights under a path.
+    pub fn find(&self, path: &str) -> Result<SavedWeights, BackendError> {
+        let found = self.saved().get(path).cloned();
         found.ok_or_else(|| BackendError::Rejected(format!("nothing is kept under {path}")))
     }
 
-    /// Saves weights of a version under an unused address.
-    pub fn keep(&self, address: Result<String, BackendError>, version: u64) -> Result<String, BackendError> {
+    /// Saves weights under an address, which must be unused unless they may `overwrite` others.
+    pub fn keep(
+        &self,
+        address: Result<String, BackendError>,
+        weights: SavedWeights,
+        overwrite: bool,
+    ) -> Result<String, BackendError> {
         let address = address?;
         let mut saved = self.saved();
-        if saved.contains_key(&address) {
+        if saved.contains_key(&address) && !overwrite {
             return Err(BackendError::Rejected(format!("{address} is taken")));
         }
-        saved.insert(address.clone(), version);
+        saved.insert(address.clone(), weights);
         Ok(address)
     }
 
@@ -134,6 +154,12 @@ impl SimulationState {
         result.expect("`send_modify` calls its argument")
     }
 
+    /// Counts and reports a request that has arrived, as [`Self::arrived`] does. Its end is reported too, even if the
+    /// caller drops the request.
+    pub fn accept<'a>(&'a self, request: ServiceRequest<'a>) -> (usize, OpenRequest<'a>) {
+        (self.arrived(request), OpenRequest { state: self, request, ended: false })
+    }
+
     /// Counts and reports a request that has arrived. Returns the number of earlier requests of its kind.
     pub fn arrived(&self, request: ServiceRequest<'_>) -> usize {
         let before = self.count(|counts| {
@@ -153,23 +179,17 @@ impl SimulationState {
         (self.options.observer)(request, progress);
     }
 
-    /// Counts and reports a request that fails because of a fault.
-    pub fn fail<T>(&self, request: ServiceRequest<'_>) -> Result<T, BackendError> {
-        self.count(|counts| counts.failed += 1);
-        self.report(request, RequestProgress::Failed);
-        Err(BackendError::Unavailable("scripted to fail".into()))
-    }
-
-    /// Key of a sample request, and the number of earlier requests with this key.
-    pub fn attempt(&self, prompt: &[Token], seed: Option<u64>) -> (u64, u64) {
+    /// Key of a request for so many samples, and the number of samples requested with this key before.
+    pub fn key_of_samples(&self, prompt: &[Token], seed: Option<u64>, samples: usize) -> (u64, u64) {
+        let seed = seed.filter(|_| !self.options.numbered);
         // FNV-1a gives the same hash in every process.
         let words = prompt.iter().copied().map(u64::from).chain(seed);
         let key =
             words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x100_0000_01b3));
-        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
-        let attempts = attempts.entry(key).or_default();
-        *attempts += 1;
-        (key, *attempts - 1)
+        let mut requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        let requested = requested.entry(key).or_default();
+        *requested += samples as u64;
+        (key, *requested - samples as u64)
     }
 
     fn key(&self, kind: DrawKind, case: [u64; 2]) -> [u64; 4] {
@@ -209,6 +229,20 @@ impl SimulationState {
         }
     }
 
+    /// Waits until an adapter may start to work, and holds its place.
+    pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = match &self.one_queue {
+            Some(queue) => Some(queue.acquire().await.expect("the queue is never closed")),
+            None => None,
+        };
+        let cycle = self.options.cycle.as_nanos();
+        if cycle > 0 {
+            let late = self.started.elapsed().as_nanos() % cycle;
+            wait(Duration::from_nanos(((cycle - late) % cycle) as u64)).await;
+        }
+        turn
+    }
+
     /// Occupies one sampling slot for each of these times, and waits for all of them. Returns when each was drawn.
     pub async fn occupy(&self, times: impl Iterator<Item = Duration>) -> Vec<DrawTime> {
         let now = |time| DrawTime { begun: Instant::now(), time };
@@ -224,6 +258,45 @@ impl SimulationState {
             drawn
         }))
         .await
+    }
+}
+
+/// A request that has arrived. Dropping it reports that the caller gave it up.
+pub struct OpenRequest<'a> {
+    state: &'a SimulationState,
+    request: ServiceRequest<'a>,
+    ended: bool,
+}
+
+impl OpenRequest<'_> {
+    /// Reports that the request gets no response, and waits forever.
+    pub async fn hang<T>(self) -> T {
+        self.state.count(|counts| counts.hung += 1);
+        self.state.report(self.request, RequestProgress::Hung);
+        // The request stays open until the caller drops this future.
+        let _open = self;
+        pending().await
+    }
+
+    /// Counts and reports a failure because of a fault.
+    pub fn fail<T>(self) -> Result<T, BackendError> {
+        self.state.count(|counts| counts.failed += 1);
+        self.end(RequestProgress::Failed);
+        Err(BackendError::Unavailable("scripted to fail".into()))
+    }
+
+    /// Reports the end of the request.
+    pub fn end(mut self, progress: RequestProgress) {
+        self.ended = true;
+        self.state.report(self.request, progress);
+    }
+}
+
+impl Drop for OpenRequest<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.state.report(self.request, RequestProgress::Cancelled);
+        }
     }
 }
 

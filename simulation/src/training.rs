@@ -1,14 +1,17 @@
 //! An adapter in training. It executes its requests one after the other, in the order of the calls.
 
+use crate::hosting::SavedWeights;
+use crate::options::PassTime;
 use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
 use crate::sampler::SimulatedSampler;
 use crate::state::{DrawKind, SimulationState, wait};
 use crate::weights::{Publications, SimulatedWeights};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose};
+use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::PolicyVersion;
+use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::service::{
@@ -31,6 +34,9 @@ struct AdapterProgress {
 pub struct SimulatedTraining {
     state: Arc<SimulationState>,
     adapter: usize,
+    /// The run that its weights are saved under.
+    run: String,
+    spec: LoraSpec,
     /// Number of requests so far, by name of their kind.
     numbers: Mutex<HashMap<&'static str, usize>>,
     /// What in-flight samplers sample from.
@@ -42,29 +48,31 @@ pub struct SimulatedTraining {
 type Job = Box<dyn FnOnce(AdapterProgress) -> BoxFuture<'static, AdapterProgress> + Send>;
 
 impl SimulatedTraining {
-    /// Creates an adapter whose weights are those after `version` optimizer steps. Must be called on a tokio runtime.
-    pub fn start(state: Arc<SimulationState>, version: u64) -> Self {
-        let (jobs, mut queue) = mpsc::unbounded_channel::<Job>();
-        tokio::spawn(async move {
-            let mut weights = AdapterProgress { version, gradients: false };
-            while let Some(job) = queue.recv().await {
-                weights = job(weights).await;
-            }
-        });
+    /// Creates an adapter whose weights are those after `steps` optimizer steps. They are saved under `run`; without one,
+    /// under a run of the adapter's number. Must be called on a tokio runtime.
+    pub fn start(state: Arc<SimulationState>, run: Option<&str>, spec: LoraSpec, steps: u64) -> Self {
+        let (jobs, queue) = mpsc::unbounded_channel::<Job>();
+        tokio::spawn(work(state.clone(), queue, AdapterProgress { version: steps, gradients: false }));
         let adapter = state.count(|counts| {
             counts.adapters += 1;
             counts.live_adapters += 1;
             counts.most_adapters = counts.most_adapters.max(counts.live_adapters);
             counts.adapters - 1
         });
-        Self { state, adapter, numbers: Mutex::default(), publications: Arc::default(), jobs }
+        let run = run.map_or_else(|| format!("simulated-{adapter}"), str::to_owned);
+        Self { state, adapter, run, spec, numbers: Mutex::default(), publications: Arc::default(), jobs }
     }
 
     /// Queues a request behind earlier ones. `execute` receives the number of earlier requests of its kind.
     fn queue<T: Send + 'static>(
         &self,
         request: AdapterRequest,
-        execute: impl FnOnce(&Arc<SimulationState>, usize, &mut AdapterProgress) -> Result<T, BackendError>
+        execute: impl FnOnce(
+            &Arc<SimulationState>,
+            usize,
+            &mut AdapterProgress,
+            &AdapterRequest,
+        ) -> Result<T, BackendError>
         + Send
         + 'static,
     ) -> Pending<T> {
@@ -81,7 +89,8 @@ impl SimulatedTraining {
         let (sender, result) = oneshot::channel();
         let job = move |mut weights: AdapterProgress| async move {
             state.until_back().await;
-            let seconds = state.training_time(&request, [number as u64, adapter as u64]);
+            state.report(ServiceRequest::Adapter(adapter, &request), RequestProgress::Begun);
+            let seconds = state.training_time(&request, weights, [number as u64, adapter as u64]);
             wait(Duration::from_secs_f64(seconds)).await;
             state.count(|counts| counts.training_s += seconds);
             state.until_back().await;
@@ -89,7 +98,7 @@ impl SimulatedTraining {
                 let mut passes = state.passes.subscribe();
                 passes.wait_for(|answered| *answered).await.expect("the state holds the sender");
             }
-            let result = execute(&state, number, &mut weights);
+            let result = execute(&state, number, &mut weights, &request);
             state.report(ServiceRequest::Adapter(adapter, &request), RequestProgress::Answered(seconds));
             // The caller may have dropped the receiver.
             drop(sender.send(result));
@@ -109,7 +118,54 @@ impl SimulatedTraining {
 
     /// The address of this adapter's weights with a purpose and a name.
     fn address(&self, purpose: CheckpointPurpose, name: &str) -> Result<String, BackendError> {
-        Ok(CheckpointAddress::new(&format!("simulated-{}", self.adapter), purpose, name)?.to_string())
+        Ok(CheckpointAddress::new(&self.run, purpose, name)?.to_string())
+    }
+
+    /// What is saved of weights, beside their optimizer steps.
+    fn saved_with(&self, notes: CheckpointNotes) -> impl FnOnce(u64) -> SavedWeights + Send + use<> {
+        let spec = self.spec.clone();
+        let now = self.state.options.wall_clock;
+        move |steps| SavedWeights { steps, spec, saved: now(), notes }
+    }
+
+    /// [`TrainingBackend::save_state`] with notes.
+    pub fn save(&self, name: &str, overwrite: bool, notes: CheckpointNotes) -> Pending<String> {
+        let address = self.address(CheckpointPurpose::Training, name);
+        let saved = self.saved_with(notes);
+        self.queue(AdapterRequest::SaveState(name.into()), move |state, _, weights, _| {
+            state.keep(address, saved(weights.version), overwrite)
+        })
+    }
+
+    /// [`TrainingBackend::export_sampler`] with notes.
+    pub fn export(&self, name: Option<&str>, notes: CheckpointNotes) -> Pending<Export> {
+        let address = name.map(|name| self.address(CheckpointPurpose::Sampler, name));
+        let saved = self.saved_with(notes);
+        self.queue(AdapterRequest::Export(name.map(Into::into)), move |state, number, weights, _| {
+            (state.options.on_export)(number, &mut ())?;
+            let version = weights.version;
+            let path = address.map(|address| state.keep(address, saved(version), false)).transpose()?;
+            let weights = SimulatedWeights::Fixed(version);
+            Ok(Export { sampler: Arc::new(SimulatedSampler { state: state.clone(), weights }), path })
+        })
+    }
+}
+
+/// Executes the jobs of an adapter, one after the other.
+async fn work(
+    state: Arc<SimulationState>,
+    mut queue: mpsc::UnboundedReceiver<Job>,
+    mut weights: AdapterProgress,
+) {
+    while let Some(job) = queue.recv().await {
+        let _turn = state.turn().await;
+        // Requests that wait at the start of a cycle share it.
+        let shared = if state.options.cycle.is_zero() { 0 } else { queue.len() };
+        weights = job(weights).await;
+        for _ in 0..shared {
+            let Ok(job) = queue.try_recv() else { break };
+            weights = job(weights).await;
+        }
     }
 }
 
@@ -121,12 +177,20 @@ impl Drop for SimulatedTraining {
 
 impl SimulationState {
     /// Time that an adapter spends on a request, in seconds.
-    fn training_time(&self, request: &AdapterRequest, case: [u64; 2]) -> f64 {
+    fn training_time(&self, request: &AdapterRequest, weights: AdapterProgress, case: [u64; 2]) -> f64 {
         let options = &self.options;
         match request {
             AdapterRequest::Forward(data) | AdapterRequest::ForwardBackward(data) => {
-                let share = options.whole_batch.map_or(1.0, |whole| data.len() as f64 / whole as f64);
-                share * self.draw(&options.forward_backward, DrawKind::Pass, case)
+                let whole = self.draw(&options.forward_backward, DrawKind::Pass, case);
+                match options.pass_time {
+                    PassTime::Constant => whole,
+                    PassTime::PerBatch(batch) => whole * data.len() as f64 / batch as f64,
+                    PassTime::PerDatum { datum, token } => {
+                        let first = if weights.gradients { 0.0 } else { whole };
+                        let tokens: usize = data.iter().map(Datum::len).sum();
+                        first + self.slowness() * (datum * data.len() as f64 + token * tokens as f64)
+                    }
+                }
             }
             AdapterRequest::OptimStep(_) => self.draw(&options.optim_step, DrawKind::Step, case),
             AdapterRequest::Export(_) | AdapterRequest::PublishInFlight(_) => {
@@ -163,22 +227,25 @@ impl SimulationState {
 
 impl TrainingBackend for SimulatedTraining {
     fn forward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
-        self.queue(AdapterRequest::Forward(data.clone()), move |state, _, weights| {
-            state.pass(weights.version, &data, loss)
+        self.queue(AdapterRequest::Forward(data), move |state, _, weights, request| {
+            state.pass(weights.version, request.data(), loss)
         })
     }
 
     fn forward_backward(&self, data: Vec<Datum>, loss: Loss) -> Pending<ForwardOutput> {
-        self.queue(AdapterRequest::ForwardBackward(data.clone()), move |state, number, weights| {
-            let mut output = state.pass(weights.version, &data, loss)?;
+        self.queue(AdapterRequest::ForwardBackward(data), move |state, number, weights, request| {
+            let mut output = state.pass(weights.version, request.data(), loss)?;
             (state.options.on_pass)(number, &mut output)?;
             weights.gradients = true;
+            if state.options.numbered {
+                (state.options.on_trained)(&state.trained(request.data(), weights.version));
+            }
             Ok(output)
         })
     }
 
     fn optim_step(&self, params: AdamParams) -> Pending<OptimStep> {
-        self.queue(AdapterRequest::OptimStep(params), move |state, number, weights| {
+        self.queue(AdapterRequest::OptimStep(params), move |state, number, weights, _| {
             params.check().map_err(|error| BackendError::Rejected(error.to_string()))?;
             let gradients = std::mem::take(&mut weights.gradients);
             let mut step = OptimStep::default();
@@ -189,39 +256,24 @@ impl TrainingBackend for SimulatedTraining {
     }
 
     fn save_state(&self, name: &str) -> Pending<String> {
-        let address = self.address(CheckpointPurpose::Training, name);
-        self.queue(AdapterRequest::SaveState(name.into()), move |state, _, weights| {
-            state.keep(address, weights.version)
-        })
+        self.save(name, false, CheckpointNotes::default())
     }
 
     fn load_state(&self, path: &str, with_optimizer: bool) -> Pending<()> {
         let path = path.to_owned();
-        self.queue(AdapterRequest::LoadState(path.clone(), with_optimizer), move |state, _, weights| {
-            *weights = AdapterProgress { version: state.find(&path)?, gradients: false };
+        self.queue(AdapterRequest::LoadState(path.clone(), with_optimizer), move |state, _, weights, _| {
+            *weights = AdapterProgress { version: state.find(&path)?.steps, gradients: false };
             Ok(())
         })
     }
 
     fn export_sampler(&self, name: Option<&str>) -> Pending<Export> {
-        let address = name.map(|name| self.address(CheckpointPurpose::Sampler, name));
-        self.queue(AdapterRequest::Export(name.map(Into::into)), move |state, number, weights| {
-            (state.options.on_export)(number, &mut ())?;
-            let version = weights.version;
-            let path = address.map(|address| state.keep(address, version)).transpose()?;
-            Ok(Export {
-                sampler: Arc::new(SimulatedSampler {
-                    state: state.clone(),
-                    weights: SimulatedWeights::Fixed(version),
-                }),
-                path,
-            })
-        })
+        self.export(name, CheckpointNotes::default())
     }
 
     fn publish_in_flight(&self, version: PolicyVersion) -> Pending<Arc<dyn SamplingBackend>> {
         let publications = self.publications.clone();
-        self.queue(AdapterRequest::PublishInFlight(version), move |state, number, weights| {
+        self.queue(AdapterRequest::PublishInFlight(version), move |state, number, weights, _| {
             (state.options.on_export)(number, &mut ())?;
             publications.publish(version, weights.version);
             let weights = SimulatedWeights::InFlight(publications);
@@ -230,6 +282,6 @@ impl TrainingBackend for SimulatedTraining {
     }
 
     fn release(&self) -> Pending<()> {
-        self.queue(AdapterRequest::Release, |_, _, _| Ok(()))
+        self.queue(AdapterRequest::Release, |_, _, _, _| Ok(()))
     }
 }

@@ -5,7 +5,9 @@ use minds_core::lora::LoraSpec;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
 use minds_core::service::{BackendError, Service};
-use minds_simulation::{FaultWindow, SimulatedFault, SimulatedLatency, SimulatedService, SimulationOptions};
+use minds_simulation::{
+    FaultWindow, PassTime, SimulatedFault, SimulatedLatency, SimulatedService, SimulationOptions,
+};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -35,7 +37,7 @@ async fn a_slow_service_keeps_the_contract_of_all_backends_in_virtual_time() {
         query: tails(),
         sampling_slots: std::num::NonZeroUsize::new(2),
         forward_backward: tails(),
-        whole_batch: Some(2),
+        pass_time: PassTime::PerBatch(2),
         optim_step: tails(),
         export: tails(),
         save: tails(),

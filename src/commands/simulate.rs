@@ -4,11 +4,8 @@ use super::print_line;
 use crate::cli;
 use crate::config::{ProcessVariables, RunPlan};
 use crate::exit::{CommandError, OrExit, ProcessExit};
-use crate::simulate::{self, EventLog, SimulationSummary};
+use crate::simulate::{self, EventFile, EventLog, SimulationSummary};
 use anyhow::Context as _;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Runs the command.
 ///
@@ -21,20 +18,12 @@ pub fn run(command: &cli::SimulateArgs) -> Result<(), CommandError> {
     if let Some(steps) = command.steps {
         plan.simulate.steps = steps;
     }
-    let events = command.events.as_ref().map(|path| {
-        let file = File::create(path).with_context(|| format!("failed to write {}", path.display()));
-        file.or_exit(ProcessExit::Failed)
-            .map(|file| SharedEventFile(Arc::new(Mutex::new(BufWriter::new(file)))))
-    });
-    let events = events.transpose()?;
+    let events = command.events.as_deref().map(EventFile::create).transpose().or_exit(ProcessExit::Failed)?;
     let summary = system().block_on(async {
-        let to = events.clone().map(|events| Box::new(events) as Box<dyn Write + Send>);
+        let to = events.as_ref().map(EventFile::writer);
         simulate::run(&plan, EventLog::new(to)).await
     });
-    if let (Some(mut events), Some(path)) = (events, &command.events) {
-        let written = events.flush().with_context(|| format!("failed to write {}", path.display()));
-        written.or_exit(ProcessExit::Failed)?;
-    }
+    events.as_ref().map(EventFile::flush).transpose().or_exit(ProcessExit::Failed)?;
     let summary = summary.context("the simulated run failed").or_exit(ProcessExit::Failed)?;
     if command.json {
         print_line!("{}", summary.to_json());
@@ -134,19 +123,5 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
     }
     for warning in &plan.warnings {
         print_line!("note         {warning}");
-    }
-}
-
-/// A file that its owner can flush after its writer is dropped.
-#[derive(Clone)]
-struct SharedEventFile(Arc<Mutex<BufWriter<File>>>);
-
-impl Write for SharedEventFile {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
     }
 }

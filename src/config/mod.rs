@@ -25,6 +25,7 @@ pub mod rewards;
 pub mod schema;
 mod service;
 pub mod simulate;
+pub mod simulated_service;
 pub mod trainer;
 mod variables;
 

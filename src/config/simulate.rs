@@ -4,7 +4,7 @@ use super::choice::Choice;
 use super::error::{KeyProblem, at_most, ensure};
 use super::latency::{LatencySetting, MOST_SECONDS};
 use super::nats::Transport;
-use minds_simulation::{FaultWindow, SimulatedFault, SimulationOptions};
+use minds_simulation::{FaultWindow, PassTime, SimulatedFault, SimulationOptions};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -138,24 +138,20 @@ impl SimulatePlan {
     /// The scripted service, whose whole batches have this number of rollouts.
     #[must_use]
     pub fn service(&self, seed: u64, whole_batch: usize) -> SimulationOptions {
-        let window = |fault: &FaultSetting| match fault {
-            FaultSetting::Service(window) => Some(*window),
-            FaultSetting::Workers(_) => None,
-        };
         SimulationOptions {
             seed,
             sample: *self.sample,
             query: *self.query,
             sampling_slots: self.sampling_slots,
             forward_backward: *self.forward_backward,
-            whole_batch: Some(whole_batch),
+            pass_time: PassTime::PerBatch(whole_batch),
             optim_step: *self.optim_step,
             export: *self.export,
             save: *self.save,
             failures: self.failures,
             hangs: self.hangs,
             not_finite: self.not_finite,
-            faults: self.faults.iter().filter_map(window).collect(),
+            faults: self.faults.iter().filter_map(FaultSetting::of_service).collect(),
             ..SimulationOptions::default()
         }
     }
@@ -169,6 +165,16 @@ pub enum FaultSetting {
     Service(FaultWindow),
     /// Some of the workers are gone.
     Workers(WorkerLoss),
+}
+
+impl FaultSetting {
+    /// The fault, if it is one of the service.
+    pub(super) fn of_service(&self) -> Option<FaultWindow> {
+        match self {
+            Self::Service(window) => Some(*window),
+            Self::Workers(_) => None,
+        }
+    }
 }
 
 /// A time window in which some of the workers are gone.

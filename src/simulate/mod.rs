@@ -11,7 +11,7 @@ mod summary;
 mod workers;
 
 pub use bound::StepTimeBound;
-pub use event_log::EventLog;
+pub use event_log::{EventFile, EventLog};
 pub use summary::SimulationSummary;
 
 use crate::config::RunPlan;
@@ -121,7 +121,8 @@ fn record(log: &EventLog, request: ServiceRequest<'_>, progress: RequestProgress
             let event = match progress {
                 RequestProgress::Arrived => "sample",
                 RequestProgress::Hung => "hung",
-                _ => "sampled",
+                RequestProgress::Answered(_) => "sampled",
+                RequestProgress::Begun | RequestProgress::Failed | RequestProgress::Cancelled => return,
             };
             let seed = sample.params.seed.unwrap_or_default();
             let samples = sample.num_samples;

@@ -31,6 +31,7 @@ mod rendered;
 mod report;
 mod shadow;
 mod simulate;
+mod simulated_service;
 mod tensorboard;
 mod training;
 mod type_names;

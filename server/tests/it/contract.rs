@@ -27,15 +27,21 @@ fn client_and_server_together_keep_the_contract_of_all_backends() {
     });
 }
 
-/// So the server needs nothing of the engine but core's traits, and a server can stand before another one.
+/// So the server needs nothing of the engine but core's traits.
 #[test]
-fn any_service_behind_the_server_keeps_the_contract() {
+fn a_simulated_service_behind_the_server_keeps_the_contract() {
     run(async {
-        let state = tempfile::tempdir().unwrap();
         let mut options = SimulationOptions::default();
         options.info.base_model = "tiny".into();
-        let plain = PlainService::new(Arc::new(SimulatedService::new(options)));
-        check(Served::over(Arc::new(plain), |_| {}).await, "simulated").await;
+        let service = Arc::new(SimulatedService::new(options));
+        check(Served::over(service, |_| {}).await, "simulated").await;
+    });
+}
+
+#[test]
+fn a_server_before_another_one_keeps_the_contract() {
+    run(async {
+        let state = tempfile::tempdir().unwrap();
         let behind = Served::start(Some(&state.path().join("remote")), |_| {}).await;
         let options = ClientOptions::new(behind.url());
         let model = RemoteOptions { base_model: "tiny".into(), ..RemoteOptions::default() };

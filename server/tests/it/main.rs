@@ -3,6 +3,7 @@
 
 mod bodies;
 mod contract;
+mod faults;
 mod guards;
 mod kit;
 mod lifetime;

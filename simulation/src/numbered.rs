@@ -1,0 +1,205 @@
+//! Samples that carry their number in their first tokens, and what is known of each.
+//!
+//! The number is scattered over all that the first tokens can express, so that they look random: it is multiplied by a
+//! factor that has an inverse, and written in the base of the alphabet's size. All further tokens are functions of the
+//! number, so the service recognizes every token of a sample in training data without keeping the tokens.
+
+use crate::state::{DrawKind, SimulationState};
+use minds_core::datum::{Datum, LossInputs};
+use minds_core::ids::Token;
+use rand::RngExt as _;
+use std::ops::Range;
+
+/// Numbers that can be told apart, at least.
+const CAPACITY: u128 = 1 << 32;
+
+/// What is known of a sample.
+#[derive(Clone, Copy)]
+pub struct SampleRecord {
+    /// Number of its tokens.
+    pub tokens: u32,
+    /// Its last token, if that is the stop token of the request.
+    pub stop: Option<Token>,
+    /// Number of optimizer steps of the oldest weights that drew a token.
+    pub oldest: u64,
+    /// Number of optimizer steps of the newest weights that drew a token.
+    pub newest: u64,
+    /// Whether the sample was in a pass with gradients.
+    pub trained: bool,
+}
+
+/// A sample in training data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainedSample {
+    /// Its number.
+    pub number: u64,
+    /// Number of its tokens.
+    pub tokens: u32,
+    /// Optimizer steps between the oldest weights that drew a token of it and the weights that are trained.
+    pub staleness: u64,
+    /// Whether it was in training data before.
+    pub again: bool,
+}
+
+/// What a pass with gradients trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrainedData {
+    /// Number of data.
+    pub data: usize,
+    /// Number of tokens of all data, prompts included.
+    pub tokens: usize,
+    /// The samples in the data.
+    pub samples: Vec<TrainedSample>,
+    /// Number of trained spans that are not what any sample had: other tokens, another order, or logprobs of other weights.
+    pub unknown: usize,
+}
+
+/// Codec of numbers in tokens of an alphabet.
+pub struct SampleNumbers {
+    alphabet: Range<Token>,
+    digits: usize,
+    /// How many numbers the digits can express.
+    modulus: u128,
+    /// Multiplied by these modulo the modulus, a number is scattered and restored.
+    scatter: u128,
+    restore: u128,
+}
+
+impl SampleNumbers {
+    /// # Panics
+    /// If the alphabet has fewer than two tokens.
+    pub fn new(alphabet: Range<Token>) -> Self {
+        assert!(alphabet.len() > 1, "numbers need at least two tokens");
+        let base = alphabet.len() as u128;
+        let digits = (1..).find(|digits| base.pow(*digits) >= CAPACITY).expect("powers grow");
+        let modulus = base.pow(digits);
+        // Near the golden ratio, neighbors lie far apart.
+        let near = (modulus as f64 / 1.618) as u128;
+        let invertible = (near..).find_map(|factor| Some((factor, inverse(factor, modulus)?)));
+        let (scatter, restore) = invertible.expect("every modulus has an invertible factor");
+        Self { alphabet, digits: digits as usize, modulus, scatter, restore }
+    }
+
+    /// Number of tokens of a number.
+    pub fn digits(&self) -> usize {
+        self.digits
+    }
+
+    /// The tokens of a number, modulo what they can express.
+    pub fn encode(&self, number: u64) -> Vec<Token> {
+        let base = self.alphabet.len() as u128;
+        let mut scattered = u128::from(number) * self.scatter % self.modulus;
+        let mut next = || {
+            let digit = (scattered % base) as Token;
+            scattered /= base;
+            self.alphabet.start + digit
+        };
+        (0..self.digits).map(|_| next()).collect()
+    }
+
+    /// The number at the start of these tokens.
+    pub fn decode(&self, tokens: &[Token]) -> Option<u64> {
+        let base = self.alphabet.len() as u128;
+        let scattered = tokens.get(..self.digits)?.iter().rev().try_fold(0, |number, token| {
+            let digit = self.alphabet.contains(token).then(|| u128::from(token - self.alphabet.start))?;
+            Some(number * base + digit)
+        })?;
+        u64::try_from(scattered * self.restore % self.modulus).ok()
+    }
+}
+
+/// The inverse of a number modulo another one, by the extended Euclidean algorithm; `None` if they share a divisor.
+fn inverse(number: u128, modulus: u128) -> Option<u128> {
+    let [mut old, mut new] = [number as i128, modulus as i128];
+    let [mut old_factor, mut factor] = [1_i128, 0];
+    while new != 0 {
+        let quotient = old / new;
+        [old, new] = [new, old - quotient * new];
+        [old_factor, factor] = [factor, old_factor - quotient * factor];
+    }
+    (old == 1).then(|| old_factor.rem_euclid(modulus as i128) as u128)
+}
+
+impl SimulationState {
+    /// The first `count` tokens of a numbered sample, without its stop token.
+    pub fn numbered_tokens(&self, number: u64, count: usize) -> Vec<Token> {
+        let mut tokens = self.numbers.encode(number);
+        let mut random = self.chance(DrawKind::Tokens, [number, 0]);
+        tokens.resize_with(count.max(tokens.len()), || random.random_range(self.options.alphabet.clone()));
+        tokens.truncate(count);
+        tokens
+    }
+
+    /// Recognizes the samples in the data of a pass under weights of this number of optimizer steps.
+    pub fn trained(&self, data: &[Datum], steps: u64) -> TrainedData {
+        let mut trained = TrainedData {
+            data: data.len(),
+            tokens: data.iter().map(Datum::len).sum(),
+            ..TrainedData::default()
+        };
+        for datum in data {
+            // Without logprobs, nothing shows which tokens were sampled.
+            let LossInputs::Policy { logprobs, .. } = datum.inputs() else { continue };
+            let mut from = 0;
+            while let Some(ahead) = logprobs[from..].iter().position(|logprob| *logprob != 0.0) {
+                from += ahead;
+                let sampled = logprobs[from..].iter().take_while(|logprob| **logprob != 0.0).count();
+                let span = from..from + sampled;
+                match self.recognize(&datum.targets()[span.clone()], &logprobs[span.clone()], steps) {
+                    Some(sample) => {
+                        from += sample.tokens as usize;
+                        trained.samples.push(sample);
+                    }
+                    None => {
+                        from = span.end;
+                        trained.unknown += 1;
+                    }
+                }
+            }
+        }
+        trained
+    }
+
+    /// The sample that these tokens begin with, if all of its tokens follow, with their logprobs.
+    fn recognize(&self, tokens: &[Token], logprobs: &[f32], steps: u64) -> Option<TrainedSample> {
+        let number = self.numbers.decode(tokens)?;
+        let index = usize::try_from(number).ok()?;
+        let record = *self.records().get(index)?;
+        let count = record.tokens as usize;
+        let mut expected = self.numbered_tokens(number, count - usize::from(record.stop.is_some()));
+        expected.extend(record.stop);
+        // Newer weights have larger logprobs.
+        let drawn = Self::logprob(record.oldest)..=Self::logprob(record.newest);
+        let same = tokens.get(..count)? == expected
+            && logprobs.get(..count)?.iter().all(|logprob| drawn.contains(logprob));
+        let again = same.then(|| std::mem::replace(&mut self.records()[index].trained, true))?;
+        let staleness = steps.saturating_sub(record.oldest);
+        Some(TrainedSample { number, tokens: record.tokens, staleness, again })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_read_as_it_is_written() {
+        for alphabet in [97..123, 300..2000, 0..2, 7..100_000] {
+            let numbers = SampleNumbers::new(alphabet.clone());
+            for number in (0..1000).chain([1 << 20, (1 << 32) - 1]) {
+                let tokens = numbers.encode(number);
+                assert_eq!(tokens.len(), numbers.digits());
+                assert!(tokens.iter().all(|token| alphabet.contains(token)));
+                assert_eq!(numbers.decode(&tokens), Some(number), "{alphabet:?}");
+            }
+            assert_eq!(numbers.decode(&[alphabet.end; 64]), None, "a token outside the alphabet");
+            assert_eq!(numbers.decode(&[alphabet.start]).is_some(), numbers.digits() == 1);
+        }
+    }
+
+    /// 3 · 5 = 15 = 2 · 7 + 1, and 6 shares the divisor 3 with 9.
+    #[test]
+    fn inverses_are_those_of_arithmetic() {
+        assert_eq!([inverse(3, 7), inverse(6, 9)], [Some(5), None]);
+    }
+}

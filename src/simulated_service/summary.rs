@@ -1,0 +1,173 @@
+//! Summary of the traffic of a scripted service.
+
+use super::traffic::TrafficFigures;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Running totals, as of the end of an optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepMark {
+    /// Seconds since the start of the service.
+    pub at: f64,
+    /// Seconds of passes and optimizer steps.
+    pub training_s: f64,
+    /// Seconds of exports, saves and loads.
+    pub publishing_s: f64,
+    /// Seconds of samples in flight: their number, summed over time.
+    pub sample_s: f64,
+    /// Seconds without a sample in flight, since the first one.
+    pub idle_s: f64,
+    /// Samples answered.
+    pub sampled: u64,
+    /// Samples trained, each counted once.
+    pub trained: u64,
+    /// Tokens of trained samples.
+    pub trained_tokens: u64,
+    /// Logprob queries that arrived.
+    pub queries: u64,
+}
+
+/// What a service measured of its clients. Rates, shares and means are of the steps after the warm-up, counts of the whole
+/// time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrafficSummary {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Steps that rates, shares and means leave out.
+    pub warm_up_steps: usize,
+    /// Seconds from the start of the service to the first sample request.
+    pub first_sample_s: Option<f64>,
+    /// Seconds from the first sample request to the end of the last step.
+    pub seconds: f64,
+    /// Mean seconds of a step.
+    pub step_s: Option<f64>,
+    /// Share of the time in passes and optimizer steps.
+    pub training_share: Option<f64>,
+    /// The same, with exports, saves and loads.
+    pub busy_share: Option<f64>,
+    /// Mean samples in flight.
+    pub in_flight_mean: Option<f64>,
+    /// Most samples in flight.
+    pub in_flight_max: usize,
+    /// Share of the time without a sample in flight.
+    pub idle_share: Option<f64>,
+    /// Samples answered.
+    pub sampled: u64,
+    /// Samples trained.
+    pub trained: u64,
+    /// Tokens of trained samples.
+    pub trained_tokens: u64,
+    /// Samples answered that were not trained; among them those that the last steps left over.
+    pub not_trained: u64,
+    /// Samples that were trained more than once.
+    pub trained_again: u64,
+    /// Trained spans that no sample had, or with logprobs that it did not have.
+    pub unknown_spans: u64,
+    /// Logprob queries.
+    pub queries: u64,
+    /// Mean staleness of trained samples, in optimizer steps.
+    pub staleness_mean: Option<f64>,
+    /// Staleness that 99 of 100 trained samples do not exceed.
+    pub staleness_p99: Option<u64>,
+    /// Largest staleness.
+    pub staleness_max: Option<u64>,
+    /// Requests that failed, by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+impl TrafficSummary {
+    /// The summary of some figures; rates leave out `warm_up_steps` steps.
+    #[must_use]
+    pub fn of(figures: &TrafficFigures, warm_up_steps: usize) -> Self {
+        let TrafficFigures { now, steps, staleness, .. } = figures;
+        let steady =
+            warm_up_steps.checked_sub(1).map_or(Some(StepMark::default()), |at| steps.get(at).cloned());
+        let steady = steady.zip(steps.last()).filter(|_| steps.len() > warm_up_steps);
+        let time = |(from, to): &(StepMark, &StepMark)| (to.at - from.at).max(f64::MIN_POSITIVE);
+        let share = |total: fn(&StepMark) -> f64| {
+            steady.as_ref().map(|span| (total(span.1) - total(&span.0)) / time(span))
+        };
+        let stale: u64 = staleness.values().sum();
+        let mean = staleness.iter().map(|(steps, samples)| (steps * samples) as f64).sum::<f64>();
+        let percentile = |share: f64| {
+            let mut left = (stale as f64 * share).ceil() as u64;
+            staleness.iter().find_map(|(steps, samples)| {
+                left = left.saturating_sub(*samples);
+                (left == 0).then_some(*steps)
+            })
+        };
+        let last = steps.last().map_or(0.0, |mark| mark.at);
+        Self {
+            steps: steps.len(),
+            warm_up_steps,
+            first_sample_s: figures.first_sample,
+            seconds: (last - figures.first_sample.unwrap_or(0.0)).max(0.0),
+            step_s: steady.as_ref().map(|span| time(span) / (steps.len() - warm_up_steps) as f64),
+            training_share: share(|mark| mark.training_s),
+            busy_share: share(|mark| mark.training_s + mark.publishing_s),
+            in_flight_mean: share(|mark| mark.sample_s),
+            in_flight_max: figures.most_in_flight,
+            idle_share: share(|mark| mark.idle_s),
+            sampled: now.sampled,
+            trained: now.trained,
+            trained_tokens: now.trained_tokens,
+            not_trained: now.sampled.saturating_sub(now.trained),
+            trained_again: figures.again,
+            unknown_spans: figures.unknown,
+            queries: now.queries,
+            staleness_mean: (stale > 0).then(|| mean / stale as f64),
+            staleness_p99: percentile(0.99).filter(|_| stale > 0),
+            staleness_max: staleness.keys().next_back().copied(),
+            faults: figures.faults.clone(),
+        }
+    }
+
+    /// The summary as a JSON object.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and names can be written")
+    }
+
+    /// The summary as lines of text.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let number = |number: Option<f64>, digits: usize| match number {
+            Some(number) => format!("{number:.digits$}"),
+            None => "–".into(),
+        };
+        let percent = |share: Option<f64>| number(share.map(|share| 100.0 * share), 1);
+        let count = |count: Option<u64>| count.map_or("–".into(), |count| count.to_string());
+        let faults: Vec<String> =
+            self.faults.iter().map(|(kind, requests)| format!("{requests} {kind}")).collect();
+        vec![
+            format!("steps        {} in {:.1} s", self.steps, self.seconds),
+            format!("step         {} s, without the first {}", number(self.step_s, 3), self.warm_up_steps),
+            format!(
+                "training     {}% of the time; {}% with exports and saves",
+                percent(self.training_share),
+                percent(self.busy_share)
+            ),
+            format!(
+                "in flight    {} samples on average, {} at most; none for {}% of the time",
+                number(self.in_flight_mean, 1),
+                self.in_flight_max,
+                percent(self.idle_share)
+            ),
+            format!(
+                "samples      {} answered, {} trained, {} not trained; {} queries",
+                self.sampled, self.trained, self.not_trained, self.queries
+            ),
+            format!(
+                "checked      {} samples were trained again, {} trained spans are not of this service",
+                self.trained_again, self.unknown_spans
+            ),
+            format!(
+                "staleness    {} steps on average, {} for 99 of 100, {} at most",
+                number(self.staleness_mean, 2),
+                count(self.staleness_p99),
+                count(self.staleness_max)
+            ),
+            format!("faults       {}", if faults.is_empty() { "none".into() } else { faults.join(", ") }),
+        ]
+    }
+}

@@ -1,0 +1,207 @@
+//! What clients do with a scripted service: requests in flight, work of the trainer, and samples that are trained.
+
+use super::summary::{StepMark, TrafficSummary};
+use crate::simulate::EventLog;
+use minds_server::InjectedFault;
+use minds_simulation::{AdapterRequest, RequestProgress, ServiceRequest, TrainedData};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Measures the traffic of a service, and writes every event to a log.
+pub struct Traffic {
+    log: EventLog,
+    warm_up_steps: usize,
+    figures: Mutex<TrafficFigures>,
+}
+
+/// Figures so far. Times are in seconds since the start of the service.
+#[derive(Default)]
+pub struct TrafficFigures {
+    /// Running totals of this moment.
+    pub now: StepMark,
+    /// Running totals at the end of each optimizer step.
+    pub steps: Vec<StepMark>,
+    /// When the first sample was requested.
+    pub first_sample: Option<f64>,
+    /// Samples that are requested and not answered.
+    pub in_flight: usize,
+    /// Most samples in flight.
+    pub most_in_flight: usize,
+    /// When `in_flight` changed last.
+    pub changed: f64,
+    /// Number of trained samples by their staleness in optimizer steps.
+    pub staleness: BTreeMap<u64, u64>,
+    /// Samples that were trained again.
+    pub again: u64,
+    /// Spans of training data that are no sample of the service.
+    pub unknown: u64,
+    /// Sample requests that failed, hung or were given up, and faults of the server, by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+impl TrafficFigures {
+    /// Adds the time since the last change to the totals, and changes the number of samples in flight.
+    fn change_in_flight(&mut self, at: f64, change: isize) {
+        let since = at - self.changed;
+        self.now.sample_s += since * self.in_flight as f64;
+        if self.in_flight == 0 && self.first_sample.is_some() {
+            self.now.idle_s += since;
+        }
+        self.changed = at;
+        self.in_flight = self.in_flight.saturating_add_signed(change);
+        self.most_in_flight = self.most_in_flight.max(self.in_flight);
+    }
+}
+
+impl Traffic {
+    /// Nothing has been measured yet.
+    #[must_use]
+    pub fn new(log: EventLog, warm_up_steps: usize) -> Self {
+        Self { log, warm_up_steps, figures: Mutex::default() }
+    }
+
+    /// Seconds since the start of the service.
+    #[must_use]
+    pub fn elapsed(&self) -> f64 {
+        self.log.elapsed()
+    }
+
+    /// Records the progress of a request.
+    pub fn observe(&self, request: ServiceRequest<'_>, progress: RequestProgress) {
+        match request {
+            ServiceRequest::Sample(version, sample) => self.sample(version, sample.num_samples, progress),
+            ServiceRequest::Logprobs(..) => self.query(progress),
+            ServiceRequest::Adapter(_, adapter_request) => {
+                self.training(request.name(), adapter_request, progress);
+            }
+        }
+    }
+
+    fn sample(&self, version: u64, samples: usize, progress: RequestProgress) {
+        let at = self.elapsed();
+        let mut figures = self.figures.lock();
+        let event = match progress {
+            RequestProgress::Arrived => {
+                figures.first_sample.get_or_insert(at);
+                figures.change_in_flight(at, samples as isize);
+                "sample"
+            }
+            RequestProgress::Answered(_) => {
+                figures.change_in_flight(at, -(samples as isize));
+                figures.now.sampled += samples as u64;
+                "sampled"
+            }
+            RequestProgress::Failed => {
+                figures.change_in_flight(at, -(samples as isize));
+                *figures.faults.entry("failed").or_default() += 1;
+                "failed"
+            }
+            RequestProgress::Cancelled => {
+                figures.change_in_flight(at, -(samples as isize));
+                *figures.faults.entry("cancelled").or_default() += 1;
+                "cancelled"
+            }
+            RequestProgress::Hung => {
+                *figures.faults.entry("hung").or_default() += 1;
+                "hung"
+            }
+            RequestProgress::Begun => return,
+        };
+        let in_flight = figures.in_flight;
+        drop(figures);
+        self.log.record(
+            event,
+            [("version", version.into()), ("samples", samples.into()), ("in_flight", in_flight.into())],
+        );
+    }
+
+    fn query(&self, progress: RequestProgress) {
+        match progress {
+            RequestProgress::Arrived => {
+                self.figures.lock().now.queries += 1;
+                self.log.record("query", []);
+            }
+            RequestProgress::Failed => {
+                *self.figures.lock().faults.entry("failed").or_default() += 1;
+                self.log.record("query_failed", []);
+            }
+            _ => {}
+        }
+    }
+
+    fn training(&self, name: &'static str, request: &AdapterRequest, progress: RequestProgress) {
+        match progress {
+            RequestProgress::Begun => {
+                let data = request.data().len();
+                self.log.record("begun", [("request", name.into()), ("data", data.into())]);
+            }
+            RequestProgress::Answered(seconds) => {
+                let at = self.elapsed();
+                let mut figures = self.figures.lock();
+                let totals = &mut figures.now;
+                match request {
+                    AdapterRequest::Forward(_)
+                    | AdapterRequest::ForwardBackward(_)
+                    | AdapterRequest::OptimStep(_) => totals.training_s += seconds,
+                    _ => totals.publishing_s += seconds,
+                }
+                if let AdapterRequest::OptimStep(_) = request {
+                    figures.change_in_flight(at, 0);
+                    figures.now.at = at;
+                    let mark = figures.now.clone();
+                    figures.steps.push(mark);
+                }
+                drop(figures);
+                self.log.record("ended", [("request", name.into()), ("seconds", seconds.into())]);
+            }
+            _ => {}
+        }
+    }
+
+    /// Records what a pass with gradients trained.
+    pub fn record_trained(&self, trained: &TrainedData) {
+        let mut figures = self.figures.lock();
+        figures.unknown += trained.unknown as u64;
+        for sample in &trained.samples {
+            figures.again += u64::from(sample.again);
+            figures.now.trained += u64::from(!sample.again);
+            figures.now.trained_tokens += u64::from(sample.tokens);
+            *figures.staleness.entry(sample.staleness).or_default() += 1;
+        }
+        drop(figures);
+        let samples: Vec<Value> = trained
+            .samples
+            .iter()
+            .map(|sample| json!([sample.number, sample.tokens, sample.staleness]))
+            .collect();
+        self.log.record(
+            "trained",
+            [
+                ("data", trained.data.into()),
+                ("tokens", trained.tokens.into()),
+                ("unknown", trained.unknown.into()),
+                ("samples", samples.into()),
+            ],
+        );
+    }
+
+    /// Records a fault that a request met before it reached the service.
+    pub fn record_fault(&self, fault: InjectedFault, path: &str) {
+        let what = match fault {
+            InjectedFault::TooManyRequests => "too_many_requests",
+            InjectedFault::Unavailable => "unavailable",
+            InjectedFault::Reset => "reset",
+            InjectedFault::Gone => "gone",
+            InjectedFault::Hang => "hang",
+        };
+        *self.figures.lock().faults.entry(what).or_default() += 1;
+        self.log.record("fault", [("what", what.into()), ("path", path.into())]);
+    }
+
+    /// Sums up what was measured so far.
+    #[must_use]
+    pub fn summary(&self) -> TrafficSummary {
+        TrafficSummary::of(&self.figures.lock(), self.warm_up_steps)
+    }
+}
