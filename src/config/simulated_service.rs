@@ -51,8 +51,10 @@ pub struct SimulatedServiceFile {
     pub save: LatencySetting,
     /// Training starts only at multiples of this time in seconds; requests that wait by then share it.
     pub cycle_s: f64,
-    /// Steps that the summary leaves out at the beginning.
+    /// Steps at the beginning that the summary leaves out of rates and shares.
     pub warm_up_steps: usize,
+    /// Steps at the end that it leaves out.
+    pub cool_down_steps: usize,
     /// Share of the sample requests and logprob queries that fail and may be retried.
     pub failures: f64,
     /// Share of the sample requests that never get a result.
@@ -104,6 +106,7 @@ impl Default for SimulatedServiceFile {
             save: LatencySetting::constant(0.3),
             cycle_s: 0.0,
             warm_up_steps: 5,
+            cool_down_steps: 0,
             failures: 0.0,
             hangs: 0.0,
             not_finite: 0.0,

@@ -15,6 +15,7 @@ use minds_server::FaultInjector;
 use minds_simulation::{SimulatedService, SimulationOptions};
 use std::sync::Arc;
 use std::time::SystemTime;
+use summary::SteadySteps;
 
 /// A scripted service, its faults, and what is measured of it.
 pub struct MeasuredService {
@@ -29,7 +30,8 @@ pub struct MeasuredService {
 /// Starts the service of a file, whose events go to `log`.
 #[must_use]
 pub fn start(file: &SimulatedServiceFile, log: EventLog, wall_clock: fn() -> SystemTime) -> MeasuredService {
-    let traffic = Arc::new(Traffic::new(log, file.warm_up_steps));
+    let steady = SteadySteps { warm_up_steps: file.warm_up_steps, cool_down_steps: file.cool_down_steps };
+    let traffic = Arc::new(Traffic::new(log, steady));
     let [observed, trained] = [traffic.clone(), traffic.clone()];
     let service = SimulatedService::new(SimulationOptions {
         observer: Box::new(move |request, progress| observed.observe(request, progress)),

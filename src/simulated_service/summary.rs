@@ -27,14 +27,25 @@ pub struct StepMark {
     pub queries: u64,
 }
 
-/// What a service measured of its clients. Rates, shares and means are of the steps after the warm-up, counts of the whole
-/// time.
+/// The steps at both ends that rates, shares and means leave out.
+#[derive(Clone, Copy, Debug)]
+pub struct SteadySteps {
+    /// Steps at the beginning.
+    pub warm_up_steps: usize,
+    /// Steps at the end.
+    pub cool_down_steps: usize,
+}
+
+/// What a service measured of its clients. Rates and shares of the time are of the steps in between, counts and staleness
+/// of the whole time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrafficSummary {
     /// Optimizer steps.
     pub steps: usize,
-    /// Steps that rates, shares and means leave out.
+    /// Steps at the beginning that rates, shares and means leave out.
     pub warm_up_steps: usize,
+    /// Steps at the end that they leave out: a client starts no new samples then.
+    pub cool_down_steps: usize,
     /// Seconds from the start of the service to the first sample request.
     pub first_sample_s: Option<f64>,
     /// Seconds from the first sample request to the end of the last step.
@@ -76,17 +87,18 @@ pub struct TrafficSummary {
 }
 
 impl TrafficSummary {
-    /// The summary of some figures; rates leave out `warm_up_steps` steps.
+    /// The summary of some figures.
     #[must_use]
-    pub fn of(figures: &TrafficFigures, warm_up_steps: usize) -> Self {
+    pub fn of(figures: &TrafficFigures, steady: SteadySteps) -> Self {
         let TrafficFigures { now, steps, staleness, .. } = figures;
-        let steady =
-            warm_up_steps.checked_sub(1).map_or(Some(StepMark::default()), |at| steps.get(at).cloned());
-        let steady = steady.zip(steps.last()).filter(|_| steps.len() > warm_up_steps);
-        let time = |(from, to): &(StepMark, &StepMark)| (to.at - from.at).max(f64::MIN_POSITIVE);
-        let share = |total: fn(&StepMark) -> f64| {
-            steady.as_ref().map(|span| (total(span.1) - total(&span.0)) / time(span))
-        };
+        let SteadySteps { warm_up_steps, cool_down_steps } = steady;
+        let start = StepMark::default();
+        let marks: Vec<&StepMark> = std::iter::once(&start).chain(steps).collect();
+        let counted = steps.len().saturating_sub(warm_up_steps + cool_down_steps);
+        let steady = (counted > 0).then(|| (marks[warm_up_steps], marks[warm_up_steps + counted]));
+        let time = |(from, to): (&StepMark, &StepMark)| (to.at - from.at).max(f64::MIN_POSITIVE);
+        let share =
+            |total: fn(&StepMark) -> f64| steady.map(|span| (total(span.1) - total(span.0)) / time(span));
         let stale: u64 = staleness.values().sum();
         let mean = staleness.iter().map(|(steps, samples)| (steps * samples) as f64).sum::<f64>();
         let percentile = |share: f64| {
@@ -100,9 +112,10 @@ impl TrafficSummary {
         Self {
             steps: steps.len(),
             warm_up_steps,
+            cool_down_steps,
             first_sample_s: figures.first_sample,
             seconds: (last - figures.first_sample.unwrap_or(0.0)).max(0.0),
-            step_s: steady.as_ref().map(|span| time(span) / (steps.len() - warm_up_steps) as f64),
+            step_s: steady.map(|span| time(span) / counted as f64),
             training_share: share(|mark| mark.training_s),
             busy_share: share(|mark| mark.training_s + mark.publishing_s),
             in_flight_mean: share(|mark| mark.sample_s),
@@ -141,7 +154,12 @@ impl TrafficSummary {
             self.faults.iter().map(|(kind, requests)| format!("{requests} {kind}")).collect();
         vec![
             format!("steps        {} in {:.1} s", self.steps, self.seconds),
-            format!("step         {} s, without the first {}", number(self.step_s, 3), self.warm_up_steps),
+            format!(
+                "step         {} s, without the first {} and the last {}",
+                number(self.step_s, 3),
+                self.warm_up_steps,
+                self.cool_down_steps
+            ),
             format!(
                 "training     {}% of the time; {}% with exports and saves",
                 percent(self.training_share),

@@ -1,6 +1,6 @@
 //! What clients do with a scripted service: requests in flight, work of the trainer, and samples that are trained.
 
-use super::summary::{StepMark, TrafficSummary};
+use super::summary::{SteadySteps, StepMark, TrafficSummary};
 use crate::simulate::EventLog;
 use minds_server::InjectedFault;
 use minds_simulation::{AdapterRequest, RequestProgress, ServiceRequest, TrainedData};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Measures the traffic of a service, and writes every event to a log.
 pub struct Traffic {
     log: EventLog,
-    warm_up_steps: usize,
+    steady: SteadySteps,
     figures: Mutex<TrafficFigures>,
 }
 
@@ -57,8 +57,8 @@ impl TrafficFigures {
 impl Traffic {
     /// Nothing has been measured yet.
     #[must_use]
-    pub fn new(log: EventLog, warm_up_steps: usize) -> Self {
-        Self { log, warm_up_steps, figures: Mutex::default() }
+    pub fn new(log: EventLog, steady: SteadySteps) -> Self {
+        Self { log, steady, figures: Mutex::default() }
     }
 
     /// Seconds since the start of the service.
@@ -202,6 +202,6 @@ impl Traffic {
     /// Sums up what was measured so far.
     #[must_use]
     pub fn summary(&self) -> TrafficSummary {
-        TrafficSummary::of(&self.figures.lock(), self.warm_up_steps)
+        TrafficSummary::of(&self.figures.lock(), self.steady)
     }
 }
