@@ -31,7 +31,7 @@ pub struct SampleRecord {
 /// A sample in training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainedSample {
-    /// Its number.
+    /// Its number: samples are counted from 0 in the order in which they are drawn.
     pub number: u64,
     /// Number of its tokens.
     pub tokens: u32,
@@ -44,7 +44,7 @@ pub struct TrainedSample {
 /// What a pass with gradients trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrainedData {
-    /// Number of data.
+    /// Number of data in the pass.
     pub data: usize,
     /// Number of tokens of all data, prompts included.
     pub tokens: usize,

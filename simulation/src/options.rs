@@ -101,12 +101,12 @@ pub enum PassTime {
     Constant,
     /// A pass over this number of data takes [`SimulationOptions::forward_backward`], others in proportion.
     PerBatch(usize),
-    /// The first pass since the last optimizer step takes [`SimulationOptions::forward_backward`], and each pass so many
-    /// seconds more per datum and per token. So it does not matter into how many passes a batch is divided.
+    /// The first pass since the last optimizer step takes [`SimulationOptions::forward_backward`], and each pass takes
+    /// further time for each datum and token. So it does not matter into how many passes a batch is divided.
     PerDatum {
-        /// Seconds per datum.
+        /// Time of each datum, in seconds.
         datum: f64,
-        /// Seconds per token.
+        /// Time of each token, prompts included, in seconds.
         token: f64,
     },
 }

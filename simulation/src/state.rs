@@ -179,7 +179,7 @@ impl SimulationState {
         (self.options.observer)(request, progress);
     }
 
-    /// Key of a request for so many samples, and the number of samples requested with this key before.
+    /// Key of a request for `samples` samples, and the number of samples requested with this key before.
     pub fn key_of_samples(&self, prompt: &[Token], seed: Option<u64>, samples: usize) -> (u64, u64) {
         let seed = seed.filter(|_| !self.options.numbered);
         // FNV-1a gives the same hash in every process.

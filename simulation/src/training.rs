@@ -128,7 +128,7 @@ impl SimulatedTraining {
         move |steps| SavedWeights { steps, spec, saved: now(), notes }
     }
 
-    /// [`TrainingBackend::save_state`] with notes.
+    /// Saves weights and optimizer with notes; `overwrite` replaces others of this name.
     pub fn save(&self, name: &str, overwrite: bool, notes: CheckpointNotes) -> Pending<String> {
         let address = self.address(CheckpointPurpose::Training, name);
         let saved = self.saved_with(notes);
@@ -137,7 +137,7 @@ impl SimulatedTraining {
         })
     }
 
-    /// [`TrainingBackend::export_sampler`] with notes.
+    /// Exports a sampler, and saves its weights with notes if a name is given.
     pub fn export(&self, name: Option<&str>, notes: CheckpointNotes) -> Pending<Export> {
         let address = name.map(|name| self.address(CheckpointPurpose::Sampler, name));
         let saved = self.saved_with(notes);

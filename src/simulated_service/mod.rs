@@ -19,7 +19,7 @@ use summary::SteadySteps;
 
 /// A scripted service, its faults, and what is measured of it.
 pub struct MeasuredService {
-    /// The service.
+    /// The service, to be put behind a server.
     pub service: Arc<SimulatedService>,
     /// Faults of the server before it.
     pub faults: Option<FaultInjector>,

@@ -17,7 +17,7 @@ pub struct StepMark {
     pub sample_s: f64,
     /// Seconds without a sample in flight, since the first one.
     pub idle_s: f64,
-    /// Samples answered.
+    /// Samples that clients got.
     pub sampled: u64,
     /// Samples trained, each counted once.
     pub trained: u64,
@@ -40,7 +40,7 @@ pub struct SteadySteps {
 /// of the whole time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrafficSummary {
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     pub steps: usize,
     /// Steps at the beginning that rates, shares and means leave out.
     pub warm_up_steps: usize,
@@ -62,9 +62,9 @@ pub struct TrafficSummary {
     pub in_flight_max: usize,
     /// Share of the time without a sample in flight.
     pub idle_share: Option<f64>,
-    /// Samples answered.
+    /// Samples that clients got.
     pub sampled: u64,
-    /// Samples trained.
+    /// Samples trained, each counted once.
     pub trained: u64,
     /// Tokens of trained samples.
     pub trained_tokens: u64,
@@ -74,13 +74,13 @@ pub struct TrafficSummary {
     pub trained_again: u64,
     /// Trained spans that no sample had, or with logprobs that it did not have.
     pub unknown_spans: u64,
-    /// Logprob queries.
+    /// Logprob queries that arrived.
     pub queries: u64,
     /// Mean staleness of trained samples, in optimizer steps.
     pub staleness_mean: Option<f64>,
     /// Staleness that 99 of 100 trained samples do not exceed.
     pub staleness_p99: Option<u64>,
-    /// Largest staleness.
+    /// Largest staleness of a trained sample.
     pub staleness_max: Option<u64>,
     /// Requests that failed, by kind.
     pub faults: BTreeMap<&'static str, u64>,
