@@ -1,11 +1,12 @@
-//! The duties of PID 1, which apply to the program as the entry point of a container.
+//! What a process does before its command: how many files it may open, and the duties of PID 1, which apply to the
+//! program as the entry point of a container.
 //!
 //! The kernel drops signals for which PID 1 has no handler, so a SIGTERM during setup would be lost. It also makes PID
 //! 1 the parent of every orphaned process, which stays a zombie until PID 1 reaps it. PID 1 therefore runs the program
 //! in a child process, in which signals have their default actions. It forwards signals, reaps orphans, and exits with
 //! the child's code.
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, setrlimit, wait};
 use std::future::poll_fn;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::process::CommandExt as _;
@@ -15,6 +16,21 @@ use tokio::signal::unix::{self, SignalKind};
 
 /// Offset of exit codes that stand for a signal, as in shells.
 const SIGNAL_EXIT: i32 = 128;
+
+/// Most files that a process opens. Each request in flight has a connection.
+const OPEN_FILES: u64 = 65_536;
+
+/// Raises the number of files that this process may open, often 1,024, as far as the system allows, to [`OPEN_FILES`].
+pub fn allow_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
+        if let Err(error) = raised {
+            tracing::debug!(%error, "the number of files that may be open could not be raised");
+        }
+    }
+}
 
 /// Runs the program in a child process if this process is PID 1, and returns the child's exit code.
 ///

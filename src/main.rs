@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     telemetry::init(&cli);
+    init::allow_open_files();
     let result = match &cli.command {
         Command::Run(command) => commands::run::run(command),
         Command::Check(command) => commands::check::run(command),

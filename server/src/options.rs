@@ -2,6 +2,7 @@
 
 use crate::fault::FaultInjector;
 use minds_http::AccessToken;
+use minds_tinker::types::ClientConfig;
 use std::time::{Duration, SystemTime};
 
 /// Limits, timeouts and API key of the server.
@@ -53,6 +54,8 @@ pub struct ServerOptions {
     pub sampler_bytes: usize,
     /// Maximum number of samplers of all sessions; a further one is refused.
     pub max_samplers: usize,
+    /// Number of sample requests that a client is told to have in flight at most.
+    pub max_sample_requests: usize,
     /// Maximum number of completions of one sample request.
     pub max_samples: usize,
     /// Maximum bytes that the result of one sample request could take in memory.
@@ -94,6 +97,7 @@ impl ServerOptions {
             adapter_bytes: 4 << 30,
             sampler_bytes: 2 << 30,
             max_samplers: 65_536,
+            max_sample_requests: ClientConfig::default().sample_max_concurrent_requests,
             max_samples: 1024,
             sample_bytes: 256 << 20,
             drain: Duration::from_secs(3),

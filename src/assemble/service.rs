@@ -220,6 +220,7 @@ fn connect(
         project_id: server.project_id.clone(),
         allow_insecure: server.allow_insecure,
         tags: std::iter::once(plan.stem.clone()).chain(server.tags.iter().cloned()).collect(),
+        max_sample_requests: server.max_sample_requests,
         seed: plan.pipeline.seed,
         timeouts: client_timeouts(server),
         metrics: metrics.clone(),

@@ -57,6 +57,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
             let MeasuredService { service, faults, traffic } =
                 simulated_service::start(file, log, wall_clock);
             options.faults = faults;
+            options.max_sample_requests = file.max_sample_requests.get();
             options.max_pending = SIMULATED_PENDING;
             options.max_pending_of_session = SIMULATED_PENDING;
             options.pending_bytes_of_session = options.pending_bytes;

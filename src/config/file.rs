@@ -254,6 +254,8 @@ pub struct TinkerConfig {
     pub outage: Option<String>,
     /// Whether the model need not be in the server's list.
     pub any_model: Option<bool>,
+    /// Most sample requests and logprob queries in flight. Default: as many as the server allows.
+    pub max_sample_requests: Option<NonZeroUsize>,
 }
 
 impl std::fmt::Debug for TinkerConfig {
@@ -265,6 +267,7 @@ impl std::fmt::Debug for TinkerConfig {
             .field("allow_insecure", &self.allow_insecure)
             .field("outage", &self.outage)
             .field("any_model", &self.any_model)
+            .field("max_sample_requests", &self.max_sample_requests)
             .finish()
     }
 }

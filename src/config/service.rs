@@ -59,6 +59,8 @@ pub struct RemotePlan {
     pub outage: Duration,
     /// Whether the model need not be in the server's list.
     pub any_model: bool,
+    /// Most sample requests and logprob queries in flight; `None` for as many as the server allows.
+    pub max_sample_requests: Option<NonZeroUsize>,
 }
 
 /// Sizes of the embedded engine.
@@ -254,5 +256,6 @@ fn remote(
         allow_insecure: tinker.allow_insecure.unwrap_or(false),
         outage: time("tinker.outage", tinker.outage.as_deref())?.unwrap_or(OUTAGE),
         any_model: tinker.any_model.unwrap_or(false),
+        max_sample_requests: tinker.max_sample_requests,
     })
 }

@@ -13,6 +13,9 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
+/// What the official SDK takes if a server does not say it.
+const MAX_SAMPLE_REQUESTS: NonZeroUsize = NonZeroUsize::new(2000).expect("2000 is not 0");
+
 /// Behavior of a scripted service. Keys that `[simulate]` has too mean the same here.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -35,6 +38,8 @@ pub struct SimulatedServiceFile {
     pub tokens_per_second: Option<f64>,
     /// Samples and queries that the service processes at a time.
     pub sampling_slots: Option<NonZeroUsize>,
+    /// Sample requests that clients are told to have in flight at most.
+    pub max_sample_requests: NonZeroUsize,
     /// Time that one logprob query takes.
     pub query: LatencySetting,
     /// Time of the first pass of a step, beside the times of its data.
@@ -97,6 +102,7 @@ impl Default for SimulatedServiceFile {
             tokens: 64,
             tokens_per_second: None,
             sampling_slots: None,
+            max_sample_requests: MAX_SAMPLE_REQUESTS,
             query: LatencySetting::constant(0.1),
             forward_backward: LatencySetting::constant(0.2),
             datum_s: 0.002,

@@ -11,8 +11,9 @@ fn serve(file: &Path, extra: &[&str]) -> Command {
     command
 }
 
-/// Trains six steps of two groups of four rollouts on a service of this file. Returns the service's summary.
-fn trained(dir: &Path, text: &str, extra: &[&str]) -> Value {
+/// Trains six steps of two groups of four rollouts, with four groups under way, on a service of this file. Returns the
+/// service's summary.
+fn trained(dir: &Path, text: &str, extra: &[&str], changed: &[&str]) -> Value {
     let file = dir.join("service.toml");
     std::fs::write(&file, text).unwrap();
     let mut served = Running::start(&mut serve(&file, extra));
@@ -20,7 +21,8 @@ fn trained(dir: &Path, text: &str, extra: &[&str]) -> Value {
     served.wait_for("simulated");
     let folder = dir.join("run");
     let set = format!("tinker.base_url={url}");
-    let mut command = run(&config("ci_test.toml"), &folder, &["--set", &set, "--max-steps", "6"]);
+    let options = [&["--set", &set, "--max-steps", "6"][..], changed].concat();
+    let mut command = run(&config("ci_test.toml"), &folder, &options);
     let (status, _, stderr) = output(command.env("TINKER_API_KEY", "tml-of-this-test"));
     assert_eq!(status, Some(0), "{stderr}");
     assert_eq!(steps(&folder), [1, 2, 3, 4, 5, 6]);
@@ -37,7 +39,7 @@ const FAST: &str = "sample = { mean = 0.01, spread = \"exponential\" }\nforward_
 fn the_service_recognizes_what_a_run_trains() {
     let dir = tempfile::tempdir().unwrap();
     let events = dir.path().join("events.jsonl");
-    let summary = trained(dir.path(), FAST, &["--events", events.to_str().unwrap()]);
+    let summary = trained(dir.path(), FAST, &["--events", events.to_str().unwrap()], &[]);
     let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
     for none in ["unknown_spans", "trained_again"] {
         assert_eq!(number(none), 0.0, "{none}");
@@ -57,11 +59,23 @@ fn the_service_recognizes_what_a_run_trains() {
     assert_eq!(spans as f64, number("trained"));
 }
 
+/// A request draws the four samples of a group.
+#[test]
+fn the_service_and_the_config_limit_the_requests_in_flight() {
+    for (told, set, most) in [(2000, None, 16), (3, None, 12), (3, Some("tinker.max_sample_requests=2"), 8)] {
+        let dir = tempfile::tempdir().unwrap();
+        let changed = set.map(|set| vec!["--set", set]).unwrap_or_default();
+        let file = format!("{FAST}max_sample_requests = {told}\n");
+        let summary = trained(dir.path(), &file, &[], &changed);
+        assert_eq!(summary["in_flight_max"], most, "{told} {set:?}");
+    }
+}
+
 #[test]
 fn a_run_loses_nothing_to_faults_of_the_server() {
     let dir = tempfile::tempdir().unwrap();
     let faults = "seed = 2\nfailures = 0.05\ntoo_many_requests = 0.05\nunavailable = 0.03\ngone = 0.05\nresets = 0.03\n";
-    let summary = trained(dir.path(), &format!("{FAST}{faults}"), &[]);
+    let summary = trained(dir.path(), &format!("{FAST}{faults}"), &[], &[]);
     assert_eq!((&summary["unknown_spans"], &summary["trained_again"]), (&0.into(), &0.into()));
     let met = summary["faults"].as_object().unwrap();
     assert!(met.len() > 2, "{summary}");

@@ -23,6 +23,7 @@ use minds_tinker::types::{JSON, PROTOBUF, proto};
 use prost::Message as _;
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
+use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,7 +112,8 @@ fn samples() {
         .enable_all()
         .build()
         .expect("a runtime");
-    let options = ClientOptions { max_samples_in_flight: IN_FLIGHT, ..ClientOptions::new(url) };
+    let options =
+        ClientOptions { max_sample_requests: NonZeroUsize::new(IN_FLIGHT), ..ClientOptions::new(url) };
     let (wall, cpu) = runtime.block_on(async {
         let client = Client::connect(&options).await.expect("the server is there");
         let sampler = client.base_sampler("any", ModelLimits::default()).await.expect("a sampler");

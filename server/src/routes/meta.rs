@@ -15,9 +15,10 @@ pub(crate) async fn health() -> Response {
     json(&Health::Ok)
 }
 
-pub(super) async fn config(SmallBody(body): SmallBody) -> RouteResult {
+pub(super) async fn config(State(server): Server, SmallBody(body): SmallBody) -> RouteResult {
     body.json::<ClientConfigRequest>()?;
-    Ok(json(&ClientConfig::default()))
+    let sample_max_concurrent_requests = server.options().max_sample_requests;
+    Ok(json(&ClientConfig { sample_max_concurrent_requests, ..ClientConfig::default() }))
 }
 
 pub(super) async fn dynamic_config(SmallBody(body): SmallBody) -> RouteResult {

@@ -114,7 +114,8 @@ impl Connection {
             Err(error) => return Err(error),
         }
         connection.connected = true;
-        let most = connection.config.sample_max_concurrent_requests.min(options.max_samples_in_flight);
+        let allowed = connection.config.sample_max_concurrent_requests;
+        let most = options.max_sample_requests.map_or(allowed, |most| allowed.min(most.get()));
         connection.sample_limiter = ConcurrencyLimiter::new(most);
         if connection.config.pjwt_auth_enabled {
             if connection.config.credential_default_source == "credential_cmd" {

@@ -22,6 +22,8 @@ struct LimiterState {
     /// Permits in use that will not return to the semaphore: the limit was cut while they were in use.
     excess: usize,
     in_flight: usize,
+    /// Whether it was reported that requests wait at the ceiling.
+    reported_full: bool,
     /// Number of cuts so far; a permit records the epoch of its issue.
     epoch: u64,
 }
@@ -30,19 +32,47 @@ impl ConcurrencyLimiter {
     pub(super) fn new(ceiling: usize) -> Self {
         let ceiling = ceiling.clamp(1, Semaphore::MAX_PERMITS);
         let allowed = ceiling as f64;
-        let state = LimiterState { allowed, ceiling, size: ceiling, excess: 0, in_flight: 0, epoch: 0 };
+        let state = LimiterState {
+            allowed,
+            ceiling,
+            size: ceiling,
+            excess: 0,
+            in_flight: 0,
+            reported_full: false,
+            epoch: 0,
+        };
         Self { permits: Semaphore::new(ceiling), state: Mutex::new(state) }
     }
 
     /// Waits for a permit, in FIFO order.
     pub(super) async fn acquire(&self) -> RequestPermit<'_> {
         // The semaphore is never closed, so there is no error. Only `RequestPermit` returns what was acquired.
-        if let Ok(permit) = self.permits.acquire().await {
+        let permit = match self.permits.try_acquire() {
+            Ok(permit) => Ok(permit),
+            Err(_) => {
+                self.report_full();
+                self.permits.acquire().await
+            }
+        };
+        if let Ok(permit) = permit {
             permit.forget();
         }
         let mut state = self.state.lock();
         state.in_flight += 1;
         RequestPermit { limiter: self, epoch: state.epoch }
+    }
+
+    /// Reports, the first time, that requests wait although the server is not overloaded.
+    fn report_full(&self) {
+        let mut state = self.state.lock();
+        if state.size == state.ceiling && !state.reported_full {
+            state.reported_full = true;
+            tracing::warn!(
+                in_flight = state.ceiling,
+                "as many sample requests and logprob queries are in flight as may be, and others wait: \
+                 `tinker.max_sample_requests` and the server limit them"
+            );
+        }
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::metrics::ClientMetrics;
 use super::secret::Secret;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// Environment variable that SDKs read the API key from.
@@ -22,8 +23,9 @@ pub struct ClientOptions {
     pub tags: Vec<String>,
     /// Project that the session belongs to; without one, the server chooses.
     pub project_id: Option<String>,
-    /// Maximum number of samples in flight; the server may allow fewer.
-    pub max_samples_in_flight: usize,
+    /// Maximum number of sample requests and logprob queries in flight, as far as the server allows as many; `None` for
+    /// as many as it allows, which is 2,000 if it does not say.
+    pub max_sample_requests: Option<NonZeroUsize>,
     /// Maximum size of the result of a pass or a sample, in bytes after decompression.
     pub max_result_bytes: usize,
     /// Maximum size of any other response, in bytes after decompression. Lists of checkpoints are the largest.
@@ -47,7 +49,7 @@ impl ClientOptions {
             allow_insecure: false,
             tags: vec![],
             project_id: None,
-            max_samples_in_flight: 512,
+            max_sample_requests: None,
             max_result_bytes: 1 << 30,
             max_answer_bytes: 16 << 20,
             seed: 0,
