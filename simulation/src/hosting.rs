@@ -1,5 +1,6 @@
 //! The service behind a server: runs with given names, and saved weights with their notes.
 
+use crate::saved::SavedWeights;
 use crate::service::SimulatedService;
 use crate::state::SimulationState;
 use crate::training::SimulatedTraining;
@@ -9,17 +10,6 @@ use minds_core::hosting::{HostedService, HostedTraining};
 use minds_core::lora::LoraSpec;
 use minds_core::service::{BackendError, Export, Pending};
 use std::sync::Arc;
-use std::time::SystemTime;
-
-/// Weights under a path.
-#[derive(Clone)]
-pub struct SavedWeights {
-    /// Number of optimizer steps behind them.
-    pub steps: u64,
-    pub spec: LoraSpec,
-    pub saved: SystemTime,
-    pub notes: CheckpointNotes,
-}
 
 impl SimulationState {
     /// Changes saved weights if they exist. Returns whether they do.

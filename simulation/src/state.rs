@@ -1,10 +1,10 @@
 //! State that the samplers and adapters of a service share: clock, random draws, capacities, counts and saved weights.
 
-use crate::hosting::SavedWeights;
 use crate::latency::SimulatedLatency;
 use crate::numbered::{SampleNumbers, SampleRecord};
 use crate::options::{FaultWindow, SimulatedFault, SimulationOptions};
 use crate::request::{RequestProgress, ServiceRequest};
+use crate::saved::SavedWeights;
 use futures::future::join_all;
 use minds_core::ids::Token;
 use minds_core::random::seeded_rng;

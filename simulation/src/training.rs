@@ -1,9 +1,9 @@
 //! An adapter in training. It executes its requests one after the other, in the order of the calls.
 
-use crate::hosting::SavedWeights;
 use crate::options::PassTime;
 use crate::request::{AdapterRequest, RequestProgress, ServiceRequest};
 use crate::sampler::SimulatedSampler;
+use crate::saved::SavedWeights;
 use crate::state::{DrawKind, SimulationState, wait};
 use crate::weights::{Publications, SimulatedWeights};
 use futures::FutureExt as _;

@@ -4,6 +4,7 @@
 //! recognizes them in training data, and measures staleness and waste itself, whatever the client reports.
 
 mod faults;
+mod figures;
 mod summary;
 mod traffic;
 

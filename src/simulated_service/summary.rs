@@ -1,31 +1,8 @@
 //! Summary of the traffic of a scripted service.
 
-use super::traffic::TrafficFigures;
+use super::figures::{StepMark, TrafficFigures};
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// Running totals, as of the end of an optimizer step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepMark {
-    /// Seconds since the start of the service.
-    pub at: f64,
-    /// Seconds of passes and optimizer steps.
-    pub training_s: f64,
-    /// Seconds of exports, saves and loads.
-    pub publishing_s: f64,
-    /// Seconds of samples in flight: their number, summed over time.
-    pub sample_s: f64,
-    /// Seconds without a sample in flight, since the first one.
-    pub idle_s: f64,
-    /// Samples that clients got.
-    pub sampled: u64,
-    /// Samples trained, each counted once.
-    pub trained: u64,
-    /// Tokens of trained samples.
-    pub trained_tokens: u64,
-    /// Logprob queries that arrived.
-    pub queries: u64,
-}
 
 /// The steps at both ends that rates, shares and means leave out.
 #[derive(Clone, Copy, Debug)]

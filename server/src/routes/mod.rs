@@ -1,5 +1,6 @@
 //! HTTP routes of the API.
 
+mod faults;
 mod futures;
 mod meta;
 mod models;
@@ -74,7 +75,7 @@ pub(crate) fn router(server: Arc<ServerState>) -> Router {
             get(rest::not_offered).post(rest::not_offered).put(rest::set_ttl).delete(rest::delete),
         )
         .route("/checkpoints", get(rest::checkpoints))
-        .route_layer(from_fn_with_state(server.clone(), crate::fault::inject))
+        .route_layer(from_fn_with_state(server.clone(), faults::inject))
         .route_layer(from_fn_with_state(server.clone(), authorize));
     Router::new()
         .nest(PREFIX, api)
