@@ -19,7 +19,8 @@ use tokio::net::TcpListener;
 /// Longest time for disk writes after the last response.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
-/// Most pending requests of a simulated service, whose samples are requested in great numbers at once.
+/// Most pending requests, and connections that fetch their results, of a simulated service: clients request samples in
+/// great numbers at once.
 const SIMULATED_PENDING: usize = 1 << 20;
 
 /// Runs the command.
@@ -58,6 +59,7 @@ pub fn run(command: &cli::ServeArgs) -> Result<(), CommandError> {
                 simulated_service::start(file, log, wall_clock);
             options.faults = faults;
             options.max_sample_requests = file.max_sample_requests.get();
+            options.max_connections = SIMULATED_PENDING;
             options.max_pending = SIMULATED_PENDING;
             options.max_pending_of_session = SIMULATED_PENDING;
             options.pending_bytes_of_session = options.pending_bytes;
