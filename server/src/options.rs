@@ -54,7 +54,7 @@ pub struct ServerOptions {
     pub sampler_bytes: usize,
     /// Maximum number of samplers of all sessions; a further one is refused.
     pub max_samplers: usize,
-    /// Number of sample requests that a client is told to have in flight at most.
+    /// Maximum number of sample requests in flight that the server asks of a client.
     pub max_sample_requests: usize,
     /// Maximum number of completions of one sample request.
     pub max_samples: usize,

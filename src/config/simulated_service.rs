@@ -38,7 +38,7 @@ pub struct SimulatedServiceFile {
     pub tokens_per_second: Option<f64>,
     /// Samples and queries that the service processes at a time.
     pub sampling_slots: Option<NonZeroUsize>,
-    /// Sample requests that clients are told to have in flight at most.
+    /// Maximum number of sample requests in flight that the service asks of a client.
     pub max_sample_requests: NonZeroUsize,
     /// Time that one logprob query takes.
     pub query: LatencySetting,
