@@ -145,6 +145,34 @@ pub enum PipelineError {
     ObserverGone,
 }
 
+impl PipelineError {
+    /// Whether the service has failed, so that the same run resumes when it answers again.
+    #[must_use]
+    pub fn is_service_failure(&self) -> bool {
+        match self {
+            Self::ServiceAway(_)
+            | Self::Unanswered { .. }
+            | Self::TrainingUnanswered(_)
+            | Self::SessionLost(_)
+            | Self::OptimizerStep(_)
+            | Self::Export { .. }
+            | Self::Save { .. } => true,
+            Self::NotSaved { why, .. } => why.is_service_failure(),
+            Self::EnvironmentFailed { .. }
+            | Self::GroupsFailed { .. }
+            | Self::NothingToLearn { .. }
+            | Self::BatchesRefused { .. }
+            | Self::FirstGap { .. }
+            | Self::NotFinite { .. }
+            | Self::UnusableWeights { .. }
+            | Self::StagePanicked { .. }
+            | Self::VersionsWentBack { .. }
+            | Self::CommitterGone
+            | Self::ObserverGone => false,
+        }
+    }
+}
+
 fn first_failure(first: &Option<String>) -> String {
     first.as_ref().map(|first| format!("; the run's first failure: {first}")).unwrap_or_default()
 }
@@ -158,6 +186,7 @@ mod tests {
     fn an_error_keeps_its_source_and_a_run_that_was_not_saved_names_both_causes() {
         let save = PipelineError::Save { step: 3, source: BackendError::Lost("gone".into()) };
         assert!(save.source().is_some_and(|source| source.is::<BackendError>()));
+        assert!(save.is_service_failure());
         let why = PipelineError::GroupsFailed {
             groups: 2,
             group: GroupId(7),
@@ -170,5 +199,6 @@ mod tests {
             "2 groups in a row failed, the last was g7: no sample; the run's first failure: no model; then it failed \
              to save the state of step 3: the service is lost: gone"
         );
+        assert!(!both.is_service_failure(), "the first cause counts");
     }
 }

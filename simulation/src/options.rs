@@ -85,6 +85,8 @@ pub struct SimulationOptions {
     pub on_step: RequestHook<OptimStep>,
     /// Hook for exports, which can only reject them.
     pub on_export: RequestHook<()>,
+    /// Hook for saved states, which can only reject them.
+    pub on_save: RequestHook<()>,
     /// Called for every request when it arrives, before any processing, and with its further progress.
     pub observer: Box<dyn Fn(ServiceRequest<'_>, RequestProgress) + Send + Sync>,
     /// Called after each pass with gradients, with the [`numbered`](Self::numbered) samples that it trained.
@@ -149,6 +151,7 @@ impl Default for SimulationOptions {
             on_pass: Box::new(|_, _| Ok(())),
             on_step: Box::new(|_, _| Ok(())),
             on_export: Box::new(|_, ()| Ok(())),
+            on_save: Box::new(|_, ()| Ok(())),
             observer: Box::new(|_, _| ()),
             on_trained: Box::new(|_| ()),
             wall_clock: || SystemTime::UNIX_EPOCH,

@@ -132,7 +132,8 @@ impl SimulatedTraining {
     pub fn save(&self, name: &str, overwrite: bool, notes: CheckpointNotes) -> Pending<String> {
         let address = self.address(CheckpointPurpose::Training, name);
         let saved = self.saved_with(notes);
-        self.queue(AdapterRequest::SaveState(name.into()), move |state, _, weights, _| {
+        self.queue(AdapterRequest::SaveState(name.into()), move |state, number, weights, _| {
+            (state.options.on_save)(number, &mut ())?;
             state.keep(address, saved(weights.version), overwrite)
         })
     }

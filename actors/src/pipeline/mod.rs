@@ -35,6 +35,8 @@ pub struct Pipeline {
     limits: SeriesLimits,
     /// Why the run stopped waiting for the service, if it did.
     away: watch::Receiver<Option<String>>,
+    /// Turns true when new weights cannot be published or saved. The committer reports the cause at the end.
+    commit_failed: watch::Receiver<bool>,
     /// Holds adapters and checkpoints on the service that belong to shadows alone.
     shadows: Option<ShadowTrainer>,
     /// Whether the run is being ended early, after a last checkpoint.
@@ -82,6 +84,10 @@ impl Pipeline {
                 why = broken(&mut self.stages) => break PipelineEvent::Failed(why),
                 // The rest of the service may still be reachable: the weights may still be saved.
                 why = given_up(&mut self.away), if !self.giving_up => self.give_up(why),
+                () = turned_true(&mut self.commit_failed), if !self.giving_up => {
+                    self.giving_up = true;
+                    self.end(None);
+                }
                 // The weights are good: they are saved before the run ends.
                 why = self.limits.exceeded(&ledger), if !self.giving_up => self.give_up(why),
             }
@@ -144,6 +150,13 @@ async fn given_up(away: &mut watch::Receiver<Option<String>>) -> PipelineError {
     match why {
         Some(why) => PipelineError::ServiceAway(why),
         None => std::future::pending().await,
+    }
+}
+
+/// Waits until the value is true; forever if that cannot happen any more.
+async fn turned_true(value: &mut watch::Receiver<bool>) {
+    if value.wait_for(|value| *value).await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -123,7 +123,8 @@ impl SharedParts<'_> {
 
         let shadow = parts.shadows.map(|shadows| self.shadow_trainer(shadows));
         let fixed = self.needs_fixed(&parts.logprob_source, kept.is_some());
-        let links = self.trainer_links(parts.training, parts.publish, kept, fixed);
+        let (commit_failed, failing) = watch::channel(false);
+        let links = self.trainer_links(parts.training, parts.publish, kept, fixed, commit_failed);
         let (trainer, committer, batches, finish) = self.trainer(links, &parts.gradient_norms);
         let mut mailboxes = vec![batches.gauge()];
         let (batcher, scored) = self.batcher(batches, policy.clone(), parts.pool, parts.restored);
@@ -152,6 +153,7 @@ impl SharedParts<'_> {
             finish,
             limits: SeriesLimits::new(self.options),
             away: self.meters.service.away(),
+            commit_failed: failing,
             observer: self.observer(mailboxes),
             shadows,
             giving_up: false,
@@ -287,6 +289,7 @@ impl SharedParts<'_> {
         policy: watch::Sender<Arc<Policy>>,
         shadow_checkpoints: Option<Arc<ShadowCheckpoints>>,
         needs_fixed: bool,
+        commit_failed: watch::Sender<bool>,
     ) -> TrainerLinks {
         TrainerLinks {
             training,
@@ -301,6 +304,7 @@ impl SharedParts<'_> {
             board: self.board.clone(),
             events: self.events.clone(),
             stop: self.stopping.clone(),
+            commit_failed,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Stopping, resuming, and being dropped.
 
 use crate::testkit::{World, local, seconds};
-use minds_core::service::BackendError;
+use minds_core::service::{BackendError, SamplerWeights};
 use minds_stages::pipeline::ResumePoint;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,6 +61,80 @@ async fn a_run_that_fails_saves_only_weights_that_work() {
             assert_eq!(run.saved.len(), usize::from(!diverged), "{why}");
             assert_eq!(why.contains("non-finite logprobs"), diverged, "{why}");
         }
+    })
+    .await;
+}
+
+/// The next step may be under way by then; it is part of the weights that are saved.
+#[tokio::test(start_paused = true)]
+async fn weights_that_cannot_be_published_end_the_run_with_a_checkpoint_of_all_that_is_trained() {
+    let errors = [
+        BackendError::Rejected("no".into()),
+        BackendError::Unsupported("no".into()),
+        BackendError::Unavailable("no".into()),
+        BackendError::TimedOut("no".into()),
+        BackendError::Away("no".into()),
+        BackendError::Lost("no".into()),
+    ];
+    for weights in [SamplerWeights::Snapshot, SamplerWeights::InFlight] {
+        for error in errors.clone() {
+            local(async {
+                let mut world = world(2, 20);
+                world.options.train.weights = weights;
+                let refuse = error.clone();
+                world.service.on_export = Box::new(move |n, ()| if n < 2 { Ok(()) } else { Err(refuse.clone()) });
+                let mut run = world.start();
+                let why = run.end().await.unwrap_err();
+                let cause = match error {
+                    BackendError::Away(_) => "the service is away",
+                    _ => "failed to export the weights of step 3",
+                };
+                assert!(why.contains(cause) && !why.contains("failed to save"), "{why}");
+                let [saved] = &run.saved[..] else { panic!("{weights:?} {error:?}: {:?}", run.saved) };
+                assert_eq!(saved.step, run.steps.len() as u64);
+                assert!((3..=4).contains(&saved.step), "{}", saved.step);
+                assert_eq!(saved.sampler_path, None);
+                let trained: BTreeSet<u64> = (0..20).filter(|p| saved.settled.contains(*p)).collect();
+                assert_eq!(trained, run.trained);
+                let name = format!("save {:06}-stop", saved.step);
+                assert_eq!(run.calls().pop(), Some(name), "no export follows it");
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_save_that_fails_is_tried_once_more_at_the_end() {
+    local(async {
+        let mut world = world(1, 20);
+        world.options.train.save_every = 2;
+        world.service.on_save = Box::new(|n, ()| match n {
+            0 => Err(BackendError::Unavailable("the disk is full".into())),
+            _ => Ok(()),
+        });
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("failed to save the state of step 2") && why.contains("disk is full"), "{why}");
+        let [saved] = &run.saved[..] else { panic!("{:?}", run.saved) };
+        assert_eq!(saved.step, run.steps.len() as u64);
+        assert!(saved.sampler_path.is_some());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_weights_are_kept_although_their_sampler_cannot_be_exported() {
+    local(async {
+        let mut world = world(1, 3);
+        // The export of the checkpoint follows those of three steps.
+        let failed = || Err(BackendError::Unavailable("no".into()));
+        world.service.on_export = Box::new(move |n, ()| if n < 3 { Ok(()) } else { failed() });
+        let mut run = world.start();
+        let why = run.end().await.unwrap_err();
+        assert!(why.contains("failed to export the weights of step 3"), "{why}");
+        let [saved] = &run.saved[..] else { panic!("{:?}", run.saved) };
+        assert_eq!((saved.step, saved.sampler_path.as_deref()), (3, None));
     })
     .await;
 }

@@ -9,14 +9,17 @@ use crate::messages::{CommittedStep, MixtureComponent};
 use crate::policy::{Policy, QueryCounts, ShadowOrigin, SharedPath};
 use crate::stages::event::{PipelineEvent, SavedCheckpoint};
 use crate::telemetry::activity::{ActivityKind, BusyTimes};
+use futures::future::OptionFuture;
+use minds_core::datum::Datum;
 use minds_core::ids::{PolicyVersion, Token};
+use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::service::{BackendError, Export, Pending, SamplingBackend};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{debug, error};
 
 /// A step whose results have arrived.
 pub(super) struct CompletedStep {
@@ -86,6 +89,9 @@ pub(super) enum CommitRequest {
     Failed(PipelineError),
 }
 
+/// Tokens that every vocabulary has.
+const PROBE: [Token; 2] = [0, 1];
+
 pub(super) struct StepCommitter {
     options: TrainerOptions,
     links: TrainerLinks,
@@ -97,6 +103,8 @@ pub(super) struct StepCommitter {
     reading: QueryCounts,
     /// Busy times until the previous step.
     busy: BusyTimes,
+    /// Why the run ends after the submitted steps, if something that follows a step has failed; the first cause.
+    failure: Option<PipelineError>,
 }
 
 impl StepCommitter {
@@ -104,7 +112,7 @@ impl StepCommitter {
         // A run resumed from its last step has nothing left to do, and that step is saved.
         let saved = (first >= options.max_steps).then_some(first);
         let busy = links.activity.shares();
-        Self { options, links, first, saved, reading: QueryCounts::default(), busy }
+        Self { options, links, first, saved, reading: QueryCounts::default(), busy, failure: None }
     }
 
     pub(super) async fn run(mut self, mut finished: mpsc::Receiver<CommitRequest>) {
@@ -126,18 +134,23 @@ impl StepCommitter {
     async fn close(&mut self, done: CompletedStep) -> Result<(), PipelineError> {
         let CompletedStep { step, adam, gradient_norms, mut accumulated, export, state, shadow_state } = done;
         let forward = accumulated.take_forward();
-        let shadow_checkpoints = self.links.shadow_checkpoints.as_ref();
         let mut export_time = None;
         let mut sampler_path = None;
         if let Some(export) = export {
             let started = Instant::now();
             let busy = self.links.activity.enter(ActivityKind::Exporting);
-            let made =
-                unless_denied(export.await).map_err(|source| PipelineError::Export { step, source })?;
+            let made = match unless_denied(export.await) {
+                Ok(made) => made,
+                Err(source) => {
+                    self.fail(PipelineError::Export { step, source });
+                    None
+                }
+            };
             drop(busy);
             export_time = Some(started.elapsed());
             // Without an export the run ends, so that nothing samples from the new weights.
             if let Some(NewSamplers { rollouts, fixed, path }) = made {
+                let shadow_checkpoints = self.links.shadow_checkpoints.as_ref();
                 let origin = shadow_checkpoints.and_then(|shadow_checkpoints| match (&state, shadow_state) {
                     (Some((_, state)), _) => Some(ShadowOrigin::new(state.clone(), fixed.clone())),
                     (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, fixed.clone())),
@@ -176,9 +189,16 @@ impl StepCommitter {
         self.tell(PipelineEvent::Step(Box::new(committed))).await?;
         if let Some((name, pending)) = state {
             let contents = self.checkpoint_contents(gradient_norms);
-            let saved =
-                unless_denied(pending.await).map_err(|source| PipelineError::Save { step, source })?;
-            // What was denied is tried once more at the end of the run, which follows.
+            let saved = match unless_denied(pending.await) {
+                Ok(saved) => saved,
+                // Another save would wait for the same limit.
+                Err(source @ BackendError::TimedOut(_)) => return Err(PipelineError::Save { step, source }),
+                Err(source) => {
+                    self.fail(PipelineError::Save { step, source });
+                    None
+                }
+            };
+            // What failed or was denied is tried once more at the end of the run, which follows.
             if let Some(state_path) = saved {
                 self.saved = Some(step);
                 let checkpoint = contents.saved(name, step, state_path, sampler_path);
@@ -203,17 +223,33 @@ impl StepCommitter {
         CheckpointContents { settled, saved_groups, counts, memories, gradient_norms }
     }
 
+    /// Ends the run with a checkpoint after the steps that are already submitted.
+    fn fail(&mut self, why: PipelineError) {
+        error!(%why, "stopping after the step in progress");
+        self.failure.get_or_insert(why);
+        self.links.commit_failed.send_replace(true);
+    }
+
     /// Saves under the step's name, unless that step has just been saved or nothing was done. A run that failed saves
     /// only weights that work, because it is to be resumed from them.
-    async fn end(&self, step: u64, gradient_norms: Vec<f64>, why: Option<PipelineError>) -> PipelineEvent {
+    async fn end(
+        &mut self,
+        step: u64,
+        gradient_norms: Vec<f64>,
+        why: Option<PipelineError>,
+    ) -> PipelineEvent {
+        // Exports that have failed are not tried again: the state alone can be resumed.
+        let exports = !matches!(self.failure, Some(PipelineError::Export { .. }));
+        let why = why.or_else(|| self.failure.take());
         let nothing_done = why.is_some() && step == self.first;
         let saving = if self.saved == Some(step) || nothing_done {
             Ok(())
-        } else if why.is_some() && !self.works().await {
+        } else if why.is_some() && !self.works(exports).await {
             Err(PipelineError::UnusableWeights { step })
         } else {
-            self.save(step, gradient_norms).await
+            self.save(step, gradient_norms, exports).await
         };
+        let why = why.or_else(|| self.failure.take());
         match (why, saving) {
             (None, Ok(())) => PipelineEvent::Ended { step },
             (Some(why), Ok(())) => PipelineEvent::Failed(why),
@@ -224,27 +260,53 @@ impl StepCommitter {
         }
     }
 
-    /// Whether the weights give finite logprobs. A service that does not answer gets the benefit of the doubt.
-    async fn works(&self) -> bool {
-        // Every vocabulary has these tokens.
-        let probe: Arc<[Token]> = [0, 1].into();
-        let probed = async { self.links.training.export_sampler(None).await?.sampler.logprobs(probe).await };
-        match probed.await {
-            Ok(logprobs) => logprobs.into_iter().flatten().all(f32::is_finite),
-            Err(error) => error.is_unanswered(),
+    /// Whether the weights give finite logprobs, by a sampler of them if the service exports it, else by a pass. Only a
+    /// service that refuses to compute says no: one that fails may still save them.
+    async fn works(&self, exports: bool) -> bool {
+        let logprobs = match exports {
+            true => self.sampled_logprobs().await,
+            false => self.trained_logprobs().await,
+        };
+        match logprobs {
+            Ok(logprobs) => logprobs.into_iter().all(f32::is_finite),
+            Err(error) => !matches!(error, BackendError::Rejected(_)),
         }
     }
 
-    async fn save(&self, step: u64, gradient_norms: Vec<f64>) -> Result<(), PipelineError> {
+    async fn sampled_logprobs(&self) -> Result<Vec<f32>, BackendError> {
+        let sampler = self.links.training.export_sampler(None).await?.sampler;
+        Ok(sampler.logprobs(PROBE.into()).await?.into_iter().flatten().collect())
+    }
+
+    async fn trained_logprobs(&self) -> Result<Vec<f32>, BackendError> {
+        let datum = Datum::supervised(&PROBE[..1], &PROBE[1..]);
+        let datum = datum.map_err(|error| BackendError::Rejected(error.to_string()))?;
+        let forward = self.links.training.forward(vec![datum], Loss::CrossEntropy).await?;
+        Ok(forward.logprobs.concat())
+    }
+
+    /// Saves the state, with the sampler weights under the same name if the service `exports` them.
+    async fn save(
+        &mut self,
+        step: u64,
+        gradient_norms: Vec<f64>,
+        exports: bool,
+    ) -> Result<(), PipelineError> {
         // Groups settled from here on are not part of these weights.
         let contents = self.checkpoint_contents(gradient_norms);
         let name = format!("{step:06}{}", if step >= self.options.max_steps { "-final" } else { "-stop" });
         let training = &self.links.training;
         let state = training.save_state(&name);
-        let export = training.export_sampler(Some(&name));
-        // A run that an account without credit has ended resumes from its state alone.
-        let both = async { Ok::<_, BackendError>((state.await?, unless_denied(export.await)?)) };
-        let (state_path, export) = both.await.map_err(|source| PipelineError::Save { step, source })?;
+        let export = exports.then(|| training.export_sampler(Some(&name)));
+        let state_path = state.await.map_err(|source| PipelineError::Save { step, source })?;
+        // The run resumes from its state alone where the sampler weights are denied or fail.
+        let export = match OptionFuture::from(export).await.map(unless_denied).transpose() {
+            Ok(export) => export.flatten(),
+            Err(source) => {
+                self.fail(PipelineError::Export { step, source });
+                None
+            }
+        };
         let sampler_path = export.as_ref().and_then(|export| export.path.clone());
         if let Some(Export { sampler, .. }) = export
             && self.links.policy.borrow().version.0 < step

@@ -108,6 +108,8 @@ pub struct TrainerLinks {
     pub events: mpsc::Sender<PipelineEvent>,
     /// Turns true when the run stops.
     pub stop: watch::Receiver<bool>,
+    /// Turned true when new weights cannot be published or saved: the owner of the pipeline ends the run.
+    pub commit_failed: watch::Sender<bool>,
 }
 
 /// The fifth stage: trains batches and publishes weights.
