@@ -81,6 +81,8 @@ pub enum PipelineError {
         last: String,
         /// Cause of the run's first failure, if it is another one.
         first: Option<String>,
+        /// Whether the last of them failed because the service has lost what was to sample or score it.
+        lost: bool,
     },
     /// Too many groups in a row had no learning signal.
     #[error(
@@ -157,9 +159,9 @@ impl PipelineError {
             | Self::OptimizerStep(_)
             | Self::Export { .. }
             | Self::Save { .. } => true,
+            Self::GroupsFailed { lost, .. } => *lost,
             Self::NotSaved { why, .. } => why.is_service_failure(),
             Self::EnvironmentFailed { .. }
-            | Self::GroupsFailed { .. }
             | Self::NothingToLearn { .. }
             | Self::BatchesRefused { .. }
             | Self::FirstGap { .. }
@@ -192,6 +194,7 @@ mod tests {
             group: GroupId(7),
             last: "no sample".into(),
             first: Some("no model".into()),
+            lost: false,
         };
         let both = PipelineError::NotSaved { why: why.into(), source: save.into() };
         assert_eq!(

@@ -11,6 +11,8 @@ mod contract;
 mod dashboard;
 mod envs;
 mod evaluated;
+mod failures;
+mod gate;
 mod generated;
 mod hostile;
 #[path = "../../tinker/tests/it/kit/http_message.rs"]

@@ -44,6 +44,8 @@ pub enum GroupOutcome {
     /// A service could not answer; the cause. Its item is sampled again, and the group counts as dropped; as failed
     /// once this lasts longer than the run's limit.
     Unanswered(String),
+    /// The service has lost what was to sample or score it, such as its session; the cause. The group counts as failed.
+    Lost(String),
     /// An error ended it; the first cause.
     Failed(String),
 }
@@ -112,6 +114,8 @@ struct LedgerState {
     /// Cause of the first group of the series in which every reward raised.
     first_raised: Option<String>,
     last_failure: Option<(GroupId, String)>,
+    /// Whether the latest failure is one of the service, which has lost what was to sample or score the group.
+    is_lost: bool,
 }
 
 impl Ledger {
@@ -240,6 +244,12 @@ impl Ledger {
         Some((state.first_failure.clone()?, group, last))
     }
 
+    /// Whether the latest failure is one of the service, which has lost what was to sample or score the group.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lock().is_lost
+    }
+
     /// Cause of the first group of a series in which every reward failed in the environment's own code.
     #[must_use]
     pub fn first_raised(&self) -> Option<String> {
@@ -268,7 +278,7 @@ impl Ledger {
             GroupOutcome::Trained => None,
             GroupOutcome::Filtered => Some(&self.discarded.filtered),
             GroupOutcome::Dropped | GroupOutcome::Unanswered(_) => Some(&self.discarded.dropped),
-            GroupOutcome::Failed(_) => Some(&self.discarded.failed),
+            GroupOutcome::Lost(_) | GroupOutcome::Failed(_) => Some(&self.discarded.failed),
         };
         if let Some(discarded) = discarded {
             discarded.fetch_add(tokens, Ordering::Relaxed);
@@ -278,16 +288,18 @@ impl Ledger {
             match outcome {
                 GroupOutcome::Dropped => state.again.push_back(group),
                 GroupOutcome::Unanswered(_) => {}
-                GroupOutcome::Trained | GroupOutcome::Filtered | GroupOutcome::Failed(_) => {
-                    state.settled.insert(group.0)
-                }
+                GroupOutcome::Trained
+                | GroupOutcome::Filtered
+                | GroupOutcome::Lost(_)
+                | GroupOutcome::Failed(_) => state.settled.insert(group.0),
             }
             if !matches!(outcome, GroupOutcome::Unanswered(_)) {
                 state.postponed.settled(group);
             }
             state.stamped.remove(&group);
             state.ready.remove(&group);
-            if let GroupOutcome::Failed(why) = outcome {
+            if let GroupOutcome::Lost(why) | GroupOutcome::Failed(why) = outcome {
+                state.is_lost = matches!(outcome, GroupOutcome::Lost(_));
                 state.first_failure.get_or_insert_with(|| why.clone());
                 state.last_failure = Some((group, why.clone()));
                 if all_raised {
@@ -305,7 +317,7 @@ impl Ledger {
                 counts.filtered_in_a_row += 1;
             }
             GroupOutcome::Dropped | GroupOutcome::Unanswered(_) => counts.dropped += 1,
-            GroupOutcome::Failed(_) => {
+            GroupOutcome::Lost(_) | GroupOutcome::Failed(_) => {
                 counts.failed += 1;
                 counts.failed_in_a_row += u64::from(!ready);
                 counts.raised_in_a_row += u64::from(all_raised);

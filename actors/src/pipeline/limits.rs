@@ -53,12 +53,13 @@ impl SeriesLimits {
             return None;
         }
         let groups = self.failed;
+        let lost = ledger.is_lost();
         let (first, group, last) = ledger.failures()?;
         Some(if first == last {
-            PipelineError::GroupsFailed { groups, group, last, first: None }
+            PipelineError::GroupsFailed { groups, group, last, first: None, lost }
         } else {
             let last = one_line(&last).into_owned();
-            PipelineError::GroupsFailed { groups, group, last, first: Some(first) }
+            PipelineError::GroupsFailed { groups, group, last, first: Some(first), lost }
         })
     }
 }

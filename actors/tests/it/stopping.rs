@@ -82,7 +82,8 @@ async fn weights_that_cannot_be_published_end_the_run_with_a_checkpoint_of_all_t
                 let mut world = world(2, 20);
                 world.options.train.weights = weights;
                 let refuse = error.clone();
-                world.service.on_export = Box::new(move |n, ()| if n < 2 { Ok(()) } else { Err(refuse.clone()) });
+                world.service.on_export =
+                    Box::new(move |n, ()| if n < 2 { Ok(()) } else { Err(refuse.clone()) });
                 let mut run = world.start();
                 let why = run.end().await.unwrap_err();
                 let cause = match error {

@@ -234,6 +234,10 @@ impl<'a> RunMonitor<'a> {
                 eval::show(&evaluation);
             }
             Some(PipelineEvent::Ended { step }) => return Ok(Some(step)),
+            Some(PipelineEvent::Failed(why)) if why.is_service_failure() => {
+                let failed = format!("the run failed, and {}", self.resume_advice());
+                return Err(anyhow::Error::new(why).context(failed)).or_exit(ProcessExit::Unavailable);
+            }
             Some(PipelineEvent::Failed(why)) => {
                 return Err(anyhow::Error::new(why).context("the run failed")).or_exit(ProcessExit::Failed);
             }
@@ -243,6 +247,17 @@ impl<'a> RunMonitor<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// What the same command does after the service has failed.
+    fn resume_advice(&self) -> String {
+        let folder = self.folder.path().display();
+        match self.folder.last() {
+            Some(last) => {
+                format!("the same command with --output-dir {folder} resumes it after step {}", last.step)
+            }
+            None => "the same command starts it again: there is no checkpoint".into(),
+        }
     }
 
     fn step(&mut self, done: CommittedStep) -> Result<(), CommandError> {

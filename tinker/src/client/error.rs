@@ -88,6 +88,8 @@ pub enum ClientError {
         attempts: u32,
         /// Error of the last attempt.
         why: String,
+        /// Whether the server answered every attempt that it is too busy to take the request.
+        refused: bool,
     },
     /// The session, the model or the order of its requests is lost: create a new one from the last checkpoint.
     #[error("{what} is lost: {detail}")]
@@ -114,19 +116,22 @@ impl ClientError {
     }
 
     /// Whether it is unknown if the server has the request in the order of its model. Later requests could run without
-    /// it, so they are not sent.
-    pub(super) fn breaks_order(&self) -> bool {
+    /// it, so they are not sent. One that does not change the model may be missing: then only its number matters.
+    pub(super) fn breaks_order(&self, changes: bool) -> bool {
         match self {
-            Self::Failed { .. }
-            | Self::Unreadable { .. }
-            | Self::InDoubt { .. }
-            | Self::TimedOut { .. }
-            | Self::Unreachable { .. }
-            | Self::Lost { .. } => true,
+            Self::Failed { .. } | Self::Unreadable { .. } | Self::TimedOut { .. } => true,
+            Self::InDoubt { .. } | Self::Lost { .. } => changes,
+            Self::Unreachable { refused, .. } => changes || !refused,
             Self::Options(_) | Self::Denied { .. } | Self::Rejected { .. } | Self::Unsupported { .. } => {
                 false
             }
         }
+    }
+
+    /// Whether the server has not taken the number of the request, which then belongs to the next one: a server that
+    /// runs requests in the order of their numbers would wait for it.
+    pub(super) fn leaves_number(&self) -> bool {
+        matches!(self, Self::Denied { .. } | Self::Unreachable { refused: true, .. })
     }
 
     /// Converts the error of an accepted request that changes the model.

@@ -81,10 +81,8 @@ impl QueueTask {
                     Err(error) => Err(error),
                 },
             };
-            // A save has no effect on later requests.
             if let Err(error) = &result
-                && error.breaks_order()
-                && (changes || !matches!(error, ClientError::InDoubt { .. }))
+                && error.breaks_order(changes)
             {
                 self.broken.get_or_insert_with(|| error.to_string());
             }
@@ -101,7 +99,7 @@ impl QueueTask {
                 let body = body(i64::from(self.number()));
                 let call = HttpRequest::post(path, body, self.connection.timeouts.request);
                 let submitted = self.connection.submit(what, call, not_found).await;
-                self.keep_number_if_denied(&submitted);
+                self.keep_number_if_left(&submitted);
                 Ok(vec![submitted?])
             }
             TrainingRequest::Pass(pass) => {
@@ -109,7 +107,7 @@ impl QueueTask {
                 for chunk in pass.chunk_ranges(&self.connection.config) {
                     let seq_id = self.number();
                     let sent = self.send_chunk(what, &pass, chunk, seq_id).await;
-                    self.keep_number_if_denied(&sent);
+                    self.keep_number_if_left(&sent);
                     match sent {
                         Ok(id) => ids.push(id),
                         Err(error) if ids.is_empty() => return Err(error),
@@ -124,10 +122,8 @@ impl QueueTask {
         }
     }
 
-    /// A request that was denied to the account has no place in the server's order, which would wait for its number: the
-    /// next request takes it.
-    fn keep_number_if_denied<T>(&mut self, sent: &Result<T, ClientError>) {
-        if matches!(sent, Err(ClientError::Denied { .. })) {
+    fn keep_number_if_left<T>(&mut self, sent: &Result<T, ClientError>) {
+        if sent.as_ref().is_err_and(ClientError::leaves_number) {
             self.next -= 1;
         }
     }

@@ -198,6 +198,8 @@ pub(super) struct Attempts<'a> {
     unreadable: u32,
     /// Whether an attempt may have been carried out although its answer did not come.
     maybe_executed: bool,
+    /// Whether the server answered every attempt that it is too busy to take the request.
+    refused: bool,
 }
 
 impl<'a> Attempts<'a> {
@@ -222,6 +224,7 @@ impl<'a> Attempts<'a> {
             conflicts: 0,
             unreadable: 0,
             maybe_executed: false,
+            refused: true,
         }
     }
 
@@ -261,6 +264,7 @@ impl<'a> Attempts<'a> {
         self.count += 1;
         self.context.metrics.retry(&reason);
         self.overload = reason.is_overload();
+        self.refused &= self.overload;
         self.maybe_executed |= matches!(reason, RetryReason::Failed { .. } | RetryReason::Unreadable(_));
         if matches!(reason, RetryReason::Failed { .. } | RetryReason::Busy(..)) {
             self.failing.get_or_insert_with(Instant::now);
@@ -323,7 +327,8 @@ impl<'a> Attempts<'a> {
         match self.failing {
             Some(_) => {
                 self.context.outage.give_up(self.operation);
-                ClientError::Unreachable { what, waited: self.unanswered_for(), attempts, why }
+                let waited = self.unanswered_for();
+                ClientError::Unreachable { what, waited, attempts, why, refused: self.refused }
             }
             None => ClientError::TimedOut { what, waited: self.begun.elapsed(), attempts, why },
         }

@@ -10,6 +10,7 @@ use minds_core::datum::{Datum, DatumError};
 use minds_core::ids::{GroupId, PolicyVersion, RolloutId};
 use minds_core::reward::Reward;
 use minds_core::rollout::Rollout;
+use minds_core::service::BackendError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -124,12 +125,17 @@ impl CompleteGroup {
 fn too_few(have: usize, needed: usize, size: usize, errors: &[RolloutError]) -> GroupOutcome {
     let unanswered = have + errors.iter().filter(|error| error.is_unanswered()).count() >= needed;
     let cause = errors.iter().find(|error| error.is_unanswered() == unanswered).or(errors.first());
+    let lost = matches!(cause, Some(RolloutError::Service(BackendError::Lost(_))));
     let cause = cause.map_or_else(|| "no member finished".into(), ToString::to_string);
     let why = format!(
         "{have} of {size} members have a reward, {needed} are needed (trainer.min_members, \
          trainer.on_member_failure): {cause}"
     );
-    if unanswered { GroupOutcome::Unanswered(why) } else { GroupOutcome::Failed(why) }
+    match (unanswered, lost) {
+        (true, _) => GroupOutcome::Unanswered(why),
+        (false, true) => GroupOutcome::Lost(why),
+        (false, false) => GroupOutcome::Failed(why),
+    }
 }
 
 /// The data of a group's members.

@@ -173,7 +173,7 @@ impl AdvantageBatcher {
             GroupOutcome::Unanswered(why) => {
                 warn!(%why, "a service is unavailable for this group: its item will be resampled")
             }
-            GroupOutcome::Failed(why) => {
+            GroupOutcome::Lost(why) | GroupOutcome::Failed(why) => {
                 warn!(why = %one_line(why), "group failed");
                 self.links.board.update(NAME, |s| s.failed += 1);
             }
