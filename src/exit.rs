@@ -89,6 +89,9 @@ fn advice(reason: DenialReason) -> &'static str {
             "set TINKER_API_KEY to a valid key, or TINKER_CREDENTIAL_CMD to a command that prints one, or run \
              `tinker auth login`"
         }
+        DenialReason::NoKey => {
+            "correct the command, or set TINKER_API_KEY to a valid key, and run the same command again"
+        }
         DenialReason::Credit => {
             "add credit to the account and run the same command again: a run resumes from its last checkpoint"
         }

@@ -237,8 +237,9 @@ pub trait Environment: Send + Sync {
         false
     }
 
-    /// Whether rewards may ask for logprobs under the policy, or sample from it. With in-flight weights, only then does
-    /// the run also keep each version as it was, for the answers of one reward must come from one version.
+    /// Whether rewards may query logprobs under the policy, or sample from it: `false` where none does. With in-flight
+    /// weights, a run exports each version a second time for such rewards, because one version answers all queries of a
+    /// reward.
     fn queries_policy(&self) -> bool {
         true
     }

@@ -8,6 +8,7 @@ use crate::reward::Score;
 use crate::sampling::{Completion, VersionSpan};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// One turn: everything the policy read, and the completion it sampled.
@@ -31,7 +32,7 @@ pub struct Rollout {
     pub id: RolloutId,
     /// The item that was sampled.
     pub item: ItemKey,
-    /// The weights that sampled it, stamped when the request was sent: the oldest, where others followed.
+    /// The weights at the time when its first request was sent. None that sampled it are older.
     pub policy: PolicyVersion,
     /// The newest weights that sampled it, as far as is known; `None` where `policy` sampled all of it. Where the service
     /// does not tell the versions of tokens, the newest that were published when the rollout was complete.
@@ -60,10 +61,32 @@ impl Rollout {
 
     /// Notes that its requests followed the weights in training, of which `published` were the newest at its end.
     pub fn followed_weights(&mut self, published: PolicyVersion) {
-        let spans = || self.turns.iter().flat_map(|turn| &turn.completion.versions);
-        let told = self.turns.iter().all(|turn| !turn.completion.versions.is_empty());
-        let newest = spans().map(|span| span.version).max().filter(|_| told).unwrap_or(published);
+        let newest = self.told_versions().map_or(published, |told| *told.end());
         self.newest = (newest > self.policy).then_some(newest);
+    }
+
+    /// The oldest and the newest weights that sampled it. Where the service does not tell the versions of tokens, those
+    /// of its first request and the newest that were published when it was complete.
+    #[must_use]
+    pub fn versions(&self) -> RangeInclusive<PolicyVersion> {
+        self.told_versions().unwrap_or(self.policy..=self.newest_policy())
+    }
+
+    /// Whether more than one version of the weights sampled it, as far as is known.
+    #[must_use]
+    pub fn spans_versions(&self) -> bool {
+        let versions = self.versions();
+        versions.start() < versions.end()
+    }
+
+    /// The oldest and the newest version of its tokens, if the service has told all of them.
+    fn told_versions(&self) -> Option<RangeInclusive<PolicyVersion>> {
+        let tells = |completion: &Completion| !completion.versions.is_empty() || completion.tokens.is_empty();
+        if !self.turns.iter().all(|turn| tells(&turn.completion)) {
+            return None;
+        }
+        let spans = || self.turns.iter().flat_map(|turn| &turn.completion.versions).map(|span| span.version);
+        Some(spans().min()?..=spans().max()?)
     }
 
     /// By version, how many of its tokens the weights sampled; `None` if that is not known.
@@ -71,10 +94,14 @@ impl Rollout {
     pub fn tokens_by_version(&self) -> Option<BTreeMap<PolicyVersion, usize>> {
         let mut tokens = BTreeMap::new();
         for Turn { completion, .. } in &self.turns {
+            let sampled = completion.tokens.len();
+            if sampled == 0 {
+                continue;
+            }
             if completion.versions.is_empty() && self.newest.is_some() {
                 return None;
             }
-            let all = [VersionSpan { version: self.policy, tokens: completion.tokens.len() }];
+            let all = [VersionSpan { version: self.policy, tokens: sampled }];
             let spans = if completion.versions.is_empty() { &all[..] } else { &completion.versions };
             for span in spans {
                 *tokens.entry(span.version).or_default() += span.tokens;
@@ -259,6 +286,33 @@ mod tests {
         let id = RolloutId { group: GroupId(0), member: 0 };
         let item = ItemKey { component: 0, item: 0 };
         Rollout { turns, ..Rollout::new(id, item, PolicyVersion(0)) }
+    }
+
+    /// Sent under version 2 and sampled by version 4 alone, then by 4 and 6.
+    #[test]
+    fn the_versions_of_a_rollout_are_those_of_its_tokens_where_the_service_tells_them() {
+        let span = |version, tokens| VersionSpan { version: PolicyVersion(version), tokens };
+        let mut rollout = rollout(vec![turn(&[1], &[2], &[-1.0])]);
+        rollout.policy = PolicyVersion(2);
+        rollout.followed_weights(PolicyVersion(5));
+        assert_eq!(rollout.versions(), PolicyVersion(2)..=PolicyVersion(5));
+        assert!(rollout.spans_versions());
+        assert_eq!(rollout.tokens_by_version(), None);
+
+        rollout.turns[0].completion.versions = vec![span(4, 1)];
+        rollout.followed_weights(PolicyVersion(5));
+        assert_eq!(rollout.newest, Some(PolicyVersion(4)));
+        assert_eq!(rollout.versions(), PolicyVersion(4)..=PolicyVersion(4));
+        assert!(!rollout.spans_versions());
+
+        let mut second = turn(&[1, 2], &[3, 4], &[-1.0, -1.0]);
+        second.completion.versions = vec![span(4, 1), span(6, 1)];
+        // A completion without tokens has no versions, and nothing is unknown about it.
+        rollout.turns.extend([second, turn(&[1, 2, 3, 4], &[], &[])]);
+        rollout.followed_weights(PolicyVersion(7));
+        assert_eq!(rollout.versions(), PolicyVersion(4)..=PolicyVersion(6));
+        let expected = [(PolicyVersion(4), 2), (PolicyVersion(6), 1)];
+        assert_eq!(rollout.tokens_by_version(), Some(expected.into()));
     }
 
     #[test]

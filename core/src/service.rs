@@ -46,8 +46,9 @@ pub enum BackendError {
     /// The client, session or model is gone: give up.
     #[error("the service is lost: {0}")]
     Lost(String),
-    /// The service denies the account what it asks for: give up. Nothing changes until a person acts.
-    #[error("the service denied the request ({reason}): {detail}")]
+    /// The service denies the account what it asks for, or there is no key to ask with: give up. Nothing changes until a
+    /// person acts.
+    #[error("{}: {detail}", reason.problem())]
     Denied {
         /// What the account lacks.
         reason: DenialReason,
@@ -61,19 +62,23 @@ pub enum BackendError {
 pub enum DenialReason {
     /// The service knows no such key.
     Key,
+    /// The source of the key gave none, so that the request was not sent.
+    NoKey,
     /// There is no credit to pay with.
     Credit,
     /// The key does not permit this request.
     Permission,
 }
 
-impl fmt::Display for DenialReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Key => "the key is not valid",
-            Self::Credit => "the account has no credit",
-            Self::Permission => "the key has no permission",
-        })
+impl DenialReason {
+    /// What happened, as a clause.
+    fn problem(self) -> &'static str {
+        match self {
+            Self::Key => "the service denied the request (the key is not valid)",
+            Self::NoKey => "there is no key for the service",
+            Self::Credit => "the service denied the request (the account has no credit)",
+            Self::Permission => "the service denied the request (the key has no permission)",
+        }
     }
 }
 

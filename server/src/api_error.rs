@@ -59,7 +59,7 @@ impl From<BackendError> for ApiError {
 /// Status by which clients learn what the account behind this server lacks.
 fn denied_status(reason: DenialReason) -> StatusCode {
     match reason {
-        DenialReason::Key => StatusCode::UNAUTHORIZED,
+        DenialReason::Key | DenialReason::NoKey => StatusCode::UNAUTHORIZED,
         DenialReason::Credit => StatusCode::PAYMENT_REQUIRED,
         DenialReason::Permission => StatusCode::FORBIDDEN,
     }

@@ -121,14 +121,15 @@ impl CheckResult {
             }
         }
 
-        let played: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
-        let habits = EnvironmentUsage {
+        let native: Vec<&dyn Environment> = natives.iter().flatten().map(|env| &**env).collect();
+        let usage = EnvironmentUsage {
             self_driven: !pythons.is_empty(),
-            // For a Python environment this is known only when it makes a query.
-            measure: played.iter().any(|env| env.needs_shadow_adapters()),
+            // For a Python environment this and the next are known only when it makes a query.
+            queries: !pythons.is_empty() || native.iter().any(|env| env.queries_policy()),
+            measure: native.iter().any(|env| env.needs_shadow_adapters()),
             evaluated: plan.envs.iter().filter(|env| env.weight == 0.0).count() as u64,
         };
-        let tokens = TokenEstimate::of(&plan, &played, renderer.as_deref());
+        let tokens = TokenEstimate::of(&plan, &native, renderer.as_deref());
         let done = match &folder {
             Some(FolderOutlook::Resumes { step }) => *step,
             _ => 0,
@@ -147,7 +148,7 @@ impl CheckResult {
         let memory = model
             .architecture
             .as_ref()
-            .map(|shape| memory_of(&plan, shape, habits.measure))
+            .map(|shape| memory_of(&plan, shape, usage.measure))
             .unwrap_or_default();
         warnings.extend(concerns(&plan, context, &tokens, &memory));
         warnings.extend(run_folder::lock_warning(&place));
@@ -160,7 +161,7 @@ impl CheckResult {
             renderer: renderer_name(&plan, renderer.as_deref()),
             model: model.place,
             context,
-            requests: requests(&plan, habits),
+            requests: requests(&plan, usage),
             tokens,
             forecast,
             memory,

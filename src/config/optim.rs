@@ -44,7 +44,7 @@ pub(super) fn schedule(optim: &OptimConfig) -> Result<LearningRateSchedule, KeyP
     let floor = optim.lr_floor.unwrap_or(0.0);
     let must = "lie in [0, 1]: a share of the learning rate";
     ensure("optim.lr_floor", floor, (0.0..=1.0).contains(&floor), must)?;
-    if optim.lr_floor.is_some() && decay == LearningRateDecay::Constant {
+    if floor > 0.0 && decay == LearningRateDecay::Constant {
         return Err(KeyProblem::new("optim.lr_floor", "has no effect without `optim.lr_schedule`"));
     }
     Ok(LearningRateSchedule { decay, warmup: optim.warmup_steps.unwrap_or(0), floor })

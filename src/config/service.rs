@@ -163,7 +163,7 @@ impl ServicePlan {
     /// The invalid key, and what is wrong with it.
     pub(super) fn decide(file: &ConfigFile, variables: &ProcessVariables) -> Result<Self, KeyProblem> {
         let written = file.tinker.base_url.as_deref().filter(|url| !url.is_empty());
-        if file.engine.kv.is_some() {
+        if chosen(file.engine.kv) != SwapKv::default() {
             let problem = match (chosen(file.trainer.weights), written) {
                 (SamplerWeights::Snapshot, _) => Some("has no effect without trainer.weights = \"inflight\""),
                 (_, Some(EMBEDDED)) => None,

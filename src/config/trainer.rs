@@ -1,6 +1,6 @@
 //! The `[trainer]` table: how groups become batches, and batches become optimizer steps. Its keys are checked together.
 
-use super::choice::{Choice, chosen};
+use super::choice::{Choice, WeightsChoice, chosen};
 use super::error::{KeyProblem, at_most, ensure};
 use super::file::{ConfigFile, SamplingConfig, TrainerConfig};
 use super::optim::{self, bounded};
@@ -212,9 +212,15 @@ pub(super) fn max_staleness(
         StalenessHandling::Drop => (natural, unpublished),
     };
     let staleness = trainer.max_staleness.unwrap_or(usual);
+    let twice = match chosen(trainer.weights) {
+        SamplerWeights::Snapshot => "",
+        SamplerWeights::InFlight => {
+            " (with weights = \"inflight\" the oldest weights of a rollout may be twice that many steps behind)"
+        }
+    };
     let must = format!(
-        "be at least {least}: async_off_policy_steps = {max_steps_off_policy} and publish_every = {publish_every} make \
-         rollouts so old; lower those, or set staleness = \"drop\""
+        "be at least {least}: async_off_policy_steps = {max_steps_off_policy}{twice} and publish_every = {publish_every} \
+         make rollouts so stale; lower those, or set staleness = \"drop\""
     );
     ensure("trainer.max_staleness", staleness, (least..=2 * MOST_STEPS).contains(&staleness), must)
 }
@@ -241,7 +247,7 @@ fn min_members(trainer: &TrainerConfig) -> Result<NonZeroUsize, KeyProblem> {
 fn kl_penalty(trainer: &TrainerConfig) -> Result<f32, KeyProblem> {
     let coef = trainer.kl_penalty_coef.unwrap_or(0.0);
     ensure("trainer.kl_penalty_coef", coef, (0.0..=1e3).contains(&coef), "lie between 0 and 1000")?;
-    if trainer.kl_reference.is_some() && coef == 0.0 {
+    if trainer.kl_reference.as_ref().is_some_and(|given| *given != WeightsChoice::default()) && coef == 0.0 {
         let problem = "has no effect without `trainer.kl_penalty_coef`";
         return Err(KeyProblem::new("trainer.kl_reference", problem));
     }
@@ -305,7 +311,7 @@ mod tests {
                 "trainer.max_staleness",
                 "weights = \"inflight\"\nasync_off_policy_steps = 2\nmax_staleness = 3",
             ),
-            ("engine.kv", "[engine]\nkv = \"keep\""),
+            ("engine.kv", "[engine]\nkv = \"recompute\""),
             ("engine.kv", "weights = \"inflight\"\n[engine]\nkv = \"drop\""),
             ("trainer.min_members", "min_members = 9"),
             ("trainer.min_members", "min_members = 3\non_member_failure = \"drop\""),
@@ -314,7 +320,7 @@ mod tests {
             ("trainer.kl_alarm", "kl_alarm = -1"),
             ("trainer.max_first_gap", "max_first_gap = -0.1"),
             ("trainer.kl_penalty_coef", "kl_penalty_coef = -1"),
-            ("trainer.kl_reference", "kl_reference = \"base\""),
+            ("trainer.kl_reference", "kl_reference = \"pinned:tinker://run/sampler_weights/1\""),
             ("trainer.kl_reference", "kl_penalty_coef = 0.1\nkl_reference = \"latest\""),
             ("trainer.loss_fn", "loss_fn = \"cross_entropy\""),
             ("trainer.loss_fn_config", "loss_fn_config = { clip = 1.0 }"),
@@ -328,6 +334,16 @@ mod tests {
             let text = format!("{SMALL}[trainer]\nrollouts_per_example = 8\n{text}");
             let error = plan(&text, &[], &[]).unwrap_err().to_string();
             assert!(error.contains(&format!(": `{key}` ")), "{text}\n{error}");
+        }
+    }
+
+    #[test]
+    fn a_default_may_be_written_where_its_key_has_no_effect() {
+        for text in ["[engine]\nkv = \"keep\"", "kl_reference = \"base\"", "[optim]\nlr_floor = 0"] {
+            let text = format!("{SMALL}[trainer]\n{text}");
+            if let Err(error) = plan(&text, &[], &[]) {
+                panic!("{text}\n{error}");
+            }
         }
     }
 
@@ -376,6 +392,20 @@ mod tests {
         // Twice as many batches may be under way.
         assert_eq!(staleness("async_off_policy_steps = 1\nweights = \"inflight\""), 2 * 64);
         assert_eq!(staleness("async_off_policy_steps = 1\nweights = \"inflight\"\nmax_staleness = 2"), 2);
+    }
+
+    #[test]
+    fn the_strictest_bound_on_staleness_is_explained() {
+        let error = |weights: &str, bound: u64| {
+            let text = format!(
+                "{SMALL}[trainer]\nasync_off_policy_steps = 2\nweights = \"{weights}\"\nmax_staleness = {bound}"
+            );
+            plan(&text, &[], &[]).unwrap_err().to_string()
+        };
+        let in_flight = error("inflight", 3);
+        assert!(in_flight.contains("be at least 4") && in_flight.contains("twice"), "{in_flight}");
+        let snapshot = error("snapshot", 1);
+        assert!(snapshot.contains("be at least 2") && !snapshot.contains("twice"), "{snapshot}");
     }
 
     #[test]

@@ -48,6 +48,23 @@ fn a_run_whose_weights_cannot_be_published_saves_them_and_ends_as_unavailable() 
     }
 }
 
+#[test]
+fn a_server_that_takes_in_flight_weights_for_snapshots_is_reported_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("data"));
+    let gate = Gate::start(&served.url);
+    for hidden in [false, true] {
+        if hidden {
+            gate.hide_kinds();
+        }
+        let (code, stdout, stderr) =
+            output(&mut train(&gate, &dir.path().join(hidden.to_string()), "inflight"));
+        assert_eq!(code, Some(0), "{stdout}{stderr}");
+        let warnings = stderr.matches("does not replace in-flight weights").count();
+        assert_eq!(warnings, usize::from(hidden), "{stderr}");
+    }
+}
+
 /// The new server has the saved weights and knows none of the sessions.
 #[test]
 fn a_run_whose_server_was_restarted_says_that_the_same_command_resumes_it() {

@@ -27,6 +27,8 @@ struct GateState {
     refused: usize,
     /// Body of the request that opened the last session.
     session: String,
+    /// Whether the server takes each publication for a snapshot.
+    hides_kinds: bool,
     /// Receives a message when there were this many passes.
     awaited: Option<(usize, Sender<()>)>,
 }
@@ -62,6 +64,11 @@ impl Gate {
         upstream.trim_start_matches("http://").clone_into(&mut self.state.lock().unwrap().upstream);
     }
 
+    /// Makes the server take each publication of in-flight weights for a snapshot.
+    pub fn hide_kinds(&self) {
+        self.state.lock().unwrap().hides_kinds = true;
+    }
+
     /// Refuses these requests, with new counts.
     pub fn refuse(&self, refusal: Option<Refusal>) {
         let mut state = self.state.lock().unwrap();
@@ -89,7 +96,10 @@ impl Gate {
 
 async fn forward(mut client: TcpStream, state: &Mutex<GateState>) -> io::Result<()> {
     let mut buffer = Vec::new();
-    while let Some(request) = message(&mut client, &mut buffer).await? {
+    while let Some(mut request) = message(&mut client, &mut buffer).await? {
+        if state.lock().unwrap().hides_kinds {
+            hide_kind(&mut request);
+        }
         let refusal = state.lock().unwrap().refusal_of(&request);
         if refusal.as_ref().is_none_or(|refusal| refusal.forwarded) {
             let upstream = state.lock().unwrap().upstream.clone();
@@ -110,6 +120,14 @@ async fn forward(mut client: TcpStream, state: &Mutex<GateState>) -> io::Result<
         }
     }
     Ok(())
+}
+
+/// Writes another kind of the same length into a request.
+fn hide_kind(request: &mut [u8]) {
+    let kind = br#""kind":"inflight""#;
+    if let Some(at) = request.windows(kind.len()).position(|bytes| bytes == kind) {
+        request[at..at + kind.len()].copy_from_slice(br#""kind":"snapshot""#);
+    }
 }
 
 impl GateState {

@@ -63,6 +63,14 @@ impl PipelineOptions {
     pub fn credits(&self) -> u64 {
         self.batch.groups_per_batch.get() as u64 * (self.batches_ahead() + 1)
     }
+
+    /// Whether each version is exported a second time, as it was, beside in-flight weights: for evaluations, for shadows
+    /// that start from the policy, or for rewards that query it.
+    #[must_use]
+    pub fn keeps_versions(&self, shadows_from_policy: bool, rewards_query_policy: bool) -> bool {
+        let used = self.evaluate.is_some() || shadows_from_policy || rewards_query_policy;
+        self.train.weights == SamplerWeights::InFlight && used
+    }
 }
 
 /// Batches that may be under way beside the one in training, so that the weights that sample lie behind those in training

@@ -271,8 +271,7 @@ impl SharedParts<'_> {
         (trainer, spawn_watched("committer", committer), batches, finish)
     }
 
-    /// Whether something needs each version as it was, beside in-flight weights: evaluations, shadows that start from the
-    /// policy, or rewards that query it.
+    /// Whether something needs each version as it was, beside in-flight weights.
     fn needs_fixed(&self, source: &LogprobSource, has_shadow_checkpoints: bool) -> bool {
         let asks = |component: &Arc<MixtureComponent>| {
             let environment = &component.environment;
@@ -280,7 +279,7 @@ impl SharedParts<'_> {
                 matches!(source, LogprobSource::Fixed(_)) && environment.self_driven().is_none();
             environment.queries_policy() && !answered_elsewhere
         };
-        self.options.evaluate.is_some() || has_shadow_checkpoints || self.components.iter().any(asks)
+        self.options.keeps_versions(has_shadow_checkpoints, self.components.iter().any(asks))
     }
 
     fn trainer_links(

@@ -2,12 +2,14 @@
 
 use crate::testkit::{Run, World, local, seconds, trained};
 use minds_core::ids::{PolicyVersion, Token};
+use minds_core::rollout::Rollout;
 use minds_core::sampling::{StopReason, VersionSpan};
 use minds_core::service::SamplerWeights;
 use minds_simulation::{FaultWindow, SimulatedFault, SimulatedLatency};
+use minds_stages::messages::CommittedStep;
 use minds_stages::pipeline::ResumePoint;
 use minds_stages::scorer::LogprobSource;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 
 /// One group a step, K = 1: a sample takes 10 s for its 8 tokens, a pass 1 s, and nothing else takes time. The pass of
 /// version `n` gives every token the logprob that the service gives it under `n` steps.
@@ -60,6 +62,33 @@ async fn a_rollout_spans_the_versions_that_are_published_while_it_is_sampled() {
         assert_eq!(run.metric("async/swapped_share"), [0.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
         // Three groups in the first 13 s, and three in the 11 s after that.
         assert!((run.elapsed() - 24.0).abs() < 0.05, "{}", run.elapsed());
+    })
+    .await;
+}
+
+/// One sample at a time, so that requests wait on the service and later weights draw their first tokens.
+#[tokio::test(start_paused = true)]
+async fn the_range_of_versions_begins_with_the_first_token_and_not_with_the_request() {
+    local(async {
+        let mut world = world(SamplerWeights::InFlight, 8);
+        world.service.sampling_slots = NonZeroUsize::new(1);
+        let mut run = world.start();
+        assert_eq!(run.end().await, Ok(8));
+        let rollouts = |step: &CommittedStep| -> Vec<Rollout> {
+            step.groups[0].members.iter().map(|member| member.rollout.clone()).collect()
+        };
+        let first = |rollout: &Rollout| rollout.turns[0].completion.versions[0].version.0;
+        let last = |rollout: &Rollout| rollout.turns[0].completion.versions.last().unwrap().version.0;
+        for step in &run.steps {
+            let rollouts = rollouts(step);
+            let ranges: Vec<u64> = rollouts.iter().map(|rollout| last(rollout) - first(rollout)).collect();
+            let swapped = ranges.iter().filter(|range| **range > 0).count() as f64;
+            let record = &step.record;
+            assert_eq!(record.version_range_max, ranges.iter().max().map(|range| *range as f64));
+            assert_eq!(record.swapped_share, Some(swapped / rollouts.len() as f64));
+        }
+        let mut all = run.steps.iter().flat_map(rollouts);
+        assert!(all.any(|rollout| rollout.policy.0 < first(&rollout)), "no request waited");
     })
     .await;
 }

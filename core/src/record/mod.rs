@@ -97,11 +97,12 @@ numbers! {
         /// group.
         staleness_newest: "async/staleness_newest_mean" "steps",
         /// Optimizer steps between the weights that sampled a token and those that it trained: mean over the tokens.
-        /// Absent with `weights = "inflight"` if the service does not tell which weights sampled a token; the embedded
-        /// engine does.
+        /// With `weights = "inflight"` over a server, which does not tell the weights of a token, only in steps in
+        /// which no rollout met new weights; always with the embedded engine.
         staleness_token: "async/staleness_token_mean" "steps",
-        /// Versions between the oldest and the newest weights that sampled a rollout: the largest of the step; only
-        /// with `weights = "inflight"`.
+        /// Steps between the oldest and the newest weights that sampled a token of a rollout: the largest of the step;
+        /// only with `weights = "inflight"`. Over a server, which does not tell the weights of a token, between
+        /// those of the first request and the newest that were published at the end.
         version_range_max: "async/version_range_max" "steps",
         /// Share of the rollouts that more than one version of the weights sampled; only with `weights =
         /// "inflight"`.

@@ -52,6 +52,10 @@ impl Environment for PlainLetters {
         Item { index, prompt, answer: None, info: json!({}) }
     }
 
+    fn queries_policy(&self) -> bool {
+        false
+    }
+
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let share = share(scene.answer());
         Ok(Score { reward: Reward::new(share)?, metrics: Metrics::new() })

@@ -1,6 +1,6 @@
 //! Faults of the first harness that any environment can have: H1, H4 to H6, H16 to H18. Each is held against all.
 
-use crate::support::{Bytes, LLAMA, Reader, load, renderer, sampled};
+use crate::support::{Bytes, LLAMA, Query, Reader, load, renderer, sampled};
 use minds_core::chat::Termination;
 use minds_core::environment::Environment;
 use minds_core::ids::Token;
@@ -63,12 +63,16 @@ fn h6_the_end_of_a_completion_is_distinguished() {
 fn h5_h16_a_query_that_fails_is_never_a_number() {
     for (env, info) in all(0).into_iter().zip(native::list()) {
         let item = env.item(0);
-        let questions = {
+        let asked = {
             let reader = answering();
             reader.score(&*env, &item, "?").expect("scored");
-            reader.asked().len()
+            reader.asked()
         };
+        let questions = asked.len();
         assert_eq!(questions > 0, info.queries_model, "{}", env.id());
+        let is_delta = |query: &Query| matches!(query, Query::LogprobDelta { .. });
+        assert_eq!(asked.iter().any(is_delta), env.needs_shadow_adapters(), "{}", env.id());
+        assert_eq!(asked.iter().any(|query| !is_delta(query)), env.queries_policy(), "{}", env.id());
         for fails_at in 0..questions {
             let missing = answering().failing_at(fails_at).score(&*env, &item, "?");
             assert_eq!(missing, Err(RewardError::Service("away".into())), "{} at {fails_at}", env.id());

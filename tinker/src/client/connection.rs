@@ -29,6 +29,9 @@ pub(super) const SDK_VERSION: &str = "0.38.0";
 /// Retries of a poll that fails with "the request is wrong", which some servers return transiently.
 const WRONG_POLLS: u32 = 4;
 
+/// Characters of an unreadable answer in its error.
+const SHOWN: usize = 60;
+
 /// Retries of a poll that fails with "the result is gone".
 const GONE_POLLS: u32 = 3;
 
@@ -242,8 +245,14 @@ impl Connection {
 
     /// Parses a response in JSON.
     pub(super) fn read<T: DeserializeOwned>(&self, reply: &HttpResponse) -> Result<T, String> {
-        // The error quotes the invalid input, so it may contain secrets.
-        serde_json::from_slice(&reply.body).map_err(|e| self.transport.redact(&e.to_string()))
+        serde_json::from_slice(&reply.body).map_err(|error| {
+            // The error quotes the invalid input, so it may contain secrets, and so does the beginning of the answer.
+            let text = self.transport.redact(&String::from_utf8_lossy(&reply.body));
+            let start: String = text.chars().take(SHOWN).collect();
+            let rest = if start.len() < text.len() { "…" } else { "" };
+            let error = self.transport.redact(&error.to_string());
+            format!("status {}, {start:?}{rest}: {error}", reply.status)
+        })
     }
 
     /// Sends a request whose response body is irrelevant.

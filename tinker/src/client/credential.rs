@@ -114,7 +114,8 @@ impl Credential {
         let printed = loop {
             match print_key(command).await {
                 Ok(key) => break key,
-                Err(_) if runs < COMMAND_RUNS => {
+                Err(problem) if runs < COMMAND_RUNS => {
+                    tracing::warn!("{CREDENTIAL_COMMAND_ENV} {problem}; it is run again");
                     runs += 1;
                     sleep(self.pause).await;
                 }
@@ -202,6 +203,12 @@ mod tests {
         assert_eq!(key(&credential(None, Some(&command))).await.unwrap(), "tml-late");
         let problem = credential(None, Some("exit 1")).current().await.unwrap_err();
         assert!(problem.starts_with("TINKER_CREDENTIAL_CMD failed"), "{problem}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_hangs_is_an_error_that_names_it() {
+        let problem = credential(None, Some("sleep 1000")).current().await.unwrap_err();
+        assert_eq!(problem, "TINKER_CREDENTIAL_CMD did not end within 30 s");
     }
 
     #[tokio::test]

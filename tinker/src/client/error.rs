@@ -20,6 +20,14 @@ pub enum ClientError {
         /// Error message of the server.
         detail: String,
     },
+    /// The source of the API key gave none, so that the request was not sent: a person must act.
+    #[error("{what} was not sent: {detail}")]
+    NoKey {
+        /// Operation that was requested, for messages.
+        what: String,
+        /// The source of the key, and what is wrong with it.
+        detail: String,
+    },
     /// The request is invalid: it was not sent, or the server rejected it. Never retried.
     #[error("{what}: {detail}")]
     Rejected {
@@ -102,11 +110,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What the account lacks, if the server denied the request.
+    /// What the account lacks, if the server denied the request or there is no key for it.
     #[must_use]
     pub fn denial(&self) -> Option<DenialReason> {
         match self {
             Self::Denied { status, .. } => Some(denial_reason(*status)),
+            Self::NoKey { .. } => Some(DenialReason::NoKey),
             _ => None,
         }
     }
@@ -122,16 +131,18 @@ impl ClientError {
             Self::Failed { .. } | Self::Unreadable { .. } | Self::TimedOut { .. } => true,
             Self::InDoubt { .. } | Self::Lost { .. } => changes,
             Self::Unreachable { refused, .. } => changes || !refused,
-            Self::Options(_) | Self::Denied { .. } | Self::Rejected { .. } | Self::Unsupported { .. } => {
-                false
-            }
+            Self::Options(_)
+            | Self::Denied { .. }
+            | Self::NoKey { .. }
+            | Self::Rejected { .. }
+            | Self::Unsupported { .. } => false,
         }
     }
 
     /// Whether the server has not taken the number of the request, which then belongs to the next one: a server that
     /// runs requests in the order of their numbers would wait for it.
     pub(super) fn leaves_number(&self) -> bool {
-        matches!(self, Self::Denied { .. } | Self::Unreachable { refused: true, .. })
+        matches!(self, Self::Denied { .. } | Self::NoKey { .. } | Self::Unreachable { refused: true, .. })
     }
 
     /// Converts the error of an accepted request that changes the model.
@@ -166,6 +177,7 @@ impl From<ClientError> for BackendError {
             ClientError::Failed { .. } | ClientError::Unreadable { .. } => Self::Unavailable(text),
             ClientError::TimedOut { .. } => Self::TimedOut(text),
             ClientError::Unreachable { .. } => Self::Away(text),
+            ClientError::NoKey { .. } => Self::Denied { reason: DenialReason::NoKey, detail: text },
             ClientError::Denied { status, .. } => {
                 Self::Denied { reason: denial_reason(status), detail: text }
             }

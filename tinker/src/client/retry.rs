@@ -25,6 +25,9 @@ const CONFLICTS: u32 = 3;
 /// Retries of an unreadable answer.
 const UNREADABLE: u32 = 8;
 
+/// Unreadable answers to a request after which they are logged. A single one may be damaged in transit.
+const LOGGED_UNREADABLE: u32 = 2;
+
 /// What a request on something that is not there means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotFoundMeaning {
@@ -98,6 +101,9 @@ pub(super) fn classify(
     let detail = detail(transport, &reply);
     let what = what.to_owned();
     let why = format!("{detail} (status {status})");
+    if reply.no_key {
+        return ResponseOutcome::Failed(ClientError::NoKey { what, detail });
+    }
     match (status, reply.should_retry) {
         // The account is empty (402) until a person pays: waiting for that would keep a run and its machine idle.
         (401..=403, _) => ResponseOutcome::Failed(ClientError::Denied { what, status, detail }),
@@ -282,6 +288,9 @@ impl<'a> Attempts<'a> {
             }
             RetryReason::Unreadable(why) => {
                 self.unreadable += 1;
+                if self.unreadable == LOGGED_UNREADABLE {
+                    tracing::warn!(what = self.what, why, "the server's answer is unreadable, retrying");
+                }
                 if self.unreadable >= UNREADABLE {
                     return Err(ClientError::Unreadable { what: self.what.into(), detail: why });
                 }

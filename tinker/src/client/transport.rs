@@ -72,10 +72,12 @@ pub(super) struct HttpResponse {
     /// The limit that the body went beyond; what is there of it is its beginning.
     pub(super) too_large: Option<usize>,
     invalid_token: bool,
+    /// Whether the request was not sent for lack of a key; the body says why.
+    pub(super) no_key: bool,
 }
 
 impl HttpResponse {
-    /// The answer in the place of that to a request which cannot be sent for lack of a key.
+    /// Stands for the response to a request that was not sent for lack of a key.
     fn no_key(problem: &str) -> Self {
         Self {
             status: 401,
@@ -85,6 +87,7 @@ impl HttpResponse {
             should_retry: None,
             too_large: None,
             invalid_token: false,
+            no_key: true,
         }
     }
 }
@@ -326,6 +329,7 @@ impl HttpTransport {
             retry_after: seconds.filter(|s| *s > 0.0 && *s <= 60.0).map(Duration::from_secs_f64),
             should_retry: text("x-should-retry").and_then(|text| text.parse().ok()),
             invalid_token: text(WWW_AUTHENTICATE.as_str()).is_some_and(|t| t.contains("invalid_token")),
+            no_key: false,
         };
         let most = if call.large { self.max_result_bytes } else { self.max_answer_bytes };
         // Unpacked piece by piece, so that a small answer that unpacks to a large one ends at the limit, too.

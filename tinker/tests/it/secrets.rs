@@ -2,6 +2,7 @@
 
 use crate::kit::server::{Kind, Scripted, Server};
 use crate::kit::{MODEL, limits, options};
+use minds_core::service::{BackendError, DenialReason};
 use minds_tinker::client::{Client, ClientError, ClientOptions, Secret};
 use minds_tinker::types::ClientConfig;
 
@@ -77,6 +78,21 @@ async fn a_key_is_exchanged_for_a_token_and_the_token_renewed() {
         keys(&server).iter().map(|key| key.chars().rev().take(1).collect()).collect();
     // config and exchange with the key; dynamic_config, session and the question with the first token; then again.
     assert_eq!(first_letters, ["e", "e", "1", "1", "1", "e", "2"]);
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_sent_and_the_error_names_the_command() {
+    let server = Server::start(Kind::default()).await;
+    let command = Some(Secret::new("echo tml-secret; exit 4"));
+    let given = ClientOptions { credential_command: command, ..options(&server.url) };
+    let error = Client::connect(&given).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.denial(), Some(DenialReason::NoKey));
+    assert_eq!(
+        BackendError::from(error).to_string(),
+        "there is no key for the service: the client configuration was not sent: TINKER_CREDENTIAL_CMD failed (exit \
+         status: 4): run it by hand to see why"
+    );
+    assert_eq!(server.seen.lock().unwrap().len(), 0);
 }
 
 #[tokio::test]

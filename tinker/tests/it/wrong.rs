@@ -111,6 +111,17 @@ async fn a_result_that_is_only_announced_times_out() {
 }
 
 #[tokio::test]
+async fn an_unreadable_answer_is_named_with_its_beginning() {
+    let server = Server::start(Kind::default()).await;
+    for _ in 0..8 {
+        server.script("create_session", 200, "<html><title>Please log in</title></html>");
+    }
+    let error = Client::connect(&options(&server.url)).await.map(|_| ()).unwrap_err();
+    let expected = "the answer to a session is unreadable: status 200, \"<html><title>Please log in";
+    assert!(error.to_string().starts_with(expected), "{error}");
+}
+
+#[tokio::test]
 async fn invalid_paths_are_not_recorded() {
     for path in [
         "",

@@ -167,7 +167,7 @@ fn data(
         let advantage =
             |turn, token| trusted(turn, token).then(|| weight * (earned + penalty(member, turn, token)));
         all.data.extend(member.rollout.data(advantage)?);
-        all.swapped.resize(all.data.len(), member.rollout.newest.is_some());
+        all.swapped.resize(all.data.len(), member.rollout.spans_versions());
         let logprobs = turns.iter().flat_map(|turn| &turn.completion.logprobs);
         all.masked_tokens += logprobs.filter(|logprob| **logprob < LEAST_LOGPROB).count() as u64;
     }

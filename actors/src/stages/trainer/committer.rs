@@ -2,10 +2,11 @@
 
 use super::gradient_accumulation::GradientAccumulation;
 use super::step_metrics::StepMeasurements;
+use super::swap_check::SwapCheck;
 use super::{TrainerLinks, TrainerOptions};
 use crate::error::PipelineError;
 use crate::ledger::{GroupCounts, GroupOutcome, SavedGroup, SettledPositions};
-use crate::messages::{CommittedStep, MixtureComponent};
+use crate::messages::{CommittedStep, MixtureComponent, TrainingGroup};
 use crate::policy::{Policy, QueryCounts, ShadowOrigin, SharedPath};
 use crate::stages::event::{PipelineEvent, SavedCheckpoint};
 use crate::telemetry::activity::{ActivityKind, BusyTimes};
@@ -14,12 +15,12 @@ use minds_core::datum::Datum;
 use minds_core::ids::{PolicyVersion, Token};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
-use minds_core::service::{BackendError, Export, Pending, SamplingBackend};
+use minds_core::service::{BackendError, Export, Pending, SamplerWeights, SamplingBackend};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 /// A step whose results have arrived.
 pub(super) struct CompletedStep {
@@ -105,6 +106,8 @@ pub(super) struct StepCommitter {
     busy: BusyTimes,
     /// Why the run ends after the submitted steps, if something that follows a step has failed; the first cause.
     failure: Option<PipelineError>,
+    /// Whether in-flight weights are swapped.
+    swaps: SwapCheck,
 }
 
 impl StepCommitter {
@@ -112,7 +115,16 @@ impl StepCommitter {
         // A run resumed from its last step has nothing left to do, and that step is saved.
         let saved = (first >= options.max_steps).then_some(first);
         let busy = links.activity.shares();
-        Self { options, links, first, saved, reading: QueryCounts::default(), busy, failure: None }
+        Self {
+            options,
+            links,
+            first,
+            saved,
+            reading: QueryCounts::default(),
+            busy,
+            failure: None,
+            swaps: SwapCheck::default(),
+        }
     }
 
     pub(super) async fn run(mut self, mut finished: mpsc::Receiver<CommitRequest>) {
@@ -156,8 +168,9 @@ impl StepCommitter {
                     (None, Some(pending)) => Some(shadow_checkpoints.keep(pending, fixed.clone())),
                     (None, None) => None,
                 });
-                self.publish(self.policy(step, fixed, origin).sampled_by(rollouts));
+                self.publish(self.policy(step, fixed, origin).sampled_by(rollouts.clone()));
                 sampler_path = path;
+                self.check_swaps(&rollouts, &accumulated.groups).await;
             }
         }
         self.links.queries.next_step();
@@ -210,6 +223,17 @@ impl StepCommitter {
             tokio::spawn(async move { shadow_checkpoints.sweep().await });
         }
         Ok(())
+    }
+
+    /// Warns once if rollouts are sampled by snapshots although the weights are to be in flight.
+    async fn check_swaps(&mut self, newest: &Arc<dyn SamplingBackend>, groups: &[TrainingGroup]) {
+        if self.options.weights == SamplerWeights::InFlight && self.swaps.is_ignored(newest, groups).await {
+            warn!(
+                "the service does not replace in-flight weights: each rollout is sampled by the weights of its start, and \
+                 with `trainer.weights = \"inflight\"` twice as many groups are under way, so rollouts are twice as stale: \
+                 leave `trainer.weights` out for this service"
+            );
+        }
     }
 
     /// What a checkpoint records besides the weights.

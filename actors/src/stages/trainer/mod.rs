@@ -13,6 +13,7 @@ mod first_step;
 mod gradient_accumulation;
 mod staleness;
 mod step_metrics;
+mod swap_check;
 
 use crate::error::PipelineError;
 use crate::ledger::Ledger;

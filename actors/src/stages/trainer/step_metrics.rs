@@ -168,12 +168,15 @@ impl StepMeasurements<'_> {
     fn add_version_ranges(&self, record: &mut StepRecord) {
         let groups = &self.accumulated.groups;
         let rollouts = || groups.iter().flat_map(|group| group.members.iter()).map(|member| &member.rollout);
-        let range = |rollout: &Rollout| (rollout.newest_policy().0 - rollout.policy.0) as f64;
+        let range = |rollout: &Rollout| {
+            let versions = rollout.versions();
+            (versions.end().0 - versions.start().0) as f64
+        };
         record.staleness_newest =
             Some(mean(rollouts().map(|rollout| self.staleness(rollout.newest_policy()))));
         record.version_range_max = Some(rollouts().map(range).fold(0.0, f64::max));
         record.swapped_share =
-            Some(mean(rollouts().map(|rollout| f64::from(u8::from(rollout.newest.is_some())))));
+            Some(mean(rollouts().map(|rollout| f64::from(u8::from(rollout.spans_versions())))));
     }
 
     fn add_times(&self, record: &mut StepRecord) {

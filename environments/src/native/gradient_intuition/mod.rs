@@ -202,6 +202,11 @@ impl Environment for GradientIntuition {
         true
     }
 
+    /// Its own queries go to the shadow adapters.
+    fn queries_policy(&self) -> bool {
+        self.inner.queries_policy()
+    }
+
     fn parse(&self, item: &Item, answer: &str) -> Option<Value> {
         let GradientIntuitionAnswer { prediction, answer } = GradientIntuitionAnswer::parse(answer)?;
         let inner = self.inner.parse(&self.pair(item.index).0, answer);

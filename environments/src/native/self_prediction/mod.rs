@@ -133,6 +133,10 @@ impl Environment for SelfPrediction {
         Some(json!({ "answer": answer.to_string(), "confidence": confidence }))
     }
 
+    fn queries_policy(&self) -> bool {
+        false
+    }
+
     async fn score(&self, scene: ScoringContext<'_>) -> Result<Score, RewardError> {
         let parsed = whole_answer(&scene).and_then(SelfPredictionAnswer::parse);
         let confidence = parsed.as_ref().and_then(|parsed| parsed.confidence);
