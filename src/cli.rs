@@ -512,8 +512,11 @@ pub struct ShowModelArgs {
     #[arg(long = "arg", value_name = "KEY=VALUE")]
     pub arguments: Vec<String>,
     /// Prints the chat template itself.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub template: bool,
+    /// Prints everything as one JSON object, the chat template included.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Reads the variants of [`SwapKv`] by the names that configs use.

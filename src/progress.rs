@@ -37,7 +37,7 @@ pub fn bars() -> FetchProgress {
                 if let Some(bar) = bar.take() {
                     bar.finish_and_clear();
                 }
-                tell(&format!("{} is ready, {}", model.name, HumanBytes(model.bytes)));
+                tell(&format!("{} is ready ({})", model.name, HumanBytes(model.bytes)));
             }
         }
     })

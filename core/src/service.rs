@@ -14,7 +14,6 @@ use crate::sampling::{SampleRequest, SampleResponse};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -150,10 +150,10 @@ metrics! {
             "Of each environment with the weight 0. Falls while `minds_trainer_reward` grows: the run \
              learns what does not carry over.";
         EVAL_REWARD_LOW: Gauge, "minds_eval_reward_low" ["environment"]
-            "Lower end of its 95 % interval."
+            "Lower end of its 95% interval."
             "Absent for a single rollout.";
         EVAL_REWARD_HIGH: Gauge, "minds_eval_reward_high" ["environment"]
-            "Upper end of its 95 % interval."
+            "Upper end of its 95% interval."
             "Far from the lower end: raise `eval.episodes`.";
     }
     "Sampling" {

@@ -15,5 +15,5 @@ pub use pipeline::{
     StandaloneShadowTrainer, check_samplers, oracle, parts, reference, restore_memories, shadow,
 };
 pub use prices::{metered_service, prices};
-pub use remote::{WorkerLoader, probe_broker, remote};
+pub use remote::{WorkerLoader, move_environments_to_workers, probe_broker};
 pub use service::{ModelService, check_key, no_model, probe_service, renderer, service};

@@ -75,7 +75,7 @@ pub fn probe_broker(plan: &RunPlan) -> Result<Option<String>, CommandError> {
 ///
 /// # Errors
 /// The broker is unreachable or rejects a request, or the run folder cannot be written.
-pub async fn remote(
+pub async fn move_environments_to_workers(
     plan: &RunPlan,
     nats: &NatsPlan,
     renderer: &str,

@@ -103,9 +103,9 @@ impl CheckResult {
         let probed = if offline { None } else { assemble::probe_service(&plan)? };
         if let Some((info, keeps_samplers)) = probed {
             assemble::check_samplers(&plan, &info.name, keeps_samplers).or_exit(ProcessExit::Config)?;
-            let key = if plan.service.has_key() { "takes the key" } else { "needs no key" };
+            let key = if plan.service.has_key() { "accepts the key" } else { "needs no key" };
             tried.push(format!(
-                "{} answers, {key}, gives a session and does not refuse {}",
+                "{} answers, {key}, opens a session and offers {}",
                 plan.service.name(),
                 info.base_model
             ));
@@ -249,15 +249,15 @@ fn try_out(plan: &RunPlan, env: &EnvPlan, profile: ModelProfile) -> Result<Strin
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("failed to start a thread").or_exit(ProcessExit::Failed)?;
     match runtime.block_on(stub_model::run_rollouts(&loaded, plan.group_size.get(), profile)) {
-        Ok(played) => {
+        Ok(rollouts) => {
             let rewards: Vec<String> =
-                played.iter().map(|rollout| rollout.score.reward.get().to_string()).collect();
-            Ok(format!("{loading}; a rollout with a stand-in for the model earned {}", rewards.join(", ")))
+                rollouts.iter().map(|rollout| rollout.score.reward.get().to_string()).collect();
+            Ok(format!("{loading}; a test rollout without the model has the reward {}", rewards.join(", ")))
         }
         Err(missing) => {
             let problem = format!(
-                "is wrong: {loading}, but a rollout in which a stand-in for the model answered {:?} has no reward \
-                 (`check --offline` plays none): {missing}",
+                "names an environment that fails: {loading}, but a test rollout, in which the completion was {:?}, has no reward (`check --offline` \
+                 runs no rollout): {missing}",
                 stub_model::COMPLETION
             );
             Err(plan.wrong(&format!("{}.id", env.key), problem)).or_exit(ProcessExit::Config)

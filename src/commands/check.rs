@@ -59,7 +59,7 @@ impl CheckResult {
         );
         for (env, share) in plan.envs.iter().zip(shares(&plan.envs)) {
             let share =
-                if env.weight > 0.0 { format!("{:.0} %", 100.0 * share) } else { "evaluated only".into() };
+                if env.weight > 0.0 { format!("{:.0}%", 100.0 * share) } else { "evaluated only".into() };
             print_line!("environment  {}: {}, weight {}, {share}", env.name, env.options.id, env.weight);
         }
         let credits = plan.pipeline.credits();
@@ -72,8 +72,8 @@ impl CheckResult {
             check::mailboxes(plan).iter().map(|(name, n)| format!("{name} {n}")).collect();
         print_line!("mailboxes    {}", mailboxes.join(", "));
         print_line!(
-            "staleness    up to {} steps off policy, rollouts at most {} steps stale; {}",
-            plan.pipeline.max_steps_off_policy,
+            "staleness    {}, at most {}; {}",
+            mean_staleness(&plan.pipeline),
             plan.pipeline.max_staleness,
             match batch.staleness {
                 StalenessHandling::Wait => "the trainer waits for stragglers",
@@ -85,7 +85,7 @@ impl CheckResult {
         }
         print_line!("loss         {}, learning rate {}", train.loss.name(), train.adam.learning_rate);
         print_line!(
-            "tokens       at most {} sampled a step and turn, {} an answer",
+            "tokens       sampled by one turn of all rollouts of a step: at most {}, by one completion: at most {}",
             self.tokens.sampled_at_most,
             plan.sampling.max_tokens
         );
@@ -108,7 +108,7 @@ impl CheckResult {
                 format!("every {} steps", request.every)
             };
             let note = if request.note.is_empty() { String::new() } else { format!(": {}", request.note) };
-            print_line!("asks         {often}, {count}{}{note}", request.what);
+            print_line!("requests     {often}, {count}{}{note}", request.what);
         }
         if !self.memory.is_empty() {
             let parts: Vec<String> = self
@@ -199,6 +199,22 @@ impl CheckResult {
             "tried": self.tried,
             "warnings": self.warnings,
         })
+    }
+}
+
+/// The staleness of rollouts that all take the same time, in steps.
+fn mean_staleness(options: &PipelineOptions) -> String {
+    let steps = options.max_steps_off_policy;
+    let unpublished = match options.train.publish_every.get() {
+        1 => String::new(),
+        every => format!(" plus up to {} until the weights are published", every - 1),
+    };
+    match options.train.weights {
+        SamplerWeights::Snapshot => format!("about {steps} steps on average{unpublished}"),
+        SamplerWeights::InFlight => format!(
+            "about {steps} steps on average over the tokens, {} for the oldest weights of a rollout{unpublished}",
+            options.batches_ahead()
+        ),
     }
 }
 

@@ -44,10 +44,13 @@ fn system() -> actix::SystemRunner {
     })
 }
 
+/// Efficiency above which the drawn times explain it, and not rounding.
+const NOTED_EFFICIENCY: f64 = 1.005;
+
 fn show(plan: &RunPlan, summary: &SimulationSummary) {
     let credits = plan.pipeline.credits();
     print_line!(
-        "simulated    {} steps of {} groups of {}, {credits} credits: {:.0} s of virtual time",
+        "simulated    {} steps with {} groups of {} rollouts and {credits} credits, in {:.0} s of virtual time",
         summary.steps,
         plan.pipeline.batch.groups_per_batch,
         plan.group_size,
@@ -60,23 +63,20 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
     print_line!("step         {:.3} s, {} samples/s", summary.step_s, number(summary.samples_per_s, 2));
     let parts: Vec<String> =
         summary.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
+    let cause = summary.bound.cause().map(|cause| format!(", limited by {cause}")).unwrap_or_default();
     print_line!(
-        "bound        {:.3} s, set by {} ({})",
+        "bound        no step can take less than {:.3} s on average{cause} ({})",
         summary.bound.step(),
-        summary.bound.cause().unwrap_or("nothing"),
         parts.join(", ")
     );
     if let Some(slots) = summary.job_slots {
         print_line!(
-            "workers      {slots} rewards at a time, the bound of scoring; {} jobs were delivered again",
+            "workers      {slots} rewards at a time; {} jobs were delivered again",
             summary.redelivered
         );
     }
-    print_line!("efficiency   {} of the bound", number(summary.efficiency(), 3));
-    print_line!(
-        "training     {} % of the time",
-        number(summary.training_share.map(|share| 100.0 * share), 0)
-    );
+    print_line!("efficiency   {} (the bound divided by the time of a step)", number(summary.efficiency(), 3));
+    print_line!("training     {}% of the time", number(summary.training_share.map(|share| 100.0 * share), 0));
     print_line!(
         "staleness    {:.2} steps on average ({:.2} by token), {} for half of the groups, {} for 99 of 100, {} at most",
         summary.staleness.mean(),
@@ -86,7 +86,7 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         summary.staleness.percentile(1.0)
     );
     print_line!(
-        "stragglers   hold the trainer up for {} % of the time",
+        "stragglers   the trainer waited for them {}% of the time",
         number(summary.held_share.map(|share| 100.0 * share), 1)
     );
     for mailbox in &summary.mailboxes {
@@ -117,8 +117,14 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
     );
     if summary.efficiency().is_none() {
         print_line!(
-            "note         the steps took no time, so nothing can be told per second: give `[simulate]` times that \
+            "note         the steps took no time, so there are no rates per second: give `[simulate]` times that \
              are not 0"
+        );
+    }
+    if summary.efficiency().is_some_and(|efficiency| efficiency > NOTED_EFFICIENCY) {
+        print_line!(
+            "note         the efficiency is above 1 because the drawn times were shorter than they are on average: \
+             simulate more steps"
         );
     }
     for warning in &plan.warnings {

@@ -72,7 +72,7 @@ const MOST_STEPS: u64 = 1000;
 /// Mean gap in nats from which sampler and trainer cannot hold the same model: a factor of 1.6 in probability.
 const MAX_FIRST_GAP: f64 = 0.5;
 /// Default bound on staleness, per batch that may be in flight. Credits keep the mean staleness at
-/// `async_off_policy_steps`; the bound makes the trainer wait for stragglers, and with this one a step takes at most 3 %
+/// `async_off_policy_steps`; the bound makes the trainer wait for stragglers, and with this one a step takes at most 3%
 /// longer than without a bound, for the heaviest tails of docs/simulate.md.
 const STALENESS_PER_BATCH: u64 = 64;
 /// Optimizer steps of a run without `total_batches`.

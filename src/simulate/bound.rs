@@ -11,7 +11,8 @@ const DRAWS: u64 = 4000;
 /// Minimum seconds per step that each resource needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTimeBound {
-    /// The adapter: passes, optimizer steps, exports and saves run one after the other.
+    /// The adapter: passes, optimizer steps, exports and saves run one after the other. After a simulation, the time that
+    /// they took.
     pub training: f64,
     /// Bound of the service's concurrent samples and queries; 0 if their number is unlimited.
     pub sampling: f64,
@@ -33,11 +34,20 @@ impl StepTimeBound {
         let each = |every: u64, latency: &SimulatedLatency| {
             if every > 0 { latency.mean() / every as f64 } else { 0.0 }
         };
-        // The credits of a step return before its checkpoint is saved.
-        let until_published = script.forward_backward.mean()
-            + plan.pipeline.train.substeps.get() as f64 * script.optim_step.mean()
-            + each(plan.pipeline.train.publish_every.get(), &script.export);
-        let training = until_published + each(plan.pipeline.train.save_every, &script.save);
+        // Rollouts without a reward are not part of a pass.
+        let pass = script.forward_backward.mean() * (1.0 - script.missing) * (1.0 - script.not_finite);
+        let substeps = plan.pipeline.train.substeps.get() as f64;
+        let export = each(plan.pipeline.train.publish_every.get(), &script.export);
+        let training = pass
+            + substeps * script.optim_step.mean()
+            + export
+            + each(plan.pipeline.train.save_every, &script.save);
+        // The credits of a step return before its checkpoint is saved. A group holds one while its own minibatch and those
+        // behind it are trained.
+        let minibatches = plan.pipeline.batch.minibatches.get() as f64;
+        let until_published = |minibatches_left: f64, substeps_left: f64| {
+            pass * minibatches_left / minibatches + substeps_left * script.optim_step.mean() + export
+        };
         let queries = script.queries as f64 * script.query.mean();
         let sampling = script
             .sampling_slots
@@ -55,11 +65,11 @@ impl StepTimeBound {
         };
         let slots = script.reward_slots(plan.pipeline.scorers).get() as f64;
         let scoring = rollouts * mean(|n| reward([n, 0])) / slots;
-        // Strictly on-policy, a step waits for the longest of its groups; else at least for each group's own end.
-        let together = if plan.pipeline.max_steps_off_policy == 0 {
-            plan.pipeline.batch.groups_per_batch.get() as u64
-        } else {
-            1
+        // Strictly on-policy, a step waits for the longest of its groups, which is in the last minibatch; else at least for
+        // each group's own end, on average in a minibatch in the middle.
+        let (together, until_published) = match plan.pipeline.max_steps_off_policy {
+            0 => (plan.pipeline.batch.groups_per_batch.get() as u64, until_published(1.0, 1.0)),
+            _ => (1, until_published((minibatches + 1.0) / 2.0, (substeps + 1.0) / 2.0)),
         };
         let members = u64::from(plan.group_size.get());
         let mut groups: Vec<f64> = (0..DRAWS)
@@ -68,8 +78,8 @@ impl StepTimeBound {
                 longest(|key| script.sample.draw(key), [n, 0], members) + rewards.fold(0.0, f64::max)
             })
             .collect();
-        let played = mean_of_longest(&mut groups, together);
-        let credits = (played + until_published) / (plan.pipeline.batches_ahead() + 1) as f64;
+        let sampled = mean_of_longest(&mut groups, together);
+        let credits = (sampled + until_published) / (plan.pipeline.batches_ahead() + 1) as f64;
         Self { training, sampling, scoring, credits }
     }
 

@@ -63,7 +63,8 @@ pub struct MailboxUsage {
 }
 
 impl SimulationSummary {
-    /// Ratio of the bound to the mean time of a step.
+    /// Ratio of the bound to the mean time of a step. Above 1 where the times that were drawn for samples and rewards were
+    /// shorter than they are on average: with more steps it is nearer to 1.
     #[must_use]
     pub fn efficiency(&self) -> Option<f64> {
         (self.step_s > 0.0).then(|| self.bound.step() / self.step_s)
@@ -211,12 +212,17 @@ impl SimulationRecorder {
         let counted = (steps - 2 * ends) as f64;
         let time = last.0 - first.0;
         let per_second = |amount: f64| (time > 0.0).then(|| amount / time);
+        let step_s = time / counted;
+        // A request that began before the first of these steps counts as a whole.
+        let trained_s = (last.1.training_s - first.1.training_s).min(time);
+        // What the drawn times were, and not what they are on average: passes without some of their rollouts are shorter.
+        let bound = StepTimeBound { training: trained_s / counted, ..bound };
         SimulationSummary {
             steps: steps as u64,
             seconds: self.elapsed(),
-            step_s: time / counted,
+            step_s,
             samples_per_s: per_second((last.1.samples - first.1.samples) as f64),
-            training_share: per_second(last.1.training_s - first.1.training_s),
+            training_share: per_second(trained_s),
             held_share: per_second(self.held[ends..steps - ends].iter().sum()),
             staleness: self.staleness,
             staleness_of_tokens: self.token_steps / self.tokens.max(1.0),

@@ -56,10 +56,10 @@ fn text_and_json_output_agree() {
         "no errors found; no request was sent",
         "embedded engine",
         "plain_letters",
-        "80 %",
+        "80%",
         "2 groups of 4, 4 credits",
         "groups 4, rollouts 16, scored 16, batches 2",
-        "each step, 2 × samples: 4 samples each",
+        "requests     each step, 2 × samples: 4 completions each",
         "every 2 steps, 1 × saved state",
         "outputs/ci_test/<time>: a new run",
     ] {

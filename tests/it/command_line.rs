@@ -76,6 +76,29 @@ fn the_version_is_that_of_the_package_and_the_commit() {
 }
 
 #[test]
+fn a_model_is_shown_alike_as_lines_and_as_json() {
+    let show = |more: &[&str]| {
+        let (code, said, stderr) = output(&mut program(&[&["models", "show", "tiny-random"], more].concat()));
+        assert_eq!(code, Some(0), "{stderr}");
+        said
+    };
+    let lines = show(&[]);
+    let facts: serde_json::Value = serde_json::from_str(&show(&["--json"])).unwrap();
+    let vocab = &facts["vocab"];
+    assert!(
+        lines.contains(&format!("model        tiny-random, {vocab} tokens in the vocabulary")),
+        "{lines}"
+    );
+    assert!(lines.contains(&format!("context      {} tokens", facts["context"])), "{lines}");
+    let renderer = facts["renderer"]["name"].as_str().unwrap();
+    assert!(lines.contains(&format!("renderer     {renderer}")), "{lines}");
+    assert!(
+        lines.ends_with(&format!("{}\n", facts["renderer"]["sample"]["text"].as_str().unwrap())),
+        "{lines}"
+    );
+}
+
+#[test]
 fn doctor_lists_what_is_missing_and_how_to_install_it() {
     let ci = config("ci_test.toml");
     let (code, said, stderr) = output(&mut program(&["doctor", ci.to_str().unwrap()]));

@@ -1,4 +1,4 @@
-//! A proxy between a run and a server, which answers some requests itself and tells how far the run has come.
+//! A proxy between a run and a server, which answers some requests itself and counts passes.
 
 use crate::http_message::message;
 use std::io;
@@ -131,7 +131,7 @@ fn hide_kind(request: &mut [u8]) {
 }
 
 impl GateState {
-    /// Counts a request; how it is refused, if it is.
+    /// Counts a request, and returns its refusal if there is one.
     fn refusal_of(&mut self, request: &[u8]) -> Option<Refusal> {
         let text = String::from_utf8_lossy(request);
         let path = text.split(' ').nth(1).unwrap();

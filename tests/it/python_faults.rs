@@ -57,7 +57,7 @@ fn check_runs_a_rollout_and_reports_its_failure() {
     let (code, out, err) = checked(&whole, &[]);
     assert_eq!(code, Some(0), "{err}");
     // The answer is cut at eight tokens, which are eight bytes.
-    assert!(out.contains("a rollout with a stand-in for the model earned 0.4"), "{out}");
+    assert!(out.contains("a test rollout without the model has the reward 0.4"), "{out}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn doctor_tests_packages_as_check_does() {
     }
     let (code, out, err) = doctor(&package(dir.path(), "whole.py", "return {'reward': 0.25}"));
     assert_eq!(code, Some(0), "{out}\n{err}");
-    assert!(out.contains("was loaded on Python") && out.contains("earned 0.25"), "{out}");
+    assert!(out.contains("was loaded on Python") && out.contains("has the reward 0.25"), "{out}");
 }
 
 #[test]

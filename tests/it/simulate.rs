@@ -144,6 +144,29 @@ fn a_trainer_that_is_slower_by_a_third_hardly_waits_with_sixteen_credits() {
     }
 }
 
+/// Passes without the rollouts that have no reward are shorter, and of a few random passes the mean is another one.
+#[test]
+fn the_bound_on_training_is_of_the_passes_that_were_made() {
+    for more in [
+        &["simulate.missing=0.1"][..],
+        &["simulate.forward_backward={ mean = 10, spread = \"exponential\" }", "simulate.steps=60"],
+    ] {
+        let sets: Vec<String> = more.iter().map(|set| (*set).to_owned()).collect();
+        let found = numbers(TAILS, &[&["simulate.forward_backward=5".to_owned()], &sets[..]].concat());
+        assert_eq!(found["bound_cause"], "training", "{found}");
+        assert!((0.97..=1.001).contains(&f64_of(&found, "efficiency")), "{found}");
+    }
+}
+
+/// A group holds its credit while its own minibatch and those behind it are trained, and not those before it.
+#[test]
+fn the_bound_of_the_credits_holds_with_minibatches() {
+    let sets = ["async_off_policy_steps=0", "stream_minibatches=8"].map(|set| format!("trainer.{set}"));
+    let found = numbers(TAILS, &[&sets[..], &["simulate.forward_backward=4".into()]].concat());
+    assert_eq!(found["bound_cause"], "credits", "{found}");
+    assert!((0.7..=1.01).contains(&f64_of(&found, "efficiency")), "{found}");
+}
+
 #[test]
 fn steps_take_the_time_of_the_samplers_places_where_these_are_scarce() {
     for slots in [8, 16, 32] {
@@ -350,8 +373,8 @@ fn a_broker_needs_an_address_only_where_a_run_would_connect() {
 
     let (code, out, err) = simulate(dir.path(), WORKERS, &[]);
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains("workers      8 rewards at a time, the bound of scoring"), "{out}");
-    assert!(out.contains("set by scoring (training 0.500 s, sampling 0.000 s, scoring 8.000 s"), "{out}");
+    assert!(out.contains("workers      8 rewards at a time;"), "{out}");
+    assert!(out.contains("limited by scoring (training 0.500 s, sampling 0.000 s, scoring 8.000 s"), "{out}");
 }
 
 #[test]
@@ -373,13 +396,13 @@ fn steps_that_take_no_time_have_no_rate_and_this_is_reported() {
     assert_eq!(code, Some(0), "{err}");
     for line in [
         "step         0.000 s, – samples/s",
-        "efficiency   – of the bound",
-        "training     – % of the time",
+        "efficiency   – (the bound",
+        "training     –% of the time",
         "note         the steps took no time",
     ] {
         assert!(out.contains(line), "{line}: {out}");
     }
-    assert!(out.contains("set by nothing") && !out.contains("inf") && !out.contains("NaN"), "{out}");
+    assert!(!out.contains("limited by") && !out.contains("inf") && !out.contains("NaN"), "{out}");
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl Evaluator {
     }
 }
 
-/// Means of the rollouts of one environment, with the 95 % interval of the reward (normal approximation).
+/// Means of the rollouts of one environment, with the 95% interval of the reward (normal approximation).
 fn summarise(results: &[Option<Score>]) -> EvaluatedEnvironment {
     let scores: Vec<&Score> = results.iter().flatten().collect();
     let count = scores.len() as f64;

@@ -19,7 +19,7 @@ fn percent(seed: u64, kind: u64, event: u64) -> u64 {
     seeded_rng([seed, kind, event, 0]).next_u64() % 100
 }
 
-/// 5 % of the requests fail, 2 % are never answered, and 1 % of the samples have a NaN logprob. Rewards are slow, fail,
+/// 5% of the requests fail, 2% are never answered, and 1% of the samples have a NaN logprob. Rewards are slow, fail,
 /// panic or never arrive; some batches are refused.
 fn world(seed: u64) -> World {
     let mut world = World::new(2, 1 + seed % 3, STEPS);

@@ -11,7 +11,7 @@ mod rows;
 mod tests;
 
 use crate::reward::Metrics;
-use numbers::{Numbers, numbers};
+use numbers::{NumericRecord, numbers};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::collections::BTreeMap;
 
@@ -139,7 +139,7 @@ numbers! {
         /// Time that the trainer waited for the groups of this step.
         time_trainer_idle: "time/trainer_idle" "s",
         /// Part of the idle time in which a batch was complete and held back, so that no group still being
-        /// sampled becomes staler than `max_staleness`. Above 5 % of the time the run reports it at its end.
+        /// sampled becomes staler than `max_staleness`. Above 5% of the time the run reports it at its end.
         time_waits_for_stragglers: "time/waits_for_stragglers" "s",
         /// Time until the new weights were ready to sample from; only of steps that publish them.
         time_export: "time/export" "s",
@@ -224,7 +224,7 @@ numbers! {
     numbers {
         /// Mean reward of the environment, which has the weight 0.
         reward: "reward" "–",
-        /// Lower end of its 95 % interval (normal approximation); absent for a single rollout.
+        /// Lower end of its 95% interval (normal approximation); absent for a single rollout.
         reward_low: "reward_low" "–",
         /// Upper end of that interval.
         reward_high: "reward_high" "–",

@@ -19,7 +19,7 @@ pub struct NumberInfo {
 }
 
 /// A record with a fixed set of numbers and a map of others.
-pub(super) trait Numbers: Default {
+pub(super) trait NumericRecord: Default {
     /// The numbers that are present.
     fn present(&self) -> impl Iterator<Item = (&'static str, f64)>;
 
@@ -76,7 +76,7 @@ macro_rules! numbers {
             ];
         }
 
-        impl Numbers for $record {
+        impl NumericRecord for $record {
             fn present(&self) -> impl Iterator<Item = (&'static str, f64)> {
                 let all = [$( ($key, self.$field) ),+];
                 all.into_iter().filter_map(|(key, value)| Some((key, value?)))
@@ -102,7 +102,7 @@ macro_rules! numbers {
 pub(super) use numbers;
 
 /// Sets the number of a key, or adds it to the others.
-pub(super) fn set(record: &mut impl Numbers, key: &str, value: f64) {
+pub(super) fn set(record: &mut impl NumericRecord, key: &str, value: f64) {
     match record.field(key) {
         Some(field) => *field = Some(value),
         None => {
@@ -112,7 +112,7 @@ pub(super) fn set(record: &mut impl Numbers, key: &str, value: f64) {
 }
 
 /// Adds the numbers of each environment to a row, under `<start>/<name>/`.
-pub(super) fn add_environments<R: Numbers>(row: &mut Metrics, start: &str, all: &BTreeMap<String, R>) {
+pub(super) fn add_environments<R: NumericRecord>(row: &mut Metrics, start: &str, all: &BTreeMap<String, R>) {
     let mut keys = R::default();
     for (name, record) in all {
         for (key, value) in record.others() {
@@ -125,7 +125,7 @@ pub(super) fn add_environments<R: Numbers>(row: &mut Metrics, start: &str, all: 
 
 /// Takes the numbers of all environments out of a row. Names may hold slashes, so a name counts only if the row has the
 /// number `sign` under it; of two names that fit a key, the longer one owns it.
-pub(super) fn take_environments<R: Numbers>(
+pub(super) fn take_environments<R: NumericRecord>(
     row: &mut Metrics,
     start: &str,
     sign: &str,

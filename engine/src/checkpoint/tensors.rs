@@ -99,8 +99,8 @@ pub(super) fn read_tensors(
     }
     if tensors.len() != expected.len() {
         let known = |name: &&str| expected.iter().any(|(expected, _)| expected == name);
-        let stranger = tensors.names().into_iter().find(|name| !known(name)).unwrap_or_default().to_owned();
-        return Err(CheckpointError::tensor(file, &stranger, "belongs to nothing that the adapter has"));
+        let unexpected = tensors.names().into_iter().find(|name| !known(name)).unwrap_or_default().to_owned();
+        return Err(CheckpointError::tensor(file, &unexpected, "is not a tensor of this adapter"));
     }
     Ok(header.metadata().clone().unwrap_or_default())
 }

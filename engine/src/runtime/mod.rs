@@ -7,8 +7,8 @@
 //! fails only the request that caused it.
 //!
 //! Why not one pool: a decode step that waits for its last piece there runs pieces of the training pass. With
-//! the test model, 16 samples beside training passes ran at 17 % of their speed alone, with two pools at 62 %
-//! (training kept 68 % and 70 %); a model of 19 million weights showed no difference (28 Nov, 2 shared cores).
+//! the test model, 16 samples beside training passes ran at 17% of their speed alone, with two pools at 62%
+//! (training kept 68% and 70%); a model of 19 million weights showed no difference (28 Nov, 2 shared cores).
 
 mod budget;
 mod job;

@@ -22,7 +22,7 @@ fn grads(adapter: &Adapter<f64>, first: [f64; 2]) -> Grads<f64> {
     grads
 }
 
-/// Each step halves `m` towards the gradient and keeps 3/4 of `v`, and the decay takes 0.1 * 0.2 = 2 % off.
+/// Each step halves `m` towards the gradient and keeps 3/4 of `v`, and the decay takes 0.1 * 0.2 = 2% off.
 ///
 /// 1. g = 1:  m = 1/2,  v = 1/4;    m / (1 - 1/2) = 1,        sqrt(v / (1 - 3/4)) = 1
 /// 2. g = 3:  m = 7/4,  v = 39/16;  m / (1 - 1/4) = 7/3,      v / (1 - 9/16)  = 39/7

@@ -127,7 +127,7 @@ pub fn parts(table: &MetricsTable, environment: &str) -> Vec<Chart> {
     charts.filter(|chart| !changing(chart.curves[0].points.clone()).is_empty()).take(MOST_PARTS).collect()
 }
 
-/// The rewards of an evaluated environment with their 95 % intervals.
+/// The rewards of an evaluated environment with their 95% intervals.
 pub fn evaluation(source: &ReportSource, environment: &str, colour: usize) -> Chart {
     let rows = || {
         let rows = source.evaluations.iter();
@@ -137,7 +137,7 @@ pub fn evaluation(source: &ReportSource, environment: &str, colour: usize) -> Ch
     let mut curve = Curve::new("", colour, points);
     curve.intervals =
         rows().filter_map(|(step, found)| Some((step, found.reward_low?..found.reward_high?))).collect();
-    Chart { title: "Reward".into(), unit: "with its 95 % interval".into(), curves: vec![curve] }
+    Chart { title: "Reward".into(), unit: "with its 95% interval".into(), curves: vec![curve] }
 }
 
 /// The four most informative charts, for a picture.

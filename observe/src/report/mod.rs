@@ -20,7 +20,7 @@ mod tokens;
 
 pub use metrics_table::{MOST_METRICS, MetricsRow, MetricsTable};
 pub use page::html;
-pub use source::{ChosenRollouts, QuarantineSummary, ReportSource, RolloutSelection, RunSettings};
+pub use source::{ChosenRollouts, QuarantineSummary, ReportSource, ReportedConfig, RolloutSelection};
 
 use plotters::drawing::DrawingAreaErrorKind;
 use std::error::Error;

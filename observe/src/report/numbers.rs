@@ -113,7 +113,7 @@ pub fn several(number: u64, what: &str) -> String {
 /// Formats a share of a whole in percent.
 pub fn percent(part: f64, whole: f64) -> String {
     // Rounding errors of the sums can make the share slightly negative.
-    if whole > 0.0 { format!("{:.0} %", (100.0 * part / whole).max(0.0)) } else { "none".into() }
+    if whole > 0.0 { format!("{:.0}%", (100.0 * part / whole).max(0.0)) } else { "none".into() }
 }
 
 #[cfg(test)]
@@ -172,6 +172,6 @@ mod tests {
             (time(0.25), time(75.0), time(7260.0)),
             ("0.25 s".into(), "1 min 15 s".into(), "2 h 1 min".into())
         );
-        assert_eq!((time(200_000.0), percent(1.0, 3.0)), ("2 days 7 h".into(), "33 %".into()));
+        assert_eq!((time(200_000.0), percent(1.0, 3.0)), ("2 days 7 h".into(), "33%".into()));
     }
 }

@@ -18,7 +18,7 @@ pub struct ReportSource {
     /// The config as text, with secrets masked.
     pub config: String,
     /// What the config says, if this version of the program can read it.
-    pub settings: Option<RunSettings>,
+    pub settings: Option<ReportedConfig>,
     /// Metrics of all steps.
     pub table: MetricsTable,
     /// Modification time of the metrics file.
@@ -44,7 +44,7 @@ impl ReportSource {
 }
 
 /// What the config of a run says.
-pub struct RunSettings {
+pub struct ReportedConfig {
     /// Name of the base model.
     pub base_model: String,
     /// Name of the renderer, if the config sets it.

@@ -2,7 +2,7 @@
 
 use super::metrics_table::MetricsTable;
 use super::numbers::{count, percent, several, show, show_mean, time};
-use super::source::{ReportSource, RunSettings};
+use super::source::{ReportSource, ReportedConfig};
 use crate::dashboard::EnvironmentShare;
 use minds_core::mean::MeanEstimate;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepKeys, StepRecord, environment_key};
@@ -190,8 +190,8 @@ pub fn faults(source: &ReportSource) -> Vec<ReportFact> {
 }
 
 /// Main settings of the config.
-pub fn settings(settings: &RunSettings) -> Vec<ReportFact> {
-    let RunSettings { pipeline, sampling, lora, environments, .. } = settings;
+pub fn settings(settings: &ReportedConfig) -> Vec<ReportFact> {
+    let ReportedConfig { pipeline, sampling, lora, environments, .. } = settings;
     let PipelineOptions { batch, train, .. } = pipeline;
     // If the config sets no threads, their number depended on the machine of the run.
     let threads = settings.threads.map(|threads| several(threads.get() as u64, "thread"));

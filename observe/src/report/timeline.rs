@@ -89,13 +89,10 @@ mod tests {
         let bars = |step: &StepBars| {
             step.bars.iter().map(|b| (b.label, b.share.clone(), b.width)).collect::<Vec<_>>()
         };
-        assert_eq!(
-            bars(mean),
-            [("the whole step", "100 %".into(), 62.5), ("training", "30 %".into(), 18.75)]
-        );
+        assert_eq!(bars(mean), [("the whole step", "100%".into(), 62.5), ("training", "30%".into(), 18.75)]);
         assert_eq!(
             bars(slowest),
-            [("the whole step", "100 %".into(), 100.0), ("training", "25 %".into(), 25.0)]
+            [("the whole step", "100%".into(), 100.0), ("training", "25%".into(), 25.0)]
         );
         assert!(steps(&MetricsTable::default()).is_empty());
     }

@@ -117,7 +117,10 @@ pub(super) fn check_base(server: &ServerState, name: &str) -> Result<(), ApiErro
     if name == *own {
         return Ok(());
     }
-    Err(ApiError::bad_request(format!("the base model `{}` is not served here, `{own}` is", printable(name))))
+    Err(ApiError::bad_request(format!(
+        "this server has no base model `{}`: it serves `{own}`",
+        printable(name)
+    )))
 }
 
 /// Refuses every optimizer except AdamW; no configuration means AdamW.

@@ -13,7 +13,8 @@ use minds_core::sampling::Stop;
 use minds_environments::render::template::{HistoryForm, TemplateEngine, ThinkingSwitch};
 use minds_environments::render::{RendererRequest, SelectedRenderer, select};
 use minds_models::{FetchSources, ModelCache, PublishedSettings, TINY_RANDOM};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -36,103 +37,185 @@ pub(super) fn run(asked: &ShowModelArgs, cache: &ModelCache) -> Result<(), Comma
         arguments: &arguments,
         tokenizer: tokenizer.clone(),
     };
-    let spellings = Spellings::of(tokenizer.clone());
-
-    print_line!("model        {}, {} tokens in the vocabulary", asked.name, tokenizer.vocab());
     let published = PublishedSettings::read(&asked.name, cache).or_exit(ProcessExit::Unavailable)?;
-    print_line!("context      {}", context(&asked.name, &published));
-    match tokenizer.chat_template() {
-        Some(template) => show_template(template)?,
-        None => print_line!("template     none"),
-    }
+    let template = tokenizer.chat_template().map(TemplateFacts::of).transpose()?;
     let selected = select(&request).or_exit(ProcessExit::Config)?;
-    show_recommended(&asked.name, &published);
-    show_renderer(&selected, &spellings)?;
+    let facts = ModelFacts {
+        name: asked.name.clone(),
+        vocab: tokenizer.vocab(),
+        context: context(&asked.name, &published),
+        template,
+        recommended_sampling: recommended::sampling_line(&published),
+        recommended_learning_rate: recommended::learning_rate_line(&asked.name, &published),
+        renderer: RendererFacts::of(&selected, &Spellings::of(tokenizer.clone()))?,
+    };
+    if asked.json {
+        print_line!("{:#}", json!(facts));
+        return Ok(());
+    }
+    facts.show();
     if asked.template
-        && let Some(template) = tokenizer.chat_template()
+        && let Some(template) = &facts.template
     {
         print_line!("\n{}", template.source);
     }
     Ok(())
 }
 
-fn show_template(template: &ChatTemplate) -> Result<(), CommandError> {
-    let engine = TemplateEngine::new(template, Map::new()).or_exit(ProcessExit::Config)?;
-    let variables = engine.variables();
-    let own: Vec<&str> = variables
-        .iter()
-        .map(String::as_str)
-        .filter(|name| !USUAL_VARIABLES.contains(name) && !template.special_tokens.contains_key(*name))
-        .collect();
-    print_line!("template     {} characters, `--template` prints it", template.source.chars().count());
-    if !own.is_empty() {
-        print_line!("arguments    {} (`[model] template_args` of a config)", own.join(", "));
-    }
-    let switch = ThinkingSwitch::of(template).or_exit(ProcessExit::Config)?;
-    if let Some(ThinkingSwitch { variable, is_on }) = switch {
-        let (now, other) = if is_on { ("on", "off") } else { ("off", "on") };
-        print_line!("thinking     {now}; {variable} = {} turns it {other}", !is_on);
-    }
-    Ok(())
+/// What is known of a model without its weights.
+#[derive(Debug, Serialize)]
+struct ModelFacts {
+    name: String,
+    /// Tokens in the vocabulary.
+    vocab: usize,
+    /// Longest sequence in tokens, where the model's files are on this machine.
+    context: Option<usize>,
+    template: Option<TemplateFacts>,
+    recommended_sampling: Option<String>,
+    recommended_learning_rate: Option<String>,
+    renderer: RendererFacts,
 }
 
-fn show_renderer(selected: &SelectedRenderer, spellings: &Spellings) -> Result<(), CommandError> {
-    let renderer = &selected.renderer;
-    print_line!("renderer     {}", renderer.name());
-    let tools = match renderer.tools() {
-        Some(_) => "described and called in the form of the template",
-        None => "described in the system message, called in <tool_call> tags",
-    };
-    print_line!("tools        {tools}");
-    let stop = match renderer.stop() {
-        Stop::Tokens(tokens) => {
-            let named: Vec<String> =
-                tokens.iter().map(|token| format!("{} ({token})", spellings.spell(&[*token]))).collect();
-            named.join(", ")
+/// What a chat template reads.
+#[derive(Debug, Serialize)]
+struct TemplateFacts {
+    /// Variables that `[model] template_args` can set.
+    arguments: Vec<String>,
+    /// The variable that turns thinking on and off, and its default.
+    thinking: Option<ThinkingFacts>,
+    source: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ThinkingFacts {
+    variable: String,
+    is_on: bool,
+}
+
+/// How the renderer of a run turns conversations into tokens.
+#[derive(Debug, Serialize)]
+struct RendererFacts {
+    name: String,
+    tools: &'static str,
+    stop: String,
+    /// What becomes of earlier turns.
+    history: Option<String>,
+    warnings: Vec<String>,
+    sample: SampleFacts,
+}
+
+/// A short conversation as the renderer writes it.
+#[derive(Debug, Serialize)]
+struct SampleFacts {
+    tokens: usize,
+    text: String,
+}
+
+impl ModelFacts {
+    fn show(&self) {
+        print_line!("model        {}, {} tokens in the vocabulary", self.name, self.vocab);
+        let context = self.context.map(|context| format!("{context} tokens"));
+        let unknown = || "unknown: the files of the model are not on this machine, or do not name it".into();
+        print_line!("context      {}", context.unwrap_or_else(unknown));
+        match &self.template {
+            Some(template) => template.show(),
+            None => print_line!("template     none"),
         }
-        Stop::Strings(texts) => format!("the text {texts:?}, or a stop token of the model"),
-        Stop::ModelDefault => "those of the model".into(),
-    };
-    print_line!("stops        {stop}");
-    let history = match &selected.history {
-        None => None,
-        Some(HistoryForm::Extends) => Some("a longer conversation begins with the tokens of the shorter one".into()),
-        Some(HistoryForm::DropsThoughts) => {
-            Some("the thoughts of earlier turns are left out; without them a longer conversation begins with the tokens of \
-                  the shorter one"
-                .to_owned())
+        if let Some(sampling) = &self.recommended_sampling {
+            print_line!("answers      {sampling}; training samples at temperature 1");
         }
-        Some(HistoryForm::Rewrites(reason)) => Some(format!("earlier turns are rewritten: {reason}")),
-        Some(HistoryForm::Refuses(error)) => Some(format!("a second turn is refused: {error}")),
-    };
-    if let Some(history) = history {
-        print_line!("history      {history}");
+        if let Some(rate) = &self.recommended_learning_rate {
+            print_line!("learning     {rate}");
+        }
+        self.renderer.show();
     }
-    for warning in &selected.warnings {
-        print_line!("warning      {warning}");
+}
+
+impl TemplateFacts {
+    fn of(template: &ChatTemplate) -> Result<Self, CommandError> {
+        let engine = TemplateEngine::new(template, Map::new()).or_exit(ProcessExit::Config)?;
+        let is_usual = |name: &String| {
+            USUAL_VARIABLES.contains(&name.as_str()) || template.special_tokens.contains_key(name.as_str())
+        };
+        let arguments = engine.variables().into_iter().filter(|name| !is_usual(name)).collect();
+        let switch = ThinkingSwitch::of(template).or_exit(ProcessExit::Config)?;
+        let thinking = switch.map(|ThinkingSwitch { variable, is_on }| {
+            let variable = variable.to_owned();
+            ThinkingFacts { variable, is_on }
+        });
+        Ok(Self { arguments, thinking, source: template.source.clone() })
     }
-    let conversation = [Message::user("Hi!"), Message::assistant("Hello."), Message::user("What is 2 + 2?")];
-    let sample = renderer.prompt(&conversation).or_else(|_| renderer.prompt(&conversation[..1]));
-    let sample = sample.or_exit(ProcessExit::Config)?;
-    print_line!("sample       {} tokens\n\n{}", sample.len(), spellings.spell(&sample));
-    Ok(())
+
+    fn show(&self) {
+        print_line!("template     {} characters, `--template` prints it", self.source.chars().count());
+        if !self.arguments.is_empty() {
+            print_line!("arguments    {} (`[model] template_args` of a config)", self.arguments.join(", "));
+        }
+        if let Some(ThinkingFacts { variable, is_on }) = &self.thinking {
+            let (now, other) = if *is_on { ("on", "off") } else { ("off", "on") };
+            print_line!("thinking     {now}; {variable} = {} turns it {other}", !is_on);
+        }
+    }
+}
+
+impl RendererFacts {
+    fn of(selected: &SelectedRenderer, spellings: &Spellings) -> Result<Self, CommandError> {
+        let renderer = &selected.renderer;
+        let conversation =
+            [Message::user("Hi!"), Message::assistant("Hello."), Message::user("What is 2 + 2?")];
+        let sample = renderer.prompt(&conversation).or_else(|_| renderer.prompt(&conversation[..1]));
+        let sample = sample.or_exit(ProcessExit::Config)?;
+        Ok(Self {
+            name: renderer.name().to_owned(),
+            tools: match renderer.tools() {
+                Some(_) => "described and called in the form of the template",
+                None => "described in the system message, called in <tool_call> tags",
+            },
+            stop: match renderer.stop() {
+                Stop::Tokens(tokens) => {
+                    let named = |token: &Token| format!("{} ({token})", spellings.spell(&[*token]));
+                    tokens.iter().map(named).collect::<Vec<_>>().join(", ")
+                }
+                Stop::Strings(texts) => format!("the text {texts:?}, or a stop token of the model"),
+                Stop::ModelDefault => "those of the model".into(),
+            },
+            history: selected.history.as_ref().map(history_line),
+            warnings: selected.warnings.iter().map(ToString::to_string).collect(),
+            sample: SampleFacts { tokens: sample.len(), text: spellings.spell(&sample) },
+        })
+    }
+
+    fn show(&self) {
+        print_line!("renderer     {}", self.name);
+        print_line!("tools        {}", self.tools);
+        print_line!("stops        {}", self.stop);
+        if let Some(history) = &self.history {
+            print_line!("history      {history}");
+        }
+        for warning in &self.warnings {
+            print_line!("warning      {warning}");
+        }
+        print_line!("sample       {} tokens\n\n{}", self.sample.tokens, self.sample.text);
+    }
+}
+
+fn history_line(history: &HistoryForm) -> String {
+    match history {
+        HistoryForm::Extends => "a longer conversation begins with the tokens of the shorter one".into(),
+        HistoryForm::DropsThoughts => {
+            "the thoughts of earlier turns are left out; without them a longer conversation \
+                                       begins with the tokens of the shorter one"
+                .into()
+        }
+        HistoryForm::Rewrites(reason) => format!("earlier turns are rewritten: {reason}"),
+        HistoryForm::Refuses(error) => format!("a second turn is refused: {error}"),
+    }
 }
 
 /// The longest sequence that the model reads, where its files are on this machine.
-fn context(name: &str, published: &PublishedSettings) -> String {
+fn context(name: &str, published: &PublishedSettings) -> Option<usize> {
     let tiny = (name == TINY_RANDOM).then(|| Architecture::tiny().context);
-    let known = published.context.or(tiny).map(|context| format!("{context} tokens"));
-    known.unwrap_or_else(|| "not known, the model's files on this machine do not tell it".into())
-}
-
-/// What the publisher of the model and tinker-cookbook recommend.
-fn show_recommended(name: &str, published: &PublishedSettings) {
-    if let Some(sampling) = recommended::sampling_line(published) {
-        print_line!("answers      {sampling}; training samples at temperature 1");
-    }
-    if let Some(rate) = recommended::learning_rate_line(name, published) {
-        print_line!("learning     {rate}");
-    }
+    published.context.or(tiny)
 }
 
 /// The variables of a template, from `key=value`.

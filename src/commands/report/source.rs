@@ -8,7 +8,7 @@ use crate::config::file::ConfigFile;
 use crate::config::{ProcessVariables, RunPlan, mask};
 use crate::run_folder::{CONFIG, reading};
 use minds_core::record::EvaluationRecord;
-use minds_observe::report::{QuarantineSummary, ReportSource, RunSettings};
+use minds_observe::report::{QuarantineSummary, ReportSource, ReportedConfig};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -74,7 +74,7 @@ fn name(folder: &Path) -> String {
 }
 
 /// The config as text and as settings.
-fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Option<RunSettings>)> {
+fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Option<ReportedConfig>)> {
     let text = reading::config(folder)?;
     let Ok(mut table) = text.parse::<toml::Table>() else {
         notes.push(format!("{CONFIG} is damaged and not shown"));
@@ -95,8 +95,8 @@ fn config(folder: &Path, notes: &mut Vec<String>) -> anyhow::Result<(String, Opt
     Ok((text, plan.map(settings)))
 }
 
-fn settings(plan: RunPlan) -> RunSettings {
-    RunSettings {
+fn settings(plan: RunPlan) -> ReportedConfig {
+    ReportedConfig {
         service: plan.service.name().to_owned(),
         threads: plan.resolved.engine.threads.filter(|_| plan.service.engine().is_some()),
         environments: plan.envs.iter().map(EnvPlan::share).collect(),

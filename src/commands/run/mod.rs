@@ -71,9 +71,12 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             None => (components, None),
             Some(nats) => {
                 let renderer = ready.renderer.name();
-                let remote =
-                    assemble::remote(&plan, nats, renderer, ready.info.context, &folder, components).await?;
-                (remote.0, Some(remote.1))
+                let context = ready.info.context;
+                let moved = assemble::move_environments_to_workers(
+                    &plan, nats, renderer, context, &folder, components,
+                );
+                let (components, dispatcher) = moved.await?;
+                (components, Some(dispatcher))
             }
         };
         banner(&plan, &ready, &folder, listening.as_ref());

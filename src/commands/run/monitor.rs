@@ -358,6 +358,7 @@ fn show(record: &StepRecord) {
         kl = record.kl_v2,
         entropy = record.entropy,
         staleness = record.staleness_mean,
+        staleness_newest = record.staleness_newest,
         tokens_sampled = record.tokens_sampled,
         train_s = record.time_train,
         step_s = record.time_total,

@@ -24,8 +24,12 @@ pub(super) struct RunSummary {
     rewards: Vec<f64>,
     /// Steps before this start of the run.
     before: usize,
-    /// Mean staleness of the last step.
-    staleness: f64,
+    /// Staleness of the last step, as [`staleness`] writes it.
+    staleness: String,
+    /// Mean staleness of each step's rollouts by the newest weights that sampled them, where weights are in flight.
+    newest: Vec<f64>,
+    /// Mean staleness of each step's tokens, where the service tells which weights sampled them.
+    of_tokens: Vec<f64>,
     /// Staleness of all groups trained since this start of the run.
     histogram: StalenessHistogram,
     /// Seconds in which a complete batch was held back for stragglers while the trainer was idle.
@@ -46,7 +50,9 @@ impl RunSummary {
         self.sampled += record.tokens_sampled.unwrap_or(0.0);
         self.trained += record.tokens_trained.unwrap_or(0.0);
         self.rewards.push(record.reward().unwrap_or(0.0));
-        self.staleness = record.staleness_mean.unwrap_or(0.0);
+        self.staleness = staleness(record);
+        self.newest.extend(record.staleness_newest);
+        self.of_tokens.extend(record.staleness_token);
         self.held += record.time_waits_for_stragglers.unwrap_or(0.0);
     }
 
@@ -65,18 +71,18 @@ impl RunSummary {
     /// Short text about the last step.
     pub(super) fn progress_line(&self) -> String {
         match self.rewards.last() {
-            Some(reward) => format!("reward {reward:.3} · staleness {:.1}", self.staleness),
+            Some(reward) => format!("reward {reward:.3} · staleness {}", self.staleness),
             None => "no step yet".into(),
         }
     }
 
-    /// Advice if the trainer waited for stragglers for more than 5 % of the time.
+    /// Advice if the trainer waited for stragglers for more than 5% of the time.
     pub(super) fn straggler_note(&self, max_staleness: u64, shares: &BusyTimes) -> Option<String> {
         let share = self.held / shares.wall;
         (share > WAITED_LONG).then(|| {
             format!(
-                "for {:.0} % of the time a complete batch was held back until stragglers finished, so that no \
-                 rollout is more than {} steps old: a larger `trainer.max_staleness` is faster, and with `trainer.staleness \
+                "for {:.0}% of the time a complete batch was held back until stragglers finished, so that no \
+                 rollout is more than {} steps stale: a larger `trainer.max_staleness` is faster, and with `trainer.staleness \
                  = \"drop\"` such rollouts are resampled",
                 100.0 * share,
                 max_staleness
@@ -87,7 +93,6 @@ impl RunSummary {
     /// The last lines of a run that ended after `step` of `max_steps` steps without an error.
     pub(super) fn summary(&self, step: u64, max_steps: u64, took: Duration, shares: &BusyTimes) -> String {
         let seconds = took.as_secs_f64();
-        let mean = |rewards: &[f64]| rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
         let rewards = match self.rewards.len() {
             0 => "no step was done".into(),
             all if all < 2 * WINDOW => format!("{:.3} over all steps", mean(&self.rewards)),
@@ -107,9 +112,9 @@ impl RunSummary {
         };
         format!(
             "{end}{here}; {:.0} s, {:.1} tokens/s sampled, {:.1} tokens/s trained\n\
-             busy         sampling {:.0} %, scoring {:.0} %, training {:.0} % of the time; \
-             {:.0} % of the training time overlapped with sampling or scoring\n\
-             staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most\n\
+             busy         sampling {:.0}%, scoring {:.0}%, training {:.0}% of the time; \
+             {:.0}% of the training time overlapped with sampling or scoring\n\
+             staleness    {:.2} steps on average, {} for half of the groups, {} for 99 of 100, {} at most{}\n\
              reward       {rewards}",
             seconds,
             self.sampled / seconds,
@@ -122,7 +127,35 @@ impl RunSummary {
             self.histogram.percentile(0.5),
             self.histogram.percentile(0.99),
             self.histogram.percentile(1.0),
+            self.in_flight_staleness(),
         )
+    }
+
+    /// What the staleness of groups, which is that of their oldest weights, leaves out where weights are in flight.
+    fn in_flight_staleness(&self) -> String {
+        if self.newest.is_empty() {
+            return String::new();
+        }
+        let newest = mean(&self.newest);
+        let of_tokens = match self.of_tokens.len() == self.newest.len() {
+            true => format!(", that of its tokens {:.2}", mean(&self.of_tokens)),
+            false => String::new(),
+        };
+        format!("; that of a rollout's newest weights {newest:.2}{of_tokens}")
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Mean staleness of a step's groups; where weights are in flight, the range from the newest weights of the rollouts to
+/// the oldest.
+fn staleness(record: &StepRecord) -> String {
+    let oldest = record.staleness_mean.unwrap_or(f64::NAN);
+    match record.staleness_newest {
+        Some(newest) => format!("{newest:.1}–{oldest:.1}"),
+        None => format!("{oldest:.1}"),
     }
 }
 
@@ -132,11 +165,11 @@ pub(super) fn step_line(record: &StepRecord) -> String {
     // Absent if nothing was trained.
     let kl = record.kl_v2.map_or("–".into(), |kl| format!("{kl:.2e}"));
     format!(
-        "step {:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4.1} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0} %",
+        "step {:<7} reward {:<7.3} kl {kl:<9} entropy {:<6.3} stale {:<4} sampled {:<5} train {:.2} s, step {:.2} s, overlap {:.0}%",
         record.step,
         known(record.reward()),
         known(record.entropy),
-        known(record.staleness_mean),
+        staleness(record),
         known(record.tokens_sampled),
         known(record.time_train),
         known(record.time_total),
@@ -147,6 +180,34 @@ pub(super) fn step_line(record: &StepRecord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn in_flight_staleness_is_shown_as_a_range() {
+        let mut summary = RunSummary::default();
+        let line = |newest| {
+            let record = StepRecord {
+                step: 1,
+                staleness_mean: Some(2.0),
+                staleness_newest: newest,
+                staleness_token: Some(1.0),
+                ..StepRecord::default()
+            };
+            (step_line(&record), CommittedStep { record, groups: Vec::new() })
+        };
+        let (snapshot, step) = line(None);
+        assert!(snapshot.contains("stale 2.0  sampled"), "{snapshot}");
+        summary.add(&step);
+        assert!(!summary.in_flight_staleness().contains("newest"));
+        let (in_flight, step) = line(Some(0.5));
+        assert!(in_flight.contains("stale 0.5–2.0 sampled"), "{in_flight}");
+        let mut summary = RunSummary::default();
+        summary.add(&step);
+        assert!(summary.progress_line().ends_with("staleness 0.5–2.0"), "{}", summary.progress_line());
+        assert_eq!(
+            summary.in_flight_staleness(),
+            "; that of a rollout's newest weights 0.50, that of its tokens 1.00"
+        );
+    }
 
     // H20: a published run had not learnt anything, and nothing said so.
     #[test]

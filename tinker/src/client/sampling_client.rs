@@ -145,7 +145,7 @@ async fn fetch<T>(
         request.seq_id = Some(next.fetch_add(1, Ordering::Relaxed));
         let permit = connection.sample_limiter.acquire().await;
         let (promise, permit) = match submit(connection, what, &request, permit).await {
-            // It was drawn, and its result has no name here: another draw is as good.
+            // It may have been sampled, but the id of its result is lost. Samples are independent, so another one is drawn.
             Err(ClientError::InDoubt { detail, .. }) if resubmissions < RESUBMISSIONS => {
                 tracing::debug!(what, detail, "a sample is resampled");
                 resubmissions += 1;

@@ -5,10 +5,11 @@ use crate::kit::{MODEL, datum, limits, options};
 use minds_core::loss::Loss;
 use minds_core::optim::AdamParams;
 use minds_core::sampling::{SampleRequest, SamplingParams};
-use minds_tinker::client::{Client, ClientError, TrainingClient};
+use minds_tinker::client::{Client, ClientError, ClientOptions, ClientTimeouts, TrainingClient};
 use minds_tinker::types::LoraConfig;
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What SkyRL and others say of a future that they have forgotten, and of weights that they have.
 const FORGOTTEN: &str = r#"{"detail":"Future not found"}"#;
@@ -30,6 +31,21 @@ fn numbers(server: &Server, path: &str) -> Vec<Value> {
     let seen = server.seen.lock().unwrap();
     let bodies = seen.iter().filter(|seen| seen.path == path);
     bodies.map(|seen| serde_json::from_slice::<Value>(&seen.body).unwrap()["seq_id"].clone()).collect()
+}
+
+/// A request that changes the model breaks the order instead: later ones would run without it.
+#[tokio::test]
+async fn a_save_that_is_refused_for_load_leaves_its_number_to_the_next_request() {
+    let server = Server::start(Kind { early_polls: 0, ..Kind::default() }).await;
+    let near = options(&server.url);
+    let timeouts = ClientTimeouts { outage: Duration::from_millis(30), ..near.timeouts };
+    let client = Client::connect(&ClientOptions { timeouts, ..near }).await.unwrap();
+    let training = client.create_training(MODEL, LoraConfig::default(), limits()).await.unwrap();
+    script(&server, "save_weights_for_sampler", &[(503, "full"); 1000]);
+    let error = training.sampler(None).await.map(|_| ()).unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { refused: true, .. }), "{error:?}");
+    training.save_state("a").await.unwrap();
+    assert_eq!(numbers(&server, "save_weights"), [1]);
 }
 
 #[tokio::test]

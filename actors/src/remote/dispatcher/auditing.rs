@@ -45,7 +45,7 @@ impl Shared {
         let mut jobs = self.jobs();
         for id in lost {
             if let Some(waiting) = jobs.waiting.get_mut(id) {
-                warn!(job = id, "the broker has lost a job: it is published again");
+                warn!(job = id, "the broker no longer has this job; publishing it again");
                 waiting.since = Instant::now();
                 waiting.count_anew();
                 waiting.missing.notify_one();

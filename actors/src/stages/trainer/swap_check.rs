@@ -29,7 +29,7 @@ pub(super) enum SwapCheck {
     Unknown,
     /// The first publication, and at how many later ones its sampler gave the same logprobs.
     Watching { first: FirstPublication, kept: u32 },
-    /// The samplers follow, or a warning was given.
+    /// The samplers follow, the service could not be checked, or a warning was given.
     Done,
 }
 
@@ -54,14 +54,13 @@ impl SwapCheck {
         if matches!(self, Self::Done) {
             return false;
         }
-        match timeout(LONGEST, self.observe(newest, groups)).await {
-            Ok(Ok(is_ignored)) => is_ignored,
-            Ok(Err(error)) => {
-                debug!(%error, "whether the service swaps in-flight weights was not checked at this step");
-                false
-            }
-            Err(_) => false,
-        }
+        let late = |_| Err(BackendError::TimedOut(format!("no score within {} s", LONGEST.as_secs())));
+        let observed = timeout(LONGEST, self.observe(newest, groups)).await.unwrap_or_else(late);
+        observed.unwrap_or_else(|error| {
+            debug!(%error, "failed to check whether the service swaps in-flight weights");
+            *self = Self::Done;
+            false
+        })
     }
 
     async fn observe(

@@ -33,7 +33,7 @@ async fn missing_limit_rewards_that_never_arrive_do_not_block_a_step() {
         let mut run = world.start();
         assert_eq!(run.end().await, Ok(100));
         let missing: u32 = run.steps.iter().flat_map(|step| &step.groups).map(|group| group.missing).sum();
-        assert_eq!(missing, 32, "2 % of 1600 rollouts");
+        assert_eq!(missing, 32, "2% of 1600 rollouts");
     })
     .await;
 }

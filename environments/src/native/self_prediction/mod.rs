@@ -46,7 +46,7 @@ pub const INFO: EnvInfo = EnvInfo {
 arguments! {
     SelfPredictionOptions {
         level: SumLevel = Choice(&["to_20", "one_digit", "full"]),
-            "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15 % of them up to 10^12";
+            "operands: 0 to 20 with + - *; one-digit sums; or 0 to 999 with + - *, 15% of them up to 10^12";
         items: NonZeroU64 = Whole { default: 5000, min: 3, max: 1_000_000 }, only with level = "full",
             "questions in one cycle; the other levels have all there are";
         shots: usize = Whole { default: 2, min: 0, max: 4 },

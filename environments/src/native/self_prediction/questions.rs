@@ -19,7 +19,7 @@ pub(super) enum SumLevel {
     /// 0 to 9, sums only.
     #[serde(rename = "one_digit")]
     OneDigit,
-    /// 0 to 999, and 15 % from 10^7 to 10^12, with + - *.
+    /// 0 to 999, and 15% from 10^7 to 10^12, with + - *.
     #[serde(rename = "full")]
     Full,
 }

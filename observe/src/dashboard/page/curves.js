@@ -69,7 +69,7 @@ const CHARTS = [
   { title: 'Reward', hint: 'mean of a step', zero: [], series: rewards, smooth: true, wide: true },
   {
     title: 'Held-out reward',
-    hint: 'of evaluations, with the 95 % interval',
+    hint: 'of evaluations, with the 95% interval',
     zero: [],
     series: measured,
     bands: between,

@@ -7,7 +7,7 @@ import { appendMarked } from './marked.js';
 
 /** Lower bounds of probability; the class of a token is the index of the first that it reaches. */
 const STEPS = [0.9, 0.5, 0.2, 0.05, 0.01, 0];
-const WORDS = ['≥ 90 %', '50–90 %', '20–50 %', '5–20 %', '1–5 %', '< 1 %'];
+const WORDS = ['≥ 90%', '50–90%', '20–50%', '5–20%', '1–5%', '< 1%'];
 const AT_ONCE = 1000;
 const POINT = 'Point at a token, or focus the text and use the arrow keys.';
 const TOUCH = 'Tap a token to see how likely it was.';

@@ -23,7 +23,7 @@ function row(worker) {
     `${count(worker.running)} of ${count(worker.concurrency)}`,
     count(worker.done),
     worker.done ? seconds(worker.job_s) : '–',
-    `${Math.round(100 * worker.idle)} %`,
+    `${Math.round(100 * worker.idle)}%`,
     worker.program,
     worker.serves.join(', ') || '–',
     problems.join('; ') || '–',
