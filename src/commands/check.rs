@@ -85,9 +85,9 @@ impl CheckResult {
         }
         print_line!("loss         {}, learning rate {}", train.loss.name(), train.adam.learning_rate);
         print_line!(
-            "tokens       sampled by one turn of all rollouts of a step: at most {}, by one completion: at most {}",
-            self.tokens.sampled_at_most,
-            plan.sampling.max_tokens
+            "tokens       sampled: at most {} per completion, {} per step of rollouts with one turn",
+            plan.sampling.max_tokens,
+            self.tokens.sampled_at_most
         );
         if let Some(prompts) = &self.tokens.prompts {
             print_line!(
@@ -204,15 +204,18 @@ impl CheckResult {
 
 /// The staleness of rollouts that all take the same time, in steps.
 fn mean_staleness(options: &PipelineOptions) -> String {
-    let steps = options.max_steps_off_policy;
+    let steps = match options.max_steps_off_policy {
+        1 => "1 step".to_owned(),
+        steps => format!("{steps} steps"),
+    };
     let unpublished = match options.train.publish_every.get() {
         1 => String::new(),
         every => format!(" plus up to {} until the weights are published", every - 1),
     };
     match options.train.weights {
-        SamplerWeights::Snapshot => format!("about {steps} steps on average{unpublished}"),
+        SamplerWeights::Snapshot => format!("about {steps} on average{unpublished}"),
         SamplerWeights::InFlight => format!(
-            "about {steps} steps on average over the tokens, {} for the oldest weights of a rollout{unpublished}",
+            "about {steps} on average over the tokens, {} for the oldest weights of a rollout{unpublished}",
             options.batches_ahead()
         ),
     }

@@ -65,7 +65,7 @@ fn show(plan: &RunPlan, summary: &SimulationSummary) {
         summary.bound.named().iter().map(|(name, s)| format!("{name} {s:.3} s")).collect();
     let cause = summary.bound.cause().map(|cause| format!(", limited by {cause}")).unwrap_or_default();
     print_line!(
-        "bound        no step can take less than {:.3} s on average{cause} ({})",
+        "bound        a step takes at least {:.3} s on average{cause} ({})",
         summary.bound.step(),
         parts.join(", ")
     );

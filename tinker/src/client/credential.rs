@@ -115,7 +115,7 @@ impl Credential {
             match print_key(command).await {
                 Ok(key) => break key,
                 Err(problem) if runs < COMMAND_RUNS => {
-                    tracing::warn!("{CREDENTIAL_COMMAND_ENV} {problem}; it is run again");
+                    tracing::warn!("{CREDENTIAL_COMMAND_ENV} {problem}; running it again");
                     runs += 1;
                     sleep(self.pause).await;
                 }
