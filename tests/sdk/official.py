@@ -317,7 +317,7 @@ if NEWER:
 fails("a taken name", "taken", lambda: client.save_state(name).result())
 fails("a missing state", "no weights", lambda: client.load_state("tinker://nobody/weights/nothing").result())
 fails("no samples", "num_samples", lambda: base.sample(prompt=prompt(b"a"), num_samples=0, sampling_params=params).result())
-fails("another base model", "not served", lambda: service.create_lora_training_client(base_model="someone/else").get_info())
+fails("another base model", "it serves", lambda: service.create_lora_training_client(base_model="someone/else").get_info())
 after = client.forward(texts(), "cross_entropy").result().metrics["loss:sum"]
 check("refusals leave the model alone and its order unbroken", math.isfinite(after))
 if hasattr(service, "close"):
