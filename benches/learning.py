@@ -91,6 +91,13 @@ CONSTANT = {
 }
 
 
+def step_text(path: Path) -> str:
+    """The lines of a step's rollouts, which are compressed where they are long."""
+    if path.exists():
+        return path.read_text()
+    return subprocess.run(["zstdcat", f"{path}.zst"], check=True, capture_output=True, text=True).stdout
+
+
 class Run:
     """The numbers of one run."""
 
@@ -114,8 +121,8 @@ class Run:
         self.gap = max(abs(row.get("optim/kl_sample_train_v2", 0.0)) for row in rows)
         self.minutes = sum(row["time/total"] for row in rows) / 60
         steps = range(STEPS - WINDOW + 1, STEPS + 1)
-        files = [run / f"rollouts/step_{step:06}.jsonl" for step in steps]
-        rollouts = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        texts = [step_text(run / f"rollouts/step_{step:06}.jsonl") for step in steps]
+        rollouts = [json.loads(line) for text in texts for line in text.splitlines()]
         self.constant = CONSTANT[task](rollouts)
 
 

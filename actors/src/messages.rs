@@ -9,13 +9,16 @@ use minds_core::chat::{PromptError, Renderer};
 use minds_core::datum::Datum;
 use minds_core::environment::{Environment, Item};
 use minds_core::ids::{GroupId, ItemKey, PolicyVersion, RolloutId};
-use minds_core::record::{QuarantineRow, RolloutRow, StepRecord, TurnRow};
+use minds_core::random::seeded_rng;
+use minds_core::record::{QuarantineRow, RolloutRow, StepRecord, TurnRow, WrittenRollouts};
 use minds_core::reward::{RewardError, Score};
 use minds_core::rollout::Rollout;
 pub use minds_core::rollout::{Drift, TrainingRollout};
 use minds_core::sampling::SamplingParams;
 use minds_core::service::BackendError;
+use rand::Rng as _;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,14 +209,55 @@ pub struct CommittedStep {
 }
 
 impl CommittedStep {
-    /// The rollouts of the step as the run folder keeps them.
-    pub fn rollouts(&self) -> impl Iterator<Item = RolloutRow<'_>> {
-        self.groups
-            .iter()
-            .flat_map(move |group| group.members.iter().map(move |member| self.rollout(group, member)))
+    /// The rollouts of the step that the run folder keeps, shared with the step; `None` with [`WrittenRollouts::Off`].
+    #[must_use]
+    pub fn rollouts(&self, which: WrittenRollouts) -> Option<StepRollouts> {
+        let step = self.record.step;
+        let chosen = match which {
+            WrittenRollouts::All => self.groups.iter().collect(),
+            WrittenRollouts::Sample => one_of_each_environment(step, &self.groups),
+            WrittenRollouts::Off => return None,
+        };
+        let groups = chosen.into_iter().map(|group| (group.group.clone(), group.members.clone()));
+        Some(StepRollouts { step, groups: groups.collect() })
+    }
+}
+
+/// One group of each environment, drawn by the step and the id: the same whatever their order.
+fn one_of_each_environment(step: u64, groups: &[TrainingGroup]) -> Vec<&TrainingGroup> {
+    let drawn = |group: &TrainingGroup| seeded_rng([step, group.group.id.0, 0, 0]).next_u64();
+    let mut chosen: BTreeMap<&str, (u64, &TrainingGroup)> = BTreeMap::new();
+    for group in groups {
+        let key = drawn(group);
+        let kept = chosen.entry(&group.group.component.name).or_insert((key, group));
+        if key < kept.0 {
+            *kept = (key, group);
+        }
+    }
+    chosen.into_values().map(|(_, group)| group).collect()
+}
+
+/// Rollouts of a step, for the run folder. They are shared, so that another thread can write them.
+pub struct StepRollouts {
+    step: u64,
+    groups: Vec<(Arc<Group>, Arc<[TrainingRollout]>)>,
+}
+
+impl StepRollouts {
+    /// The step that trained them, from 1.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
     }
 
-    fn rollout<'a>(&self, group: &'a TrainingGroup, member: &'a TrainingRollout) -> RolloutRow<'a> {
+    /// The rollouts as the run folder keeps them.
+    pub fn rows(&self) -> impl Iterator<Item = RolloutRow<'_>> {
+        self.groups
+            .iter()
+            .flat_map(move |(group, members)| members.iter().map(move |member| self.row(group, member)))
+    }
+
+    fn row<'a>(&self, group: &'a Group, member: &'a TrainingRollout) -> RolloutRow<'a> {
         let turns = member.rollout.turns.iter().map(|turn| TurnRow {
             text: (&turn.text).into(),
             complete: turn.complete,
@@ -223,17 +267,17 @@ impl CommittedStep {
             versions: (&turn.completion.versions).into(),
         });
         RolloutRow {
-            step: self.record.step,
-            environment: (&group.group.component.name).into(),
-            group: group.group.id.0,
-            item: group.group.key.item,
+            step: self.step,
+            environment: (&group.component.name).into(),
+            group: group.id.0,
+            item: group.key.item,
             member: member.rollout.id.member,
             policy: member.rollout.policy.0,
             newest_policy: member.rollout.newest.map(|newest| newest.0),
             reward: member.score.reward.get(),
             advantage: member.advantage,
             metrics: Cow::Borrowed(&member.score.metrics),
-            prompt: member.rollout.prompt(&group.group.item).into(),
+            prompt: member.rollout.prompt(&group.item).into(),
             turns: turns.collect(),
         }
     }

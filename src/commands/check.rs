@@ -132,6 +132,7 @@ impl CheckResult {
             if eval_every == 0 { "" } else { " and at the end" }
         );
         print_line!("run folder   {}", self.folder_line());
+        print_line!("             keeps {} of each step", plan.rollouts.describe());
         for tried in &self.tried {
             print_line!("tried        {tried}");
         }
@@ -196,6 +197,7 @@ impl CheckResult {
             "save_every": plan.pipeline.train.save_every,
             "eval_every": plan.pipeline.evaluate.map_or(0, |evaluation| evaluation.every.get()),
             "run_folder": { "path": folder, "resumes_after": resumes_after },
+            "rollouts": plan.rollouts,
             "tried": self.tried,
             "warnings": self.warnings,
         })

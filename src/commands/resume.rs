@@ -36,6 +36,7 @@ pub fn open(plan: &RunPlan, args: &ResumeArgs) -> Result<RunFolder, CommandError
         (_, false) => ResumeTerms::SameConfig,
     };
     let folder = RunFolder::open(&path, &plan.resolved, terms).or_exit(ProcessExit::Config)?;
+    let folder = folder.with_rollouts(plan.rollouts);
     Ok(if plan.tensorboard { folder.with_tensorboard() } else { folder })
 }
 

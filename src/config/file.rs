@@ -11,6 +11,7 @@ use super::trainer::{MemberFailureHandling, ReferenceWeights, loss_choice};
 use minds_core::advantage::Estimator;
 use minds_core::loss::PolicyLoss;
 use minds_core::optim::LearningRateDecay;
+use minds_core::record::WrittenRollouts;
 use minds_core::service::SamplerWeights;
 use minds_engine::runtime::SwapKv;
 use minds_environments::worker::BadReward;
@@ -62,7 +63,7 @@ pub struct ConfigFile {
     #[serde(default, skip_serializing)]
     pub budget: BudgetConfig,
 
-    /// Formats in which the run's metrics are written.
+    /// What the run writes into its folder besides what it needs to resume.
     #[serde(default)]
     pub log: LogConfig,
     /// Sizes of the embedded engine.
@@ -102,6 +103,8 @@ pub struct BudgetConfig {
 pub struct LogConfig {
     /// Whether the run writes TensorBoard event files into its folder.
     pub tensorboard: Option<bool>,
+    /// Which of the trained rollouts the run writes into its folder.
+    pub rollouts: Option<Choice<WrittenRollouts>>,
 }
 
 /// Keys of the `[env]` and `[[envs]]` tables.

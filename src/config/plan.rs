@@ -20,6 +20,7 @@ use crate::cli;
 use minds_core::advantage::Estimator;
 use minds_core::lora::LoraSpec;
 use minds_core::loss::Loss;
+use minds_core::record::WrittenRollouts;
 use minds_core::sampling::SamplingParams;
 use minds_environments::native::{self, is_path};
 use minds_environments::render;
@@ -84,6 +85,8 @@ pub struct RunPlan {
     pub deadline: Option<Duration>,
     /// Whether event files are written for TensorBoard.
     pub tensorboard: bool,
+    /// Which of the trained rollouts the run writes.
+    pub rollouts: WrittenRollouts,
     /// Number of newest checkpoints to keep; `None` for all.
     pub keep_states: Option<NonZeroUsize>,
     /// Time after which the server deletes a checkpoint by itself; `None` for never.
@@ -204,6 +207,7 @@ impl RunPlan {
             budget: BudgetPlan::decide(&file.budget, &service)?,
             deadline: time("run.deadline", file.run.deadline.as_deref())?,
             tensorboard: file.log.tensorboard.unwrap_or(true),
+            rollouts: chosen(file.log.rollouts),
             keep_states: trainer::keep_states(&file.trainer)?,
             state_ttl: time("trainer.state_ttl", file.trainer.state_ttl.as_deref())?,
             metrics: MetricsPlan::decide(&file.metrics, variables)?,

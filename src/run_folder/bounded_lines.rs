@@ -63,6 +63,11 @@ impl<R: BufRead> BoundedLines<R> {
         Self { file, longest, buffer: Vec::new(), number: 0, at: 0 }
     }
 
+    /// What the lines were read from, after the last line that was read.
+    pub fn into_inner(self) -> R {
+        self.file
+    }
+
     /// The next line, if there is one.
     ///
     /// # Errors

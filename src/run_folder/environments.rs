@@ -71,6 +71,7 @@ mod tests {
     use super::*;
     use crate::config::file::ConfigFile;
     use crate::run_folder::{ResumeTerms, RunFolder};
+    use futures::FutureExt as _;
     use minds_stages::ledger::{GroupCounts, SettledPositions};
     use minds_stages::trainer::SavedCheckpoint;
 
@@ -132,7 +133,9 @@ mod tests {
                     memories: BTreeMap::new(),
                     gradient_norms: Vec::new(),
                 };
-                folder.add_checkpoint(&saved).unwrap();
+                let kept =
+                    folder.add_checkpoint(&saved).now_or_never().expect("no rollouts are being written");
+                kept.unwrap();
             }
             changes.len()
         };

@@ -1,7 +1,7 @@
 //! The run folder: all files that a run writes, readable at any moment and after any end.
 //!
-//! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl` the
-//! trained rollouts · `checkpoints.jsonl` one line per checkpoint · `spares/` groups that were ready at the last one ·
+//! `config.toml` the resolved config · `metrics.json` an array, one step a line · `rollouts/step_000001.jsonl`, or
+//! `.jsonl.zst`, the trained rollouts · `checkpoints.jsonl` one line per checkpoint · `spares/` groups that were ready at the last one ·
 //! `evals.jsonl` one line per evaluation · `quarantine.jsonl` one line per reward that failed for good · `weights/`
 //! checkpoints of the embedded engine · `events.out.tfevents.…` the same metrics for TensorBoard · `environments.json`
 //! fingerprints of the environments · `broker.json` who the run is on a broker · `usage.json`
@@ -17,13 +17,14 @@ mod metrics;
 mod metrics_reader;
 pub mod reading;
 mod rollout_choice;
+mod rollout_writer;
 mod rollouts;
 mod saved_groups;
 mod usage;
 
 use crate::config::file::ConfigFile;
 use anyhow::{Context as _, anyhow, ensure};
-use minds_core::record::{EvaluationRecord, StepRecord};
+use minds_core::record::{EvaluationRecord, StepRecord, WrittenRollouts};
 use minds_models::{FileLock, LockError};
 use minds_observe::TensorBoardWriter;
 use minds_stages::ledger::GroupCounts;
@@ -43,11 +44,13 @@ use checkpoints::FILE as CHECKPOINTS;
 pub use environments::{EnvironmentFingerprint, EnvironmentFingerprints};
 use metrics::FILE as METRICS;
 pub use rollout_choice::chosen_rollouts;
+use rollout_writer::RolloutWriter;
 
 /// An open run folder.
 pub struct RunFolder {
     path: PathBuf,
     metrics: metrics::MetricsFile,
+    rollouts: RolloutWriter,
     events: Option<TensorBoardWriter>,
     /// Whether the weights of the last checkpoint have been evaluated.
     evaluated: bool,
@@ -82,9 +85,11 @@ impl RunFolder {
         let evaluated = lines::keep_until(&path, EVALUATIONS, step)?;
         remove_shadows(&path.join(WEIGHTS))?;
         let before = checkpoints.last().map(|last| last.groups).unwrap_or_default();
+        let rollouts = RolloutWriter::new(&path, WrittenRollouts::default());
         Ok(Self {
             path,
             metrics,
+            rollouts,
             events: None,
             evaluated,
             checkpoints,
@@ -92,6 +97,13 @@ impl RunFolder {
             fingerprints: None,
             _lock: lock,
         })
+    }
+
+    /// Writes these of the trained rollouts.
+    #[must_use]
+    pub fn with_rollouts(mut self, which: WrittenRollouts) -> Self {
+        self.rollouts = RolloutWriter::new(&self.path, which);
+        self
     }
 
     /// Also writes all metrics for TensorBoard.
@@ -224,17 +236,34 @@ impl RunFolder {
         usage::write(&self.path, counts)
     }
 
-    /// Writes the record and the rollouts of a step.
+    /// Writes the record of a step, and begins to write its rollouts. Waits while those of the step before are being
+    /// written.
     ///
     /// # Errors
-    /// A file cannot be written.
-    pub fn add_step(&mut self, step: &CommittedStep) -> anyhow::Result<()> {
-        rollouts::write(&self.path, step)?;
+    /// The record, or the rollouts of the step before, cannot be written.
+    pub async fn add_step(&mut self, step: &CommittedStep) -> anyhow::Result<()> {
+        self.rollouts.write(step).await?;
         self.metrics.append(&step.record)?;
         if let Some(events) = &mut self.events {
             events.append(step.record.step, step.record.numbers());
         }
         Ok(())
+    }
+
+    /// Returns the error of rollouts that could not be written in the meantime.
+    ///
+    /// # Errors
+    /// They could not be written.
+    pub async fn check_rollouts(&mut self) -> anyhow::Result<()> {
+        self.rollouts.check().await
+    }
+
+    /// Waits until the rollouts of all steps are written.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub async fn finish_rollouts(&mut self) -> anyhow::Result<()> {
+        self.rollouts.finish().await
     }
 
     /// Writes the record of an evaluation.
@@ -256,11 +285,13 @@ impl RunFolder {
         lines::append(&self.path, QUARANTINE, &rollout.row())
     }
 
-    /// Adds a saved checkpoint to the list, with the groups that were ready.
+    /// Adds a saved checkpoint to the list, with the groups that were ready. The rollouts of its steps are written
+    /// before, so that a run that resumes from it has all of them.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn add_checkpoint(&mut self, saved: &SavedCheckpoint) -> anyhow::Result<()> {
+    pub async fn add_checkpoint(&mut self, saved: &SavedCheckpoint) -> anyhow::Result<()> {
+        self.rollouts.finish().await?;
         if let Some(fingerprints) = self.fingerprints.take() {
             environments::write(&self.path, &fingerprints)?;
         }

@@ -50,11 +50,13 @@ fn choose(all: &[StepFile], seed: u64, notes: &mut Vec<String>) -> ChosenRollout
             let location = RolloutLocation { header, file: n, position, random_key };
             locations.entry(name).or_default().push(location);
         });
-        if let Err(error) = scanned {
-            unread.push(left_out(&place(&file.path), &error));
-        } else if file.bytes > MOST_BYTES {
-            let read = MOST_BYTES >> 20;
-            unread.push(format!("{} was read in part: the first {read} MiB", place(&file.path)));
+        match scanned {
+            Ok(true) => {}
+            Ok(false) => {
+                let read = MOST_BYTES >> 20;
+                unread.push(format!("{} was read in part: the first {read} MiB", place(&file.path)));
+            }
+            Err(error) => unread.push(left_out(&place(&file.path), &error)),
         }
     }
     let end = ENDS.min(files.len() / 2);
@@ -128,7 +130,7 @@ mod tests {
             };
             let path = folder.join(format!("{step}.jsonl"));
             fs::write(&path, rewards.iter().enumerate().map(row).collect::<String>()).unwrap();
-            StepFile { step, bytes: fs::metadata(&path).unwrap().len(), path }
+            StepFile { step, bytes: fs::metadata(&path).unwrap().len(), path, compressed: false }
         };
         rewards.iter().enumerate().map(file).collect()
     }
@@ -186,8 +188,9 @@ mod tests {
     #[test]
     fn a_long_run_is_read_in_part_from_its_first_step_to_its_last() {
         let of = |count: u64, bytes| -> Vec<u64> {
-            let files: Vec<StepFile> =
-                (1..=count).map(|step| StepFile { step, bytes, path: "x".into() }).collect();
+            let files: Vec<StepFile> = (1..=count)
+                .map(|step| StepFile { step, bytes, path: "x".into(), compressed: false })
+                .collect();
             spread(&files).iter().map(|file| file.step).collect()
         };
         let many = of(100_000, 10);

@@ -42,6 +42,7 @@ const KEYS: &[(&str, &[&str], &[&str])] = &[
     ("run.give_up_after", &["10s"], &["0.5"]),
     ("tinker.outage", &["10s"], &["never"]),
     ("log.tensorboard", &["true", "false"], &["perhaps"]),
+    ("log.rollouts", &["all", "sample", "off"], &["some"]),
     ("optim.grad_clip_norm", &["1.0"], &["-1"]),
     ("optim.weight_decay", &["0.1"], &["-0.1"]),
     ("model.renderer_name", &["role_colon"], &["no_such_renderer"]),

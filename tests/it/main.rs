@@ -31,6 +31,7 @@ mod refused;
 mod remote;
 mod rendered;
 mod report;
+mod rollouts;
 mod shadow;
 mod simulate;
 mod simulated_service;

@@ -9,6 +9,7 @@ mod numbers;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod written_rollouts;
 
 use crate::reward::Metrics;
 use numbers::{NumericRecord, numbers};
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 
 pub use numbers::NumberInfo;
 pub use rows::{QuarantineRow, RolloutRow, TurnRow};
+pub use written_rollouts::WrittenRollouts;
 
 /// Key of the step in the rows of steps and evaluations.
 pub const STEP: &str = "step";

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// A line of `rollouts/step_000001.jsonl`: a rollout that was part of a step.
+/// A line of `rollouts/step_000001.jsonl`, or of `.jsonl.zst`: a rollout that was part of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RolloutRow<'a> {
     /// Its step, from 1.

@@ -125,7 +125,10 @@ async fn group(State(shared): State<RouteState>, Path(id): Path<String>) -> Resp
     let kept = id.parse().ok().and_then(|id| shared.view.history().recent.find(id));
     match kept {
         Some(group) => Json(group.whole(&*shared.view.tokenizer)).into_response(),
-        None => missing("this group is no longer kept: rollouts/ in the run folder has all of them"),
+        None => missing(&format!(
+            "this group is no longer kept here; rollouts/ in the run folder has {} of each step",
+            shared.view.run_info.rollouts.describe()
+        )),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What does not change during a run.
 
+use minds_core::record::WrittenRollouts;
 use minds_core::service::SamplerWeights;
 use minds_stages::batcher::StalenessHandling;
 use serde::Serialize;
@@ -48,6 +49,8 @@ pub struct RunInfo {
     pub credits: u64,
     /// Number of rewards computed concurrently.
     pub scorers: usize,
+    /// Which of the trained rollouts the run folder keeps.
+    pub rollouts: WrittenRollouts,
     /// Config as TOML with all overrides; secrets are masked.
     pub config: String,
     /// Warnings of the config and of the model.

@@ -13,7 +13,7 @@ use super::summary::{self, ReportFact, RewardChange};
 use super::text::{TextPiece, cut};
 use super::timeline;
 use minds_core::chat::Tokenizer;
-use minds_core::record::{EvaluationRecord, QuarantineRow};
+use minds_core::record::{EvaluationRecord, QuarantineRow, WrittenRollouts};
 use minijinja::Environment;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -158,7 +158,7 @@ impl ReportView {
                 .map(|(n, name)| evaluated(source, name, n))
                 .collect::<Result<_, _>>()?,
             environments: cards::environments(chosen, tokenizer),
-            read: reading(chosen),
+            read: reading(chosen, source.settings.as_ref().map(|settings| settings.rollouts)),
             faults: if length > 0 { summary::faults(source) } else { Vec::new() },
             kinds: quarantine
                 .counts
@@ -247,16 +247,25 @@ fn evaluated(source: &ReportSource, name: &str, n: usize) -> Result<EvaluationSe
     })
 }
 
-/// States how much of the run the rollouts were chosen from.
-fn reading(chosen: &ChosenRollouts) -> String {
+/// States how much of the run the rollouts were chosen from, or why there are none.
+fn reading(chosen: &ChosenRollouts, written: Option<WrittenRollouts>) -> String {
     let read = count(chosen.read as u64);
     let steps = count(chosen.steps as u64);
+    let which = match written {
+        Some(WrittenRollouts::Sample) => "one group of each environment in",
+        Some(WrittenRollouts::All | WrittenRollouts::Off) | None => "the rollouts of",
+    };
     match chosen.steps {
-        0 => String::new(),
-        _ if read == steps => format!("Chosen among the rollouts of all {steps} steps on record."),
-        _ => format!(
-            "Chosen among the rollouts of {read} steps out of {steps}, evenly spread; the others were not read."
+        _ if !chosen.environments.is_empty() && read == steps => {
+            format!("Chosen among {which} all {steps} steps on record.")
+        }
+        _ if !chosen.environments.is_empty() => format!(
+            "Chosen among {which} {read} steps out of {steps}, evenly spread; the others were not read."
         ),
+        0 if written == Some(WrittenRollouts::Off) => {
+            "None recorded: the config turns them off, with `rollouts = \"off\"` in `[log]`.".into()
+        }
+        _ => "None recorded.".into(),
     }
 }
 

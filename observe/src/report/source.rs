@@ -4,7 +4,9 @@ use super::metrics_table::MetricsTable;
 use crate::CheckpointSummary;
 use crate::dashboard::EnvironmentShare;
 use minds_core::lora::LoraSpec;
-use minds_core::record::{self, ALL_ENVIRONMENTS, EvaluationRecord, QuarantineRow, RolloutRow};
+use minds_core::record::{
+    self, ALL_ENVIRONMENTS, EvaluationRecord, QuarantineRow, RolloutRow, WrittenRollouts,
+};
 use minds_core::sampling::SamplingParams;
 use minds_stages::pipeline::PipelineOptions;
 use std::collections::{BTreeMap, VecDeque};
@@ -63,6 +65,8 @@ pub struct ReportedConfig {
     pub lora: LoraSpec,
     /// How completions are sampled.
     pub sampling: SamplingParams,
+    /// Which of the trained rollouts the run writes.
+    pub rollouts: WrittenRollouts,
     /// Warnings of the config.
     pub warnings: Vec<String>,
 }

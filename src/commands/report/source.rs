@@ -106,6 +106,7 @@ fn settings(plan: RunPlan) -> ReportedConfig {
         pipeline: plan.pipeline,
         lora: plan.lora,
         sampling: plan.sampling,
+        rollouts: plan.rollouts,
         warnings: plan.warnings,
     }
 }

@@ -184,6 +184,7 @@ fn run_info(plan: &RunPlan, ready: &ModelService, folder: &RunFolder) -> RunInfo
         staleness: plan.pipeline.batch.staleness,
         credits: plan.pipeline.credits(),
         scorers: plan.pipeline.scorers.get(),
+        rollouts: plan.rollouts,
         config: mask::masked(&plan.resolved),
         warnings: plan.warnings.iter().chain(&ready.warnings).cloned().collect(),
     }

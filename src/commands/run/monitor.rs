@@ -79,8 +79,9 @@ impl<'a> RunMonitor<'a> {
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.spending.meter.finish()).await.is_err() {
             tracing::debug!("requests in flight were not answered in time and are counted at their most");
         }
-        let written = self.spending.write(self.folder);
-        match result.and_then(|step| written.map(|()| step)) {
+        let spent = self.spending.write(self.folder);
+        let written = self.folder.finish_rollouts().await.or_exit(ProcessExit::Failed);
+        match result.and_then(|step| spent.and(written).map(|()| step)) {
             Ok(step) => {
                 self.view.finish(step);
                 self.spending.print();
@@ -162,7 +163,7 @@ impl<'a> RunMonitor<'a> {
             tokio::select! {
                 event = self.pipeline.next() => {
                     last_event = Instant::now();
-                    if let Some(step) = self.handle_event(event)? {
+                    if let Some(step) = self.handle_event(event).await? {
                         return Ok(step);
                     }
                 }
@@ -195,6 +196,7 @@ impl<'a> RunMonitor<'a> {
                 }
                 _ = ticks.tick() => {
                     self.spending.write(self.folder)?;
+                    self.folder.check_rollouts().await.or_exit(ProcessExit::Failed)?;
                     self.show_progress();
                 }
                 () = tokio::time::sleep_until(last_event + silence) => {
@@ -214,10 +216,10 @@ impl<'a> RunMonitor<'a> {
     }
 
     /// Records and shows an event of the pipeline; at its end, returns the number of completed steps.
-    fn handle_event(&mut self, event: Option<PipelineEvent>) -> Result<Option<u64>, CommandError> {
+    async fn handle_event(&mut self, event: Option<PipelineEvent>) -> Result<Option<u64>, CommandError> {
         match event {
-            Some(PipelineEvent::Step(step)) => self.step(*step)?,
-            Some(PipelineEvent::CheckpointSaved(saved)) => self.saved(&saved)?,
+            Some(PipelineEvent::Step(step)) => self.step(*step).await?,
+            Some(PipelineEvent::CheckpointSaved(saved)) => self.saved(&saved).await?,
             Some(PipelineEvent::Quarantined(poison)) => {
                 self.folder.quarantine(&poison).or_exit(ProcessExit::Failed)?;
                 let cause = poison.cause.to_string();
@@ -260,10 +262,10 @@ impl<'a> RunMonitor<'a> {
         }
     }
 
-    fn step(&mut self, done: CommittedStep) -> Result<(), CommandError> {
+    async fn step(&mut self, done: CommittedStep) -> Result<(), CommandError> {
         self.summary.add(&done);
         self.spending.write(self.folder)?;
-        self.folder.add_step(&done).or_exit(ProcessExit::Failed)?;
+        self.folder.add_step(&done).await.or_exit(ProcessExit::Failed)?;
         if let Some(bars) = &self.bars {
             bars.step(done.record.step);
         }
@@ -282,9 +284,9 @@ impl<'a> RunMonitor<'a> {
         Ok(())
     }
 
-    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), CommandError> {
+    async fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), CommandError> {
         let SavedCheckpoint { step, state_path, .. } = saved;
-        self.folder.add_checkpoint(saved).or_exit(ProcessExit::Failed)?;
+        self.folder.add_checkpoint(saved).await.or_exit(ProcessExit::Failed)?;
         // Before the line, so that the dashboard has the checkpoint once the line is read.
         if let Some(kept) = self.folder.last() {
             self.view.add_checkpoint(kept.summary());

@@ -143,7 +143,7 @@ async function open(id) {
         'div',
         { class: 'empty' },
         h('strong', { text: 'This group cannot be shown' }),
-        h('span', { text: `${error.message}. Its rollouts are in the run folder, under rollouts/.` }),
+        h('span', { text: `${error.message}.` }),
       ),
     );
   }

@@ -9,8 +9,12 @@ import { on, store, notify } from './store.js';
 
 const AHEAD = 6;
 const WAIT = 'Groups appear here with their prompts, completions and rewards when the first step is done.';
-const RESUMED =
-  'Groups of the next steps appear here. Groups of earlier steps are in the run folder, under rollouts/; the report shows some of them.';
+const RESUMED = 'Groups of the next steps appear here.';
+const WRITTEN = {
+  all: 'Groups of earlier steps are in the run folder, under rollouts/; the report shows some of them.',
+  sample: 'The run folder has one group of each environment and step, under rollouts/; the report shows some of them.',
+  off: 'The run folder has no groups: the config turns rollouts off.',
+};
 const ASK_EVERY_MS = 1500;
 export const selection = { id: null };
 
@@ -188,9 +192,9 @@ function filter() {
 
 /** Why the list is empty: a resumed run does not keep groups from before the resume here. */
 function nothing() {
-  const { first_step: first = 0 } = store.run ?? {};
+  const { first_step: first = 0, rollouts } = store.run ?? {};
   return first > 0
-    ? [`No group is trained since step ${count(first)}, where this run resumed`, RESUMED]
+    ? [`No group is trained since step ${count(first)}, where this run resumed`, `${RESUMED} ${WRITTEN[rollouts] ?? ''}`]
     : ['No group is trained yet', WAIT];
 }
 
