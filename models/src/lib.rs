@@ -8,6 +8,7 @@
 //! [`Architecture`]: minds_core::architecture::Architecture
 
 mod bounded_file;
+mod byte_letters;
 mod byte_tokenizer;
 mod cache;
 mod config;
@@ -27,6 +28,7 @@ mod shape;
 mod source;
 mod tensor_type;
 mod tiktoken;
+mod token_text;
 mod tokenizer;
 mod weights;
 

@@ -3,6 +3,7 @@
 //! The file lists tokens as Base64 with their ranks. How text is split before that is in a Python file of the model, so only a
 //! tokenizer class whose split is known is read; another one is refused by its name.
 
+use crate::byte_letters::spell;
 use crate::error::ModelError;
 use crate::tokenizer::ByteLevelParts;
 use base64::Engine as _;
@@ -99,31 +100,12 @@ fn merges(ranks: &[Vec<u8>]) -> Vec<(String, String)> {
     merges
 }
 
-/// Bytes in the letters of byte-level BPE: printable bytes of Latin-1 as themselves, the others from U+0100 on.
-fn spell(bytes: &[u8]) -> String {
-    let is_printable = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let letter = |byte: &u8| {
-        if is_printable(*byte) {
-            return char::from(*byte);
-        }
-        let earlier = (0..*byte).filter(|other| !is_printable(*other)).count();
-        char::from_u32(256 + earlier as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
-    };
-    bytes.iter().map(letter).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tokenizer::ModelTokenizer;
     use minds_core::chat::Tokenizer;
     use serde_json::json;
-
-    /// The alphabet of GPT-2's byte-level BPE has these letters for these bytes.
-    #[test]
-    fn bytes_are_spelled_as_in_byte_level_bpe() {
-        assert_eq!(spell(b" a\n\x00\x7f\xad\xff"), "ĠaĊĀġŃÿ");
-    }
 
     fn config() -> Value {
         json!({

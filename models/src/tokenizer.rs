@@ -7,11 +7,13 @@
 
 use crate::error::ModelError;
 use crate::pretokenizer::{PreTokenization, pre_tokenization};
+use crate::token_text::TokenTexts;
 use minds_core::chat;
 use minds_core::ids::Token;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, PaddingParams};
@@ -20,6 +22,8 @@ use tokenizers::{AddedToken, PaddingParams};
 #[derive(Debug)]
 pub struct ModelTokenizer {
     inner: tokenizers::Tokenizer,
+    /// Texts of the tokens, once one was asked for; `None` if they cannot simply be joined.
+    texts: OnceLock<Option<TokenTexts>>,
     control: BTreeMap<String, Token>,
     vocab: usize,
     stop: Vec<Token>,
@@ -111,6 +115,7 @@ impl ModelTokenizer {
         let vocab = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         Self {
             inner,
+            texts: OnceLock::new(),
             control,
             vocab,
             stop: Vec::new(),
@@ -172,7 +177,10 @@ impl chat::Tokenizer for ModelTokenizer {
     }
 
     fn decode(&self, tokens: &[Token]) -> String {
-        self.inner.decode(tokens, true).unwrap_or_default()
+        match self.texts.get_or_init(|| TokenTexts::of(&self.inner, self.vocab)) {
+            Some(texts) => texts.join(tokens),
+            None => self.inner.decode(tokens, true).unwrap_or_default(),
+        }
     }
 
     fn vocab(&self) -> usize {

@@ -3,6 +3,7 @@
 use crate::make::{Meta, small_folder, small_gguf, stand_in, write};
 use minds_core::chat::Tokenizer;
 use minds_models::{ByteTokenizer, ModelFiles, ModelTokenizer};
+use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -158,6 +159,19 @@ proptest! {
     fn any_text_survives(text in any::<String>()) {
         let tokenizer = small();
         prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
+    }
+}
+
+proptest! {
+    /// `decode_with_control` asks the `tokenizers` crate.
+    #[test]
+    fn any_tokens_have_the_text_that_the_tokenizers_crate_gives_them(tokens in vec(0..280u32, 0..40)) {
+        let added = [("<|im_start|>", true), ("<|im_end|>", true), ("<think>", false), ("a b", false), ("≠é", false)];
+        for tokenizer in [small(), from_json(&tokenizer_json(&added), &json!({}))] {
+            let is_control = |token: &u32| tokenizer.control_tokens().any(|(_, control)| control == *token);
+            let plain: Vec<u32> = tokens.iter().copied().filter(|token| !is_control(token)).collect();
+            prop_assert_eq!(tokenizer.decode(&tokens), tokenizer.decode_with_control(&plain));
+        }
     }
 }
 
