@@ -10,7 +10,6 @@ pub mod chat;
 pub mod checkpoint;
 pub mod choice;
 pub mod continuation;
-#[cfg(feature = "contract")]
 pub mod contract;
 pub mod datum;
 #[cfg(test)]
