@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// Maximum number of groups kept.
 const MOST: usize = 300;
-/// Maximum number of tokens of all kept groups, prompts included: a token takes eight bytes.
-const MOST_TOKENS: usize = 4_000_000;
+/// Maximum number of tokens of all kept groups, prompts included: a token takes eight bytes, and some four more as text.
+const MOST_TOKENS: usize = 2_000_000;
 /// Maximum number of tokens of a completion that are shown one by one.
 const MOST_SHOWN: usize = 4096;
 /// Maximum number of characters of a prompt in the list.

@@ -52,12 +52,15 @@ pub(super) struct Connection {
     pub(super) ended: AtomicBool,
 }
 
+/// Makes a request that was sent before. Of a pass it is encoded again: its body is large, and seldom needed.
+pub(super) type RequestAgain = Box<dyn Fn(&Connection) -> Result<HttpRequest, ClientError> + Send + Sync>;
+
 /// A request that the server has accepted.
 pub(super) struct SubmittedRequest {
     /// Name of the result on the server.
     pub(super) request_id: String,
-    /// The request, to send again if the server forgets its result.
-    pub(super) call: HttpRequest,
+    /// Makes the request again, if the server forgets its result.
+    pub(super) again: RequestAgain,
     /// Whether it may have been accepted more than once: the response to an earlier attempt was lost.
     pub(super) maybe_executed: bool,
 }
@@ -238,7 +241,7 @@ impl Connection {
         let promise: FutureHandle = self.request_with(what, &call, not_found, &mut attempts).await?;
         Ok(SubmittedRequest {
             request_id: promise.request_id,
-            call,
+            again: Box::new(move |_| Ok(call.clone())),
             maybe_executed: attempts.maybe_executed(),
         })
     }
@@ -441,7 +444,11 @@ impl Connection {
             Err(ResultError::Gone(why)) => why,
             result => return result,
         };
-        match self.submit(what, submitted.call.clone(), NotFoundMeaning::Lost).await {
+        let resubmitted = match (submitted.again)(self) {
+            Ok(call) => self.submit(what, call, NotFoundMeaning::Lost).await,
+            Err(error) => Err(error),
+        };
+        match resubmitted {
             Ok(resubmitted) if resubmitted.request_id != submitted.request_id => {
                 tracing::warn!(what, why, "the server has forgotten a result, and has another name for it");
                 self.retrieve(what, kind, &resubmitted.request_id, limit, read).await

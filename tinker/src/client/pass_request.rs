@@ -13,7 +13,8 @@ use prost::Message as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Data and loss of a pass, not yet encoded.
+/// Data and loss of a pass, not yet encoded. Cheap to clone.
+#[derive(Clone)]
 pub(super) struct PassRequest {
     pub(super) data: Arc<[Datum]>,
     pub(super) loss: Loss,

@@ -140,10 +140,15 @@ impl QueueTask {
         let chunk = PassChunk { what, pass, range: chunk, seq_id };
         loop {
             match self.try_wires(&chunk, &attempts).await {
-                Ok((request_id, call)) => {
+                Ok((request_id, wire)) => {
+                    let PassChunk { range, seq_id, .. } = chunk;
+                    let model_id = self.model_id.clone();
+                    let pass = pass.clone();
                     return Ok(SubmittedRequest {
                         request_id,
-                        call,
+                        again: Box::new(move |connection| {
+                            pass.call(connection, &model_id, range.clone(), seq_id, wire)
+                        }),
                         maybe_executed: attempts.maybe_executed(),
                     });
                 }
@@ -154,12 +159,12 @@ impl QueueTask {
     }
 
     /// Sends one attempt in the server's wire format; while that is a guess, tries the other one too. If both are
-    /// rejected, returns the rejection of the likelier one.
+    /// rejected, returns the rejection of the likelier one. Returns the name of the result, and the wire format.
     async fn try_wires(
         &self,
         chunk: &PassChunk<'_>,
         attempts: &Attempts<'_>,
-    ) -> Result<(String, HttpRequest), ChunkRejection> {
+    ) -> Result<(String, WireFormat), ChunkRejection> {
         let (wire, other) = self.connection.wire.candidates();
         let rejection = match self.try_wire(chunk, wire, attempts).await {
             Ok(submitted) => return Ok(submitted),
@@ -186,14 +191,14 @@ impl QueueTask {
         chunk: &PassChunk<'_>,
         wire: WireFormat,
         attempts: &Attempts<'_>,
-    ) -> Result<(String, HttpRequest), ChunkRejection> {
+    ) -> Result<(String, WireFormat), ChunkRejection> {
         let PassChunk { what, pass, range, seq_id } = chunk;
         let connection = &self.connection;
         let call = pass
             .call(connection, &self.model_id, range.clone(), *seq_id, wire)
             .map_err(ChunkRejection::Failed)?;
         match connection
-            .attempt(what, &connection.with_idempotency_key(call.clone()), NotFoundMeaning::Lost, attempts)
+            .attempt(what, &connection.with_idempotency_key(call), NotFoundMeaning::Lost, attempts)
             .await
         {
             ResponseOutcome::Accepted(reply) => {
@@ -201,7 +206,7 @@ impl QueueTask {
                     .read(&reply)
                     .map_err(|why| ChunkRejection::Retry(RetryReason::Unreadable(why)))?;
                 connection.wire.confirm(wire);
-                Ok((promise.request_id, call))
+                Ok((promise.request_id, wire))
             }
             ResponseOutcome::Retry(reason) => Err(ChunkRejection::Retry(reason)),
             ResponseOutcome::Gone(why) => Err(ChunkRejection::Failed(ClientError::lost(what, why))),

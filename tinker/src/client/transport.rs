@@ -92,6 +92,9 @@ impl HttpResponse {
     }
 }
 
+/// Most bytes of an answer that are reserved because its head announces them; a longer one grows.
+const MOST_RESERVED: usize = 4 << 20;
+
 /// Requests in a row without an answer after which the server counts as away.
 const UNREACHABLE_AFTER: u32 = 3;
 
@@ -333,7 +336,8 @@ impl HttpTransport {
         };
         let most = if call.large { self.max_result_bytes } else { self.max_answer_bytes };
         // Unpacked piece by piece, so that a small answer that unpacks to a large one ends at the limit, too.
-        let mut body = BytesMut::new();
+        let length = response.content_length().and_then(|length| usize::try_from(length).ok());
+        let mut body = BytesMut::with_capacity(length.unwrap_or(0).min(most).min(MOST_RESERVED));
         while let Some(piece) = response.chunk().await.map_err(|e| describe_error(&e))? {
             if body.len() + piece.len() > most {
                 return Ok(HttpResponse { body: body.freeze(), too_large: Some(most), ..reply });

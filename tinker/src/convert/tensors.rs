@@ -89,7 +89,13 @@ impl<'a> TensorRow<'a> {
 
 /// Tokens as protobuf packs them.
 pub(super) fn tokens_of_bytes(bytes: &[u8]) -> Result<Vec<Token>, ConvertError> {
-    numbers::read::<i32>(bytes)?.iter().map(|v| token(i64::from(*v))).collect()
+    let values = numbers::read::<i32>(bytes)?;
+    // Collecting results would grow the list step by step, to up to twice the size that it needs.
+    let mut tokens = Vec::with_capacity(values.len());
+    for value in values.iter() {
+        tokens.push(token(i64::from(*value))?);
+    }
+    Ok(tokens)
 }
 
 fn token(value: i64) -> Result<Token, ConvertError> {

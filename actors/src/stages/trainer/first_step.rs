@@ -4,7 +4,8 @@
 //! weights. They differ by the arithmetic of two implementations, less than 0.05 nats on average. More means that one of
 //! the two reads other text or holds other weights, and then every later importance ratio is wrong as well.
 
-use super::{TrainerOptions, step_metrics};
+use super::TrainerOptions;
+use super::token_gaps::TokenGaps;
 use crate::error::{GAP_ADVICE, PipelineError};
 use crate::messages::TrainingGroup;
 use minds_core::ids::PolicyVersion;
@@ -27,11 +28,11 @@ pub(super) fn check(
 ) -> Result<bool, PipelineError> {
     let owners = groups.iter().flat_map(|group| group.data.iter().map(move |datum| (group.oldest, datum)));
     let on_policy = owners.zip(&forward.logprobs).filter(|((oldest, _), _)| *oldest >= since);
-    let gaps = step_metrics::gaps(on_policy.map(|((_, datum), now)| (datum, now)));
+    let gaps = TokenGaps::of(on_policy.map(|((_, datum), now)| (datum, now)));
     if gaps.is_empty() {
         return Ok(false);
     }
-    let gap = step_metrics::mean(gaps.iter().map(|gap| gap.abs()));
+    let gap = gaps.mean_magnitude();
     if options.max_first_gap > 0.0 && gap >= options.max_first_gap {
         return Err(PipelineError::FirstGap { gap });
     }

@@ -14,6 +14,7 @@ mod gradient_accumulation;
 mod staleness;
 mod step_metrics;
 mod swap_check;
+mod token_gaps;
 
 use crate::error::PipelineError;
 use crate::ledger::Ledger;

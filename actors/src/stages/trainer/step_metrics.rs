@@ -3,11 +3,12 @@
 use super::TrainerOptions;
 use super::gradient_accumulation::GradientAccumulation;
 use super::staleness::StalenessHistogram;
+use super::token_gaps::TokenGaps;
 use crate::messages::{TrainingGroup, TrainingRollout};
 use crate::policy::QueryCounts;
 use crate::telemetry::activity::BusyTimes;
 use crate::usage::usage_meter::BilledTokens;
-use minds_core::datum::{Datum, LossInputs};
+use minds_core::datum::Datum;
 use minds_core::ids::PolicyVersion;
 use minds_core::optim::AdamParams;
 use minds_core::record::{ALL_ENVIRONMENTS, EnvironmentRecord, StepRecord};
@@ -99,26 +100,26 @@ impl StepMeasurements<'_> {
         let Some(forward) = self.forward else { return };
         let step = self.step;
         let data = || self.accumulated.data.iter().zip(&forward.logprobs);
-        let squares = |gaps: &[f64]| 0.5 * mean(gaps.iter().map(|gap| gap * gap));
-        let all = gaps(data());
-        let of_all = squares(&all);
+        let all = TokenGaps::of(data());
+        let of_all = all.half_mean_square();
         // Rollouts that span versions differ from the weights in training by more, and no alarm is due for that.
         let watched = match options.weights {
             SamplerWeights::Snapshot => Some(of_all),
             SamplerWeights::InFlight => {
                 let swapped = self.accumulated.groups.iter().flat_map(|group| &group.swapped);
-                let of_one =
-                    gaps(data().zip(swapped).filter(|(_, swapped)| !**swapped).map(|(datum, _)| datum));
-                record.kl_one_version = (!of_one.is_empty()).then(|| squares(&of_one));
+                let of_one = TokenGaps::of(
+                    data().zip(swapped).filter(|(_, swapped)| !**swapped).map(|(datum, _)| datum),
+                );
+                record.kl_one_version = (!of_one.is_empty()).then(|| of_one.half_mean_square());
                 record.kl_one_version
             }
         };
         let alarm = options.kl_alarm.zip(watched);
         let impossible = forward.logprobs.iter().flatten().filter(|lp| **lp > LOGPROB_ROUNDING).count();
-        record.kl_v1 = Some(mean(all.iter().copied()));
+        record.kl_v1 = Some(all.mean());
         record.kl_v2 = Some(of_all);
         record.kl_alarm = alarm.map(|(limit, kl)| f64::from(u8::from(kl > limit)));
-        record.largest_gap = Some(all.iter().fold(0.0, |most, gap| f64::max(most, gap.abs())));
+        record.largest_gap = Some(all.largest());
         record.impossible_logprobs = Some(impossible as f64);
         if let Some((limit, kl)) = alarm.filter(|(limit, kl)| kl > limit) {
             warn!(step, kl, limit, "the weights in training have drifted from the sampling weights");
@@ -223,20 +224,6 @@ impl StepMeasurements<'_> {
     }
 }
 
-/// `q - p` for every token that was sampled: logprob at sampling time minus logprob before the step. A target
-/// whose logprob at sampling time is exactly 0 was given, not sampled, or certain, and has nothing to compare; nor has
-/// one whose trained logprob is invalid.
-pub(super) fn gaps<'a>(data: impl Iterator<Item = (&'a Datum, &'a Vec<f32>)>) -> Vec<f64> {
-    let mut gaps = Vec::new();
-    for (datum, now) in data {
-        if let LossInputs::Policy { logprobs, .. } = datum.inputs() {
-            let sampled = logprobs.iter().zip(now).filter(|(q, p)| **q != 0.0 && **p <= LOGPROB_ROUNDING);
-            gaps.extend(sampled.map(|(q, p)| f64::from(*q) - f64::from(*p)));
-        }
-    }
-    gaps
-}
-
 /// Numbers of each environment, and of all together.
 fn environments(groups: &[TrainingGroup]) -> BTreeMap<String, EnvironmentRecord> {
     let mut by_name: BTreeMap<&str, Vec<&TrainingGroup>> = BTreeMap::new();
@@ -266,7 +253,7 @@ fn environment(groups: &[&TrainingGroup]) -> EnvironmentRecord {
     }
 }
 
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     if count > 0.0 { sum / count } else { 0.0 }
 }
