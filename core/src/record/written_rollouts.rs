@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WrittenRollouts {
-    /// Every rollout of a step.
+    /// All trained rollouts of every step.
     #[default]
     All,
     /// One group of each environment and step, drawn by the step and the id of the group.
     Sample,
-    /// No rollout, and no file.
+    /// No rollouts of any step.
     Off,
 }
 
