@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the wheel with maturin, installs it with pip into a fresh environment, and compares what both programs say.
-# Compiles again what has other features than in a build of the whole workspace: some minutes.
+# After tests/run.sh, whose build it takes, nothing is compiled again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

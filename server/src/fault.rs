@@ -18,9 +18,12 @@ pub enum InjectedFault {
     Hang,
 }
 
+/// The fault of a request by its path.
+type ChooseFault = dyn Fn(&str) -> Option<InjectedFault> + Send + Sync;
+
 /// Chooses the faults of requests by their paths below the API's prefix, such as `/asample`.
 #[derive(Clone)]
-pub struct FaultInjector(Arc<dyn Fn(&str) -> Option<InjectedFault> + Send + Sync>);
+pub struct FaultInjector(Arc<ChooseFault>);
 
 impl FaultInjector {
     /// Calls `choose` once for every request.

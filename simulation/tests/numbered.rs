@@ -1,4 +1,5 @@
 //! Numbered samples: the same for every client, and recognized in training data.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use minds_core::datum::{Datum, LossInputs};
 use minds_core::ids::Token;
