@@ -1,5 +1,6 @@
 //! Figures of the traffic of a scripted service.
 
+use minds_stages::trainer::StalenessHistogram;
 use std::collections::BTreeMap;
 
 /// Running totals, as of the end of an optimizer step.
@@ -40,8 +41,8 @@ pub struct TrafficFigures {
     pub most_in_flight: usize,
     /// When `in_flight` changed last.
     pub changed: f64,
-    /// Number of trained samples by their staleness in optimizer steps.
-    pub staleness: BTreeMap<u64, u64>,
+    /// Staleness of trained samples.
+    pub staleness: StalenessHistogram,
     /// Samples that were trained again.
     pub again: u64,
     /// Spans of training data that are no sample of the service.

@@ -76,15 +76,8 @@ impl TrafficSummary {
         let time = |(from, to): (&StepMark, &StepMark)| (to.at - from.at).max(f64::MIN_POSITIVE);
         let share =
             |total: fn(&StepMark) -> f64| steady.map(|span| (total(span.1) - total(span.0)) / time(span));
-        let stale: u64 = staleness.values().sum();
-        let mean = staleness.iter().map(|(steps, samples)| (steps * samples) as f64).sum::<f64>();
-        let percentile = |share: f64| {
-            let mut left = (stale as f64 * share).ceil() as u64;
-            staleness.iter().find_map(|(steps, samples)| {
-                left = left.saturating_sub(*samples);
-                (left == 0).then_some(*steps)
-            })
-        };
+        let measured = staleness.count() > 0;
+        let percentile = |share| measured.then(|| staleness.percentile(share));
         let last = steps.last().map_or(0.0, |mark| mark.at);
         Self {
             steps: steps.len(),
@@ -105,9 +98,9 @@ impl TrafficSummary {
             trained_again: figures.again,
             unknown_spans: figures.unknown,
             queries: now.queries,
-            staleness_mean: (stale > 0).then(|| mean / stale as f64),
-            staleness_p99: percentile(0.99).filter(|_| stale > 0),
-            staleness_max: staleness.keys().next_back().copied(),
+            staleness_mean: measured.then(|| staleness.mean()),
+            staleness_p99: percentile(0.99),
+            staleness_max: percentile(1.0),
             faults: figures.faults.clone(),
         }
     }

@@ -42,33 +42,22 @@ impl Traffic {
     fn sample(&self, version: u64, samples: usize, progress: RequestProgress) {
         let at = self.elapsed();
         let mut figures = self.figures.lock();
-        let event = match progress {
-            RequestProgress::Arrived => {
-                figures.first_sample.get_or_insert(at);
-                figures.change_in_flight(at, samples as isize);
-                "sample"
-            }
-            RequestProgress::Answered(_) => {
-                figures.change_in_flight(at, -(samples as isize));
-                figures.now.sampled += samples as u64;
-                "sampled"
-            }
-            RequestProgress::Failed => {
-                figures.change_in_flight(at, -(samples as isize));
-                *figures.faults.entry("failed").or_default() += 1;
-                "failed"
-            }
-            RequestProgress::Cancelled => {
-                figures.change_in_flight(at, -(samples as isize));
-                *figures.faults.entry("cancelled").or_default() += 1;
-                "cancelled"
-            }
-            RequestProgress::Hung => {
-                *figures.faults.entry("hung").or_default() += 1;
-                "hung"
-            }
+        let (event, change) = match progress {
+            RequestProgress::Arrived => ("sample", samples as isize),
+            RequestProgress::Answered(_) => ("sampled", -(samples as isize)),
+            RequestProgress::Failed => ("failed", -(samples as isize)),
+            RequestProgress::Cancelled => ("cancelled", -(samples as isize)),
+            RequestProgress::Hung => ("hung", 0),
             RequestProgress::Begun => return,
         };
+        figures.change_in_flight(at, change);
+        match progress {
+            RequestProgress::Arrived => {
+                figures.first_sample.get_or_insert(at);
+            }
+            RequestProgress::Answered(_) => figures.now.sampled += samples as u64,
+            _ => *figures.faults.entry(event).or_default() += 1,
+        }
         let in_flight = figures.in_flight;
         drop(figures);
         self.log.record(
@@ -128,7 +117,7 @@ impl Traffic {
             figures.again += u64::from(sample.again);
             figures.now.trained += u64::from(!sample.again);
             figures.now.trained_tokens += u64::from(sample.tokens);
-            *figures.staleness.entry(sample.staleness).or_default() += 1;
+            figures.staleness.record(sample.staleness);
         }
         drop(figures);
         let samples: Vec<Value> = trained

@@ -1,9 +1,10 @@
-//! Staleness of the groups of steps.
+//! Staleness of what steps train.
 
 use crate::messages::TrainingGroup;
 use std::collections::BTreeMap;
 
-/// Counts groups by staleness: the optimizer steps between the weights that sampled a group and those that it trained.
+/// Counts groups, or samples, by staleness: the optimizer steps between the weights that sampled them and those that they
+/// trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StalenessHistogram(BTreeMap<u64, u64>);
 
@@ -12,19 +13,23 @@ impl StalenessHistogram {
     pub fn add(&mut self, step: u64, groups: &[TrainingGroup]) {
         for group in groups {
             // A step trains the version before its own.
-            *self.0.entry((step - 1).saturating_sub(group.oldest.0)).or_default() += 1;
+            self.record((step - 1).saturating_sub(group.oldest.0));
         }
     }
 
-    /// Mean staleness in steps; 0 of no groups.
+    /// Counts one of this staleness.
+    pub fn record(&mut self, staleness: u64) {
+        *self.0.entry(staleness).or_default() += 1;
+    }
+
+    /// Mean staleness in steps; 0 of none.
     #[must_use]
     pub fn mean(&self) -> f64 {
         let sum: u64 = self.0.iter().map(|(staleness, count)| staleness * count).sum();
         sum as f64 / self.count().max(1) as f64
     }
 
-    /// The smallest staleness in steps that at least this share of the groups does not exceed (nearest rank); 0 of no
-    /// groups.
+    /// The smallest staleness in steps that at least this share of them does not exceed (nearest rank); 0 of none.
     #[must_use]
     pub fn percentile(&self, share: f64) -> u64 {
         let rank = (share * self.count() as f64).ceil().max(1.0) as u64;
@@ -36,7 +41,9 @@ impl StalenessHistogram {
         reached.map_or(0, |(staleness, _)| *staleness)
     }
 
-    fn count(&self) -> u64 {
+    /// Number of all that were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 }
