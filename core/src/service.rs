@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,6 +130,13 @@ pub trait Service: Send + Sync {
     /// Deletes saved weights. This is an optional ability: without it, saved weights stay.
     async fn delete(&self, path: &str) -> Result<(), BackendError> {
         Err(BackendError::Unsupported(format!("deleting {path}")))
+    }
+
+    /// Saves the adapter in a folder of this machine, in PEFT's format, as weights of the service that an adapter of this spec
+    /// can load, and returns their path. Linear layers that it does not adapt start as in a new adapter, which leaves the
+    /// model unchanged. This is an optional ability: the Tinker API takes no weights.
+    async fn import_weights(&self, folder: &Path, _spec: &LoraSpec) -> Result<String, BackendError> {
+        Err(BackendError::Unsupported(format!("taking up the weights in {}", folder.display())))
     }
 
     /// Has the service delete saved weights by itself after this time. This is an optional ability: without it, saved

@@ -24,6 +24,7 @@ use minds_core::checkpoint::{CheckpointAddress, CheckpointPurpose};
 use minds_core::lora::LoraSpec;
 use minds_core::sampling::{SampleRequest, SampleResponse};
 use minds_core::service::{BackendError, Pending, SamplingBackend, Service, ServiceInfo, TrainingBackend};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
@@ -171,6 +172,13 @@ impl Service for EmbeddedService {
         let (address, adapter_store): (CheckpointAddress, _) = (path.parse()?, self.adapter_store.clone());
         // After the requests that are already queued, one of which may load it.
         self.engine.train(move |_| Ok(adapter_store.store()?.remove(&address)?)).await
+    }
+
+    async fn import_weights(&self, folder: &Path, spec: &LoraSpec) -> Result<String, BackendError> {
+        let adapter_store = self.adapter_store.clone();
+        let spec = spec.clone();
+        let folder = folder.to_owned();
+        self.engine.train(move |_| Ok(adapter_store.import(&folder, &spec)?.to_string())).await
     }
 }
 

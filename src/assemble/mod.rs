@@ -7,6 +7,7 @@ mod pipeline;
 mod prices;
 mod remote;
 mod service;
+mod warm_start;
 
 pub use environments::{components, find_python, native, python};
 pub use fingerprint::fingerprints;
@@ -17,3 +18,4 @@ pub use pipeline::{
 pub use prices::{metered_service, prices};
 pub use remote::{WorkerLoader, move_environments_to_workers, probe_broker};
 pub use service::{ModelService, check_key, no_model, probe_service, renderer, service};
+pub use warm_start::FirstWeights;

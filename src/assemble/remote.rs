@@ -157,6 +157,7 @@ fn offer(
             renderer_name: Some(renderer.to_owned()),
             // A renderer without a template writes what the template writes with these arguments.
             template_args: written_args.filter(|_| renderer == TEMPLATE).unwrap_or_default(),
+            ..file::BaseModelConfig::default()
         }),
         tinker: file::TinkerConfig {
             base_url: Some(crate::config::plan::EMBEDDED.into()),

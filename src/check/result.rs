@@ -5,7 +5,7 @@ use super::{
     CostForecast, EnvironmentUsage, MemoryUse, StepRequest, TokenEstimate, machine, memory as memory_of,
     requests, stub_model, total_bytes,
 };
-use crate::assemble;
+use crate::assemble::{self, FirstWeights};
 use crate::config::environments::EnvPlan;
 use crate::config::plan::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -43,6 +43,8 @@ pub struct CheckResult {
     pub requests: Vec<StepRequest>,
     /// Memory use of the embedded engine, by part.
     pub memory: Vec<MemoryUse>,
+    /// The weights that a new run starts from, if they are not those of the base model.
+    pub first_weights: Option<FirstWeights>,
     /// State of the run folder, if the config names one.
     pub folder: Option<FolderOutlook>,
     /// Warnings that do not prevent a run.
@@ -62,6 +64,10 @@ impl CheckResult {
         plan.can_train().or_exit(ProcessExit::Config)?;
         let folder = plan.output_dir.as_deref().map(|path| run_folder::inspect(path, &plan.resolved));
         let folder = folder.transpose().or_exit(ProcessExit::Config)?;
+        let first_weights = match folder {
+            Some(FolderOutlook::Resumes { .. }) => None,
+            _ => FirstWeights::find(&plan).or_exit(ProcessExit::Config)?,
+        };
         let place = plan.output_dir.clone().unwrap_or_else(|| "outputs".into());
         let natives: Vec<Option<Arc<dyn Environment>>> = plan
             .envs
@@ -159,6 +165,7 @@ impl CheckResult {
         warnings.extend(thinking_note(&plan, model.tokenizer.as_deref()));
         Ok(Self {
             renderer: renderer_name(&plan, renderer.as_deref()),
+            first_weights,
             model: model.place,
             context,
             requests: requests(&plan, usage),

@@ -57,6 +57,9 @@ impl CheckResult {
             plan.lora.rank,
             plan.lora.alpha
         );
+        if let Some(weights) = &self.first_weights {
+            print_line!("             starts from {weights}");
+        }
         for (env, share) in plan.envs.iter().zip(shares(&plan.envs)) {
             let share =
                 if env.weight > 0.0 { format!("{:.0}%", 100.0 * share) } else { "evaluated only".into() };
@@ -178,7 +181,8 @@ impl CheckResult {
             "offline": self.offline,
             "service": plan.service.to_json(),
             "model": { "base_model": plan.base_model, "place": self.model, "context": self.context,
-                       "renderer": self.renderer, "lora": plan.lora },
+                       "renderer": self.renderer, "lora": plan.lora,
+                       "from": self.first_weights.as_ref().map(ToString::to_string) },
             "environments": environments,
             "groups_per_batch": plan.pipeline.batch.groups_per_batch,
             "group_size": plan.group_size,

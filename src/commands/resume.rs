@@ -1,6 +1,6 @@
 //! Finds the folder of a run, and the checkpoint from which it resumes.
 
-use crate::assemble::ModelService;
+use crate::assemble::{FirstWeights, ModelService};
 use crate::cli::{ResumeArgs, ResumeMode};
 use crate::config::RunPlan;
 use crate::exit::{CommandError, OrExit, ProcessExit};
@@ -54,15 +54,16 @@ fn latest(plan: &RunPlan, runs: &Path) -> anyhow::Result<PathBuf> {
         })
 }
 
-/// Makes the adapter from the newest checkpoint that the service can load. Skips rejected checkpoints with a warning;
-/// if it rejects all of them, nothing is discarded.
+/// Makes the adapter from the newest checkpoint that the service can load; in a new run, from the `first` weights. Skips
+/// rejected checkpoints with a warning; if it rejects all of them, nothing is discarded.
 ///
 /// # Errors
-/// The service is unavailable, or can load none of the checkpoints.
+/// The service is unavailable, or can load none of the checkpoints or not the first weights.
 pub async fn adapter(
     plan: &RunPlan,
     ready: &ModelService,
     folder: &mut RunFolder,
+    first_weights: Option<&FirstWeights>,
 ) -> anyhow::Result<Arc<dyn TrainingBackend>> {
     let make = || ready.service.create_training(plan.lora.clone());
     let mut training = make().await?;
@@ -86,7 +87,12 @@ pub async fn adapter(
         }
     }
     match first {
-        None => Ok(training),
+        None => {
+            if let Some(weights) = first_weights {
+                weights.load(plan, ready, &*training).await?;
+            }
+            Ok(training)
+        }
         Some((path, error)) => Err(error).with_context(|| {
             format!("failed to load the checkpoint {path} or any before it; --resume never starts over")
         }),

@@ -226,7 +226,7 @@ pub struct SamplingConfig {
 }
 
 /// Keys of the `[model]` table.
-#[derive(Clone, Debug, Deserialize, JsonSchema, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseModelConfig {
     /// Name, folder, GGUF file or `tiny-random`.
@@ -238,6 +238,10 @@ pub struct BaseModelConfig {
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     #[schemars(with = "BTreeMap<String, serde_json::Value>")]
     pub template_args: toml::Table,
+    /// Weights to start from in the place of the base model: a run folder, the path of saved weights, or a PEFT folder.
+    pub from: Option<String>,
+    /// Whether the optimizer continues from where it was saved with these weights.
+    pub from_optimizer: Option<bool>,
 }
 
 /// Keys of the `[tinker]` table.

@@ -28,6 +28,7 @@ pub mod simulate;
 pub mod simulated_service;
 pub mod trainer;
 mod variables;
+pub mod warm_start;
 
 pub use plan::RunPlan;
 pub use variables::ProcessVariables;

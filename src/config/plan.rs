@@ -11,10 +11,11 @@ use super::locations::ConfigLocations;
 use super::metrics::MetricsPlan;
 use super::nats::NatsPlan;
 use super::rewards::{OracleWeights, ShadowFrom};
-pub use super::service::{EMBEDDED, EnginePlan, RemotePlan, ServicePlan};
+pub use super::service::{EMBEDDED, EnginePlan, HOSTED_URL, RemotePlan, ServicePlan};
 use super::simulate::SimulatePlan;
 use super::trainer::ReferenceWeights;
 use super::variables::ProcessVariables;
+use super::warm_start::WarmStart;
 use super::{pipeline, rewards, trainer};
 use crate::cli;
 use minds_core::advantage::Estimator;
@@ -57,6 +58,8 @@ pub struct RunPlan {
     pub renderer: Option<String>,
     /// Variables for the model's chat template.
     pub template_args: Map<String, Value>,
+    /// The weights to start from, if they are not those of the base model.
+    pub warm_start: Option<WarmStart>,
     /// Shape and seed of the trained adapter.
     pub lora: LoraSpec,
     /// The service that samples and trains.
@@ -129,7 +132,7 @@ impl RunPlan {
             model: Some(file::BaseModelConfig {
                 base_model: base_model.into(),
                 renderer_name: renderer.map(str::to_owned),
-                template_args: toml::Table::new(),
+                ..file::BaseModelConfig::default()
             }),
             tinker: file::TinkerConfig { base_url: Some(EMBEDDED.into()), ..file::TinkerConfig::default() },
             ..ConfigFile::default()
@@ -171,7 +174,7 @@ impl RunPlan {
         path: &Path,
         variables: &ProcessVariables,
     ) -> Result<Self, KeyProblem> {
-        let ModelChoice { base_model, renderer, template_args } = model(&file)?;
+        let ModelChoice { base_model, renderer, template_args, warm_start } = model(&file)?;
         file.simulate.check(chosen(file.scorer.transport))?;
         let envs = environments(&file)?;
         let service = ServicePlan::decide(&file, variables)?;
@@ -196,6 +199,7 @@ impl RunPlan {
             base_model,
             renderer,
             template_args,
+            warm_start,
             evaluation: pipeline::evaluation(&file)?,
             kl_reference: file.trainer.kl_reference.clone().unwrap_or_default(),
             oracle: file.scorer.policy.clone().unwrap_or_default(),
@@ -383,19 +387,21 @@ struct ModelChoice {
     base_model: String,
     renderer: Option<String>,
     template_args: Map<String, Value>,
+    warm_start: Option<WarmStart>,
 }
 
 fn model(file: &ConfigFile) -> Result<ModelChoice, KeyProblem> {
     let missing = || KeyProblem::new("model.base_model", "is missing: name the model to train");
-    let BaseModelConfig { base_model, renderer_name: renderer, template_args } =
+    let BaseModelConfig { base_model, renderer_name: renderer, template_args, from, from_optimizer } =
         file.model.clone().ok_or_else(missing)?;
+    let warm_start = WarmStart::decide(from, from_optimizer)?;
     if let Some(name) = renderer.as_deref().filter(|name| !render::names().any(|known| known == *name)) {
         return Err(KeyProblem::new("model.renderer_name", is_none_of(name, render::names())));
     }
     let unreadable = |error| KeyProblem::new("model.template_args", format!("cannot be handed on: {error}"));
     let template_args = serde_json::to_value(&template_args).map_err(unreadable)?;
     let template_args = template_args.as_object().cloned().unwrap_or_default();
-    Ok(ModelChoice { base_model, renderer, template_args })
+    Ok(ModelChoice { base_model, renderer, template_args, warm_start })
 }
 
 /// A stretch of time such as `90m`, `6h` or `1d 12h`.

@@ -39,5 +39,6 @@ mod tensorboard;
 mod training;
 mod type_names;
 mod venv;
+mod warm_start;
 mod watched;
 mod workers;

@@ -17,6 +17,7 @@ use minds_core::service::{
     TrainingBackend,
 };
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -204,6 +205,11 @@ impl Service for Timed<dyn Service> {
 
     async fn delete(&self, path: &str) -> Result<(), BackendError> {
         within(self.limits.training, &self.meters, ServiceOperation::Delete, self.inner.delete(path)).await
+    }
+
+    async fn import_weights(&self, folder: &Path, spec: &LoraSpec) -> Result<String, BackendError> {
+        let importing = self.inner.import_weights(folder, spec);
+        within(self.limits.training, &self.meters, ServiceOperation::LoadState, importing).await
     }
 
     async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {

@@ -17,6 +17,7 @@ use minds_core::service::{
     TrainingBackend,
 };
 use minds_core::usage::TokenUsage;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,6 +215,10 @@ impl Service for Metered<dyn Service> {
 
     async fn delete(&self, path: &str) -> Result<(), BackendError> {
         self.inner.delete(path).await
+    }
+
+    async fn import_weights(&self, folder: &Path, spec: &LoraSpec) -> Result<String, BackendError> {
+        self.inner.import_weights(folder, spec).await
     }
 
     async fn expire(&self, path: &str, after: Duration) -> Result<(), BackendError> {

@@ -15,7 +15,7 @@ mod tensors;
 pub use adapter::{read_adapter, read_spec, write_adapter};
 pub use base_model::BaseModelIdentity;
 pub use notes::{read_notes, write_notes};
-pub use optimizer::{read_optimizer, write_optimizer};
+pub use optimizer::{has_optimizer, read_optimizer, write_optimizer};
 pub use store::CheckpointStore;
 
 use minds_core::checkpoint::CheckpointAddressError;

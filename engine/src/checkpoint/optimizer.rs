@@ -40,13 +40,19 @@ pub fn write_optimizer(
     write_tensors(&folder.join(FILE), tensors, metadata)
 }
 
+/// Whether an optimizer state lies beside the adapter in a folder.
+#[must_use]
+pub fn has_optimizer(folder: &Path) -> bool {
+    folder.join(FILE).is_file()
+}
+
 /// Reads the optimizer state of an adapter from a folder.
 ///
 /// # Errors
 /// A file that is missing, damaged or of another adapter.
 pub fn read_optimizer(folder: &Path, adapter: &Adapter<f32>) -> Result<AdamState<f32>, CheckpointError> {
     let file = folder.join(FILE);
-    if !file.is_file() {
+    if !has_optimizer(folder) {
         return Err(CheckpointError::file(
             &file,
             "it does not exist, the weights were saved without optimizer",

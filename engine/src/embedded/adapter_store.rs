@@ -1,16 +1,21 @@
 //! The service's checkpoints: a store, and the base model that they belong to.
 
+use super::training::refused;
 use crate::adapter::Adapter;
 use crate::checkpoint::{
-    BaseModelIdentity, CheckpointStore, read_adapter, read_optimizer, write_adapter, write_notes,
-    write_optimizer,
+    BaseModelIdentity, CheckpointStore, has_optimizer, read_adapter, read_optimizer, write_adapter,
+    write_notes, write_optimizer,
 };
 use crate::model::Model;
 use crate::optim::AdamState;
 use minds_core::checkpoint::{CheckpointAddress, CheckpointNotes, CheckpointPurpose};
+use minds_core::lora::LoraSpec;
 use minds_core::service::BackendError;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+
+/// The run under which the store keeps an adapter from elsewhere.
+const IMPORTED: &str = "imported";
 
 /// What to save, and how.
 pub(super) struct CheckpointSave {
@@ -64,6 +69,39 @@ impl AdapterStore {
         } else {
             store.save(&save.address, write)
         }?)
+    }
+
+    /// Saves the adapter in a foreign folder as the checkpoint [`IMPORTED`], in the place of an earlier one. The optimizer's
+    /// state comes along if there is one for the same layers; otherwise it is that of a new adapter.
+    pub(super) fn import(&self, folder: &Path, spec: &LoraSpec) -> Result<CheckpointAddress, BackendError> {
+        let base = self.base()?;
+        let found = read_adapter(folder, base)?;
+        let mut adapter = Adapter::new(&base.architecture, spec).map_err(refused)?;
+        let own = adapter.spec();
+        let given = found.spec();
+        if (own.rank, own.alpha.to_bits()) != (given.rank, given.alpha.to_bits()) {
+            return Err(BackendError::Rejected(format!(
+                "the adapter has rank {} and alpha {}, this run rank {} and alpha {}",
+                given.rank, given.alpha, own.rank, own.alpha
+            )));
+        }
+        if let Some(foreign) = given.targets.iter().find(|target| !own.targets.contains(target)) {
+            let problem = format!("the adapter changes {}, which this run does not train", foreign.name());
+            return Err(BackendError::Rejected(problem));
+        }
+        let same_layers = given.targets.len() == own.targets.len();
+        for tensors in found.tensors() {
+            adapter.set(tensors.layer, tensors.target, tensors.a, tensors.b).map_err(refused)?;
+        }
+        let optimizer = match same_layers && has_optimizer(folder) {
+            true => read_optimizer(folder, &adapter)?,
+            false => AdamState::new(&adapter),
+        };
+        let address = CheckpointAddress::new(IMPORTED, CheckpointPurpose::Training, "start")?;
+        let save =
+            CheckpointSave { address: address.clone(), overwrite: true, notes: CheckpointNotes::default() };
+        self.save(&save, &adapter, &optimizer)?;
+        Ok(address)
     }
 
     pub(super) fn load(&self, address: &CheckpointAddress) -> Result<Adapter<f32>, BackendError> {

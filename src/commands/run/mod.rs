@@ -6,7 +6,7 @@ mod spending;
 mod summary;
 
 use super::{print_line, resume};
-use crate::assemble::{self, ModelService};
+use crate::assemble::{self, FirstWeights, ModelService};
 use crate::cli;
 use crate::config::environments::EnvPlan;
 use crate::config::metrics::MetricsPlan;
@@ -39,6 +39,11 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
     if is_done(&plan, &folder) {
         return Ok(());
     }
+    // A run that resumes has weights of its own, and does not need those that it started from.
+    let first_weights = match folder.last() {
+        None => FirstWeights::find(&plan).or_exit(ProcessExit::Config)?,
+        Some(_) => None,
+    };
     let MetricsPlan { addr, is_written, token } = plan.metrics.clone();
     let listening = addr.map(|addr| DashboardListener::bind(addr, is_written, token));
     let listening = listening.transpose().or_exit(ProcessExit::Unavailable)?;
@@ -62,7 +67,7 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             .or_exit(ProcessExit::Unavailable)?;
         let reference = assemble::reference(&plan, &ready).await;
         let reference = reference.with_context(setting_up).or_exit(ProcessExit::Unavailable)?;
-        let training = resume::adapter(&plan, &ready, &mut folder).await;
+        let training = resume::adapter(&plan, &ready, &mut folder, first_weights.as_ref()).await;
         let training = training.with_context(setting_up).or_exit(ProcessExit::Unavailable)?;
         if let Some(last) = folder.last() {
             assemble::restore_memories(&components, &last.memories)?;
@@ -80,6 +85,9 @@ pub fn run(command: &cli::RunArgs) -> Result<(), CommandError> {
             }
         };
         banner(&plan, &ready, &folder, listening.as_ref());
+        if let Some(weights) = &first_weights {
+            print_line!("from         {weights}");
+        }
         if let Some(dispatcher) = &dispatcher {
             print_line!("workers      {}, run {}", dispatcher.broker().address(), dispatcher.run());
         }
